@@ -1,0 +1,77 @@
+# What CI runs is what people run. Everything is built in the release profile, once, under target/.
+
+# Length of each stress run, and what `make bench` is given (see `target/release/annex-bench --help`).
+SECONDS ?= 60
+BENCH ?=
+DEMO ?=
+
+CARGO ?= cargo
+CARGO_DENY_VERSION := 0.20.2
+TOOLS := $(CURDIR)/target/tools
+# annexd reaches into other processes: what runs it runs as root.
+SUDO := $(if $(filter 0,$(shell id -u)),,sudo -E)
+RUNNER := $(if $(SUDO),--config "target.'cfg(all())'.runner='$(SUDO)'",)
+
+# package:command, where having the command is enough.
+PACKAGES := build-essential:cc libclang-dev pkg-config:pkg-config curl:curl python3:python3 redis-server:redis-server \
+            redis-tools:redis-cli stress-ng:stress-ng sqlite3:sqlite3 nodejs:node \
+            util-linux:setpriv
+
+.PHONY: all setup build demo test check stress bench clean
+all: build
+
+setup:
+	@missing=; for p in $(PACKAGES); do \
+	  package=$${p%%:*}; command=$${p#*:}; \
+	  [ "$$command" != "$$p" ] && PATH="$$PATH:/usr/sbin" command -v "$$command" >/dev/null && continue; \
+	  dpkg -s "$$package" >/dev/null 2>&1 || missing="$$missing $$package"; \
+	done; \
+	if [ -n "$$missing" ]; then \
+	  echo "installing$$missing"; \
+	  $(SUDO) apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive $(SUDO) apt-get install -y -qq --no-install-recommends $$missing || exit 1; \
+	  case "$$missing" in *redis-server*) \
+	    if [ -d /run/systemd/system ]; then $(SUDO) systemctl disable --now redis-server; fi;; \
+	  esac; \
+	fi
+	@command -v $(CARGO) >/dev/null || { \
+	  echo "no Rust toolchain; this installs one:"; \
+	  echo "  curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- -y --profile minimal && . ~/.cargo/env"; \
+	  exit 1; }
+
+build:
+	$(CARGO) build --release --workspace
+
+demo: setup build
+	$(SUDO) target/release/annex-demo $(DEMO)
+
+# Test programs run one after the other; those that need the machine for themselves take turns through a lock.
+test: build
+	ANNEX_STRESS_SECONDS=$${ANNEX_STRESS_SECONDS:-15} $(CARGO) test --release --workspace --no-fail-fast $(RUNNER)
+
+stress: build
+	ANNEX_STRESS_SECONDS=$(SECONDS) $(CARGO) test --release --workspace --test stress $(RUNNER) -- --nocapture
+
+bench: build
+	$(SUDO) target/release/annex-bench $(BENCH)
+
+check: $(TOOLS)/bin/cargo-deny
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
+	@# Module headers link to the private modules they tell about.
+	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" $(CARGO) doc --release --workspace --no-deps --document-private-items
+	$< check bans licenses sources
+	@# The advisory database is on GitHub. Not reaching it is said, and is no fault of the tree; all else is.
+	@said=$$($< check advisories 2>&1) && echo "$$said" || case "$$said" in \
+	  *"failed to fetch advisory database"*) echo "ADVISORIES WERE NOT CHECKED: the database can't be reached";; \
+	  *) echo "$$said"; exit 1;; esac
+	systemd/verify.sh
+
+$(TOOLS)/bin/cargo-deny:
+	@mkdir -p $(@D)
+	@if command -v cargo-deny >/dev/null; then ln -sf "$$(command -v cargo-deny)" $@; else \
+	  CARGO_PROFILE_DEV_DEBUG=false CARGO_TARGET_DIR=$(TOOLS)/build \
+	  $(CARGO) install --quiet --debug --locked --root $(TOOLS) cargo-deny --version $(CARGO_DENY_VERSION); fi
+
+clean:
+	$(CARGO) clean

@@ -1,0 +1,439 @@
+//! One running agent: its sockets, its threads, its start and its end.
+//!
+//! | thread | does |
+//! | --- | --- |
+//! | `agent-accept` | waits on the TCP and the Unix socket, starts a thread per connection |
+//! | `agent-janitor` | expiry, cleaning, host pressure ([`Lender::clean_up`]) |
+//! | `agent-control`, `agent-data`, `agent-shm` | one connection each |
+//!
+//! All of them block; an agent whose clients are quiet uses no CPU but for the renewals of their leases.
+
+use crate::config::{BadConfig, Config, Terms};
+use crate::control::{self, Deadline, HELLO_TIMEOUT};
+use crate::lender::Lender;
+use crate::pressure::HostMemory;
+use crate::slab::SlabError;
+use crate::targets;
+use annex_shared::api::format_bytes;
+use annex_shared::ids::Incarnation;
+use annex_shared::preamble::{AdmitError, Preamble, PreambleError, write_answer};
+use annex_shared::wire::Event;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::socket::{setsockopt, sockopt};
+use std::fs;
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+use tracing::{debug, error, info, warn};
+
+/// How long the last connections get to notice that they were closed.
+const LAST_CALL: Duration = Duration::from_secs(2);
+
+/// After this long without a word the kernel asks whether a peer is still there.
+const KEEPALIVE_IDLE_S: u32 = 30;
+
+/// An agent could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error(transparent)]
+    Config(#[from] BadConfig),
+    #[error("failed to read this machine's {what}: {source}")]
+    Host { what: &'static str, source: io::Error },
+    #[error(
+        "failed to listen on {address}: {source}{}",
+        if .source.kind() == io::ErrorKind::AddrInUse { ": another annex-agent may be running; choose another address with listen" } else { "" }
+    )]
+    Listen { address: SocketAddr, source: io::Error },
+    #[error("failed to listen on shm_socket {}: {source}; choose another path, or \"\" for none", .path.display())]
+    ShmSocket { path: PathBuf, source: io::Error },
+    #[error(
+        "prefault = true, but this host can spare {} slabs of {} now and the capacity is {}: lower capacity or headroom",
+        .spare, format_bytes(*.slab), .capacity
+    )]
+    Prefault { spare: u32, capacity: u32, slab: u64 },
+    #[error(transparent)]
+    Slab(#[from] SlabError),
+    #[error("failed to create the lease board: {0}")]
+    Board(#[source] io::Error),
+    #[error("failed to start a thread: {0}")]
+    Thread(#[source] io::Error),
+}
+
+/// What the threads share.
+struct Core {
+    lender: Lender,
+    boot_id: String,
+    served: AtomicUsize,
+    is_stopping: AtomicBool,
+    /// Readable once the accepting thread is to stop.
+    wake: EventFd,
+}
+
+/// A running agent. Dropping it is like [`Agent::kill`].
+pub struct Agent {
+    core: Arc<Core>,
+    addr: SocketAddr,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Agent {
+    /// Starts an agent. It serves when this returns.
+    pub fn start(config: Config) -> Result<Agent, StartError> {
+        let host = HostMemory::now().map_err(|source| StartError::Host { what: "memory", source })?;
+        let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id")
+            .map_err(|source| StartError::Host { what: "boot id", source })?;
+        let terms = config.resolve(&host, &host_name()?)?;
+        raise_limits();
+
+        let address = terms.listen;
+        let listener = TcpListener::bind(address)
+            .and_then(|l| l.set_nonblocking(true).map(|()| l))
+            .map_err(|source| StartError::Listen { address, source })?;
+        let addr = listener.local_addr().map_err(|source| StartError::Listen { address, source })?;
+        let shm_listener = listen_for_shm(&terms)?;
+
+        let incarnation = Incarnation(rand::random());
+        let lender = Lender::new(terms, incarnation, shm_listener.is_some()).map_err(StartError::Board)?;
+        stock(&lender, &host)?;
+        let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
+            .map_err(|e| StartError::Thread(e.into()))?;
+        let core = Arc::new(Core {
+            lender,
+            boot_id: boot_id.trim().to_owned(),
+            served: AtomicUsize::new(0),
+            is_stopping: AtomicBool::new(false),
+            wake,
+        });
+        let mut agent = Agent { core: core.clone(), addr, threads: Vec::new() };
+        agent.spawn("agent-janitor", |core| core.lender.clean_up())?;
+        agent.spawn("agent-accept", move |core| accept(core, &listener, shm_listener.as_ref()))?;
+
+        let terms = core.lender.terms();
+        if !addr.ip().is_loopback() {
+            warn!("{addr} is open to the network without encryption or authentication, as insecure = true allows");
+        }
+        info!(
+            "{} lends up to {} slabs of {} on {addr}, incarnation {incarnation}; shm: {}",
+            terms.name,
+            terms.capacity_slabs,
+            format_bytes(terms.slab_size),
+            terms
+                .shm_socket
+                .as_ref()
+                .filter(|_| core.lender.offers_shm())
+                .map_or("off".into(), |p| p.display().to_string()),
+        );
+        Ok(agent)
+    }
+
+    /// Where it listens; the port is the real one even if 0 was asked for.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Its Unix socket, if it offers shm.
+    pub fn shm_socket(&self) -> Option<&Path> {
+        self.core.lender.terms().shm_socket.as_deref().filter(|_| self.core.lender.offers_shm())
+    }
+
+    /// Drawn at start; tells this run from any other.
+    pub fn incarnation(&self) -> Incarnation {
+        self.core.lender.incarnation()
+    }
+
+    /// Slabs lent now.
+    pub fn lent(&self) -> u32 {
+        self.core.lender.lent()
+    }
+
+    /// Open connections of clients: control, then data and shm.
+    pub fn connections(&self) -> (usize, usize) {
+        (self.core.lender.controls().count(), self.core.lender.connections().count())
+    }
+
+    /// Stops in order: tells the clients, waits until they have returned everything or the grace has passed, then ends.
+    /// True if everything was returned.
+    pub fn shutdown(mut self) -> bool {
+        let lender = &self.core.lender;
+        let grace = lender.terms().grace;
+        lender.close();
+        lender.controls().announce(&Event::Closing { grace_ms: grace.as_millis() as u64 });
+        let lent = lender.lent();
+        if lent > 0 {
+            info!("{lent} slabs are lent: their clients have {} ms to return them", grace.as_millis());
+        }
+        let is_returned = lender.wait_returned(grace);
+        if !is_returned {
+            warn!("{} slabs were not returned in time and are gone for their clients", lender.lent());
+        }
+        // On the board too, so that clients that map the slabs stop at once.
+        lender.revoke_all();
+        self.stop_threads();
+        if !self.core.lender.controls().finish_all(LAST_CALL) {
+            debug!("some clients did not take their last answers");
+        }
+        self.close_connections();
+        if let Some(path) = self.shm_socket() {
+            // What matters is that no client finds it any more; an error means somebody else removed it.
+            let _ = fs::remove_file(path);
+        }
+        is_returned
+    }
+
+    /// Stops at once and without a word, as a power cut would: connections break, leases on the board run out by
+    /// themselves, the Unix socket's file stays behind.
+    pub fn kill(mut self) {
+        self.stop_threads();
+        self.close_connections();
+    }
+
+    /// Stops accepting and cleaning.
+    fn stop_threads(&mut self) {
+        let core = &self.core;
+        core.is_stopping.store(true, Ordering::SeqCst);
+        if let Err(e) = core.wake.write(1) {
+            error!("failed to wake the accepting thread: {e}");
+        }
+        core.lender.stop();
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                error!("a thread of the agent had panicked");
+            }
+        }
+    }
+
+    /// Nobody comes after these: the accepting thread is gone.
+    fn close_connections(&self) {
+        let core = &self.core;
+        core.lender.controls().close_all();
+        core.lender.connections().shutdown();
+        core.lender.connections().wait_empty(LAST_CALL);
+    }
+
+    fn spawn(&mut self, name: &str, run: impl FnOnce(&Arc<Core>) + Send + 'static) -> Result<(), StartError> {
+        let core = self.core.clone();
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(move || run(&core));
+        self.threads.push(thread.map_err(StartError::Thread)?);
+        Ok(())
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        if !self.core.is_stopping.load(Ordering::SeqCst) {
+            self.stop_threads();
+            self.close_connections();
+        }
+    }
+}
+
+/// Locked memory and descriptors, as far as the hard limits and privileges allow. What is still missing shows when the first slab
+/// is locked, with a message of its own.
+fn raise_limits() {
+    if setrlimit(Resource::RLIMIT_MEMLOCK, libc::RLIM_INFINITY, libc::RLIM_INFINITY).is_err()
+        && let Ok((_, hard)) = getrlimit(Resource::RLIMIT_MEMLOCK)
+        && let Err(e) = setrlimit(Resource::RLIMIT_MEMLOCK, hard, hard)
+    {
+        debug!("the limit on locked memory stays: {e}");
+    }
+    if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
+        && let Err(e) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
+    {
+        debug!("the limit on open files stays: {e}");
+    }
+}
+
+/// Makes the whole capacity if so configured, else one slab, so that a host where none can be made is known now.
+fn stock(lender: &Lender, host: &HostMemory) -> Result<(), StartError> {
+    let terms = lender.terms();
+    let spare = host.room(terms.slab_size, terms.headroom, terms.hugepages).slabs;
+    if terms.prefault && spare < terms.capacity_slabs {
+        return Err(StartError::Prefault { spare, capacity: terms.capacity_slabs, slab: terms.slab_size });
+    }
+    if spare == 0 {
+        warn!("this host can spare no memory now; slabs are lent once it can");
+    }
+    Ok(lender.stock(if terms.prefault { terms.capacity_slabs } else { spare.min(1) })?)
+}
+
+/// The Unix socket, if configured. A default path that can't be had costs shm and a warning, a configured one the start.
+fn listen_for_shm(terms: &Terms) -> Result<Option<UnixListener>, StartError> {
+    let Some(path) = &terms.shm_socket else { return Ok(None) };
+    match bind_private(path) {
+        Ok(listener) => Ok(Some(listener)),
+        Err(source) if terms.shm_is_default => {
+            warn!(
+                "shm is not offered: failed to listen on {}: {source}; set shm_socket to another path",
+                path.display()
+            );
+            Ok(None)
+        }
+        Err(source) => Err(StartError::ShmSocket { path: path.clone(), source }),
+    }
+}
+
+/// Binds a socket that only this user can connect to. A socket that nobody listens on any more is replaced.
+fn bind_private(path: &Path) -> io::Result<UnixListener> {
+    if let Some(folder) = path.parent().filter(|f| !f.as_os_str().is_empty()) {
+        fs::create_dir_all(folder)?;
+    }
+    match UnixStream::connect(path) {
+        Ok(_) => return Err(io::Error::new(io::ErrorKind::AddrInUse, "another program listens on it")),
+        Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path)?,
+        Err(_) => {}
+    }
+    // Bound under another name and renamed, so that it is never there with wider permissions.
+    let mut hidden = path.as_os_str().to_owned();
+    hidden.push(format!(".{}", std::process::id()));
+    let hidden = PathBuf::from(hidden);
+    // Left by a process of the same number that died here.
+    let _ = fs::remove_file(&hidden);
+    let bound = UnixListener::bind(&hidden).and_then(|listener| {
+        fs::set_permissions(&hidden, fs::Permissions::from_mode(0o600))?;
+        listener.set_nonblocking(true)?;
+        fs::rename(&hidden, path)?;
+        Ok(listener)
+    });
+    bound.inspect_err(|_| {
+        let _ = fs::remove_file(&hidden);
+    })
+}
+
+/// Accepts until the agent stops.
+fn accept(core: &Arc<Core>, tcp: &TcpListener, shm: Option<&UnixListener>) {
+    let mut is_full = false;
+    while !core.is_stopping.load(Ordering::SeqCst) {
+        let mut waits =
+            vec![PollFd::new(core.wake.as_fd(), PollFlags::POLLIN), PollFd::new(tcp.as_fd(), PollFlags::POLLIN)];
+        waits.extend(shm.map(|l| PollFd::new(l.as_fd(), PollFlags::POLLIN)));
+        match poll(&mut waits, PollTimeout::NONE) {
+            Ok(_) | Err(nix::errno::Errno::EINTR) => {}
+            Err(e) => {
+                error!("failed to wait for connections: {e}");
+                thread::sleep(Duration::from_secs(1));
+            }
+        }
+        if core.served.load(Ordering::Relaxed) >= core.lender.terms().max_connections {
+            if !is_full {
+                warn!(
+                    "{} connections are open, the most allowed: no more are accepted",
+                    core.lender.terms().max_connections
+                );
+            }
+            is_full = true;
+            // The backlog holds newcomers until a place is free.
+            thread::sleep(Duration::from_millis(100));
+            continue;
+        }
+        is_full = false;
+        match tcp.accept() {
+            Ok((stream, peer)) => start(core, "agent-tcp", move |core| serve_tcp(core, stream, peer)),
+            Err(e) => report_accept(&e),
+        }
+        match shm.map(UnixListener::accept) {
+            Some(Ok((stream, _))) => start(core, "agent-shm", move |core| serve_shm(core, stream)),
+            Some(Err(e)) => report_accept(&e),
+            None => {}
+        }
+    }
+}
+
+fn report_accept(error: &io::Error) {
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {}
+        _ => {
+            warn!("failed to accept a connection: {error}");
+            // Out of descriptors or memory: that does not get better by trying faster.
+            thread::sleep(Duration::from_millis(100));
+        }
+    }
+}
+
+/// Runs one connection on a thread of its own.
+fn start(core: &Arc<Core>, name: &str, run: impl FnOnce(&Core) + Send + 'static) {
+    /// Gives the connection's place back, also if its thread panics.
+    struct Served(Arc<Core>);
+    impl Drop for Served {
+        fn drop(&mut self) {
+            self.0.served.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+    core.served.fetch_add(1, Ordering::Relaxed);
+    let served = Served(core.clone());
+    let thread = thread::Builder::new().name(name.to_owned()).spawn(move || run(&served.0));
+    if let Err(e) = thread {
+        warn!("failed to start a thread for a connection, which is dropped: {e}");
+    }
+}
+
+fn serve_tcp(core: &Core, stream: TcpStream, peer: SocketAddr) {
+    let hello_by = Instant::now() + HELLO_TIMEOUT;
+    let opened = stream
+        .set_nonblocking(false)
+        // A peer that vanished with its machine is noticed within minutes, not hours.
+        .and_then(|()| Ok(setsockopt(&stream, sockopt::KeepAlive, &true)?))
+        .and_then(|()| Ok(setsockopt(&stream, sockopt::TcpKeepIdle, &KEEPALIVE_IDLE_S)?))
+        .map_err(PreambleError::Io)
+        .and_then(|()| Preamble::read_from(&mut Deadline { stream: &stream, at: hello_by }));
+    match opened {
+        Ok(Preamble::Control) => match control::serve(stream, hello_by, &core.lender, &core.boot_id) {
+            Ok(()) => debug!("the control connection of {peer} was closed"),
+            Err(e) => info!("the control connection of {peer} ended: {e}"),
+        },
+        Ok(Preamble::Data(proof)) => {
+            match targets::tcp::serve(stream, &proof, &core.lender, core.lender.connections()) {
+                Ok(()) => debug!("a data connection of {peer} was closed"),
+                Err(e) => info!("a data connection of {peer} ended: {e}"),
+            }
+        }
+        Ok(Preamble::Shm(_)) => {
+            info!("{peer} asked for shm over TCP, which needs the agent's Unix socket: dropped");
+            let _ = write_answer(&mut &stream, Err(AdmitError::NotOffered));
+        }
+        Err(PreambleError::Io(e)) if e.kind() == io::ErrorKind::UnexpectedEof => debug!("{peer} came and went"),
+        Err(e) => info!("a connection from {peer} was dropped: {e}"),
+    }
+}
+
+fn serve_shm(core: &Core, mut stream: UnixStream) {
+    let opened = stream
+        .set_nonblocking(false)
+        .and_then(|()| stream.set_read_timeout(Some(HELLO_TIMEOUT)))
+        .map_err(PreambleError::Io)
+        .and_then(|()| Preamble::read_from(&mut stream));
+    match opened {
+        Ok(Preamble::Shm(proof)) => {
+            match targets::shm::serve(stream, &proof, &core.lender, core.lender.connections()) {
+                Ok(()) => debug!("an shm connection was closed"),
+                Err(e) => info!("an shm connection ended: {e}"),
+            }
+        }
+        Ok(_) => {
+            info!("a connection on the Unix socket asked for something else than shm: dropped");
+            let _ = write_answer(&mut stream, Err(AdmitError::NotOffered));
+        }
+        // Another agent that looks whether the socket is in use does that.
+        Err(PreambleError::Io(e)) if e.kind() == io::ErrorKind::UnexpectedEof => debug!("someone knocked and left"),
+        Err(e) => info!("a connection on the Unix socket was dropped: {e}"),
+    }
+}
+
+/// Says whether a configuration would work on this machine, as far as that can be told without starting.
+pub fn check(config: Config) -> Result<Terms, StartError> {
+    let host = HostMemory::now().map_err(|source| StartError::Host { what: "memory", source })?;
+    Ok(config.resolve(&host, &host_name()?)?)
+}
+
+fn host_name() -> Result<String, StartError> {
+    let name = nix::unistd::gethostname().map_err(|e| StartError::Host { what: "host name", source: e.into() })?;
+    Ok(name.to_string_lossy().into_owned())
+}

@@ -1,0 +1,272 @@
+//! What an agent is told: the TOML file, the command line, and the defaults that make it run with neither.
+//!
+//! [`Config`] is as written. [`Config::resolve`] holds it against the machine and gives [`Terms`], in which every number is
+//! checked and final; the rest of the agent knows only those.
+
+use crate::pressure::HostMemory;
+use annex_shared::api::format_bytes;
+use annex_shared::config::{ByteSize, ConfigError, TimeSpan};
+use annex_shared::wire::AGENT_PORT;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Where clients on the same host find the agent's memory, unless configured.
+pub const SHM_SOCKET: &str = "/run/annex/agent.sock";
+
+/// The configuration file's keys. All are optional.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Config {
+    /// Address and port for control and data connections; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// Allows an address other than loopback, without encryption or authentication.
+    pub insecure: bool,
+    /// What clients and listings call this donor; the host name if absent.
+    pub name: Option<String>,
+    /// The most memory to lend; a quarter of the machine's if absent.
+    pub capacity: Option<ByteSize>,
+    /// Bytes per slab.
+    pub slab_size: ByteSize,
+    /// The most memory to lend to one client; all of it if absent.
+    pub per_client: Option<ByteSize>,
+    /// Available memory that stays with this host; the larger of 512 MiB and 5 % of the machine's if absent.
+    pub headroom: Option<ByteSize>,
+    pub hugepages: Hugepages,
+    /// Allocates the whole capacity at start and keeps it, instead of slab by slab as they are lent.
+    pub prefault: bool,
+    /// Free slabs kept allocated, so that the next lease needs no new memory.
+    pub spare_slabs: u32,
+    /// A lease that its client does not renew for this long is over.
+    pub lease_ttl: TimeSpan,
+    /// How long clients get to bring their pages home when the agent stops.
+    pub grace: TimeSpan,
+    /// Unix socket over which clients on this host map slabs; empty = none.
+    pub shm_socket: PathBuf,
+    /// Connections served at once, of all kinds.
+    pub max_connections: u32,
+    /// Failure-domain labels, such as `rack = "r7"`.
+    pub labels: BTreeMap<String, String>,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), AGENT_PORT),
+            insecure: false,
+            name: None,
+            capacity: None,
+            slab_size: ByteSize(64 << 20),
+            per_client: None,
+            headroom: None,
+            hugepages: Hugepages::Off,
+            prefault: false,
+            spare_slabs: 4,
+            lease_ttl: TimeSpan(Duration::from_secs(10)),
+            grace: TimeSpan(Duration::from_secs(2)),
+            shm_socket: PathBuf::from(SHM_SOCKET),
+            max_connections: 1024,
+            labels: BTreeMap::new(),
+        }
+    }
+}
+
+/// Whether slabs are made of 2 MiB pages, which the administrator reserves in `vm.nr_hugepages`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+pub enum Hugepages {
+    /// 4 KiB pages.
+    #[default]
+    #[serde(rename = "off")]
+    Off,
+    /// 2 MiB pages while there are reserved ones, else 4 KiB pages, said in the log.
+    #[serde(rename = "auto")]
+    Auto,
+    /// 2 MiB pages or nothing.
+    #[serde(rename = "2M")]
+    #[value(name = "2M")]
+    TwoMib,
+}
+
+/// Bytes in a huge page.
+pub const HUGE_PAGE: u64 = 2 << 20;
+
+/// A configuration that can't work on this machine.
+#[derive(Debug, thiserror::Error)]
+pub enum BadConfig {
+    #[error(transparent)]
+    File(#[from] ConfigError),
+    #[error(
+        "listen = \"{0}\" is not a loopback address, and connections are neither encrypted nor authenticated: \
+         listen on 127.0.0.1, or set insecure = true if the network is trusted"
+    )]
+    Exposed(SocketAddr),
+    #[error("capacity {} is more than this machine's memory ({}): lend less", format_bytes(*.capacity), format_bytes(*.total))]
+    OverMemory { capacity: u64, total: u64 },
+    #[error(
+        "capacity {} is less than one slab ({}): raise capacity or lower slab_size",
+        format_bytes(*.capacity),
+        format_bytes(*.slab)
+    )]
+    UnderSlab { capacity: u64, slab: u64 },
+    #[error("per_client {} is less than one slab ({}): no client could lease anything", format_bytes(*.limit), format_bytes(*.slab))]
+    PerClientUnderSlab { limit: u64, slab: u64 },
+    #[error("slab_size {size} is not a multiple of {unit} bytes between 64 KiB and 1 GiB")]
+    SlabSize { size: u64, unit: u64 },
+    #[error("lease_ttl {0} is out of range: 100ms to 1h")]
+    LeaseTtl(TimeSpan),
+    #[error("max_connections is 0: no client could connect")]
+    NoConnections,
+    #[error(
+        "hugepages = \"2M\", but this host has no 2 MiB pages reserved: raise vm.nr_hugepages ({need} for the whole \
+         capacity), or set hugepages = \"auto\" or \"off\""
+    )]
+    NoHugepages { need: u64 },
+    #[error("name '{0}' is too long: 64 bytes at most")]
+    Name(String),
+}
+
+/// What the agent lends and how, final.
+#[derive(Clone, Debug)]
+pub struct Terms {
+    pub listen: SocketAddr,
+    pub name: String,
+    pub slab_size: u64,
+    pub capacity_slabs: u32,
+    pub per_client_slabs: u32,
+    pub headroom: u64,
+    pub hugepages: Hugepages,
+    pub prefault: bool,
+    /// Free slabs that keep their memory.
+    pub keep_slabs: u32,
+    pub lease_ttl: Duration,
+    pub grace: Duration,
+    /// `None`: shm is not offered.
+    pub shm_socket: Option<PathBuf>,
+    /// True if the socket's path is the default one: that it can't be had is then a warning only.
+    pub shm_is_default: bool,
+    pub max_connections: usize,
+    pub labels: BTreeMap<String, String>,
+}
+
+impl Config {
+    /// Reads a configuration file.
+    pub fn load(path: &Path) -> Result<Config, BadConfig> {
+        Ok(annex_shared::config::load(path)?)
+    }
+
+    /// Checks the configuration against the machine.
+    pub fn resolve(self, host: &HostMemory, host_name: &str) -> Result<Terms, BadConfig> {
+        if !self.listen.ip().is_loopback() && !self.insecure {
+            return Err(BadConfig::Exposed(self.listen));
+        }
+        let slab = self.slab_size.0;
+        let unit = if self.hugepages == Hugepages::Off { 4096 } else { HUGE_PAGE };
+        if !(64 << 10..=1 << 30).contains(&slab) || !slab.is_multiple_of(unit) {
+            return Err(BadConfig::SlabSize { size: slab, unit });
+        }
+        let capacity = self.capacity.map_or(host.total / 4, |c| c.0);
+        if capacity > host.total {
+            return Err(BadConfig::OverMemory { capacity, total: host.total });
+        }
+        if capacity < slab {
+            return Err(BadConfig::UnderSlab { capacity, slab });
+        }
+        let per_client = self.per_client.map_or(capacity, |c| c.0);
+        if per_client < slab {
+            return Err(BadConfig::PerClientUnderSlab { limit: per_client, slab });
+        }
+        if !(Duration::from_millis(100)..=Duration::from_secs(3600)).contains(&self.lease_ttl.0) {
+            return Err(BadConfig::LeaseTtl(self.lease_ttl));
+        }
+        if self.max_connections == 0 {
+            return Err(BadConfig::NoConnections);
+        }
+        if self.hugepages == Hugepages::TwoMib && host.huge_total == 0 {
+            return Err(BadConfig::NoHugepages { need: capacity / HUGE_PAGE });
+        }
+        let name = self.name.unwrap_or_else(|| host_name.to_owned());
+        if name.len() > 64 {
+            return Err(BadConfig::Name(name));
+        }
+        // Fits: capacity is at most the machine's memory and a slab at least 64 KiB.
+        let slabs = |bytes: u64| u32::try_from(bytes / slab).unwrap_or(u32::MAX);
+        let capacity_slabs = slabs(capacity);
+        Ok(Terms {
+            listen: self.listen,
+            name,
+            slab_size: slab,
+            capacity_slabs,
+            per_client_slabs: slabs(per_client).min(capacity_slabs),
+            headroom: self.headroom.map_or((512 << 20).max(host.total / 20), |h| h.0),
+            hugepages: self.hugepages,
+            prefault: self.prefault,
+            keep_slabs: if self.prefault { capacity_slabs } else { self.spare_slabs },
+            lease_ttl: self.lease_ttl.0,
+            grace: self.grace.0,
+            shm_is_default: self.shm_socket == Path::new(SHM_SOCKET),
+            shm_socket: (!self.shm_socket.as_os_str().is_empty()).then_some(self.shm_socket),
+            max_connections: self.max_connections as usize,
+            labels: self.labels,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOST: HostMemory = HostMemory { total: 16 << 30, available: 8 << 30, huge_total: 0, huge_free: 0 };
+
+    fn resolve(change: impl FnOnce(&mut Config)) -> Result<Terms, String> {
+        let mut config = Config::default();
+        change(&mut config);
+        config.resolve(&HOST, "here").map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn without_a_word_it_lends_a_quarter_on_loopback() {
+        let terms = resolve(|_| {}).unwrap();
+        assert!(terms.listen.ip().is_loopback());
+        assert_eq!(terms.capacity_slabs, 64);
+        assert_eq!(terms.per_client_slabs, 64);
+        assert_eq!(terms.headroom, (16 << 30) / 20);
+        assert_eq!(terms.name, "here");
+    }
+
+    #[test]
+    fn every_default_reads_back_from_toml() {
+        let text = toml::to_string(&Config::default()).unwrap();
+        assert_eq!(annex_shared::config::parse::<Config>(&text, Path::new("x")).unwrap(), Config::default());
+    }
+
+    #[test]
+    fn what_can_not_work_is_refused_with_the_cause_and_the_remedy() {
+        let no = |change: fn(&mut Config)| resolve(change).unwrap_err();
+        assert_eq!(
+            no(|c| c.listen = "0.0.0.0:7411".parse().unwrap()),
+            "listen = \"0.0.0.0:7411\" is not a loopback address, and connections are neither encrypted nor \
+             authenticated: listen on 127.0.0.1, or set insecure = true if the network is trusted"
+        );
+        assert_eq!(
+            no(|c| c.capacity = Some(ByteSize(64 << 30))),
+            "capacity 64 GiB is more than this machine's memory (16 GiB): lend less"
+        );
+        assert_eq!(
+            no(|c| c.capacity = Some(ByteSize(1 << 20))),
+            "capacity 1 MiB is less than one slab (64 MiB): raise capacity or lower slab_size"
+        );
+        assert!(no(|c| c.per_client = Some(ByteSize(5))).contains("no client could lease anything"));
+        assert!(no(|c| c.slab_size = ByteSize(100_000)).contains("multiple of 4096"));
+        assert!(no(|c| c.lease_ttl = TimeSpan(Duration::ZERO)).contains("lease_ttl 0s is out of range"));
+        assert!(no(|c| c.hugepages = Hugepages::TwoMib).contains("raise vm.nr_hugepages (2048"));
+        assert!(resolve(|c| (c.listen, c.insecure) = ("0.0.0.0:1".parse().unwrap(), true)).is_ok());
+    }
+
+    #[test]
+    fn an_unknown_key_in_the_file_is_refused() {
+        let e = annex_shared::config::parse::<Config>("capasity = \"4G\"", Path::new("agent.toml")).unwrap_err();
+        assert_eq!(e.to_string(), "agent.toml:1: unknown key 'capasity'; did you mean 'capacity'?");
+    }
+}

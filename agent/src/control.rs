@@ -1,0 +1,305 @@
+//! Control connections: one thread each, requests answered in order.
+//!
+//! A connection that sends something malformed, says nothing for too long or stops reading is dropped with one line in the
+//! log; that costs its client nothing that a new connection within the TTL does not bring back.
+
+use crate::lease::{ConnectionId, Greeting, LeaseError, Machine, Superseded};
+use crate::lender::Lender;
+use annex_shared::ids::ClientId;
+use annex_shared::wire::{Event, FrameError, Frames, Refusal, Request, VERSION, Welcome, encode_frame, write_frame};
+use nix::sys::socket::{MsgFlags, send};
+use std::collections::HashMap;
+use std::io::{self, Read};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tracing::info;
+
+/// A peer has this long, in all, to send its preamble and its hello.
+pub const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long a peer may leave its answers unread once its socket is full.
+const SEND_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The least time without a request after which a connection is given up.
+const LEAST_SILENCE: Duration = Duration::from_secs(30);
+
+/// Longest host name and boot id taken from a client; they go to the log.
+const NAME_LIMIT: usize = 255;
+
+/// Why a control connection ended, other than by its client closing it.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    #[error("it sent no hello within {} s", HELLO_TIMEOUT.as_secs())]
+    NoHello,
+    #[error("it was refused: this donor {0}")]
+    Refused(Refusal),
+    #[error("it was silent for {} s", .0.as_secs())]
+    Silent(Duration),
+    #[error(transparent)]
+    Superseded(#[from] Superseded),
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    #[error("its socket failed: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// All open control connections.
+#[derive(Default)]
+pub struct Controls {
+    open: Mutex<Open>,
+    gone: Condvar,
+    last: AtomicU64,
+}
+
+#[derive(Default)]
+struct Open {
+    links: HashMap<ConnectionId, Arc<Link>>,
+    /// No connection enters any more.
+    is_ended: bool,
+}
+
+/// One control connection, as other threads reach it.
+struct Link {
+    stream: TcpStream,
+    /// Held while a frame is written, so that frames never mix.
+    writing: Mutex<()>,
+    /// It has had its `Welcome`: only then does it expect events of other kinds.
+    is_welcome: AtomicBool,
+}
+
+impl Link {
+    fn send(&self, event: &Event) -> Result<(), FrameError> {
+        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        write_frame(&mut &self.stream, event)
+    }
+
+    /// Sends without waiting. A peer whose socket has no room for a few bytes isn't listening: it is cut off.
+    fn send_or_close(&self, frame: &[u8]) {
+        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let sent = send(self.stream.as_raw_fd(), frame, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL);
+        if sent != Ok(frame.len()) {
+            self.close();
+        }
+    }
+
+    fn close(&self) {
+        // An error means that the peer closed it first.
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+}
+
+impl Controls {
+    /// Tells every welcomed client.
+    pub fn announce(&self, event: &Event) {
+        let Ok(frame) = encode_frame(event) else { return };
+        let links: Vec<_> = self.lock().links.values().cloned().collect();
+        for link in links.iter().filter(|l| l.is_welcome.load(Ordering::SeqCst)) {
+            link.send_or_close(&frame);
+        }
+    }
+
+    pub fn close(&self, connection: ConnectionId) {
+        if let Some(link) = self.lock().links.get(&connection) {
+            link.close();
+        }
+    }
+
+    /// Closes all at once, also those that are being answered.
+    pub fn close_all(&self) {
+        let mut open = self.lock();
+        open.is_ended = true;
+        open.links.values().for_each(|l| l.close());
+    }
+
+    /// Takes no more requests, lets those that are being answered have their answers, and waits for that. False if
+    /// some are still there after `patience`.
+    pub fn finish_all(&self, patience: Duration) -> bool {
+        let deadline = Instant::now() + patience;
+        let mut open = self.lock();
+        // What its client has sent already is still read; an error means that the client closed it first.
+        open.is_ended = true;
+        open.links.values().for_each(|l| drop(l.stream.shutdown(Shutdown::Read)));
+        while !open.links.is_empty() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            open = self.gone.wait_timeout(open, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+
+    pub fn count(&self) -> usize {
+        self.lock().links.len()
+    }
+
+    /// `None` once the agent has ended its connections.
+    fn enter(&self, stream: TcpStream) -> Option<(ConnectionId, Arc<Link>)> {
+        let id = ConnectionId(self.last.fetch_add(1, Ordering::Relaxed) + 1);
+        let link = Arc::new(Link { stream, writing: Mutex::new(()), is_welcome: AtomicBool::new(false) });
+        let mut open = self.lock();
+        if open.is_ended {
+            return None;
+        }
+        open.links.insert(id, link.clone());
+        Some((id, link))
+    }
+
+    fn leave(&self, connection: ConnectionId) {
+        self.lock().links.remove(&connection);
+        self.gone.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Open> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Reads from a socket until a deadline, however slowly the bytes trickle in.
+pub struct Deadline<'a> {
+    pub stream: &'a TcpStream,
+    pub at: Instant,
+}
+
+impl Read for Deadline<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.at.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.stream.set_read_timeout(Some(left))?;
+        let mut stream = self.stream;
+        stream.read(buffer)
+    }
+}
+
+/// The agent's side of one control connection.
+struct Session<'a> {
+    lender: &'a Lender,
+    boot_id: &'a str,
+    id: ConnectionId,
+    link: Arc<Link>,
+}
+
+/// Serves a control connection whose preamble has been read, until it ends. `hello_by` bounds the wait for its hello.
+pub fn serve(stream: TcpStream, hello_by: Instant, lender: &Lender, boot_id: &str) -> Result<(), ControlError> {
+    stream.set_nodelay(true)?;
+    stream.set_write_timeout(Some(SEND_TIMEOUT))?;
+    let reader = stream.try_clone()?;
+    let Some((id, link)) = lender.controls().enter(stream) else { return Ok(()) };
+    let session = Session { lender, boot_id, id, link };
+    let outcome = session.run(&reader, hello_by);
+    session.link.close();
+    lender.controls().leave(id);
+    match outcome {
+        Err(ControlError::Frame(FrameError::Closed)) => Ok(()),
+        other => other,
+    }
+}
+
+impl Session<'_> {
+    fn run(&self, stream: &TcpStream, hello_by: Instant) -> Result<(), ControlError> {
+        let mut opening = Frames::new(Deadline { stream, at: hello_by });
+        let hello = opening.read::<Request>()?.ok_or(ControlError::NoHello)?;
+        let client = match self.greet(hello) {
+            Ok((client, welcome)) => {
+                let sent = self.link.send(&Event::Welcome(welcome));
+                self.link.is_welcome.store(true, Ordering::SeqCst);
+                sent.map(|()| client)
+                    .inspect_err(|_| self.lender.disconnected(client, self.id))
+                    .map_err(ControlError::Frame)?
+            }
+            Err(refusal) => {
+                self.link.send(&Event::Refused(refusal.clone()))?;
+                return Err(ControlError::Refused(refusal));
+            }
+        };
+        // The announcement of the end may have passed while the welcome was on its way.
+        let outcome = match self.lender.is_closing() {
+            true => self.link.send(&self.closing()).map_err(ControlError::Frame),
+            false => Ok(()),
+        };
+        let outcome = outcome.and_then(|()| self.answer_all(client, opening.onto(stream)));
+        self.lender.disconnected(client, self.id);
+        outcome
+    }
+
+    fn closing(&self) -> Event {
+        Event::Closing { grace_ms: self.lender.terms().grace.as_millis() as u64 }
+    }
+
+    fn greet(&self, hello: Request) -> Result<(ClientId, Welcome), Refusal> {
+        let Request::Hello { version, client, host, boot_id, slab_size } = hello else {
+            return Err(Refusal::Malformed("the first message was no hello".to_owned()));
+        };
+        let terms = self.lender.terms();
+        if version != VERSION as u16 {
+            return Err(Refusal::Version { agent: VERSION as u16, client: version });
+        }
+        if host.len() > NAME_LIMIT || boot_id.len() > NAME_LIMIT {
+            return Err(Refusal::Malformed(format!("a host name or boot id of over {NAME_LIMIT} bytes")));
+        }
+        if slab_size != 0 && slab_size != terms.slab_size {
+            return Err(Refusal::SlabSize { agent: terms.slab_size, client: slab_size });
+        }
+        let is_same_host = boot_id == self.boot_id;
+        let shm_socket = terms.shm_socket.as_ref().filter(|_| is_same_host && self.lender.offers_shm());
+        let machine = Machine { host, boot_id };
+        let from = format!("{:?}", machine.host);
+        let Greeting { session, held } = self.lender.hello(client, machine, self.id)?;
+        info!("client {client} on {from} said hello; it holds {} slabs", held.len());
+        let welcome = Welcome {
+            version: VERSION as u16,
+            name: terms.name.clone(),
+            incarnation: self.lender.incarnation(),
+            session,
+            slab_size: terms.slab_size,
+            capacity_slabs: terms.capacity_slabs,
+            free_slabs: self.lender.free(),
+            lease_ttl_ms: terms.lease_ttl.as_millis() as u64,
+            labels: terms.labels.clone(),
+            shm_socket: shm_socket.map(|p| p.display().to_string()),
+            held,
+        };
+        Ok((client, welcome))
+    }
+
+    fn answer_all(&self, client: ClientId, mut frames: Frames<&TcpStream>) -> Result<(), ControlError> {
+        let silence = LEAST_SILENCE.max(self.lender.terms().lease_ttl * 3);
+        frames.stream().set_read_timeout(Some(silence))?;
+        loop {
+            let request = frames.read::<Request>()?.ok_or(ControlError::Silent(silence))?;
+            let answer = self.answer(client, request)?;
+            self.link.send(&answer)?;
+            if let Event::Refused(refusal @ Refusal::Malformed(_)) = answer {
+                return Err(ControlError::Refused(refusal));
+            }
+        }
+    }
+
+    fn answer(&self, client: ClientId, request: Request) -> Result<Event, Superseded> {
+        Ok(match request {
+            Request::Hello { .. } => Event::Refused(Refusal::Malformed("a second hello".to_owned())),
+            Request::Lease { count } => match self.lender.lease(client, self.id, count) {
+                Ok(slabs) => Event::Leased { slabs },
+                Err(LeaseError::Refused(refusal)) => Event::Refused(refusal),
+                Err(LeaseError::Superseded(e)) => return Err(e),
+                Err(LeaseError::Cleaning) => {
+                    Event::Refused(Refusal::Full { capacity: self.lender.terms().capacity_slabs })
+                }
+            },
+            Request::Renew => Event::Renewed {
+                held: self.lender.renew(client, self.id)?,
+                free_slabs: self.lender.free(),
+                capacity_slabs: self.lender.terms().capacity_slabs,
+            },
+            Request::Return { slabs } => {
+                self.lender.give_back(client, self.id, &slabs)?;
+                Event::Returned
+            }
+        })
+    }
+}

@@ -1,0 +1,551 @@
+//! The lease book: who holds which slab until when. Pure: events and `now` go in, answers and [`Action`]s come out.
+//!
+//! ```text
+//!            lease, room            filled                  return, expiry
+//!  Vacant ───────────────▶ Filling ────────▶ Lent ─────────────────────────▶ Cleaning
+//!    ▲  no memory           │ failed           ▲                               │   │
+//!    ├──────────────────────┘                  │ lease                         │   │
+//!    │◀────────────────────────────────────────┼───────────── given back ──────┘   │
+//!    └───── trim (via Cleaning) ────────── Spare ◀──────────── zeroed ─────────────┘
+//! ```
+//! - A slab's key is drawn anew for each lease and dies with it. It is dead (`Close`) before its slab is cleaned, and the slab
+//!   is clean before it can be lent again.
+//! - A client's leases have one deadline: `Hello`, `Lease` and `Renew` move it to `now` + TTL, and when it passes they all end. Every event
+//!   first ends what has expired, so no answer depends on how punctual the clock's owner is.
+//! - A client has one control connection that counts, the newest; requests on an older one are refused. One that breaks ends
+//!   nothing: who says hello again before the deadline finds all leases under the same keys.
+//! - Each hello draws a new session key. The old one opens no new data connection; data connections that are open
+//!   stay, until the client's claim ends.
+//! - The same client id from another machine (host name and boot id) is refused while the first one's deadline is ahead: two
+//!   machines with a cloned id would otherwise write into each other's slabs. A machine that crashed and rebooted waits out its TTL.
+
+use crate::pressure::Room;
+use annex_shared::ids::{ClientId, Incarnation, Rkey, SessionKey, SlabId};
+use annex_shared::preamble::{AdmitError, Proof};
+use annex_shared::wire::{Lease, Refusal};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::time::Duration;
+
+/// Slabs granted for one request, so that an answer never takes long to make; the client asks again.
+pub const LEASE_CHUNK: u32 = 16;
+
+/// A point of `CLOCK_MONOTONIC`, in nanoseconds: the clock the lease board uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Moment(pub u64);
+
+impl Moment {
+    pub fn after(self, span: Duration) -> Moment {
+        Moment(self.0.saturating_add(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)))
+    }
+
+    pub fn until(self, later: Moment) -> Duration {
+        Duration::from_nanos(later.0.saturating_sub(self.0))
+    }
+}
+
+/// A control connection, numbered by the agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ConnectionId(pub u64);
+
+/// The machine a client runs on, for one boot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Machine {
+    pub host: String,
+    pub boot_id: String,
+}
+
+/// The book's limits.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    pub capacity: u32,
+    pub per_client: u32,
+    pub ttl: Duration,
+    /// Free slabs that keep their memory.
+    pub keep: u32,
+}
+
+/// What the book's owner has to do, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Let operations with this key through until then.
+    Open { slab: SlabId, client: ClientId, rkey: Rkey, until: Moment },
+    /// The open key is good until then.
+    Extend { slab: SlabId, until: Moment },
+    /// The key is dead from now on. Then clean the slab (zero it if `keep`, else give its memory back) and report
+    /// [`Book::cleaned`].
+    Close { slab: SlabId, rkey: Rkey, keep: bool },
+    /// Give back this free slab's memory and report [`Book::cleaned`].
+    Trim { slab: SlabId },
+    /// The client did not renew its leases: for the log.
+    Lapse { client: ClientId, slabs: u32 },
+    /// The client's claim is over: close its data connections.
+    Forget { client: ClientId },
+    /// A newer control connection took this one's place: close it.
+    Supersede { connection: ConnectionId },
+}
+
+/// The answer to a hello.
+#[derive(Debug)]
+pub struct Greeting {
+    pub session: SessionKey,
+    pub held: Vec<Lease>,
+}
+
+/// The answer to a lease request: what is lent at once, and what needs memory first ([`Book::filled`] for each).
+#[derive(Debug, Default)]
+pub struct Grant {
+    pub leased: Vec<Lease>,
+    pub to_fill: Vec<SlabId>,
+}
+
+/// A request came on a control connection that is not the client's newest, or whose claim is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("another control connection of this client took over")]
+pub struct Superseded;
+
+/// Why nothing was lent.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LeaseError {
+    #[error(transparent)]
+    Superseded(#[from] Superseded),
+    #[error("{0}")]
+    Refused(Refusal),
+    /// All slabs are lent, but some are being cleaned: worth a short wait.
+    #[error("all free slabs are being cleaned")]
+    Cleaning,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// No memory behind it.
+    Vacant,
+    /// Zeroed memory, lent to nobody.
+    Spare,
+    /// Memory is being made, for the client's request on this connection.
+    Filling {
+        client: ClientId,
+        connection: ConnectionId,
+    },
+    Lent {
+        client: ClientId,
+        rkey: Rkey,
+    },
+    Cleaning {
+        keep: bool,
+    },
+}
+
+/// How many slabs are in each state, so that no question needs a walk over all of them.
+#[derive(Debug, Default)]
+struct Tally {
+    vacant: u32,
+    spare: u32,
+    filling: u32,
+    lent: u32,
+    cleaning_kept: u32,
+    cleaning_dropped: u32,
+}
+
+impl Tally {
+    fn of(&mut self, place: Place) -> &mut u32 {
+        match place {
+            Place::Vacant => &mut self.vacant,
+            Place::Spare => &mut self.spare,
+            Place::Filling { .. } => &mut self.filling,
+            Place::Lent { .. } => &mut self.lent,
+            Place::Cleaning { keep: true } => &mut self.cleaning_kept,
+            Place::Cleaning { keep: false } => &mut self.cleaning_dropped,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Claim {
+    machine: Machine,
+    session: SessionKey,
+    connection: Option<ConnectionId>,
+    held: BTreeSet<SlabId>,
+    deadline: Moment,
+}
+
+/// The book.
+pub struct Book {
+    limits: Limits,
+    incarnation: Incarnation,
+    places: Vec<Place>,
+    tally: Tally,
+    claims: HashMap<ClientId, Claim>,
+    keys: HashSet<Rkey>,
+    closing: bool,
+    draw: Box<dyn FnMut() -> u64 + Send>,
+    actions: Vec<Action>,
+}
+
+impl Book {
+    /// An empty book. `draw` gives the random bits of keys.
+    pub fn new(limits: Limits, incarnation: Incarnation, draw: Box<dyn FnMut() -> u64 + Send>) -> Book {
+        Book {
+            limits,
+            incarnation,
+            places: vec![Place::Vacant; limits.capacity as usize],
+            tally: Tally { vacant: limits.capacity, ..Tally::default() },
+            claims: HashMap::new(),
+            keys: HashSet::new(),
+            closing: false,
+            draw,
+            actions: Vec::new(),
+        }
+    }
+
+    /// What is to be done since the last call. Ask after every event, before anyone else does.
+    pub fn take_actions(&mut self) -> Vec<Action> {
+        std::mem::take(&mut self.actions)
+    }
+
+    /// A slab got its memory before anyone asked for it (prefaulting).
+    pub fn stocked(&mut self, slab: SlabId) {
+        if self.place(slab) == Some(Place::Vacant) {
+            self.set(slab, Place::Spare);
+        }
+    }
+
+    /// A client introduces itself on a control connection.
+    pub fn hello(
+        &mut self,
+        client: ClientId,
+        machine: Machine,
+        connection: ConnectionId,
+        now: Moment,
+    ) -> Result<Greeting, Refusal> {
+        self.tick(now);
+        // Who holds leases may come back to bring its pages home.
+        if self.closing && !self.claims.contains_key(&client) {
+            return Err(Refusal::Closing);
+        }
+        let session = SessionKey(u128::from((self.draw)()) << 64 | u128::from((self.draw)()));
+        if let Some(claim) = self.claims.get_mut(&client) {
+            if claim.machine != machine {
+                if claim.deadline > now {
+                    let ends_in_s = now.until(claim.deadline).as_secs() + 1;
+                    return Err(Refusal::ClientInUse { host: claim.machine.host.clone(), ends_in_s });
+                }
+                // Its leases are over already; only a silent connection kept the claim.
+                self.actions.push(Action::Forget { client });
+            }
+            if let Some(connection) = claim.connection.take() {
+                self.actions.push(Action::Supersede { connection });
+            }
+        }
+        let deadline = now.after(self.limits.ttl);
+        let claim = self.claims.entry(client).or_insert_with(|| Claim {
+            machine: machine.clone(),
+            session,
+            connection: None,
+            held: BTreeSet::new(),
+            deadline,
+        });
+        claim.machine = machine;
+        claim.session = session;
+        claim.connection = Some(connection);
+        self.extend(client, now);
+        let held = self.claims[&client].held.iter();
+        let held = held.filter_map(|slab| Some(Lease { slab: *slab, rkey: self.rkey(*slab)? })).collect();
+        Ok(Greeting { session, held })
+    }
+
+    /// A client wants up to `count` slabs; `room` says how many the host has memory for.
+    pub fn lease(
+        &mut self,
+        client: ClientId,
+        connection: ConnectionId,
+        count: u32,
+        room: Room,
+        now: Moment,
+    ) -> Result<Grant, LeaseError> {
+        self.tick(now);
+        self.current(client, connection)?;
+        self.extend(client, now);
+        if self.closing {
+            return Err(LeaseError::Refused(Refusal::Closing));
+        }
+        if count == 0 {
+            return Err(LeaseError::Refused(Refusal::Malformed("a lease of no slabs".to_owned())));
+        }
+        let held = self.claims[&client].held.len() as u32 + self.filling_for(client);
+        let allowed = self.limits.per_client.saturating_sub(held);
+        if allowed == 0 {
+            return Err(LeaseError::Refused(Refusal::ClientLimit { limit: self.limits.per_client }));
+        }
+        let want = count.min(allowed).min(LEASE_CHUNK) as usize;
+
+        let mut grant = Grant::default();
+        for slab in self.find(Place::Spare, want) {
+            grant.leased.extend(self.lend(slab, client));
+        }
+        let fillable = self.unspoken(room) as usize;
+        let vacant = self.find(Place::Vacant, (want - grant.leased.len()).min(fillable));
+        for slab in vacant {
+            self.set(slab, Place::Filling { client, connection });
+            grant.to_fill.push(slab);
+        }
+        if grant.leased.is_empty() && grant.to_fill.is_empty() {
+            return Err(self.why_not(room));
+        }
+        Ok(grant)
+    }
+
+    fn why_not(&self, room: Room) -> LeaseError {
+        if self.tally.vacant > 0 {
+            let Room { available_mib, headroom_mib, .. } = room;
+            return LeaseError::Refused(Refusal::HostPressure { available_mib, headroom_mib });
+        }
+        if self.is_cleaning() {
+            return LeaseError::Cleaning;
+        }
+        LeaseError::Refused(Refusal::Full { capacity: self.limits.capacity })
+    }
+
+    /// The memory for a slab of a grant is there, or could not be had. `None`: it was not, or the client is gone and the
+    /// slab stays free.
+    pub fn filled(&mut self, slab: SlabId, is_filled: bool, now: Moment) -> Option<Lease> {
+        self.tick(now);
+        let Some(Place::Filling { client, connection }) = self.place(slab) else { return None };
+        if !is_filled {
+            self.set(slab, Place::Vacant);
+            return None;
+        }
+        self.set(slab, Place::Spare);
+        if self.closing || self.current(client, connection).is_err() {
+            self.trim(if self.closing { 0 } else { self.limits.keep });
+            return None;
+        }
+        self.extend(client, now);
+        self.lend(slab, client)
+    }
+
+    /// The client still needs its leases. The answer is what it has.
+    pub fn renew(
+        &mut self,
+        client: ClientId,
+        connection: ConnectionId,
+        now: Moment,
+    ) -> Result<Vec<SlabId>, Superseded> {
+        self.tick(now);
+        self.current(client, connection)?;
+        self.extend(client, now);
+        Ok(self.claims[&client].held.iter().copied().collect())
+    }
+
+    /// The client is done with these. Slabs that it doesn't hold are skipped: returning twice is no error.
+    pub fn give_back(
+        &mut self,
+        client: ClientId,
+        connection: ConnectionId,
+        slabs: &[SlabId],
+        now: Moment,
+    ) -> Result<(), Superseded> {
+        self.tick(now);
+        self.current(client, connection)?;
+        for slab in slabs {
+            if matches!(self.place(*slab), Some(Place::Lent { client: c, .. }) if c == client) {
+                self.end(*slab);
+            }
+        }
+        Ok(())
+    }
+
+    /// A slab is clean: zeroed if it still has memory.
+    pub fn cleaned(&mut self, slab: SlabId, has_memory: bool) {
+        if let Some(Place::Cleaning { .. }) = self.place(slab) {
+            self.set(slab, if has_memory { Place::Spare } else { Place::Vacant });
+        }
+    }
+
+    /// A control connection is gone. A claim without leases goes with it; one with leases waits for its deadline.
+    pub fn disconnected(&mut self, client: ClientId, connection: ConnectionId, now: Moment) {
+        self.tick(now);
+        if let Some(claim) = self.claims.get_mut(&client)
+            && claim.connection == Some(connection)
+        {
+            claim.connection = None;
+            if claim.held.is_empty() {
+                self.forget(client);
+            }
+        }
+    }
+
+    /// Ends what has expired.
+    pub fn tick(&mut self, now: Moment) {
+        let expired: Vec<ClientId> =
+            self.claims.iter().filter(|(_, c)| c.deadline <= now).map(|(client, _)| *client).collect();
+        for client in expired {
+            let Some(claim) = self.claims.get_mut(&client) else { continue };
+            let is_connected = claim.connection.is_some();
+            let lapsed = std::mem::take(&mut claim.held);
+            if !lapsed.is_empty() {
+                self.actions.push(Action::Lapse { client, slabs: lapsed.len() as u32 });
+            }
+            lapsed.into_iter().for_each(|slab| self.end(slab));
+            // A client that is connected and silent may come to: it keeps its session and learns its losses from `Renewed`.
+            if !is_connected {
+                self.forget(client);
+            }
+        }
+    }
+
+    /// When [`Book::tick`] has something to do next.
+    pub fn next_deadline(&self) -> Option<Moment> {
+        let pending = self.claims.values().filter(|c| !c.held.is_empty() || c.connection.is_none());
+        pending.map(|c| c.deadline).min()
+    }
+
+    /// Gives the memory of all spare slabs but `keep` back to the host.
+    pub fn trim(&mut self, keep: u32) {
+        let spare = self.find(Place::Spare, usize::MAX);
+        for slab in spare.into_iter().skip(keep as usize) {
+            self.set(slab, Place::Cleaning { keep: false });
+            self.actions.push(Action::Trim { slab });
+        }
+    }
+
+    /// From now on nothing is lent and nobody new is welcome.
+    pub fn close(&mut self) {
+        self.closing = true;
+    }
+
+    pub fn is_closing(&self) -> bool {
+        self.closing
+    }
+
+    /// Ends every lease.
+    pub fn revoke_all(&mut self) {
+        for index in 0..self.places.len() {
+            self.end(SlabId(index as u32));
+        }
+        let clients: Vec<ClientId> = self.claims.keys().copied().collect();
+        clients.into_iter().for_each(|client| self.forget(client));
+    }
+
+    /// May this proof open a data connection?
+    pub fn admit(&self, proof: &Proof) -> Result<(), AdmitError> {
+        if proof.incarnation != self.incarnation {
+            return Err(AdmitError::StaleIncarnation);
+        }
+        let claim = self.claims.get(&proof.client).ok_or(AdmitError::UnknownClient)?;
+        if claim.session == proof.session { Ok(()) } else { Err(AdmitError::WrongSession) }
+    }
+
+    /// Slabs that could be lent to somebody now.
+    pub fn free(&self, room: Room) -> u32 {
+        if self.closing {
+            return 0;
+        }
+        self.tally.spare + self.tally.vacant.min(self.unspoken(room))
+    }
+
+    /// Slabs lent now.
+    pub fn lent(&self) -> u32 {
+        self.tally.lent
+    }
+
+    pub fn is_cleaning(&self) -> bool {
+        self.tally.cleaning_kept + self.tally.cleaning_dropped > 0
+    }
+
+    /// Free slabs that have memory.
+    pub fn spare(&self) -> u32 {
+        self.tally.spare
+    }
+
+    /// Room that no filling slab is about to take.
+    fn unspoken(&self, room: Room) -> u32 {
+        room.slabs.saturating_sub(self.tally.filling)
+    }
+
+    /// Fails unless this is the client's newest connection.
+    fn current(&self, client: ClientId, connection: ConnectionId) -> Result<(), Superseded> {
+        let claim = self.claims.get(&client).ok_or(Superseded)?;
+        if claim.connection == Some(connection) { Ok(()) } else { Err(Superseded) }
+    }
+
+    fn extend(&mut self, client: ClientId, now: Moment) {
+        let Some(claim) = self.claims.get_mut(&client) else { return };
+        let until = now.after(self.limits.ttl);
+        claim.deadline = until;
+        self.actions.extend(claim.held.iter().map(|slab| Action::Extend { slab: *slab, until }));
+    }
+
+    fn lend(&mut self, slab: SlabId, client: ClientId) -> Option<Lease> {
+        let rkey = self.fresh_key();
+        let claim = self.claims.get_mut(&client)?;
+        claim.held.insert(slab);
+        self.actions.push(Action::Open { slab, client, rkey, until: claim.deadline });
+        self.keys.insert(rkey);
+        self.set(slab, Place::Lent { client, rkey });
+        Some(Lease { slab, rkey })
+    }
+
+    /// Ends the lease of a slab, if there is one.
+    fn end(&mut self, slab: SlabId) {
+        let Some(Place::Lent { client, rkey }) = self.place(slab) else { return };
+        if let Some(claim) = self.claims.get_mut(&client) {
+            claim.held.remove(&slab);
+        }
+        self.keys.remove(&rkey);
+        let keep = !self.closing && self.tally.spare + self.tally.cleaning_kept < self.limits.keep;
+        self.set(slab, Place::Cleaning { keep });
+        self.actions.push(Action::Close { slab, rkey, keep });
+    }
+
+    fn forget(&mut self, client: ClientId) {
+        if self.claims.remove(&client).is_some() {
+            self.actions.push(Action::Forget { client });
+        }
+    }
+
+    /// A key that is in no other use. 0 means "none" on the lease board.
+    fn fresh_key(&mut self) -> Rkey {
+        loop {
+            let rkey = Rkey((self.draw)());
+            if rkey.0 != 0 && !self.keys.contains(&rkey) {
+                return rkey;
+            }
+        }
+    }
+
+    fn place(&self, slab: SlabId) -> Option<Place> {
+        self.places.get(slab.0 as usize).copied()
+    }
+
+    fn set(&mut self, slab: SlabId, place: Place) {
+        if let Some(p) = self.places.get_mut(slab.0 as usize) {
+            *self.tally.of(*p) -= 1;
+            *self.tally.of(place) += 1;
+            *p = place;
+        }
+    }
+
+    fn rkey(&self, slab: SlabId) -> Option<Rkey> {
+        match self.place(slab) {
+            Some(Place::Lent { rkey, .. }) => Some(rkey),
+            _ => None,
+        }
+    }
+
+    fn filling_for(&self, client: ClientId) -> u32 {
+        if self.tally.filling == 0 {
+            return 0;
+        }
+        let theirs = self.places.iter().filter(|p| matches!(p, Place::Filling { client: c, .. } if *c == client));
+        theirs.count() as u32
+    }
+
+    /// The first `most` slabs in this state.
+    fn find(&self, place: Place, most: usize) -> Vec<SlabId> {
+        let found = self.places.iter().enumerate().filter(|(_, p)| **p == place);
+        found.take(most).map(|(index, _)| SlabId(index as u32)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,188 @@
+//! The annex-agent program: flags, process set-up, signals.
+
+use annex_agent::config::Hugepages;
+use annex_agent::{Agent, Config};
+use annex_shared::config::{ByteSize, TimeSpan};
+use anyhow::Context;
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use clap::{Parser, Subcommand};
+use nix::sys::mman::{MlockAllFlags, mlockall};
+use nix::sys::signal::{SigSet, Signal};
+use sd_notify::NotifyState;
+use std::io::IsTerminal;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use tracing::{error, info, warn};
+use tracing_subscriber::EnvFilter;
+
+/// Lends this machine's idle memory to annex clients.
+#[derive(Debug, Parser)]
+#[command(name = "annex-agent", version)]
+struct Flags {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    set: Settings,
+    /// What to log: error, warn, info, debug, trace, or a filter such as `annex_agent=debug`
+    #[arg(long, default_value = "info", value_name = "LEVEL")]
+    log: String,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Say whether a configuration file would work on this machine, and exit
+    CheckConfig { file: PathBuf },
+}
+
+/// Each overrides the configuration file's key of the same name.
+#[derive(Debug, clap::Args)]
+struct Settings {
+    /// Configuration file (TOML)
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Address and port to listen on [default: 127.0.0.1:7411]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: Option<SocketAddr>,
+    /// Allow an address other than loopback, without encryption or authentication
+    #[arg(long)]
+    insecure: bool,
+    /// What clients call this donor [default: the host name]
+    #[arg(long)]
+    name: Option<String>,
+    /// The most memory to lend [default: a quarter of the machine's]
+    #[arg(long, value_name = "SIZE")]
+    capacity: Option<ByteSize>,
+    /// Size of a slab [default: 64M]
+    #[arg(long, value_name = "SIZE")]
+    slab_size: Option<ByteSize>,
+    /// The most memory to lend to one client [default: all]
+    #[arg(long, value_name = "SIZE")]
+    per_client: Option<ByteSize>,
+    /// Available memory that stays with this host [default: the larger of 512M and 5 %]
+    #[arg(long, value_name = "SIZE")]
+    headroom: Option<ByteSize>,
+    /// Make slabs of 2 MiB pages [default: off]
+    #[arg(long, value_enum)]
+    hugepages: Option<Hugepages>,
+    /// Allocate the whole capacity at start
+    #[arg(long)]
+    prefault: bool,
+    /// Free slabs kept allocated [default: 4]
+    #[arg(long, value_name = "COUNT")]
+    spare_slabs: Option<u32>,
+    /// A lease that is not renewed for this long is over [default: 10s]
+    #[arg(long, value_name = "TIME")]
+    lease_ttl: Option<TimeSpan>,
+    /// How long clients get to bring their pages home when the agent stops [default: 2s]
+    #[arg(long, value_name = "TIME")]
+    grace: Option<TimeSpan>,
+    /// Unix socket for clients on this host; "" for none [default: /run/annex/agent.sock]
+    #[arg(long, value_name = "PATH", value_parser = OsStringValueParser::new().map(PathBuf::from))]
+    shm_socket: Option<PathBuf>,
+    /// Connections served at once [default: 1024]
+    #[arg(long, value_name = "COUNT")]
+    max_connections: Option<u32>,
+    /// Failure-domain label, such as rack=r7; may be repeated
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = parse_label)]
+    labels: Vec<(String, String)>,
+}
+
+fn parse_label(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or("write it as KEY=VALUE")?;
+    Ok((key.to_owned(), value.to_owned()))
+}
+
+impl Settings {
+    /// The file's configuration with the flags over it.
+    fn over_file(self) -> anyhow::Result<Config> {
+        let mut config = match &self.config {
+            Some(path) => Config::load(path).map_err(told)?,
+            None => Config::default(),
+        };
+        config.insecure |= self.insecure;
+        config.prefault |= self.prefault;
+        config.labels.extend(self.labels);
+        config.name = self.name.or(config.name);
+        config.capacity = self.capacity.or(config.capacity);
+        config.per_client = self.per_client.or(config.per_client);
+        config.headroom = self.headroom.or(config.headroom);
+        config.listen = self.listen.unwrap_or(config.listen);
+        config.slab_size = self.slab_size.unwrap_or(config.slab_size);
+        config.hugepages = self.hugepages.unwrap_or(config.hugepages);
+        config.spare_slabs = self.spare_slabs.unwrap_or(config.spare_slabs);
+        config.lease_ttl = self.lease_ttl.unwrap_or(config.lease_ttl);
+        config.grace = self.grace.unwrap_or(config.grace);
+        config.shm_socket = self.shm_socket.unwrap_or(config.shm_socket);
+        config.max_connections = self.max_connections.unwrap_or(config.max_connections);
+        Ok(config)
+    }
+}
+
+fn main() -> ExitCode {
+    match run(Flags::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("annex-agent: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(flags: Flags) -> anyhow::Result<()> {
+    let filter = EnvFilter::try_new(&flags.log).context("bad --log")?;
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    // The journal has its own clock.
+    match std::env::var_os("JOURNAL_STREAM") {
+        Some(_) => log.with_ansi(false).without_time().init(),
+        None => log.with_ansi(std::io::stderr().is_terminal()).init(),
+    }
+    if let Some(Command::CheckConfig { file }) = flags.command {
+        annex_agent::agent::check(Config::load(&file).map_err(told)?).map_err(told)?;
+        println!("{}: good", file.display());
+        return Ok(());
+    }
+    let config = flags.set.over_file()?;
+
+    // Before any thread starts, so that all inherit it and the signals come to the wait below.
+    let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
+    signals.thread_block().context("failed to block signals")?;
+    let agent = Agent::start(config).map_err(told)?;
+    stay_in_memory();
+    notify(&[NotifyState::Ready, NotifyState::Status(&format!("lending on {}", agent.addr()))]);
+
+    let signal = signals.wait().context("failed to wait for a signal")?;
+    info!("{signal}: stopping");
+    notify(&[NotifyState::Stopping]);
+    // A second signal ends it at once.
+    signals.thread_unblock().context("failed to unblock signals")?;
+    agent.shutdown();
+    info!("stopped");
+    Ok(())
+}
+
+/// An error whose text names its causes already: they are not to be appended once more.
+fn told(error: impl std::error::Error) -> anyhow::Error {
+    anyhow::Error::msg(error.to_string())
+}
+
+/// The agent serves page faults: it must not wait for pages of its own, nor be the one the OOM killer takes.
+fn stay_in_memory() {
+    let on_fault = MlockAllFlags::from_bits_retain(libc::MCL_ONFAULT);
+    if let Err(e) = mlockall(MlockAllFlags::MCL_CURRENT | MlockAllFlags::MCL_FUTURE | on_fault) {
+        warn!("failed to lock the agent's own memory, it may be swapped out: {e} (LimitMEMLOCK=infinity allows it)");
+    }
+    const SCORE: i32 = -900;
+    const FILE: &str = "/proc/self/oom_score_adj";
+    // Its unit may have seen to that, and the agent may lack the right to.
+    let is_low = std::fs::read_to_string(FILE).is_ok_and(|s| s.trim().parse::<i32>().is_ok_and(|n| n <= SCORE));
+    if !is_low && let Err(e) = std::fs::write(FILE, SCORE.to_string()) {
+        warn!("failed to lower the agent's OOM score, it may be killed when this host runs out of memory: {e}");
+    }
+}
+
+fn notify(states: &[NotifyState<'_>]) {
+    if let Err(e) = sd_notify::notify(states) {
+        error!("failed to notify systemd: {e}");
+    }
+}

@@ -1,0 +1,8 @@
+//! The fabric's providers against the agent's real targets.
+
+mod both;
+mod faulty;
+mod model;
+mod rig;
+mod shm;
+mod tcp;

@@ -1,0 +1,133 @@
+//! What is particular to shm: mappings, the lease board, the watcher.
+
+use crate::rig::*;
+use annex_shared::fabric::shm::PrepareError;
+use annex_shared::fabric::{ConnectError, Connector, ErrorKind, MAX_OP_LEN, OpKind};
+use annex_shared::ids::{Incarnation, SessionKey};
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+#[test]
+fn a_slab_that_is_not_prepared_or_forgotten_is_refused() {
+    let donor = Donor::start();
+    let connector = donor.shm_with(INCARNATION, SESSION).unwrap();
+    let mut lane = Lane::open(&connector, 4096);
+    assert_eq!(lane.run(OpKind::Read, 0, 8, KEY, 0).result, Err(ErrorKind::RemoteAccess));
+    connector.prepare(KEY).unwrap();
+    connector.prepare(KEY).unwrap();
+    assert_eq!(lane.run(OpKind::Read, 0, 8, KEY, 0).result, Ok(()), "open endpoints see it");
+    connector.forget(KEY);
+    assert_eq!(lane.run(OpKind::Read, 0, 8, KEY, 0).result, Err(ErrorKind::RemoteAccess));
+}
+
+#[test]
+fn a_forgotten_slab_is_unmapped() {
+    let donor = Donor::start();
+    let connector = donor.shm_with(INCARNATION, SESSION).unwrap();
+    let mut lane = Lane::open(&connector, 4096);
+    let mapped = || {
+        let inode = donor.table.inode(KEY);
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        maps.lines().filter(|l| l.split_whitespace().nth(4) == Some(&inode)).count()
+    };
+    let without = mapped();
+    connector.prepare(KEY).unwrap();
+    assert_eq!(lane.run(OpKind::Read, 0, 8, KEY, 0).result, Ok(()));
+    assert_eq!(mapped(), without + 1);
+    connector.forget(KEY);
+    lane.endpoint.poll(&mut Vec::new());
+    // Swept at the next change of the table (or by the watcher, later).
+    connector.prepare(SECOND_KEY).unwrap();
+    assert_eq!(mapped(), without);
+}
+
+#[test]
+fn another_clients_slab_is_not_handed_out() {
+    let donor = Donor::start();
+    let connector = donor.shm();
+    let error = connector.prepare(OTHERS_KEY).unwrap_err();
+    assert!(matches!(error, PrepareError::Refused { source: ErrorKind::RemoteAccess, .. }), "{error}");
+    assert!(connector.prepare(KEY).is_ok(), "the connection is still of use");
+}
+
+#[test]
+fn a_lease_revoked_or_run_out_on_the_board_gives_an_error_and_no_bytes() {
+    let donor = Donor::start();
+    let connector = donor.shm();
+    let mut lane = Lane::open(&connector, 4096);
+    donor.table.poke(KEY, 0, &[7; 8]);
+    donor.table.poke(SECOND_KEY, 0, &[7; 8]);
+    donor.table.revoke_on_board(KEY);
+    donor.table.expire_on_board(SECOND_KEY);
+    for rkey in [KEY, SECOND_KEY] {
+        assert_eq!(lane.run(OpKind::Read, 0, 8, rkey, 0).result, Err(ErrorKind::RemoteAccess));
+        assert_eq!(lane.run(OpKind::Write, 0, 8, rkey, 0).result, Err(ErrorKind::RemoteAccess));
+        assert_eq!(donor.table.peek(rkey, 0, 8), [7; 8]);
+    }
+    assert_eq!(lane.bytes(0, 8), [0; 8]);
+}
+
+#[test]
+fn a_read_during_which_the_lease_ends_never_brings_later_bytes_as_a_success() {
+    const LEN: usize = MAX_OP_LEN as usize;
+    let donor = Donor::start();
+    let connector = donor.shm();
+    let mut lane = Lane::open(&connector, LEN);
+    let started = Barrier::new(2);
+    let (ours, later) = (vec![0x11; LEN], vec![0xee; LEN]);
+    let mut wrong = 0;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 0..40u64 {
+                started.wait();
+                // Somewhere in the reader's second or third READ, at another place each round.
+                let start = Instant::now();
+                while start.elapsed() < Duration::from_micros(1000 + 97 * round) {
+                    std::hint::spin_loop();
+                }
+                donor.table.revoke_on_board(KEY);
+                donor.table.poke(KEY, 0, &later);
+            }
+        });
+        for _ in 0..40 {
+            donor.table.poke(KEY, 0, &ours);
+            donor.table.grant_on_board(KEY);
+            started.wait();
+            while lane.run(OpKind::Read, 0, MAX_OP_LEN, KEY, 0).result.is_ok() {
+                wrong += u32::from(lane.bytes(0, LEN) != ours);
+            }
+            // The other thread has revoked, and may still be writing.
+            while donor.table.peek(KEY, LEN - 1, 1) != [0xee] {
+                std::thread::yield_now();
+            }
+        }
+    });
+    assert_eq!(wrong, 0, "READs that succeeded with bytes of after the lease");
+}
+
+#[test]
+fn a_wrong_session_or_incarnation_is_refused_with_the_reason() {
+    let donor = Donor::start();
+    let refused = |incarnation, session| match donor.shm_with(incarnation, session) {
+        Err(ConnectError::Refused { reason, .. }) => reason,
+        other => panic!("not refused: {other:?}"),
+    };
+    assert!(refused(INCARNATION, SessionKey(1)).contains("session key"));
+    assert!(refused(Incarnation(1), SESSION).contains("restarted"));
+}
+
+#[test]
+fn a_dead_agent_leaves_no_endpoint_to_open() {
+    let donor = Donor::start();
+    let connector = donor.shm();
+    donor.connections.shutdown();
+    assert!(donor.connections.wait_empty(PATIENCE));
+    let start = Instant::now();
+    while connector.is_alive() {
+        assert!(start.elapsed() < PATIENCE, "the watcher did not notice");
+        std::thread::yield_now();
+    }
+    let arena = std::sync::Arc::new(annex_shared::fabric::Arena::new(4096).unwrap());
+    assert!(matches!(connector.open(&arena), Err(ConnectError::Unreachable { .. })));
+    assert!(connector.prepare(OTHERS_KEY).is_err());
+}

@@ -1,0 +1,152 @@
+//! The command line.
+
+use crate::failure::{self, CANNOT_RUN, USAGE};
+use annex_shared::api::{Limit, SOCKET};
+use clap::{Args, Parser, Subcommand};
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Let programs use the idle memory of other machines.
+#[derive(Debug, Parser)]
+#[command(name = "annex", version, after_help = failure::EXIT_CODES, subcommand_required = true)]
+pub struct Cli {
+    /// annexd's control socket
+    #[arg(long, global = true, value_name = "PATH", default_value = SOCKET)]
+    pub socket: PathBuf,
+    /// Print JSON, errors included
+    #[arg(long, global = true)]
+    pub json: bool,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a command whose cold memory goes to other machines
+    ///
+    /// The command takes this process's place: its exit code, signals and terminal are its own. Its children belong to the app too.
+    Run(RunArgs),
+    /// Take a running process or a systemd unit
+    Attach(AttachArgs),
+    /// Bring all memory of an app back and let go of it
+    Detach {
+        /// The app's name or id, or the PID of one of its processes
+        app: String,
+    },
+    /// Change how much memory an app may keep resident
+    Limit {
+        /// The app's name or id, or the PID of one of its processes
+        app: String,
+        /// Bytes with a unit (512M, 2G) or a share of its memory (50%)
+        local: Limit,
+    },
+    /// List the apps
+    Apps,
+    /// Show donors, pool, apps, and what needs attention
+    Status,
+    /// List the slabs leased from donors
+    Slabs,
+}
+
+/// What `run` and `attach` have in common.
+#[derive(Debug, Args)]
+pub struct AppArgs {
+    /// Memory the app may keep resident: bytes with a unit (512M, 2G) or a share (50%); annexd's default if absent
+    #[arg(long, value_name = "LIMIT")]
+    pub local: Option<Limit>,
+    /// What to call the app; made from the program's name if absent
+    #[arg(long)]
+    pub name: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    #[command(flatten)]
+    pub app: AppArgs,
+    /// The command and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+#[group(skip)]
+pub struct AttachArgs {
+    /// The process
+    #[arg(value_parser = clap::value_parser!(i32).range(1..), required_unless_present = "unit", conflicts_with = "unit")]
+    pub pid: Option<i32>,
+    /// A systemd unit: all processes of its cgroup
+    #[arg(long, value_name = "UNIT")]
+    pub unit: Option<String>,
+    #[command(flatten)]
+    pub app: AppArgs,
+    /// Return at once instead of waiting until the app is down to its limit
+    #[arg(long)]
+    pub no_wait: bool,
+}
+
+/// Prints a usage error, help or the version. `annex run` fails with its own code, since 2 may be the command's.
+pub fn explain(error: &clap::Error) -> ExitCode {
+    let _ = error.print();
+    if !error.use_stderr() {
+        return ExitCode::SUCCESS;
+    }
+    let runs = subcommand(std::env::args_os().skip(1)).is_some_and(|word| word == "run");
+    ExitCode::from(if runs { CANNOT_RUN } else { USAGE })
+}
+
+/// The first word that is neither an option nor an option's value, on a line that clap could not make sense of.
+fn subcommand(mut words: impl Iterator<Item = OsString>) -> Option<OsString> {
+    while let Some(word) = words.next() {
+        if word == "--socket" {
+            words.next();
+        } else if !word.as_encoded_bytes().starts_with(b"-") {
+            return Some(word);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn parse(line: &[&str]) -> Result<Command, clap::Error> {
+        Cli::try_parse_from(line).map(|cli| cli.command)
+    }
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_commands_own_options_are_left_to_it() {
+        for line in [
+            &["annex", "run", "--local", "1G", "--", "sort", "--json", "-u"][..],
+            &["annex", "run", "--local", "1G", "sort", "--json", "-u"][..],
+        ] {
+            let Ok(Command::Run(run)) = parse(line) else { panic!("{line:?}") };
+            assert_eq!(run.command, ["sort", "--json", "-u"]);
+            assert_eq!(run.app.local, Some(Limit::Bytes(1 << 30)));
+        }
+    }
+
+    #[test]
+    fn the_subcommand_is_found_behind_options() {
+        for line in [&["run", "x"][..], &["--json", "run"], &["--socket", "/x", "run"], &["--socket=/x", "run"]] {
+            assert_eq!(subcommand(line.iter().map(OsString::from)), Some("run".into()), "{line:?}");
+        }
+        assert_eq!(subcommand(["--socket", "run"].iter().map(OsString::from)), None);
+    }
+
+    #[test]
+    fn an_attach_needs_a_process_or_a_unit_and_not_both() {
+        assert!(parse(&["annex", "attach"]).is_err());
+        assert!(parse(&["annex", "attach", "0"]).is_err());
+        assert!(parse(&["annex", "attach", "7", "--unit", "a.service"]).is_err());
+        assert!(parse(&["annex", "attach", "7", "--no-wait"]).is_ok());
+        assert!(parse(&["annex", "attach", "--unit", "a.service", "--local", "25%"]).is_ok());
+    }
+}

@@ -1,0 +1,110 @@
+//! Everything that can go wrong, as the user reads it, and the exit codes.
+
+use annex_shared::api::{ApiError, ErrorCode};
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// A command line that makes no sense.
+pub const USAGE: u8 = 2;
+/// `annex run` failed before the command started (as env, timeout and docker say it).
+pub const CANNOT_RUN: u8 = 125;
+const NOT_EXECUTABLE: u8 = 126;
+const COMMAND_NOT_FOUND: u8 = 127;
+
+/// What `annex --help` says about them.
+pub const EXIT_CODES: &str = "\
+Exit codes: 0 done, 1 internal error, 2 bad usage or request, 3 annexd not running or stopping,
+4 not found, 5 not allowed, 6 attached already, 7 process unsuitable, 8 host unsuitable,
+9 no donors, 10 not enough memory. annex run: the command's own; 125 annex failed before
+it started, 126 it can't be executed, 127 it was not found.";
+
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// annexd said no.
+    #[error(transparent)]
+    Refused(#[from] ApiError),
+    #[error("annexd is not running: nothing answers on {}", .socket.display())]
+    NotRunning { socket: PathBuf },
+    #[error("failed to connect to annexd on {}: {source}", .socket.display())]
+    Connect { socket: PathBuf, source: io::Error },
+    #[error("lost the connection to annexd: {0}")]
+    Lost(String),
+    #[error("annexd's answer makes no sense: {0}")]
+    Garbled(String),
+    #[error("the app '{0}' has ended")]
+    Ended(String),
+    #[error("failed to run '{command}': {}", if .source.kind() == io::ErrorKind::NotFound { "command not found".into() } else { .source.to_string() })]
+    Exec { command: String, source: io::Error },
+    #[error("failed to run the command: its arguments hold a zero byte")]
+    ZeroByte,
+    #[error("failed to write the output: {0}")]
+    Output(#[source] io::Error),
+    #[error("failed to set up the connection to annexd: {0}")]
+    Setup(#[source] io::Error),
+}
+
+impl Failure {
+    fn kind(&self) -> ErrorCode {
+        match self {
+            Failure::Refused(error) => error.kind,
+            Failure::NotRunning { .. } | Failure::Lost(_) => ErrorCode::Unavailable,
+            Failure::Connect { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => ErrorCode::Forbidden,
+            Failure::Ended(_) | Failure::Exec { .. } => ErrorCode::NotFound,
+            Failure::ZeroByte => ErrorCode::BadRequest,
+            Failure::Connect { .. } | Failure::Garbled(_) | Failure::Output(_) | Failure::Setup(_) => {
+                ErrorCode::Internal
+            }
+        }
+    }
+
+    fn remedy(&self) -> String {
+        match self {
+            Failure::Refused(error) => error.remedy.clone(),
+            Failure::NotRunning { .. } => "start it (systemctl start annexd), or name its socket with --socket".into(),
+            Failure::Lost(_) => "see annexd's log (journalctl -u annexd)".into(),
+            Failure::Garbled(_) => {
+                "annex and annexd must be of the same version (annex --version, annexd --version)".into()
+            }
+            _ => String::new(),
+        }
+    }
+
+    /// Prints it to standard error.
+    pub fn report(&self, json: bool) {
+        let (message, remedy) = (self.to_string(), self.remedy());
+        if json {
+            let error = ApiError { kind: self.kind(), message, remedy };
+            eprintln!("{}", serde_json::json!({ "error": error }));
+        } else {
+            eprintln!("annex: {message}");
+            if !remedy.is_empty() {
+                eprintln!("  remedy: {remedy}");
+            }
+        }
+    }
+
+    /// The one place where failures become exit codes. The codes of `annex run` must stay out of its command's way.
+    pub fn exit_code(&self, running: bool) -> ExitCode {
+        if let Failure::Exec { source, .. } = self {
+            let missing = source.kind() == io::ErrorKind::NotFound;
+            return ExitCode::from(if missing { COMMAND_NOT_FOUND } else { NOT_EXECUTABLE });
+        }
+        ExitCode::from(if running { CANNOT_RUN } else { code(self.kind()) })
+    }
+}
+
+fn code(kind: ErrorCode) -> u8 {
+    match kind {
+        ErrorCode::Internal => 1,
+        ErrorCode::BadRequest => USAGE,
+        ErrorCode::Unavailable => 3,
+        ErrorCode::NotFound => 4,
+        ErrorCode::Forbidden => 5,
+        ErrorCode::AlreadyAttached => 6,
+        ErrorCode::Unsuitable => 7,
+        ErrorCode::Unsupported => 8,
+        ErrorCode::NoDonors => 9,
+        ErrorCode::NoMemory => 10,
+    }
+}

@@ -1,0 +1,74 @@
+//! `annex`: the command people type. A thin client of annexd's local API ([`annex_shared::api`]).
+//!
+//! - [`command`]: the command line.
+//! - [`client`]: HTTP over annexd's Unix socket.
+//! - [`failure`]: everything that can go wrong, as the user reads it, and the exit codes.
+//! - [`run`]: starts a program under annex by becoming it.
+//! - [`attach`], [`detach`]: take and give back running processes, showing progress.
+//! - [`listing`]: `apps`, `slabs` and `status` as tables; [`table`] draws them.
+
+mod attach;
+mod client;
+mod command;
+mod detach;
+mod failure;
+mod listing;
+mod run;
+mod table;
+
+use annex_shared::api::{AppInfo, LimitRequest};
+use clap::Parser;
+use client::Client;
+use command::{Cli, Command};
+use failure::Failure;
+use hyper::Method;
+use serde::Serialize;
+use std::io::Write;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return command::explain(&error),
+    };
+    match dispatch(&cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            failure.report(cli.json);
+            failure.exit_code(matches!(cli.command, Command::Run(_)))
+        }
+    }
+}
+
+fn dispatch(cli: &Cli) -> Result<(), Failure> {
+    let client = Client::new(&cli.socket)?;
+    match &cli.command {
+        Command::Run(args) => match run::run(client, args)? {},
+        Command::Attach(args) => attach::attach(&client, args, cli.json),
+        Command::Detach { app } => detach::detach(&client, app, cli.json),
+        Command::Limit { app, local } => {
+            let request = LimitRequest { local: *local };
+            let app: AppInfo = client.call(Method::PUT, &client::path(&["apps", app, "limit"]), Some(&request))?;
+            show(cli.json, &app, |app| format!("{} may keep {} resident\n", app.name, app.local))
+        }
+        Command::Apps => show(cli.json, &client.apps()?, |apps| listing::apps(apps)),
+        Command::Status => show(cli.json, &client.status()?, listing::status),
+        Command::Slabs => show(cli.json, &client.slabs()?, |slabs| listing::slabs(slabs)),
+    }
+}
+
+/// Prints what annexd answered: as it is, or as people read it.
+fn show<T: Serialize>(json: bool, value: &T, text: impl FnOnce(&T) -> String) -> Result<(), Failure> {
+    let text = if json {
+        let mut text = serde_json::to_string_pretty(value).map_err(|e| Failure::Garbled(e.to_string()))?;
+        text.push('\n');
+        text
+    } else {
+        text(value)
+    };
+    match std::io::stdout().write_all(text.as_bytes()) {
+        // `annex apps | head -1` has seen enough.
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        other => other.map_err(Failure::Output),
+    }
+}

@@ -1,0 +1,323 @@
+//! The `annex` binary against a real control socket with a scripted pager and pool behind it.
+
+use annex_daemon::control::scripted::{ScriptedApps, ScriptedDonors};
+use annex_daemon::control::{Apps, Control, ControlSocket, Operators, server};
+use annex_shared::api::{ApiError, AppInfo, ErrorCode, Limit, SlabInfo, Status};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
+use tokio::sync::oneshot;
+
+const NOBODY: u32 = 65534;
+
+struct Annexd {
+    apps: Arc<ScriptedApps>,
+    pool: Arc<ScriptedDonors>,
+    dir: tempfile::TempDir,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Annexd {
+    fn start() -> Annexd {
+        let dir = tempfile::tempdir().unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let apps = Arc::new(ScriptedApps::default());
+        let pool = Arc::new(ScriptedDonors::default());
+        let control = Control::new(apps.clone(), pool.clone(), Operators::Gid(4711), Vec::new());
+        let socket = ControlSocket::bind(&dir.path().join("annexd.sock")).unwrap();
+        let (stop, stopped) = oneshot::channel();
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let listener = tokio::net::UnixListener::from_std(socket.listener().unwrap()).unwrap();
+                server::serve(listener, control, async { drop(stopped.await) }).await;
+            });
+        });
+        Annexd { apps, pool, dir, stop: Some(stop), thread: Some(thread) }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join("annexd.sock")
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_annex"));
+        command.arg("--socket").arg(self.socket()).args(args).stdin(Stdio::null());
+        command
+    }
+
+    fn annex(&self, args: &[&str]) -> Said {
+        Said::of(self.command(args).output().unwrap())
+    }
+
+    /// Runs a copy of the command that any user can reach, as user nobody.
+    fn annex_as_nobody(&self, args: &[&str]) -> Said {
+        let copy = self.dir.path().join("annex");
+        fs::copy(env!("CARGO_BIN_EXE_annex"), &copy).unwrap();
+        let mut command = Command::new(copy);
+        command.arg("--socket").arg(self.socket()).args(args).current_dir("/").gid(NOBODY).uid(NOBODY);
+        Said::of(command.output().unwrap())
+    }
+}
+
+impl Drop for Annexd {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+#[derive(Debug)]
+struct Said {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+impl Said {
+    fn of(output: Output) -> Said {
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        Said { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    }
+
+    fn json<T: serde::de::DeserializeOwned>(&self) -> T {
+        assert_eq!(self.code, Some(0), "{self:?}");
+        serde_json::from_str(&self.out).unwrap_or_else(|e| panic!("{e}: {self:?}"))
+    }
+}
+
+fn error(kind: ErrorCode, message: &str, remedy: &str) -> ApiError {
+    ApiError { kind, message: message.into(), remedy: remedy.into() }
+}
+
+#[test]
+fn a_run_command_is_the_commands_own_exit_code() {
+    let annexd = Annexd::start();
+    assert_eq!(annexd.annex(&["run", "--", "sh", "-c", "exit 7"]).code, Some(7));
+    assert_eq!(annexd.annex(&["run", "true"]).code, Some(0));
+}
+
+#[test]
+fn a_run_command_gets_its_input_arguments_and_app_id() {
+    let annexd = Annexd::start();
+    let said = annexd.annex(&["run", "--name", "job", "--", "sh", "-c", "echo \"$ANNEX_APP $$ $1\"", "sh", "--json"]);
+    let app = annexd.apps.find("job").unwrap();
+    assert_eq!(said.out, format!("{} {} --json\n", app.id, app.pids[0]));
+    assert_eq!(said.err, "");
+}
+
+#[test]
+fn a_signal_kills_the_command_itself() {
+    let annexd = Annexd::start();
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        let mut command = annexd.command(&["run", "--", "sh", "-c", "echo ready; exec sleep 60"]);
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        kill(Pid::from_raw(child.id() as i32), signal).unwrap();
+        assert_eq!(child.wait().unwrap().signal(), Some(signal as i32));
+    }
+}
+
+#[test]
+fn a_run_command_finds_signals_and_descriptors_as_without_annex() {
+    let annexd = Annexd::start();
+    let probe = "grep -E '^(SigIgn|SigBlk|SigCgt)' /proc/self/status; ls /proc/self/fd";
+    for prelude in ["", "trap '' PIPE; ", "trap '' HUP; "] {
+        let run = |prefix: &str| {
+            let script = format!("{prelude}{prefix} sh -c \"$0\"");
+            let output = Command::new("sh").args(["-c", &script, probe]).stdin(Stdio::null()).output().unwrap();
+            Said::of(output)
+        };
+        let native = run("exec");
+        let under = run(&format!("exec {} --socket {} run", env!("CARGO_BIN_EXE_annex"), annexd.socket().display()));
+        assert_eq!((native.code, under.code), (Some(0), Some(0)), "{under:?}");
+        assert_eq!(native.out, under.out, "after {prelude:?}");
+    }
+}
+
+#[test]
+fn a_command_that_can_not_be_executed_leaves_no_app_behind() {
+    let annexd = Annexd::start();
+    let missing = annexd.annex(&["run", "--", "no-such-command-here"]);
+    assert_eq!(missing.code, Some(127));
+    assert_eq!(missing.err, "annex: failed to run 'no-such-command-here': command not found\n");
+    let folder = annexd.annex(&["run", "--", "/etc"]);
+    assert_eq!(folder.code, Some(126));
+    assert!(folder.err.starts_with("annex: failed to run '/etc': Permission denied"), "{folder:?}");
+    assert!(annexd.apps.apps().is_empty());
+}
+
+#[test]
+fn without_annexd_run_fails_before_the_command_starts() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("annexd.sock");
+    let witness = dir.path().join("ran");
+    let annex = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_annex"));
+        Said::of(command.arg("--socket").arg(&socket).args(args).output().unwrap())
+    };
+    let said = annex(&["run", "--", "touch", witness.to_str().unwrap()]);
+    assert_eq!(said.code, Some(125));
+    let expected = format!(
+        "annex: annexd is not running: nothing answers on {}\n  remedy: start it (systemctl start annexd), or name its socket with --socket\n",
+        socket.display()
+    );
+    assert_eq!(said.err, expected);
+    assert!(!witness.exists());
+    assert_eq!(annex(&["status"]).code, Some(3));
+}
+
+#[test]
+fn without_donors_run_fails_with_the_reason_and_the_remedy() {
+    let annexd = Annexd::start();
+    annexd.pool.fail(error(ErrorCode::NoDonors, "2 donors are needed, none is up", "start annex-agent on a donor"));
+    let said = annexd.annex(&["run", "--", "true"]);
+    assert_eq!(said.code, Some(125));
+    assert_eq!(said.err, "annex: 2 donors are needed, none is up\n  remedy: start annex-agent on a donor\n");
+    assert_eq!(annexd.annex(&["attach", "1"]).code, Some(9));
+}
+
+#[test]
+fn a_bad_limit_is_explained_with_runs_own_exit_code() {
+    let annexd = Annexd::start();
+    let run = annexd.annex(&["run", "--local", "12Q", "--", "true"]);
+    assert_eq!(run.code, Some(125));
+    assert!(run.err.contains("bad local limit '12Q': give bytes with a unit (512M, 2G) or a share (50%)"), "{run:?}");
+    assert_eq!(annexd.annex(&["limit", "x", "0%"]).code, Some(2));
+    assert_eq!(annexd.annex(&["run"]).code, Some(125));
+}
+
+#[test]
+fn an_attach_waits_until_the_app_is_down_to_its_limit() {
+    let annexd = Annexd::start();
+    let said = annexd.annex(&["attach", "4242", "--local", "256M", "--name", "redis"]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert_eq!(said.out, "attached redis (id 1): 256 MiB resident (limit 256 MiB), 768 MiB in the pool\n");
+    let app: AppInfo = annexd.annex(&["attach", "4343", "--no-wait", "--json"]).json();
+    assert_eq!((app.resident, app.evicted), (1 << 30, 0));
+}
+
+#[test]
+fn attach_errors_say_why_and_have_their_own_exit_codes() {
+    let annexd = Annexd::start();
+    annexd.apps.fail_attach(error(ErrorCode::NotFound, "there is no process 999999", ""));
+    let missing = annexd.annex(&["attach", "999999"]);
+    assert_eq!((missing.code, missing.err.as_str()), (Some(4), "annex: there is no process 999999\n"));
+    annexd.apps.add("redis", 77, 0);
+    assert_eq!(annexd.annex(&["attach", "77"]).code, Some(6));
+    annexd.apps.fail_attach(error(ErrorCode::Unsuitable, "process 5 is a 32-bit program", "run it natively"));
+    assert_eq!(annexd.annex(&["attach", "5"]).code, Some(7));
+    annexd.apps.fail_attach(error(ErrorCode::NoMemory, "the pool is full", "add donors"));
+    let full = annexd.annex(&["attach", "6", "--json"]);
+    assert_eq!(full.code, Some(10));
+    let json: serde_json::Value = serde_json::from_str(&full.err).unwrap();
+    assert_eq!(json["error"]["kind"], "no_memory");
+    assert_eq!(json["error"]["remedy"], "add donors");
+}
+
+#[test]
+fn an_ordinary_user_can_not_attach_roots_process() {
+    let annexd = Annexd::start();
+    let said = annexd.annex_as_nobody(&["attach", &std::process::id().to_string()]);
+    assert_eq!(said.code, Some(5));
+    let expected = format!(
+        "annex: may not attach process {}: it belongs to user 0, you are user {NOBODY}\n  remedy: ask as root or as a member of group annex\n",
+        std::process::id()
+    );
+    assert_eq!(said.err, expected);
+    let run = annexd.annex_as_nobody(&["run", "--name", "theirs", "--", "id", "-u"]);
+    assert_eq!((run.code, run.out.as_str()), (Some(0), "65534\n"), "{run:?}");
+    assert_eq!(annexd.apps.find("theirs").map(|app| app.uid), Some(NOBODY));
+}
+
+#[test]
+fn a_detach_tells_how_much_came_back() {
+    let annexd = Annexd::start();
+    annexd.apps.add("redis", 77, 0);
+    assert_eq!(annexd.annex(&["detach", "redis"]).out, "detached redis (512 MiB brought back)\n");
+    assert_eq!(annexd.annex(&["detach", "redis"]).code, Some(4));
+    annexd.apps.add("redis", 77, 0);
+    let json: serde_json::Value = annexd.annex(&["detach", "77", "--json"]).json();
+    assert_eq!(json["brought_back"], 512 << 20);
+}
+
+#[test]
+fn a_detach_that_fails_half_way_says_so() {
+    let annexd = Annexd::start();
+    annexd.apps.add("redis", 77, 0);
+    annexd.apps.fail_detach(error(ErrorCode::NoMemory, "1 GiB of local memory is missing", "free it"));
+    let said = annexd.annex(&["detach", "redis"]);
+    assert_eq!(said.code, Some(10));
+    assert_eq!(said.err, "annex: 1 GiB of local memory is missing\n  remedy: free it\n");
+}
+
+#[test]
+fn a_limit_can_be_changed() {
+    let annexd = Annexd::start();
+    annexd.apps.add("redis", 77, 0);
+    assert_eq!(annexd.annex(&["limit", "redis", "512M"]).out, "redis may keep 512 MiB resident\n");
+    let app: AppInfo = annexd.annex(&["limit", "77", "25%", "--json"]).json();
+    assert_eq!(app.local, Limit::Percent(25));
+}
+
+#[test]
+fn status_fits_a_terminal_and_tells_what_needs_attention() {
+    let annexd = Annexd::start();
+    annexd.apps.add("redis-server.service", 77, 0);
+    let said = annexd.annex(&["status"]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert!(said.out.lines().all(|l| l.chars().count() <= 80), "{}", said.out);
+    for part in [
+        "rack1-db7",
+        "10.0.0.7:7411",
+        "tcp",
+        "lost",
+        "16/56",
+        "redis-server",
+        "16 degraded",
+        "warning: donor rack2-db9",
+    ] {
+        assert!(said.out.contains(part), "{part} is missing in\n{}", said.out);
+    }
+    let status: Status = annexd.annex(&["status", "--json"]).json();
+    assert_eq!(status.donors.len(), 2);
+}
+
+#[test]
+fn apps_and_slabs_are_listed_for_people_and_for_programs() {
+    let annexd = Annexd::start();
+    assert_eq!(annexd.annex(&["apps"]).out, "no apps (annex run and annex attach make them)\n");
+    assert_eq!(annexd.annex(&["apps", "--json"]).json::<Vec<AppInfo>>().len(), 0);
+    annexd.apps.add("redis", 77, 0);
+    let text = annexd.annex(&["apps"]).out;
+    assert!(
+        text.starts_with("ID  APP    PID  USER  STATE    LOCAL  RESIDENT  IN POOL  FAULTS     P50      P99\n"),
+        "{text}"
+    );
+    assert!(text.contains(" 1  redis  77   root  running    50%   768 MiB  256 MiB    1.2k  8.5 µs"), "{text}");
+    assert!(annexd.annex(&["slabs"]).out.contains("rack1-db7     3       1     0  64 MiB  12 MiB  tcp  live"));
+    assert_eq!(annexd.annex(&["slabs", "--json"]).json::<Vec<SlabInfo>>()[0].slab, 3);
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_is_no_error() {
+    let annexd = Annexd::start();
+    let mut child = annexd.command(&["status"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), output.stderr), (Some(0), Vec::new()));
+}
+
+#[test]
+fn the_version_is_told() {
+    let said = Said::of(Command::new(env!("CARGO_BIN_EXE_annex")).arg("--version").output().unwrap());
+    assert_eq!(said.out, format!("annex {}\n", env!("CARGO_PKG_VERSION")));
+}

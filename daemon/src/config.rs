@@ -1,0 +1,196 @@
+//! annexd's configuration: a TOML file, flags over it, and defaults under both.
+//!
+//! ```toml
+//! local = "50%"                  # what an app may keep resident unless it is told otherwise
+//!
+//! [pool]
+//! replicas = 2
+//!
+//! [[pool.donor]]
+//! address = "donor-a.example:7411"
+//! ```
+
+use crate::pager::PagerConfig;
+use crate::pool::{DonorConfig, PoolConfig, TransportChoice};
+use annex_shared::api::{Limit, SOCKET};
+use annex_shared::config::{ConfigError as FileError, load};
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+/// Read if it exists and no other file is named.
+pub const DEFAULT_FILE: &str = "/etc/annex/annexd.toml";
+/// More threads than this only get into each other's way.
+const MAX_WORKERS: u32 = 256;
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Where the `annex` command reaches annexd.
+    pub socket: PathBuf,
+    /// What an app may keep resident unless `annex run --local` or `annex limit` says otherwise.
+    pub local: Limit,
+    /// What is logged, as tracing's filters are written: `info`, `warn`, `annex_daemon::pool=debug`.
+    pub log: String,
+    pub pool: PoolConfig,
+    pub pager: PagerConfig,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            socket: SOCKET.into(),
+            local: Limit::Percent(50),
+            log: "info".into(),
+            pool: PoolConfig::default(),
+            pager: PagerConfig::default(),
+        }
+    }
+}
+
+/// A configuration annexd can't start with.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error(transparent)]
+    File(#[from] FileError),
+    #[error("bad pool configuration: {0}")]
+    Pool(#[from] crate::pool::ConfigError),
+    #[error("fault_workers = {0} in [pager]: give 0 (automatic) to {MAX_WORKERS}")]
+    FaultWorkers(u32),
+    #[error("socket is empty: give a path such as {SOCKET}")]
+    NoSocket,
+    #[error("bad log filter '{filter}': {source}; give a level (info, debug) or target=level pairs")]
+    Log { filter: String, source: tracing_subscriber::filter::ParseError },
+}
+
+impl Config {
+    /// The file's configuration, or the default one if none is named and the usual one doesn't exist.
+    pub fn of_file(named: Option<&Path>) -> Result<Config, ConfigError> {
+        match named {
+            Some(path) => Ok(load(path)?),
+            None if Path::new(DEFAULT_FILE).exists() => Ok(load(Path::new(DEFAULT_FILE))?),
+            None => Ok(Config::default()),
+        }
+    }
+
+    /// Checks what the types can't express.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        self.pool.check()?;
+        if self.pager.fault_workers > MAX_WORKERS {
+            return Err(ConfigError::FaultWorkers(self.pager.fault_workers));
+        }
+        if self.socket.as_os_str().is_empty() {
+            return Err(ConfigError::NoSocket);
+        }
+        self.log_filter().map(drop)
+    }
+
+    pub fn log_filter(&self) -> Result<tracing_subscriber::EnvFilter, ConfigError> {
+        tracing_subscriber::EnvFilter::try_new(&self.log)
+            .map_err(|source| ConfigError::Log { filter: self.log.clone(), source })
+    }
+}
+
+/// `--donor HOST:PORT[,transport=auto|tcp|shm][,name=NAME][,faults=PLAN]`; a plan has commas of its own and so comes last.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DonorFlag(pub DonorConfig);
+
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DonorFlagError {
+    #[error("the address is missing: give HOST:PORT first")]
+    NoAddress,
+    #[error("'{0}' is not KEY=VALUE with transport, name or faults as the key")]
+    Key(String),
+    #[error("transport '{0}' is not auto, tcp or shm")]
+    Transport(String),
+}
+
+impl FromStr for DonorFlag {
+    type Err = DonorFlagError;
+
+    fn from_str(flag: &str) -> Result<DonorFlag, DonorFlagError> {
+        let (address, mut rest) = flag.split_once(',').unwrap_or((flag, ""));
+        if address.is_empty() || address.contains('=') {
+            return Err(DonorFlagError::NoAddress);
+        }
+        let mut donor = DonorConfig { address: address.into(), ..DonorConfig::default() };
+        while !rest.is_empty() {
+            if let Some(plan) = rest.strip_prefix("faults=") {
+                donor.faults = Some(plan.into());
+                break;
+            }
+            let (option, further) = rest.split_once(',').unwrap_or((rest, ""));
+            match option.split_once('=') {
+                Some(("name", name)) if !name.is_empty() => donor.name = Some(name.into()),
+                Some(("transport", "auto")) => donor.transport = TransportChoice::Auto,
+                Some(("transport", "tcp")) => donor.transport = TransportChoice::Tcp,
+                Some(("transport", "shm")) => donor.transport = TransportChoice::Shm,
+                Some(("transport", other)) => return Err(DonorFlagError::Transport(other.into())),
+                _ => return Err(DonorFlagError::Key(option.into())),
+            }
+            rest = further;
+        }
+        Ok(DonorFlag(donor))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Config, String> {
+        let config: Config = annex_shared::config::parse(text, Path::new("annexd.toml")).map_err(|e| e.to_string())?;
+        config.check().map_err(|e| e.to_string())?;
+        Ok(config)
+    }
+
+    #[test]
+    fn the_shipped_example_is_accepted_and_changes_nothing_but_the_donors() {
+        let mut example = parse(include_str!("../../systemd/annexd.toml")).unwrap();
+        assert_eq!(example.pool.donors.len(), 2);
+        example.pool.donors.clear();
+        assert_eq!(example, Config::default());
+    }
+
+    #[test]
+    fn an_unknown_key_is_refused_with_the_nearest_known_one() {
+        for (text, key, near) in [
+            ("sokcet = '/x'", "sokcet", "socket"),
+            ("[pool]\nreplica = 2", "pool.replica", "replicas"),
+            ("[[pool.donor]]\nadress = 'a:1'", "adress", "address"),
+            ("[pager]\nfault_worker = 1", "pager.fault_worker", "fault_workers"),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(key) && error.contains(&format!("did you mean '{near}'?")), "{error}");
+        }
+    }
+
+    #[test]
+    fn wrong_values_are_refused_by_name() {
+        for (text, part) in [
+            ("local = '12Q'", "bad local limit '12Q'"),
+            ("[pool]\nreplicas = 9", "replicas = 9"),
+            ("[pager]\nwait = 'pray'", "unknown variant `pray`"),
+            ("[pager]\nfault_workers = 1000", "fault_workers = 1000 in [pager]"),
+            ("log = 'annex=loud'", "bad log filter 'annex=loud'"),
+            ("socket = ''", "socket is empty"),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn donors_can_be_given_as_flags() {
+        let donor = |flag: &str| flag.parse::<DonorFlag>().map(|f| f.0);
+        let full = donor("h:1,transport=shm,name=a,faults=fail=1/97,delay=1/211:2ms,seed=7").unwrap();
+        assert_eq!(full.address, "h:1");
+        assert_eq!(full.transport, TransportChoice::Shm);
+        assert_eq!(full.name.as_deref(), Some("a"));
+        assert_eq!(full.faults.as_deref(), Some("fail=1/97,delay=1/211:2ms,seed=7"));
+        assert_eq!(donor("[::1]:7411").unwrap().address, "[::1]:7411");
+        assert_eq!(donor("h:1,transport=rdma"), Err(DonorFlagError::Transport("rdma".into())));
+        assert_eq!(donor("h:1,speed=9"), Err(DonorFlagError::Key("speed=9".into())));
+        assert_eq!(donor("transport=tcp"), Err(DonorFlagError::NoAddress));
+    }
+}

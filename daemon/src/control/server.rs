@@ -1,0 +1,367 @@
+//! The routes of [`annex_shared::api`] over HTTP/1.1 on the control socket.
+//!
+//! One connection carries one request: a Unix socket connects in microseconds, and so nothing idle needs to be
+//! kept. An ordinary user may hold [`CONNECTIONS_PER_USER`] connections and take [`HEADER_TIMEOUT`] to say what they want, so that
+//! nobody can shut others out of a socket that everyone may connect to.
+//!
+//! A detach answers with one JSON line per step while it runs, and goes on to its end if the client hangs up.
+
+use super::access::{Authority, Operators, Peer};
+use super::progress::{self, Lines};
+use super::{Apps, Caller, Donors};
+use annex_shared::api::{ApiError, AppInfo, AttachRequest, ErrorCode, LimitRequest, SlabInfo, Status};
+use annex_shared::page::PAGE_SIZE;
+use axum::body::{Body, Bytes};
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{DefaultBodyLimit, Extension, Path, State};
+use axum::http::{Method, StatusCode, Uri, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, put};
+use axum::{Json, Router};
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::collections::HashMap;
+use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::task::JoinSet;
+
+/// How many connections one ordinary user may have open at a time.
+pub const CONNECTIONS_PER_USER: u32 = 32;
+/// How long a client may take to send its request's head.
+pub const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long requests under way may take to finish once annexd is done with its apps.
+const LAST_ANSWERS: Duration = Duration::from_secs(1);
+/// The largest body any request needs is a fraction of this.
+const MAX_BODY: usize = 16 << 10;
+const MAX_NAME: usize = 64;
+
+/// What the routes work on.
+pub struct Control {
+    pub apps: Arc<dyn Apps>,
+    pub pool: Arc<dyn Donors>,
+    operators: Operators,
+    /// What annexd could not have of its host.
+    shortcomings: Vec<String>,
+    started: Instant,
+    stopping: AtomicBool,
+}
+
+impl Control {
+    pub fn new(
+        apps: Arc<dyn Apps>,
+        pool: Arc<dyn Donors>,
+        operators: Operators,
+        shortcomings: Vec<String>,
+    ) -> Arc<Control> {
+        let (started, stopping) = (Instant::now(), AtomicBool::new(false));
+        Arc::new(Control { apps, pool, operators, shortcomings, started, stopping })
+    }
+
+    /// While set, nothing new is attached.
+    pub fn set_stopping(&self, stopping: bool) {
+        self.stopping.store(stopping, Ordering::SeqCst);
+    }
+
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::SeqCst)
+    }
+
+    fn attach(&self, request: &AttachRequest, caller: Caller, authority: Authority) -> Result<AppInfo, ApiError> {
+        if self.is_stopping() {
+            return Err(ApiError {
+                kind: ErrorCode::Unavailable,
+                message: "annexd is stopping and takes nothing new".into(),
+                remedy: "try again when it has been started anew".into(),
+            });
+        }
+        if let Some(name) = &request.name {
+            check_name(name)?;
+        }
+        authority.may_attach(&request.target)?;
+        self.pool.is_usable()?;
+        self.apps.attach(request, caller)
+    }
+
+    /// The app of this name, if it exists as far as the caller is concerned.
+    fn find(&self, name: &str, authority: Authority) -> Result<AppInfo, ApiError> {
+        self.apps.find(name).filter(|app| authority.covers(app)).ok_or_else(|| ApiError {
+            kind: ErrorCode::NotFound,
+            message: match authority {
+                Authority::Everything => format!("there is no app '{name}'"),
+                Authority::Own(_) => format!("you have no app '{name}'"),
+            },
+            remedy: "annex apps lists them".into(),
+        })
+    }
+
+    fn visible_apps(&self, authority: Authority) -> Vec<AppInfo> {
+        let mut apps = self.apps.apps();
+        apps.retain(|app| authority.covers(app));
+        apps
+    }
+
+    fn status(&self, authority: Authority) -> Status {
+        let mut apps = self.apps.apps();
+        let evicted_pages: u64 = apps.iter().map(|app| app.evicted / PAGE_SIZE as u64).sum();
+        let overhead = self.apps.overhead_bytes() + self.pool.metadata_bytes();
+        apps.retain(|app| authority.covers(app));
+        Status {
+            version: env!("CARGO_PKG_VERSION").into(),
+            pid: std::process::id() as i32,
+            uptime_s: self.started.elapsed().as_secs(),
+            kernel: super::host::kernel_release(),
+            replicas: self.pool.replicas(),
+            donors: self.pool.donors(),
+            pool: self.pool.info(),
+            workers: self.apps.workers(),
+            overhead_per_page: (evicted_pages > 0).then(|| overhead as f64 / evicted_pages as f64),
+            cpu_s: super::host::cpu_seconds(),
+            apps,
+            warnings: self.shortcomings.iter().cloned().chain(self.pool.warnings()).collect(),
+        }
+    }
+}
+
+/// A name must not read as an id or a PID, and must be printable on one line.
+fn check_name(name: &str) -> Result<(), ApiError> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "._-@:+".contains(c);
+    let why = if name.is_empty() || name.len() > MAX_NAME {
+        format!("it must have 1 to {MAX_NAME} characters")
+    } else if name.bytes().all(|b| b.is_ascii_digit()) {
+        "a number would be taken for an id or a PID".into()
+    } else if !name.chars().all(plain) {
+        "only letters, digits and . _ - @ : + are allowed".into()
+    } else {
+        return Ok(());
+    };
+    Err(bad_request(format!("can't use the name {name:?}: {why}"), "choose another with --name"))
+}
+
+/// Serves until `until` resolves, then lets the requests under way finish.
+pub async fn serve(listener: UnixListener, control: Arc<Control>, until: impl Future<Output = ()>) {
+    let router = router(control.clone());
+    let users = Arc::new(Users::default());
+    let mut connections = JoinSet::new();
+    tokio::pin!(until);
+    loop {
+        tokio::select! {
+            () = &mut until => break,
+            Some(_) = connections.join_next() => {}
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => {
+                    if let Some((peer, permit)) = users.admit(&stream) {
+                        let service = TowerToHyperService::new(router.clone().layer(Extension(peer)));
+                        connections.spawn(async move {
+                            let connection = http1::Builder::new()
+                                .keep_alive(false)
+                                .timer(TokioTimer::new())
+                                .header_read_timeout(HEADER_TIMEOUT)
+                                .serve_connection(TokioIo::new(stream), service);
+                            // A client that hangs up in the middle is no event.
+                            let _ = connection.await;
+                            drop(permit);
+                        });
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "failed to accept a control connection");
+                    // Out of descriptors, most likely: the connection stays queued, so this would spin.
+                    tokio::time::sleep(Duration::from_millis(200)).await;
+                }
+            },
+        }
+    }
+    drop(listener);
+    let finish = async { while connections.join_next().await.is_some() {} };
+    let _ = tokio::time::timeout(LAST_ANSWERS, finish).await;
+}
+
+/// How many connections each ordinary user has.
+#[derive(Default)]
+struct Users {
+    open: Mutex<HashMap<u32, u32>>,
+}
+
+/// One of a user's connections, until dropped.
+struct Permit {
+    users: Arc<Users>,
+    uid: u32,
+}
+
+impl Users {
+    fn admit(self: &Arc<Self>, stream: &UnixStream) -> Option<(Peer, Permit)> {
+        let peer = match Peer::of(stream) {
+            Ok(peer) => peer,
+            Err(error) => {
+                tracing::warn!(%error, "failed to learn who connected: hung up");
+                return None;
+            }
+        };
+        let uid = peer.caller.uid;
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = open.entry(uid).or_default();
+        if uid != 0 && *count >= CONNECTIONS_PER_USER {
+            return None;
+        }
+        *count += 1;
+        drop(open);
+        Some((peer, Permit { users: self.clone(), uid }))
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        let mut open = self.users.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = open.get_mut(&self.uid) {
+            *count -= 1;
+            if *count == 0 {
+                open.remove(&self.uid);
+            }
+        }
+    }
+}
+
+type Shared = State<Arc<Control>>;
+
+fn router(control: Arc<Control>) -> Router {
+    Router::new()
+        .route("/v1/status", get(status))
+        .route("/v1/slabs", get(slabs))
+        .route("/v1/apps", get(list_apps).post(attach))
+        .route("/v1/apps/{name}/limit", put(set_limit))
+        .route("/v1/apps/{name}", axum::routing::delete(detach))
+        .method_not_allowed_fallback(unknown_route)
+        .fallback(unknown_route)
+        .layer(DefaultBodyLimit::max(MAX_BODY))
+        .with_state(control)
+}
+
+async fn status(State(control): Shared, Extension(peer): Extension<Peer>) -> Response {
+    answer(control, peer, |control, _, authority| Ok(control.status(authority))).await
+}
+
+async fn slabs(State(control): Shared, Extension(peer): Extension<Peer>) -> Response {
+    answer(control, peer, |control, _, _| Ok::<Vec<SlabInfo>, _>(control.pool.slabs())).await
+}
+
+async fn list_apps(State(control): Shared, Extension(peer): Extension<Peer>) -> Response {
+    answer(control, peer, |control, _, authority| Ok(control.visible_apps(authority))).await
+}
+
+async fn attach(State(control): Shared, Extension(peer): Extension<Peer>, body: RequestBody) -> Response {
+    answer(control, peer, move |control, caller, authority| {
+        let request: AttachRequest = parse(body)?;
+        let app = control.attach(&request, caller, authority)?;
+        tracing::info!(app = app.id, name = app.name, target = ?request.target, limit = %app.local, uid = caller.uid, "attached");
+        Ok(app)
+    })
+    .await
+}
+
+async fn set_limit(
+    State(control): Shared,
+    Extension(peer): Extension<Peer>,
+    Path(name): Path<String>,
+    body: RequestBody,
+) -> Response {
+    answer(control, peer, move |control, caller, authority| {
+        let request: LimitRequest = parse(body)?;
+        let app = control.find(&name, authority)?;
+        let app = control.apps.set_limit(app.id, request.local)?;
+        tracing::info!(app = app.id, name = app.name, limit = %app.local, uid = caller.uid, "changed the local limit");
+        Ok(app)
+    })
+    .await
+}
+
+async fn detach(State(control): Shared, Extension(peer): Extension<Peer>, Path(name): Path<String>) -> Response {
+    let caller = peer.caller;
+    let found = blocking({
+        let control = control.clone();
+        move || control.find(&name, peer.authority(control.operators.gid()))
+    });
+    let app = match found.await {
+        Ok(app) => app,
+        Err(error) => return refusal(error),
+    };
+    let (mut report, lines) = progress::channel();
+    tokio::task::spawn_blocking(move || {
+        tracing::info!(app = app.id, name = app.name, uid = caller.uid, "detaching");
+        let result = control.apps.detach(app.id, &mut |step| report.step(step));
+        match &result {
+            Ok(()) => tracing::info!(app = app.id, name = app.name, "detached"),
+            Err(error) => tracing::warn!(app = app.id, name = app.name, %error, "failed to detach"),
+        }
+        report.end(result);
+    });
+    stream(lines)
+}
+
+fn stream(lines: Lines) -> Response {
+    ([(header::CONTENT_TYPE, "application/x-ndjson")], Body::new(lines)).into_response()
+}
+
+async fn unknown_route(method: Method, uri: Uri) -> Response {
+    refusal(ApiError {
+        kind: ErrorCode::NotFound,
+        message: format!("there is no {method} {} in this API", uri.path()),
+        remedy: format!("this is annexd {}: is the client of the same version?", env!("CARGO_PKG_VERSION")),
+    })
+}
+
+type RequestBody = Result<Bytes, BytesRejection>;
+
+fn parse<T: DeserializeOwned>(body: RequestBody) -> Result<T, ApiError> {
+    let body = body.map_err(|e| bad_request(format!("failed to read the request: {e}"), ""))?;
+    serde_json::from_slice(&body).map_err(|e| bad_request(format!("failed to read the request: {e}"), ""))
+}
+
+fn bad_request(message: String, remedy: &str) -> ApiError {
+    ApiError { kind: ErrorCode::BadRequest, message, remedy: remedy.into() }
+}
+
+/// Runs a request where it may block, and answers with what it returned.
+async fn answer<T, F>(control: Arc<Control>, peer: Peer, work: F) -> Response
+where
+    T: Serialize + Send + 'static,
+    F: FnOnce(&Control, Caller, Authority) -> Result<T, ApiError> + Send + 'static,
+{
+    let run = move || work(&control, peer.caller, peer.authority(control.operators.gid()));
+    match blocking(run).await {
+        Ok(value) => Json(value).into_response(),
+        Err(error) => refusal(error),
+    }
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| {
+        Err(ApiError {
+            kind: ErrorCode::Internal,
+            message: "annexd failed while it worked on this request".into(),
+            remedy: "its log says where: please report it".into(),
+        })
+    })
+}
+
+fn refusal(error: ApiError) -> Response {
+    let status = match error.kind {
+        ErrorCode::NotFound => StatusCode::NOT_FOUND,
+        ErrorCode::Forbidden => StatusCode::FORBIDDEN,
+        ErrorCode::AlreadyAttached => StatusCode::CONFLICT,
+        ErrorCode::Unsuitable => StatusCode::UNPROCESSABLE_ENTITY,
+        ErrorCode::Unsupported => StatusCode::NOT_IMPLEMENTED,
+        ErrorCode::NoDonors | ErrorCode::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+        ErrorCode::NoMemory => StatusCode::INSUFFICIENT_STORAGE,
+        ErrorCode::BadRequest => StatusCode::BAD_REQUEST,
+        ErrorCode::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+    };
+    (status, Json(error)).into_response()
+}

@@ -1,0 +1,7 @@
+//! annexd: pages the cold memory of running programs to donors and back.
+
+pub mod config;
+pub mod control;
+pub mod keeper;
+pub mod pager;
+pub mod pool;

@@ -1,0 +1,172 @@
+//! Getting a stub into a process: whether it may be, and which userfaultfd belongs to it.
+
+use super::app::App;
+use super::process::{self, Stat};
+use super::registry::Registry;
+use super::scan::Pagemap;
+use super::space::{Space, SpaceId, Surroundings};
+use super::stub::{self, Pause, STAGING, Seed, StubError};
+use super::table::Table;
+use super::tracee;
+use super::uffd::{Probe, Uffd};
+use super::worker::Workers;
+use annex_shared::page::PAGE_SIZE;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc;
+
+/// Why a process can't be managed.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    #[error("there is no process {0}")]
+    NoProcess(i32),
+    #[error("process {0} is a kernel thread or a zombie: it has no memory of its own")]
+    NoMemory(i32),
+    #[error("process {pid} is traced by process {tracer} already, and only one can trace it")]
+    Traced { pid: i32, tracer: i32 },
+    #[error("process {0} runs a 32-bit program")]
+    ThirtyTwoBit(i32),
+    #[error("process {pid} can't be prepared: {source}")]
+    Stub { pid: i32, source: StubError },
+    #[error("process {pid} can't be prepared: failed to {what}: {source}")]
+    System { pid: i32, what: &'static str, source: io::Error },
+    #[error("process {pid} uses userfaultfd itself (or another tool uses it there): a mapping can belong to one only")]
+    Foreign { pid: i32 },
+}
+
+/// What must hold before a process is touched.
+pub fn check(pid: i32) -> Result<Stat, AttachError> {
+    let stat = Stat::read(pid).filter(|_| pid > 0).ok_or(AttachError::NoProcess(pid))?;
+    if stat.is_zombie() || !stat.has_memory {
+        return Err(AttachError::NoMemory(pid));
+    }
+    let identity = process::identity(pid).map_err(|_| AttachError::NoProcess(pid))?;
+    if identity.tracer != 0 {
+        return Err(AttachError::Traced { pid, tracer: identity.tracer });
+    }
+    if process::is_32_bit(pid) {
+        return Err(AttachError::ThirtyTwoBit(pid));
+    }
+    Ok(stat)
+}
+
+/// What attaching needs of the pager.
+pub struct Means {
+    pub around: Arc<Surroundings>,
+    pub registry: Arc<Registry>,
+    pub workers: Arc<Workers>,
+    pub device: OwnedFd,
+}
+
+impl Means {
+    /// Gives process `pid` of `app` a stub: around the context a fork brought, if the process is such a child, else around a new one.
+    pub fn attach(&self, app: &Arc<App>, pid: i32) -> Result<(Arc<Space>, Pause), AttachError> {
+        check(pid)?;
+        match self.inherited(app, pid) {
+            Some(space) => {
+                let pause = self.refurnish(&space, pid)?;
+                Ok((space, pause))
+            }
+            None => self.attach_fresh(app, pid),
+        }
+    }
+
+    /// Gives a space that has a context but no stub one.
+    pub fn refurnish(&self, space: &Space, pid: i32) -> Result<Pause, AttachError> {
+        let furnished = self.inject(pid, Seed::Inherited(space.uffd.as_fd()), |stub, _| {
+            let staging = space.uffd.register_missing(stub.staging(), STAGING);
+            let what = "register the staging area";
+            staging.map_err(|e| AttachError::System { pid, what, source: e.into() })?;
+            space.furnish(pid, stub);
+            Ok(())
+        })?;
+        Ok(furnished.1)
+    }
+
+    fn attach_fresh(&self, app: &Arc<App>, pid: i32) -> Result<(Arc<Space>, Pause), AttachError> {
+        self.inject(pid, Seed::Device(self.device.as_fd()), |stub, uffd| {
+            let system = |what, source| AttachError::System { pid, what, source };
+            let uffd = uffd.ok_or(AttachError::Foreign { pid })?;
+            let uffd = Uffd::handshake(uffd).map_err(|e| system("open the userfaultfd", e))?;
+            let staging = uffd.register_missing(stub.staging(), STAGING);
+            staging.map_err(|e| system("register the staging area", e.into()))?;
+            let table = Table::new(app.id).map_err(|e| system("make a page table", e))?;
+            let id = SpaceId(self.around.ids.fetch_add(1, Relaxed));
+            let space = Arc::new(Space::new(id, app.clone(), uffd, table));
+            space.furnish(pid, stub);
+            self.registry.insert(space.clone());
+            self.workers.watch(&space).map_err(|e| system("watch the userfaultfd", e))?;
+            Ok(space)
+        })
+    }
+
+    /// Injects on a thread of its own (ptrace belongs to threads), which stays with the stub if that must remain traced.
+    fn inject<T>(
+        &self,
+        pid: i32,
+        seed: Seed<'_>,
+        then: impl FnOnce(stub::Stub, Option<OwnedFd>) -> Result<T, AttachError>,
+    ) -> Result<(T, Pause), AttachError>
+    where
+        T: Send,
+    {
+        let suspend_seccomp = process::identity(pid).is_ok_and(|i| i.seccomp);
+        let (send, receive) = mpsc::channel();
+        let (seed_fd, device) = match &seed {
+            Seed::Device(fd) => (fd.try_clone_to_owned(), true),
+            Seed::Inherited(fd) => (fd.try_clone_to_owned(), false),
+        };
+        let system = |what| move |source| AttachError::System { pid, what, source };
+        let seed_fd = seed_fd.map_err(system("duplicate a descriptor"))?;
+        let tracer = move || {
+            process::hurry();
+            let seed = if device { Seed::Device(seed_fd.as_fd()) } else { Seed::Inherited(seed_fd.as_fd()) };
+            let injected = stub::inject(pid, thread_to_borrow(pid), suspend_seccomp, seed);
+            let stay = injected.as_ref().ok().filter(|i| i.accompany).map(|i| i.stub.pid());
+            let _ = send.send(injected);
+            if let Some(stub) = stay {
+                tracee::accompany(stub);
+            }
+        };
+        let thread = std::thread::Builder::new().name("annex-tracer".into());
+        thread.spawn(tracer).map_err(system("start a tracer thread"))?;
+        let injected = receive.recv().map_err(|_| system("trace it")(io::Error::other("the tracer thread ended")))?;
+        let injected = injected.map_err(|source| AttachError::Stub { pid, source })?;
+        let pause = injected.pause;
+        tracing::debug!(pid, stub = injected.stub.pid(), pause = ?pause.0, "stub in place");
+        then(injected.stub, injected.uffd).map(|t| (t, pause))
+    }
+
+    /// The fork child's context that belongs to `pid`, if any of the app's does.
+    ///
+    /// A context does not say whose it is. But write-protecting a page through it shows in the pagemap of the right process only, and harms
+    /// nobody: the kernel lifts the protection at the next write.
+    fn inherited(&self, app: &App, pid: i32) -> Option<Arc<Space>> {
+        let orphans = self.registry.of_app(app.id).into_iter().filter(|s| s.pid().is_none() && !s.is_dead());
+        let mut pagemap = Pagemap::open(pid).ok()?;
+        orphans.into_iter().find(|space| {
+            let regions: Vec<(u64, u64)> = space.core().regions.iter().map(|r| (r.start, r.end)).collect();
+            let proofs = regions.iter().filter(|(start, end)| {
+                let mut runs = Vec::new();
+                let _ = pagemap.resident(*start, *end, 64, &mut runs);
+                let Some(run) = runs.iter().find(|r| r.written) else { return false };
+                let page = run.first.addr();
+                if space.uffd.probe(page, PAGE_SIZE as u64) != Probe::Registered {
+                    return false;
+                }
+                runs.clear();
+                let _ = pagemap.resident(page, page + PAGE_SIZE as u64, 1, &mut runs);
+                runs.first().is_some_and(|r| !r.written)
+            });
+            proofs.take(1).count() == 1
+        })
+    }
+}
+
+/// The main thread if it lives, else any.
+pub fn thread_to_borrow(pid: i32) -> i32 {
+    let alive = |tid: &i32| Stat::read(*tid).is_some_and(|s| !s.is_zombie());
+    std::iter::once(pid).chain(process::threads(pid)).find(alive).unwrap_or(pid)
+}

@@ -1,0 +1,231 @@
+//! The clock: which pages of a space go next.
+//!
+//! The hand goes over the space's regions in address order. PAGEMAP_SCAN says what is resident, the records say what may go, the heat
+//! ([`policy`]) what is cold. Cold pages are gathered into *spans*: consecutive pages, across pages that are evicted already. A span
+//! moves in one call, and on every call the kernel interrupts each CPU that runs the app, so long spans are worth having.
+
+use super::evict::Outcome;
+use super::policy;
+use super::region;
+use super::scan::{Pagemap, Run};
+use super::space::{Core, Space};
+use super::stub::{STAGING, Stub};
+use super::table::{INTENT_RANGES, PageIdx, Record};
+use annex_shared::page::PAGE_SIZE;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A mapping list older than this is read anew when it is needed; reading may take a twentieth of the time.
+const REGIONS_FRESH: Duration = Duration::from_millis(500);
+/// A span does not go on over more evicted pages than this.
+const WIDEST_GAP: u64 = 512;
+/// Pages of a huge page.
+const HUGE: u64 = 512;
+const STAGING_PAGES: u64 = STAGING / PAGE_SIZE as u64;
+
+/// Where the hand is and what it goes by.
+#[derive(Default)]
+pub struct Clock {
+    hand: u64,
+    pagemap: Option<Pagemap>,
+    scanned: Option<(Instant, Duration)>,
+    runs: Vec<Run>,
+    /// When the stub answered last.
+    pub last_answer: Option<Instant>,
+}
+
+/// Pages to move.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Victims {
+    /// In address order; whether each seems unwritten since its pool copy was made.
+    pub pages: Vec<(PageIdx, bool)>,
+    /// First page and length of each span; what is not a victim in it is evicted already.
+    pub spans: Vec<(PageIdx, u64)>,
+    /// Sum of the spans' lengths.
+    covered: u64,
+}
+
+impl Victims {
+    fn is_full(&self, want: usize) -> bool {
+        self.pages.len() >= want || self.spans.len() >= INTENT_RANGES || self.covered >= STAGING_PAGES
+    }
+
+    /// Adds a page behind all others: in the last span, if `bridge` lets that go on from its end to the page, else in one of its own. False:
+    /// there is no room for it.
+    fn push(&mut self, page: PageIdx, unwritten: bool, bridge: impl FnOnce(PageIdx, PageIdx) -> bool) -> bool {
+        let extended = match self.spans.last_mut() {
+            Some((first, len)) if first.0 + *len <= page.0 => {
+                let end = first.plus(*len);
+                let grown = page.0 + 1 - end.0;
+                let fits = self.covered + grown <= STAGING_PAGES && grown <= WIDEST_GAP;
+                (fits && bridge(end, page)).then(|| {
+                    *len += grown;
+                    grown
+                })
+            }
+            _ => None,
+        };
+        match extended {
+            Some(grown) => self.covered += grown,
+            None if self.spans.len() < INTENT_RANGES && self.covered < STAGING_PAGES => {
+                self.spans.push((page, 1));
+                self.covered += 1;
+            }
+            None => return false,
+        }
+        self.pages.push((page, unwritten));
+        true
+    }
+}
+
+fn may_go(core: &Core, page: PageIdx) -> bool {
+    matches!(core.table.record(page), Record::None | Record::Clean(_))
+}
+
+fn all_evicted(core: &Core, from: PageIdx, to: PageIdx) -> bool {
+    (from.0..to.0).all(|page| matches!(core.table.record(PageIdx(page)), Record::Evicted(_)))
+}
+
+impl Clock {
+    /// Lets the hand go on until there are `want` cold pages or it has been everywhere.
+    pub fn choose(&mut self, space: &Arc<Space>, pid: i32, stub: &Stub, want: usize) -> Result<Victims, Outcome> {
+        self.refresh_regions(space, pid, stub)?;
+        let mut pagemap = match self.pagemap.take() {
+            Some(pagemap) => pagemap,
+            None => Pagemap::open(pid).map_err(|_| Outcome::Dead)?,
+        };
+        let mut victims = Victims::default();
+        let mut wraps = 0;
+        // Warm pages take up to HOTTEST laps to cool; more laps than that find nothing new. Victims are in address order, so a batch ends
+        // where the address space does.
+        while wraps <= u32::from(policy::HOTTEST) + 1 && !victims.is_full(want) {
+            let Some(region) = space.core().regions.from(self.hand).copied() else {
+                let mut core = space.core();
+                core.lap = (core.lap + 1) % policy::LAPS;
+                self.hand = 0;
+                wraps += 1;
+                if core.regions.len() == 0 || !victims.pages.is_empty() {
+                    break;
+                }
+                continue;
+            };
+            let end = region.end - region.spared_top.min(region.end - region.start);
+            let start = region.start.max(self.hand);
+            if region.refused || start >= end {
+                self.hand = region.end;
+                continue;
+            }
+            self.runs.clear();
+            let wanted = (want - victims.pages.len()).max(64) as u64 * 2;
+            let Ok(next) = pagemap.resident(start, end, wanted, &mut self.runs) else {
+                self.hand = region.end;
+                continue;
+            };
+            let stopped_at = take_cold(&mut space.core(), PageIdx::of(region.start), &self.runs, want, &mut victims);
+            self.hand = stopped_at.map_or(if next >= end { region.end } else { next }, PageIdx::addr);
+            if stopped_at.is_some() {
+                break;
+            }
+        }
+        self.pagemap = Some(pagemap);
+        if victims.pages.is_empty() { Err(Outcome::NothingCold) } else { Ok(victims) }
+    }
+
+    /// The mappings are not what they were: look at them before the next choice.
+    pub fn forget_regions(&mut self) {
+        self.scanned = None;
+    }
+
+    fn refresh_regions(&mut self, space: &Space, pid: i32, stub: &Stub) -> Result<(), Outcome> {
+        let fresh = self.scanned.is_some_and(|(at, cost)| at.elapsed() <= REGIONS_FRESH.max(cost * 20));
+        if fresh {
+            return Ok(());
+        }
+        let start = Instant::now();
+        // Under the lock, so that no change is applied to the old list while the new one is being read.
+        let mut core = space.core();
+        let found = region::scan(pid, &stub.mappings()).map_err(|_| Outcome::Dead)?;
+        core.regions.refresh(found);
+        self.scanned = Some((Instant::now(), start.elapsed()));
+        Ok(())
+    }
+}
+
+/// The hand passes these runs. Where it stopped, if it has enough. A whole huge page is a batch of its own: it moves in one piece.
+fn take_cold(core: &mut Core, region: PageIdx, runs: &[Run], want: usize, victims: &mut Victims) -> Option<PageIdx> {
+    for run in runs {
+        let mut page = run.first;
+        while page < run.end() {
+            let huge_starts = run.huge && page.0.is_multiple_of(HUGE) && run.end().0 - page.0 >= HUGE;
+            if victims.is_full(want) || (huge_starts && !victims.pages.is_empty()) {
+                return Some(page);
+            }
+            if huge_starts && (0..HUGE).all(|i| may_go(core, page.plus(i)) && core.table.policy(page.plus(i)) == 0) {
+                for i in 0..HUGE {
+                    victims.push(page.plus(i), !run.written, |_, _| true);
+                }
+                return Some(page.plus(HUGE));
+            }
+            if may_go(core, page) && !core.pins.contains(&page) {
+                let heat = core.table.policy(page);
+                let (go, cooled) = policy::pass(heat);
+                if go {
+                    if !victims.push(page, !run.written, |from, to| from > region && all_evicted(core, from, to)) {
+                        return Some(page);
+                    }
+                } else {
+                    core.table.set_policy(page, cooled);
+                }
+            }
+            page = page.plus(1);
+        }
+    }
+    None
+}
+
+/// What of the victims still stands, now that the core is the caller's: at most `most` pages.
+pub fn recheck(core: &Core, victims: &Victims, most: usize) -> Victims {
+    let mut kept = Victims::default();
+    for (page, unwritten) in &victims.pages {
+        let fit = may_go(core, *page)
+            && core.regions.containing(page.addr()).is_some_and(|r| !r.refused)
+            && !core.pins.contains(page)
+            && kept.pages.len() < most;
+        if fit {
+            let one_region = |from: PageIdx| {
+                let region = |p: PageIdx| core.regions.containing(p.addr()).map(|r| r.start);
+                region(from) == region(*page)
+            };
+            let _ =
+                kept.push(*page, *unwritten, |from, to| one_region(PageIdx(from.0 - 1)) && all_evicted(core, from, to));
+        }
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_span_bridges_what_is_evicted_and_nothing_else() {
+        let mut victims = Victims::default();
+        let evicted = |from: PageIdx, to: PageIdx| from == to || (from.0 >= 10 && to.0 <= 14);
+        for page in [8, 9, 14, 20] {
+            assert!(victims.push(PageIdx(page), false, evicted));
+        }
+        assert_eq!(victims.spans, [(PageIdx(8), 7), (PageIdx(20), 1)]);
+        assert_eq!(victims.pages.len(), 4);
+    }
+
+    #[test]
+    fn spans_never_cover_more_than_staging_holds() {
+        let mut victims = Victims::default();
+        let mut page = 0;
+        while !victims.is_full(usize::MAX) && victims.push(PageIdx(page), false, |_, _| true) {
+            page += 300;
+        }
+        assert!(victims.covered <= STAGING_PAGES);
+        assert_eq!(victims.covered, victims.spans.iter().map(|(_, len)| len).sum::<u64>());
+    }
+}

@@ -1,0 +1,489 @@
+//! Eviction: one batch of cold pages of one space, from the app to the pool.
+//!
+//! ```text
+//!  choose    clock hand over the regions, PAGEMAP_SCAN, records and heat       no lock, then briefly the core's
+//!  reserve   slots, contiguous                                                 no lock
+//!  move      records checked again, probe, UFFDIO_MOVE by the stub, records    the core's lock, ~100 us
+//!            flip to the new slots (which are "in flight")
+//!  settle    bytes read from staging; all-zero pages become *none*, pages      no lock, then briefly the core's
+//!            equal to their clean copy go back to that slot
+//!  write     the rest, to all replicas                                         no lock; faults on these pages are parked
+//!  release   slots leave "in flight", parked faults are served, staging is     no lock
+//!            dropped
+//! ```
+//!
+//! While pages move, nobody reads the userfaultfd: an unread FORK, UNMAP, REMAP or REMOVE makes MOVE answer EAGAIN instead of touching
+//! an address that has become something else. If all replicas of a batch fail, its bytes go back into the app.
+
+use super::app::App;
+use super::clock::{Clock, Victims, recheck};
+use super::control_block;
+use super::process;
+use super::registry::Registry;
+use super::space::{Core, Evicting, Space, Surroundings};
+use super::stub::{CallError, STAGING, Stub};
+use super::table::{PageIdx, Record, Table};
+use super::uffd::Probe;
+use super::worker::Workers;
+use crate::pool::{Buf, Busy, Done, Lane, Part, SlotRun};
+use annex_shared::api::AppState;
+use annex_shared::ids::SlotIdx;
+use annex_shared::page::{PAGE_SIZE, checksum, is_zero};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, poll};
+use parking_lot::MutexGuard;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+/// Pages one batch moves at most.
+pub const BATCH: usize = 512;
+/// A stub that has not answered for this long is asked before it is trusted with a batch.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// What came of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// This many pages left local memory.
+    Evicted(u64),
+    /// The hand went round and found nothing to take.
+    NothingCold,
+    /// The app is changing its mappings; soon.
+    Again,
+    /// The pool is full.
+    PoolFull,
+    /// No replica took the pages; the app has them back.
+    WriteFailed,
+    /// The app is frozen.
+    NoAnswer,
+    /// The space or its stub is gone.
+    Dead,
+}
+
+/// One moved page.
+struct Moved {
+    page: PageIdx,
+    /// Its place in staging, in pages.
+    at: u64,
+    slot: SlotIdx,
+    /// The copy the pool had of it, with our reference.
+    copy: Option<SlotIdx>,
+    unwritten: bool,
+}
+
+pub struct Evictor {
+    pub lane: Lane,
+    pub around: Arc<Surroundings>,
+    pub registry: Arc<Registry>,
+    pub workers: Arc<Workers>,
+}
+
+impl Evictor {
+    /// Evicts up to `want` pages of the space.
+    pub fn batch(&mut self, space: &Arc<Space>, want: usize) -> Outcome {
+        let mut evicting = space.evicting.lock();
+        let Evicting { stub: Some(stub), clock } = &mut *evicting else { return Outcome::Dead };
+        if let Err(outcome) = ready(stub, clock) {
+            return outcome;
+        }
+        let Some(pid) = space.pid() else { return Outcome::Dead };
+        let victims = match clock.choose(space, pid, stub, want.min(BATCH)) {
+            Ok(victims) => victims,
+            Err(outcome) => return outcome,
+        };
+        let mut runs = Vec::new();
+        let reserved = self.around.pool.reserve(victims.pages.len(), &mut runs);
+        if reserved == 0 {
+            return match drop_clean_copies(space, &self.around, BATCH) {
+                0 => Outcome::PoolFull,
+                _ => Outcome::Again,
+            };
+        }
+        self.around.in_flight.begin(&runs);
+        let outcome = match self.move_out(space, pid, (stub, clock), &victims, &runs) {
+            Ok((moved, busy)) => {
+                let n = moved.len() as u64;
+                space.app.add_resident(-(n as i64));
+                space.app.counters.evicted.fetch_add(n, Relaxed);
+                let outcome = self.carry(space, pid, stub, moved);
+                unshare(pid, &busy);
+                outcome
+            }
+            Err(outcome) => outcome,
+        };
+        let parked = self.around.in_flight.settle(&runs);
+        self.workers.serve(parked);
+        space.core().table.conclude();
+        // Dropped even if nothing arrived there as far as we know: the next batch needs it empty.
+        let _ = stub.release_staging(STAGING);
+        // The references that `reserve` took; every page that stayed evicted has one of its own.
+        for run in &runs {
+            run.slots().for_each(|slot| self.around.pool.release(slot));
+        }
+        outcome
+    }
+
+    /// Moves the victims into staging and flips their records. Afterwards each moved page's record holds its own reference.
+    fn move_out(
+        &mut self,
+        space: &Arc<Space>,
+        pid: i32,
+        (stub, clock): (&mut Stub, &mut Clock),
+        victims: &Victims,
+        runs: &[SlotRun],
+    ) -> Result<(Vec<Moved>, Vec<u64>), Outcome> {
+        let reserved = runs.iter().map(|r| r.count as usize).sum();
+        let few_threads = process::Stat::read(pid).is_some_and(|s| s.threads <= control_block::FEW);
+        let early = if few_threads { Vec::new() } else { control_block::of_threads(pid) };
+        let mut core = space.core();
+        core.pins.extend(early);
+        if few_threads {
+            core.pins.extend(control_block::of_threads(pid));
+        }
+        if core.frozen || space.is_dead() || space.app.state() == AppState::Detaching {
+            return Err(Outcome::NothingCold);
+        }
+        if !space.settle_changes(&mut core, &self.around) {
+            return Err(Outcome::Again);
+        }
+        let victims = recheck(&core, victims, reserved);
+        if victims.pages.is_empty() {
+            return Err(Outcome::Again);
+        }
+        prepare(space, &mut core, pid, clock, &victims)?;
+        let bytes: Vec<(u64, u64)> = victims.spans.iter().map(|(p, n)| (p.addr(), n * PAGE_SIZE as u64)).collect();
+        core.table.intend(&bytes, runs.iter().map(|r| (r.first, r.count)));
+        let mut results = Vec::new();
+        if stub.move_pages(&bytes, 0, &mut results).is_err() {
+            return Err(Outcome::Dead);
+        }
+        clock.last_answer = Some(Instant::now());
+
+        let mut slots = runs.iter().flat_map(|r| r.slots());
+        let mut pages = victims.pages.iter().peekable();
+        let mut moved = Vec::with_capacity(victims.pages.len());
+        let (mut busy, mut at, lap) = (Vec::new(), 0, core.lap);
+        for ((first, len), (bytes, error)) in victims.spans.iter().zip(&results) {
+            let done = first.plus(bytes / PAGE_SIZE as u64);
+            while let Some((page, unwritten)) = pages.next_if(|(page, _)| *page < first.plus(*len)) {
+                if *page >= done {
+                    continue;
+                }
+                let Some(slot) = slots.next() else { break };
+                self.around.pool.retain(slot);
+                let before = core.table.set(*page, Record::Evicted(slot)).unwrap_or(Record::None);
+                core.table.set_policy(*page, lap);
+                let place = at + page.0 - first.0;
+                moved.push(Moved { page: *page, at: place, slot, copy: before.slot(), unwritten: *unwritten });
+            }
+            match error {
+                Some(Errno::EBUSY) => busy.push(done.addr()),
+                Some(Errno::EINVAL) => {
+                    if let Some(mapping) = core.regions.containing(first.addr()).map(|r| r.mapping) {
+                        core.regions.mark(mapping, |r| r.refused = true);
+                    }
+                }
+                _ => {}
+            }
+            at += len;
+        }
+        core.table.intent_moved();
+        Ok((moved, busy))
+    }
+
+    /// From staging to the pool.
+    fn carry(&mut self, space: &Arc<Space>, pid: i32, stub: &Stub, moved: Vec<Moved>) -> Outcome {
+        let n = moved.len();
+        if n == 0 {
+            return Outcome::Again;
+        }
+        let Some(mut buf) = self.lane.alloc(n) else {
+            // The lane is the evictor's own and idle between batches.
+            return give_up(space, "annexd has no transfer buffer left");
+        };
+        let mut offsets: Vec<(u64, u64)> = Vec::new();
+        for m in &moved {
+            let (offset, page) = (m.at * PAGE_SIZE as u64, PAGE_SIZE as u64);
+            match offsets.last_mut() {
+                Some((o, l)) if *o + *l == offset => *l += page,
+                _ => offsets.push((offset, page)),
+            }
+        }
+        if let Err(error) = stub.read_staging(pid, &offsets, self.lane.bytes_mut(&mut buf)) {
+            self.lane.free(buf);
+            // The process is ending, and nobody misses what it had, except a child that was forked since the pages moved.
+            let ending = error.raw_os_error() == Some(libc::ESRCH);
+            let missed = moved.iter().any(|m| self.around.pool.references(m.slot) > 2);
+            return match ending && !missed {
+                true => Outcome::Dead,
+                false => give_up(space, &format!("evicted pages could not be read back: {error}")),
+            };
+        }
+        let moved = self.settle(space, moved, &mut buf);
+        let parts = parts(&moved);
+        if parts.is_empty() {
+            self.lane.free(buf);
+            return Outcome::Evicted(n as u64);
+        }
+        let (buf, written) = self.write(parts, buf);
+        let outcome = match written {
+            Ok(()) => Outcome::Evicted(n as u64),
+            Err(()) => {
+                let ours = moved.iter().enumerate().map(|(i, m)| (m.slot, i)).collect();
+                self.take_back(&space.app, ours, self.lane.bytes(&buf));
+                Outcome::WriteFailed
+            }
+        };
+        self.lane.free(buf);
+        outcome
+    }
+
+    /// Finds pages that need no write, and gathers the others at the start of the buffer and of the reserved slots: what is left is
+    /// one write or few. Returns the pages to write; page i of the buffer is theirs in order.
+    fn settle(&mut self, space: &Space, moved: Vec<Moved>, buf: &mut Buf) -> Vec<Moved> {
+        let bytes = self.lane.bytes_mut(buf);
+        let pool = &self.around.pool;
+        let page_at = |i: usize| i * PAGE_SIZE..(i + 1) * PAGE_SIZE;
+        let verdicts: Vec<(bool, bool)> = moved
+            .iter()
+            .enumerate()
+            .map(|(i, m)| {
+                let page = &bytes[page_at(i)];
+                let same = m.unwritten && m.copy.is_some_and(|copy| pool.checksum(copy) == checksum(page));
+                (is_zero(page), same)
+            })
+            .collect();
+        let blocks: Vec<usize> = moved
+            .iter()
+            .enumerate()
+            .filter(|(i, m)| control_block::is_in(m.page, &bytes[page_at(*i)]))
+            .map(|(i, _)| i)
+            .collect();
+        let mut keep: Vec<Moved> = Vec::with_capacity(moved.len());
+        let slots: Vec<SlotIdx> = moved.iter().map(|m| m.slot).collect();
+        // Slots that their pages have no more use for, in order.
+        let mut spare = std::collections::VecDeque::new();
+        let mut core = space.core();
+        for (i, (mut m, (zero, same))) in moved.into_iter().zip(verdicts).enumerate() {
+            // Not so if it was remapped, or inherited by a fork's child (a third reference beside the record's and the reservation's):
+            // then its slot itself must hold the bytes.
+            let alone = core.table.record(m.page) == Record::Evicted(m.slot) && pool.references(m.slot) == 2;
+            if blocks.contains(&i) {
+                core.pins.insert(m.page);
+                if alone && space.put_back(&mut core, m.page, &bytes[page_at(i)], m.slot, &self.around) {
+                    m.copy.take().into_iter().for_each(|copy| pool.release(copy));
+                    spare.push_back(slots[i]);
+                    continue;
+                }
+            }
+            if let Some(copy) = m.copy.take() {
+                if same && alone {
+                    // The reference taken over from the old record goes back to it.
+                    let _ = core.table.set(m.page, Record::Evicted(copy));
+                    pool.release(m.slot);
+                    spare.push_back(slots[i]);
+                    space.app.counters.clean.fetch_add(1, Relaxed);
+                    continue;
+                }
+                pool.release(copy);
+            }
+            if zero && alone {
+                let _ = core.table.set(m.page, Record::None);
+                pool.release(m.slot);
+                spare.push_back(slots[i]);
+                space.app.counters.zero_pages.fetch_add(1, Relaxed);
+                continue;
+            }
+            if alone && let Some(better) = spare.pop_front() {
+                pool.retain(better);
+                let _ = core.table.set(m.page, Record::Evicted(better));
+                pool.release(m.slot);
+                spare.push_back(std::mem::replace(&mut m.slot, better));
+            }
+            bytes.copy_within(page_at(i), keep.len() * PAGE_SIZE);
+            keep.push(m);
+        }
+        keep
+    }
+
+    fn write(&mut self, parts: Vec<Part>, mut buf: Buf) -> (Buf, Result<(), ()>) {
+        let mut done: Vec<Done> = Vec::with_capacity(1);
+        loop {
+            match self.lane.write(&parts, buf, 0) {
+                Ok(()) => break,
+                Err(Busy(back)) => buf = back,
+            }
+            self.lane.submit();
+            self.lane.poll(&mut done);
+        }
+        self.lane.submit();
+        loop {
+            self.lane.poll(&mut done);
+            if let Some(Done { buf, result, .. }) = done.pop() {
+                if let Err(error) = result {
+                    tracing::warn!("failed to evict a batch: {error}");
+                }
+                return (buf, result.map_err(drop));
+            }
+            if !self.lane.arm() {
+                let mut fds = [PollFd::new(self.lane.event_fd(), PollFlags::POLLIN)];
+                let _ = poll(&mut fds, 50u16);
+            }
+        }
+    }
+
+    /// No replica took the batch: its bytes go back to wherever its slots went, forks and remaps included.
+    fn take_back(&self, app: &App, slots: std::collections::HashMap<SlotIdx, usize>, bytes: &[u8]) {
+        app.note("no donor takes pages: eviction is suspended");
+        for space in self.registry.of_app(app.id) {
+            for turn in 0.. {
+                let mut core = space.core();
+                // Changes first: a fork that was read late would bring a child that still needs the bytes.
+                let mut faults = Vec::new();
+                space.drain(&mut core, &self.around, &mut faults);
+                self.workers.serve(faults.into_iter().map(|f| (space.clone(), f)).collect());
+                let mut mine = Vec::new();
+                let (start, end) = Table::everything();
+                core.table.walk(start, end, |page, record| {
+                    if let Record::Evicted(slot) = record
+                        && let Some(i) = slots.get(&slot)
+                    {
+                        mine.push((page, slot, *i));
+                    }
+                });
+                let mut again = false;
+                for (page, slot, i) in mine {
+                    let bytes = &bytes[i * PAGE_SIZE..(i + 1) * PAGE_SIZE];
+                    again |= !space.put_back(&mut core, page, bytes, slot, &self.around);
+                }
+                drop(core);
+                if turn == 10_000 {
+                    app.stop("pages that no donor took could not be given back to it for seconds");
+                }
+                if !again || turn > 10_000 || space.is_dead() {
+                    break;
+                }
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        }
+    }
+}
+
+fn give_up(space: &Space, why: &str) -> Outcome {
+    space.app.stop(why);
+    Outcome::Dead
+}
+
+/// Collects the stub's last answer, and makes sure it answers at all.
+fn ready(stub: &mut Stub, clock: &mut Clock) -> Result<(), Outcome> {
+    let patience = Duration::from_millis(50);
+    let quiet = clock.last_answer.is_none_or(|t| t.elapsed() > QUIET);
+    let answer = if quiet { stub.ping(patience) } else { stub.wait(patience) };
+    match answer {
+        Ok(()) => {
+            clock.last_answer = Some(Instant::now());
+            Ok(())
+        }
+        Err(CallError::Dead) => Err(Outcome::Dead),
+        Err(CallError::NoAnswer) => Err(Outcome::NoAnswer),
+    }
+}
+
+/// Registers what is not registered, asks the kernel whether every span is what we take it for, and makes room for the records.
+fn prepare(
+    space: &Space,
+    core: &mut MutexGuard<'_, Core>,
+    pid: i32,
+    clock: &mut Clock,
+    victims: &Victims,
+) -> Result<(), Outcome> {
+    for (first, len) in &victims.spans {
+        let Some(region) = core.regions.containing(first.addr()).copied() else { return Err(Outcome::Again) };
+        if !region.registered {
+            register(space, core, pid, clock, region.mapping)?;
+        }
+        match space.uffd.probe_resident(first.addr()) {
+            Probe::Registered => {}
+            Probe::TryAgain => return Err(Outcome::Again),
+            Probe::Dead => {
+                space.set_dead();
+                return Err(Outcome::Dead);
+            }
+            Probe::NotRegistered => {
+                // Not the mapping we knew: look again.
+                core.regions.mark(region.mapping, |r| r.registered = false);
+                clock.forget_regions();
+                return Err(Outcome::Again);
+            }
+        }
+        if core.table.ensure(*first, *len).is_err() {
+            core.frozen = true;
+            return Err(Outcome::NothingCold);
+        }
+    }
+    Ok(())
+}
+
+/// Registers a mapping whole (a part would split it, and the app's own mremap across the split would fail).
+fn register(space: &Space, core: &mut Core, pid: i32, clock: &mut Clock, mapping: (u64, u64)) -> Result<(), Outcome> {
+    let now = process::maps(pid).map_err(|_| Outcome::Dead)?;
+    let same = now.iter().any(|m| (m.start, m.end) == mapping && m.is_private_anonymous());
+    if !same {
+        core.regions.cut(mapping.0, mapping.1);
+        clock.forget_regions();
+        return Err(Outcome::Again);
+    }
+    match space.uffd.register(mapping.0, mapping.1 - mapping.0) {
+        Ok(()) => core.regions.mark(mapping, |r| r.registered = true),
+        Err(errno) => {
+            tracing::debug!(pid, %errno, "mapping {:#x}-{:#x} is left alone", mapping.0, mapping.1);
+            core.regions.mark(mapping, |r| r.refused = true);
+            return Err(Outcome::Again);
+        }
+    }
+    Ok(())
+}
+
+/// Pages that a fork left shared: a pinning read makes the kernel give the app its own copy, which can be moved later. A page that has
+/// vanished meanwhile faults like any other and is served by a worker.
+fn unshare(pid: i32, busy: &[u64]) {
+    for addr in busy.iter().take(64) {
+        let _ = process::read_memory(pid, *addr, &mut [0u8; 1]);
+    }
+}
+
+/// The runs to write: pages whose slots and places in the buffer are consecutive go together.
+fn parts(moved: &[Moved]) -> Vec<Part> {
+    let mut parts: Vec<Part> = Vec::new();
+    for (at, m) in moved.iter().enumerate() {
+        match parts.last_mut() {
+            Some(p) if p.run.first.0 + p.run.count == m.slot.0 && !starts_extent(m.slot) => p.run.count += 1,
+            _ => parts.push(Part { run: SlotRun { first: m.slot, count: 1 }, at }),
+        }
+    }
+    parts
+}
+
+/// Slots of different extents are not one run, even if their numbers are consecutive. The smallest extent is 2 MiB.
+fn starts_extent(slot: SlotIdx) -> bool {
+    slot.0.is_multiple_of(512)
+}
+
+/// Frees pool copies of resident pages: room for pages that have none.
+fn drop_clean_copies(space: &Space, around: &Surroundings, most: usize) -> usize {
+    let mut core = space.core();
+    let mut clean = Vec::new();
+    let (start, end) = Table::everything();
+    core.table.walk(start, end, |page, record| {
+        if let Record::Clean(slot) = record
+            && clean.len() < most
+        {
+            clean.push((page, slot));
+        }
+    });
+    for (page, slot) in &clean {
+        let _ = core.table.set(*page, Record::None);
+        around.pool.release(*slot);
+    }
+    clean.len()
+}

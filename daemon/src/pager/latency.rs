@@ -1,0 +1,83 @@
+//! A histogram that many threads add to without a lock: buckets an eighth of a power of two wide.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+const SUB: u32 = 3;
+const BUCKETS: usize = (64 - SUB as usize) << SUB;
+
+/// Durations in nanoseconds, exact to 12.5 %.
+pub struct Latency {
+    buckets: Box<[AtomicU64; BUCKETS]>,
+    max: AtomicU64,
+}
+
+impl Default for Latency {
+    fn default() -> Self {
+        Latency { buckets: Box::new([const { AtomicU64::new(0) }; BUCKETS]), max: AtomicU64::new(0) }
+    }
+}
+
+impl Latency {
+    pub fn add(&self, took: Duration) {
+        let nanos = took.as_nanos() as u64;
+        self.buckets[bucket(nanos)].fetch_add(1, Relaxed);
+        self.max.fetch_max(nanos, Relaxed);
+    }
+
+    /// The `q`-quantile in microseconds (middle of its bucket); 0 if nothing was added.
+    pub fn quantile(&self, q: f64) -> f64 {
+        let total: u64 = self.buckets.iter().map(|b| b.load(Relaxed)).sum();
+        let wanted = (q * total as f64).ceil().max(1.0) as u64;
+        let mut seen = 0;
+        for (i, b) in self.buckets.iter().enumerate() {
+            seen += b.load(Relaxed);
+            if seen >= wanted {
+                return ((floor_of(i) + floor_of(i + 1)) as f64 / 2.0).min(self.max.load(Relaxed) as f64) / 1e3;
+            }
+        }
+        0.0
+    }
+
+    pub fn max(&self) -> f64 {
+        self.max.load(Relaxed) as f64 / 1e3
+    }
+}
+
+fn bucket(nanos: u64) -> usize {
+    if nanos < 1 << SUB {
+        return nanos as usize;
+    }
+    let exponent = 63 - nanos.leading_zeros() - SUB;
+    (((exponent + 1) << SUB) as u64 + ((nanos >> exponent) & ((1 << SUB) - 1))) as usize
+}
+
+fn floor_of(bucket: usize) -> u64 {
+    if bucket < 1 << SUB {
+        return bucket as u64;
+    }
+    let exponent = (bucket >> SUB) as u32 - 1;
+    ((1 << SUB) + (bucket as u64 & ((1 << SUB) - 1))).checked_shl(exponent).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_value_lies_in_its_bucket() {
+        for nanos in (0..100_000).chain([u64::MAX / 3, 1 << 40, (1 << 40) - 1]) {
+            let b = bucket(nanos);
+            assert!(floor_of(b) <= nanos && nanos < floor_of(b + 1), "{nanos} in bucket {b}");
+        }
+    }
+
+    #[test]
+    fn quantiles_are_those_of_what_was_added() {
+        let latency = Latency::default();
+        (1..=1000).for_each(|us| latency.add(Duration::from_micros(us)));
+        assert!((latency.quantile(0.5) - 500.0).abs() < 70.0);
+        assert!((latency.quantile(0.99) - 990.0).abs() < 130.0);
+        assert_eq!(latency.max(), 1000.0);
+    }
+}

@@ -1,0 +1,324 @@
+//! Two threads that look after the apps: the *manager* follows processes as they come, grow, exec and go, and gives them stubs when
+//! they are needed; the *evictor* keeps every app below its limit.
+//!
+//! Neither is ever waited for by a fault.
+
+use super::app::{App, Watermarks};
+use super::attach::{Means, thread_to_borrow};
+use super::evict::{BATCH, Evictor, Outcome};
+use super::membership::Census;
+use super::process;
+use super::restore;
+use super::sentinel::Sentinel;
+use super::space::Space;
+use super::stub;
+use crate::keeper::Kept;
+use annex_shared::api::{AppState, Target};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use parking_lot::{Mutex, RwLock};
+use std::collections::HashSet;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How often processes are looked at: often while an app is near its limit, seldom otherwise.
+const BUSY: Duration = Duration::from_millis(20);
+const QUIET: Duration = Duration::from_millis(100);
+/// A process smaller than this (8 MiB, in pages) gets no stub of its own: it would cost more than it brings.
+const WORTH_A_STUB: u64 = 2048;
+/// After a failed attempt to give a process a stub.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// The apps, and what wakes the manager.
+pub struct Roster {
+    apps: RwLock<Vec<Arc<App>>>,
+    bell: EventFd,
+    pub stop: AtomicBool,
+    /// Held while an app is attached, detached or dropped, so that none of these meet.
+    pub changing: Mutex<()>,
+}
+
+impl Roster {
+    pub fn new() -> io::Result<Roster> {
+        let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+        Ok(Roster { apps: RwLock::default(), bell, stop: AtomicBool::new(false), changing: Mutex::new(()) })
+    }
+
+    pub fn all(&self) -> Vec<Arc<App>> {
+        self.apps.read().clone()
+    }
+
+    pub fn find(&self, id: u64) -> Option<Arc<App>> {
+        self.apps.read().iter().find(|a| a.id == id).cloned()
+    }
+
+    pub fn add(&self, app: Arc<App>) {
+        self.apps.write().push(app);
+        self.ring();
+    }
+
+    pub fn remove(&self, id: u64) {
+        self.apps.write().retain(|a| a.id != id);
+    }
+
+    pub fn ring(&self) {
+        let _ = self.bell.write(1);
+    }
+}
+
+pub struct Manager {
+    pub roster: Arc<Roster>,
+    pub means: Arc<Means>,
+    pub census: Census,
+}
+
+impl Manager {
+    pub fn run(mut self) {
+        let _sentinel = Sentinel("the manager");
+        while !self.roster.stop.load(Ordering::Acquire) {
+            let apps = self.roster.all();
+            self.sleep(&apps);
+            let apps = self.roster.all();
+            for app in &apps {
+                self.bury(app);
+            }
+            let stubs: HashSet<i32> = self.means.registry.all().iter().filter_map(|s| s.stub_pid()).collect();
+            self.census.update(&apps, &stubs);
+            for app in &apps {
+                self.follow(app);
+            }
+        }
+    }
+
+    /// Until a process ends, somebody rings, or it is time to look.
+    fn sleep(&self, apps: &[Arc<App>]) {
+        let near = apps.iter().any(|a| a.state() != AppState::Detaching && a.is_near());
+        let pause = if apps.is_empty() {
+            PollTimeout::NONE
+        } else {
+            PollTimeout::from(if near { BUSY } else { QUIET }.as_millis() as u8)
+        };
+        let copies: Vec<_> = apps
+            .iter()
+            .flat_map(|a| a.members.lock().iter().filter_map(|m| m.pidfd.try_clone().ok()).collect::<Vec<_>>())
+            .collect();
+        let mut fds: Vec<PollFd<'_>> = copies.iter().map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)).collect();
+        fds.push(PollFd::new(self.roster.bell.as_fd(), PollFlags::POLLIN));
+        let _ = poll(&mut fds, pause);
+        let _ = self.roster.bell.read();
+    }
+
+    /// Takes out processes that have ended, programs that were replaced by exec, and the memory of both.
+    fn bury(&self, app: &Arc<App>) {
+        let mut gone = Vec::new();
+        let mut replaced = Vec::new();
+        app.members.lock().retain_mut(|member| {
+            let mut fds = [PollFd::new(member.pidfd.as_fd(), PollFlags::POLLIN)];
+            if poll(&mut fds, PollTimeout::ZERO).unwrap_or(0) > 0 {
+                gone.extend(member.space.take());
+                self.means.registry.keeper.drop(Kept::Process(member.pid));
+                return false;
+            }
+            if let Some(space) = &member.space
+                && let Some(stub) = space.stub_pid()
+                && process::same_address_space(member.pid, stub) == Some(false)
+            {
+                replaced.push((member.pid, member.space.take()));
+            }
+            true
+        });
+        for space in gone {
+            self.discard(&space);
+        }
+        for (pid, space) in replaced {
+            let Some(space) = space else { continue };
+            self.means.registry.keeper.drop(Kept::Process(pid));
+            let there = self.discard(&space);
+            tracing::debug!(pid, app = app.name, "followed an exec");
+            if let Some(there) = there {
+                reap_after_exec(pid, there);
+            }
+        }
+        // Children that were forked and have no process of ours yet: only their memory tells that they are gone.
+        for space in self.means.registry.of_app(app.id) {
+            if space.pid().is_none() && (space.is_dead() || space.uffd.is_dead()) {
+                self.discard(&space);
+            }
+        }
+        let over = app.members.lock().is_empty() && !matches!(app.target, Target::Unit(_));
+        if over && app.state() != AppState::Detaching && self.means.registry.of_app(app.id).is_empty() {
+            let _changing = self.roster.changing.lock();
+            tracing::info!(app = app.name, "the app has ended");
+            self.roster.remove(app.id);
+            drop(app.take_held());
+        }
+    }
+
+    /// Forgets a space whose process image is gone; the PID of its stub in the app's namespace.
+    fn discard(&self, space: &Arc<Space>) -> Option<i32> {
+        self.means.workers.unwatch(space);
+        self.means.registry.remove(space.id);
+        space.release_all(&self.means.around);
+        let stub = space.evicting.lock().stub.take()?;
+        stub.kill();
+        Some(stub.pid_there())
+    }
+
+    /// Sees how an app has grown, and gives stubs to those of its processes that need one.
+    fn follow(&self, app: &Arc<App>) {
+        // The evictor may be busy with another app: nothing is held longer than it takes to come by here.
+        self.means.workers.serve(app.take_held());
+        if app.state() == AppState::Detaching {
+            return;
+        }
+        let evicted = restore::evicted(&self.means, app);
+        app.measure(evicted);
+        if !app.is_over() {
+            return;
+        }
+        let _changing = self.roster.changing.lock();
+        if app.state() == AppState::Detaching {
+            return;
+        }
+        let wanting: Vec<i32> = {
+            let now = Instant::now();
+            let members = app.members.lock();
+            let wants = members.iter().filter(|m| m.space.is_none() && m.resident >= WORTH_A_STUB);
+            wants.filter(|m| m.retry_at.is_none_or(|t| t <= now)).map(|m| m.pid).collect()
+        };
+        for pid in wanting {
+            let result = self.means.attach(app, pid);
+            let mut members = app.members.lock();
+            let Some(member) = members.iter_mut().find(|m| m.pid == pid) else { continue };
+            match result {
+                Ok((space, pause)) => {
+                    tracing::info!(app = app.name, pid, pause = ?pause.0, "process attached");
+                    self.means.registry.keeper.keep(Kept::Process(pid), member.pidfd.as_fd());
+                    member.space = Some(space);
+                    app.running();
+                }
+                Err(error) => {
+                    // Short-lived processes end in the middle of it; only what fails again is somebody's concern.
+                    let again = member.retry_at.replace(Instant::now() + RETRY).is_some();
+                    drop(members);
+                    if again {
+                        tracing::warn!(app = app.name, pid, "{error}");
+                        app.note(error.to_string());
+                    }
+                }
+            }
+        }
+        self.replace_dead_stubs(app);
+        if !app.is_resting() {
+            self.means.registry.wake_evictor();
+        }
+    }
+
+    /// A stub can be killed (by whoever thinks it is a stray process): the space gets another.
+    fn replace_dead_stubs(&self, app: &Arc<App>) {
+        for (pid, space) in app.spaces() {
+            let dead = space.evicting.lock().stub.as_ref().is_none_or(|s| !s.is_alive());
+            if dead && !space.is_dead() && process::Stat::read(pid).is_some_and(|s| !s.is_zombie()) {
+                let gone = space.evicting.lock().stub.take();
+                if let Some(gone) = gone {
+                    tracing::warn!(app = app.name, pid, "the stub was killed; setting up another");
+                    restore::remove_stub(pid, gone, &space);
+                }
+                if let Err(error) = self.means.refurnish(&space, pid) {
+                    tracing::warn!(app = app.name, pid, "{error}");
+                }
+            }
+        }
+    }
+}
+
+/// The stub of the program before is a zombie child of the new one.
+fn reap_after_exec(pid: i32, stub_there: i32) {
+    let reap = move || {
+        let seccomp = process::identity(pid).is_ok_and(|i| i.seccomp);
+        stub::reap(pid, thread_to_borrow(pid), seccomp, stub_there, &[]);
+    };
+    let _ = std::thread::Builder::new().name("annex-tracer".into()).spawn(reap).map(|t| t.join());
+}
+
+/// The evictor's loop.
+pub fn evict_loop(mut evictor: Evictor, roster: Arc<Roster>) {
+    let _sentinel = Sentinel("the evictor");
+    evictor.around.evictor.store(nix::unistd::gettid().as_raw(), Ordering::Relaxed);
+    while !roster.stop.load(Ordering::Acquire) {
+        let bell = evictor.registry.clone();
+        let mut fds = [PollFd::new(bell.bell().as_fd(), PollFlags::POLLIN)];
+        let _ = poll(&mut fds, PollTimeout::NONE);
+        evictor.registry.answer();
+        let mut again = false;
+        for app in roster.all() {
+            if app.state() != AppState::Detaching && !app.is_resting() && app.is_over() {
+                again |= relieve(&mut evictor, &app);
+            }
+            evictor.workers.serve(app.take_held());
+        }
+        if again {
+            evictor.registry.wake_evictor();
+        }
+    }
+}
+
+/// Evicts from an app until it is below its low watermark, a fair while is over, or nothing more can be had. True: there is more to do.
+fn relieve(evictor: &mut Evictor, app: &Arc<App>) -> bool {
+    let evicted: u64 = evictor.registry.of_app(app.id).iter().map(|s| s.evicted()).sum();
+    let resident = app.measure(evicted);
+    let marks = Watermarks::of(app.limit(), resident, evicted);
+    if resident <= marks.high {
+        return false;
+    }
+    let mut need = resident - marks.low;
+    let mut spaces = app.spaces();
+    let turn_ends = Instant::now() + Duration::from_millis(50);
+    let mut retries = 0;
+    while need > 0 && !spaces.is_empty() {
+        // In turn, so that no process pays for all.
+        let mut exhausted = Vec::new();
+        for (i, (_, space)) in spaces.iter().enumerate() {
+            if need == 0 {
+                break;
+            }
+            let outcome = evictor.batch(space, BATCH.min(need as usize).max(64));
+            app.yielded(if let Outcome::Evicted(n) = outcome { n } else { 0 });
+            evictor.workers.serve(app.take_held());
+            match outcome {
+                Outcome::Evicted(n) => need = need.saturating_sub(n),
+                Outcome::Again => {
+                    retries += 1;
+                    if retries > 20 {
+                        std::thread::sleep(Duration::from_micros(500));
+                        return true;
+                    }
+                }
+                Outcome::PoolFull => {
+                    app.note("the pool is full: the app keeps its pages until donors lend more");
+                    app.rest(Duration::from_millis(500));
+                    return false;
+                }
+                Outcome::WriteFailed => {
+                    app.rest(Duration::from_millis(500));
+                    return false;
+                }
+                Outcome::NothingCold | Outcome::NoAnswer | Outcome::Dead => exhausted.push(i),
+            }
+        }
+        for i in exhausted.into_iter().rev() {
+            spaces.remove(i);
+        }
+        if Instant::now() > turn_ends {
+            return !spaces.is_empty();
+        }
+    }
+    if need > 0 {
+        // What is left can't be evicted (now): locked, shared, special, or just being changed.
+        app.rest(Duration::from_millis(100));
+    }
+    false
+}

@@ -1,0 +1,396 @@
+//! The pager: unmodified programs whose cold memory lives in the pool.
+//!
+//! # The way of a page
+//! - *Out*: an [`app`] grows over its limit → the evictor ([`manager`], [`evict`]) lets its clock hand ([`policy`]) choose cold pages of a
+//!   [`space`] → the [`stub`] in the app's address space moves them into its staging area → they are written to the pool → their records in the
+//!   page [`table`] name their slots.
+//! - *In*: a thread of the app touches one → a userfaultfd message ([`uffd`]) → a fault [`worker`] → the pool → the page is
+//!   installed, with neighbours if the access is sequential ([`stream`]).
+//!
+//! # Threads
+//! | thread | number | does |
+//! | --- | --- | --- |
+//! | fault worker | one per CPU, at most 4 unless configured | faults and changes of every space |
+//! | evictor | 1 | batches, one space at a time |
+//! | manager | 1 | processes: new, grown, replaced, ended |
+//! | tracer | one per injection, for its duration | ptrace, which belongs to threads; stays with stubs under seccomp |
+//! | control | tokio's blocking threads | attach, detach, limits |
+//!
+//! What each may touch is said in [`space`]: one lock per address space orders everything that decides where a page is.
+//!
+//! # What annex has in an app
+//! Nothing but the [`stub`]'s three mappings and userfaultfd registrations of the mappings that pages were evicted from. Locked,
+//! shared, file-backed, special and small mappings are left alone ([`region`]).
+
+mod app;
+mod attach;
+mod changes;
+mod clock;
+mod control_block;
+mod evict;
+mod inflight;
+mod latency;
+mod manager;
+mod membership;
+mod policy;
+pub mod probe;
+mod process;
+mod region;
+mod registry;
+mod restore;
+mod scan;
+mod sentinel;
+mod space;
+mod stream;
+mod stub;
+mod table;
+mod tracee;
+mod uffd;
+mod worker;
+
+use crate::control::{Apps, Caller};
+use crate::keeper::{Keeper, Kept};
+use crate::pool::Pool;
+use annex_shared::api::{
+    ApiError, AppInfo, AttachRequest, ErrorCode, Limit, Progress, Target, WorkersInfo, format_bytes,
+};
+use annex_shared::page::PAGE_SIZE;
+use app::App;
+use attach::{AttachError, Means};
+use evict::Evictor;
+use manager::{Manager, Roster};
+use process::Stat;
+use registry::Registry;
+use restore::RestoreError;
+use serde::{Deserialize, Serialize};
+use space::{Space, Surroundings};
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::thread::JoinHandle;
+use worker::Workers;
+
+pub use worker::Wait;
+
+/// `[pager]` in annexd's configuration.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PagerConfig {
+    /// Fault workers; 0 = one per CPU, four at most.
+    pub fault_workers: u32,
+    /// How workers wait for faults: `block` or `spin`.
+    pub wait: Wait,
+}
+
+/// The pager could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error(transparent)]
+    Lane(#[from] crate::pool::LaneError),
+    #[error("failed to start the pager: {0}")]
+    System(#[from] io::Error),
+}
+
+pub struct Pager {
+    means: Arc<Means>,
+    roster: Arc<Roster>,
+    default_limit: Limit,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Pager {
+    /// Starts the pager's threads on a host that [`probe::host`] found fit.
+    pub fn start(
+        config: &PagerConfig,
+        default_limit: Limit,
+        host: probe::Host,
+        pool: Arc<Pool>,
+        keeper: Keeper,
+    ) -> Result<Pager, StartError> {
+        let registry = Arc::new(Registry::new(keeper)?);
+        let workers: Arc<OnceLock<Weak<Workers>>> = Arc::default();
+        let adopt = adopter(registry.clone(), workers.clone());
+        let around = Arc::new(Surroundings {
+            pool,
+            in_flight: Default::default(),
+            registry: registry.clone(),
+            evictor: AtomicI32::new(0),
+            adopt,
+            ids: AtomicU64::new(1),
+        });
+        let fault_workers = Arc::new(Workers::start(config.fault_workers, config.wait, &around, &registry)?);
+        let _ = workers.set(Arc::downgrade(&fault_workers));
+        let means = Arc::new(Means {
+            around: around.clone(),
+            registry: registry.clone(),
+            workers: fault_workers.clone(),
+            device: host.device,
+        });
+        let roster = Arc::new(Roster::new()?);
+        let lane = around.pool.lane("evict", 2 * evict::BATCH)?;
+        let evictor = Evictor { lane, around, registry, workers: fault_workers };
+        let manager = Manager { roster: roster.clone(), means: means.clone(), census: Default::default() };
+        let spawn =
+            |name: &str, body: Box<dyn FnOnce() + Send>| std::thread::Builder::new().name(name.into()).spawn(body);
+        let roster_too = roster.clone();
+        let threads = vec![
+            spawn("annex-evict", Box::new(move || manager::evict_loop(evictor, roster_too)))?,
+            spawn("annex-manager", Box::new(move || manager.run()))?,
+        ];
+        Ok(Pager { means, roster, default_limit, threads })
+    }
+
+    fn evicted(&self, app: &App) -> u64 {
+        restore::evicted(&self.means, app)
+    }
+
+    fn unique_name(&self, wanted: Option<&str>, command: &str, pid: i32) -> Result<String, ApiError> {
+        // An app whose processes have all ended is about to go.
+        let lives = |a: &App| matches!(a.target, Target::Unit(_)) || !a.has_ended();
+        let taken = |name: &str| self.roster.all().iter().any(|a| a.name == name && lives(a));
+        match wanted {
+            Some(name) if name.is_empty() || name.contains('/') || name.parse::<u64>().is_ok() => Err(error(
+                ErrorCode::BadRequest,
+                format!("bad app name '{name}'"),
+                "a name is not empty, has no '/' and is no number",
+            )),
+            Some(name) if taken(name) => Err(error(
+                ErrorCode::BadRequest,
+                format!("there is an app called '{name}' already"),
+                "choose another --name",
+            )),
+            Some(name) => Ok(name.to_owned()),
+            None if taken(command) || command.contains('/') => Ok(format!("{}-{pid}", command.replace('/', "_"))),
+            None => Ok(command.to_owned()),
+        }
+    }
+
+    fn owner_of(&self, pid: i32) -> Option<Arc<App>> {
+        self.roster.all().into_iter().find(|app| app.members.lock().iter().any(|m| m.pid == pid))
+    }
+
+    fn attach_process(&self, app: Arc<App>, pid: i32, now: bool) -> Result<Arc<App>, ApiError> {
+        let stat = attach::check(pid).map_err(refused)?;
+        membership::join(&app, pid, &stat);
+        if now {
+            let (space, pause) = self.means.attach(&app, pid).map_err(refused)?;
+            tracing::info!(app = app.name, pid, pause = ?pause.0, "process attached");
+            if let Some(member) = app.members.lock().iter_mut().find(|m| m.pid == pid) {
+                self.means.registry.keeper.keep(Kept::Process(pid), member.pidfd.as_fd());
+                member.space = Some(space);
+            }
+            app.running();
+        }
+        Ok(app)
+    }
+
+    /// Lets go of an app whose pages are all back (or gone with it).
+    fn finish(&self, app: &App) {
+        // The context of a space ends with its last user: nothing may go on holding one.
+        self.means.workers.serve(app.take_held());
+        app.members.lock().iter_mut().for_each(|member| member.space = None);
+        for space in self.means.registry.of_app(app.id) {
+            restore::let_go(&self.means, space);
+        }
+        self.roster.remove(app.id);
+        for member in app.members.lock().drain(..) {
+            self.means.registry.keeper.drop(Kept::Process(member.pid));
+        }
+    }
+}
+
+/// A fork's child joins the registry and is watched.
+fn adopter(registry: Arc<Registry>, workers: Arc<OnceLock<Weak<Workers>>>) -> Box<dyn Fn(Arc<Space>) + Send + Sync> {
+    Box::new(move |space| {
+        registry.insert(space.clone());
+        let watched = workers.get().and_then(Weak::upgrade).map(|w| w.watch(&space));
+        if !matches!(watched, Some(Ok(()))) {
+            space.app.stop("a forked child's userfaultfd could not be watched");
+        }
+    })
+}
+
+impl Apps for Pager {
+    fn attach(&self, request: &AttachRequest, caller: Caller) -> Result<AppInfo, ApiError> {
+        self.means.around.pool.is_usable().map_err(|e| {
+            error(
+                ErrorCode::NoDonors,
+                e.to_string(),
+                "start annex-agent on the donors and check their addresses in annexd's configuration",
+            )
+        })?;
+        let _changing = self.roster.changing.lock();
+        let limit = request.local.unwrap_or(self.default_limit);
+        let id = u64::from(rand::random::<u32>()) + 1;
+        let new = |name, uid| Arc::new(App::new(id, name, uid, request.target.clone(), limit));
+        let app = match &request.target {
+            Target::Pid(pid) | Target::Launch(pid) => {
+                if *pid == std::process::id() as i32 {
+                    return Err(error(
+                        ErrorCode::Unsuitable,
+                        "annexd can't page itself".into(),
+                        "attach another process",
+                    ));
+                }
+                let stat = attach::check(*pid).map_err(refused)?;
+                if let Some(owner) = self.owner_of(*pid) {
+                    return Err(error(
+                        ErrorCode::AlreadyAttached,
+                        format!("process {pid} is managed already, as part of app '{}'", owner.name),
+                        &format!(
+                            "use 'annex limit {}' to change its limit, or 'annex detach {}' first",
+                            owner.name, owner.name
+                        ),
+                    ));
+                }
+                let uid = process::identity(*pid).map_or(caller.uid, |i| i.uids[1]);
+                let name = self.unique_name(request.name.as_deref(), &stat.comm, *pid)?;
+                self.attach_process(new(name, uid), *pid, matches!(request.target, Target::Pid(_)))?
+            }
+            Target::Unit(unit) => {
+                let found = membership::cgroup_of(unit).filter(|c| !membership::members_of(c).is_empty());
+                let cgroup = found.ok_or_else(|| {
+                    error(
+                        ErrorCode::NotFound,
+                        format!("unit {unit} has no running process"),
+                        "name a running unit as systemctl shows it, with its suffix (X.service)",
+                    )
+                })?;
+                let pids = membership::members_of(&cgroup);
+                if let Some(owner) = pids.iter().find_map(|pid| self.owner_of(*pid)) {
+                    return Err(error(
+                        ErrorCode::AlreadyAttached,
+                        format!("processes of unit {unit} are managed already, as app '{}'", owner.name),
+                        &format!("run 'annex detach {}' first", owner.name),
+                    ));
+                }
+                let app = new(self.unique_name(request.name.as_deref(), unit, pids[0])?, caller.uid);
+                for pid in pids {
+                    if let Some(stat) = Stat::read(pid) {
+                        membership::join(&app, pid, &stat);
+                    }
+                }
+                app
+            }
+        };
+        self.roster.add(app.clone());
+        Ok(app.info(self.evicted(&app)))
+    }
+
+    fn detach(&self, id: u64, progress: &mut dyn FnMut(Progress)) -> Result<(), ApiError> {
+        let app = self.roster.find(id).ok_or_else(|| no_app(id))?;
+        {
+            let _changing = self.roster.changing.lock();
+            app.set_detaching(true);
+        }
+        let result = restore::restore(&self.means, &app, progress);
+        match result {
+            Ok(()) => {
+                self.finish(&app);
+                Ok(())
+            }
+            Err(RestoreError::Lost { lost }) => {
+                self.finish(&app);
+                let lost = RestoreError::Lost { lost }.to_string();
+                Err(error(
+                    ErrorCode::Internal,
+                    format!("app '{}' was let go, but {lost}", app.name),
+                    "see annexd's log for the pages' addresses",
+                ))
+            }
+            Err(e) => {
+                app.set_detaching(false);
+                let code =
+                    if matches!(e, RestoreError::NoMemory { .. }) { ErrorCode::NoMemory } else { ErrorCode::Internal };
+                Err(error(
+                    code,
+                    format!("failed to detach app '{}': {e}", app.name),
+                    "the app goes on as before; free local memory (or resume its processes) and try again",
+                ))
+            }
+        }
+    }
+
+    fn set_limit(&self, id: u64, limit: Limit) -> Result<AppInfo, ApiError> {
+        let app = self.roster.find(id).ok_or_else(|| no_app(id))?;
+        app.set_limit(limit);
+        self.roster.ring();
+        Ok(app.info(self.evicted(&app)))
+    }
+
+    fn apps(&self) -> Vec<AppInfo> {
+        self.roster.all().iter().map(|app| app.info(self.evicted(app))).collect()
+    }
+
+    fn find(&self, name: &str) -> Option<AppInfo> {
+        let apps = self.roster.all();
+        let number = name.parse::<u64>().ok();
+        let by_name = || apps.iter().find(|a| a.name == name);
+        let by_pid = |n: u64| apps.iter().find(|a| a.members.lock().iter().any(|m| m.pid as u64 == n));
+        let by_id = |n: u64| apps.iter().find(|a| a.id == n);
+        let app = by_name().or_else(|| by_pid(number?)).or_else(|| by_id(number?))?;
+        Some(app.info(self.evicted(app)))
+    }
+
+    fn workers(&self) -> WorkersInfo {
+        let wait = match self.means.workers.wait {
+            Wait::Block => "block",
+            Wait::Spin => "spin",
+        };
+        WorkersInfo { fault_workers: self.means.workers.len() as u32, wait: wait.into(), evictors: 1 }
+    }
+
+    fn overhead_bytes(&self) -> u64 {
+        self.means.registry.all().iter().map(|s| s.core().table.bytes()).sum()
+    }
+
+    fn detach_all(&self, progress: &mut dyn FnMut(Progress)) -> Result<(), ApiError> {
+        let apps = self.roster.all();
+        let pages: u64 = apps.iter().map(|app| self.evicted(app)).sum();
+        restore::check_memory(pages).map_err(|e| {
+            error(
+                ErrorCode::NoMemory,
+                format!(
+                    "annexd can't stop: {} of program memory are in the pool, and {e}",
+                    format_bytes(pages * PAGE_SIZE as u64)
+                ),
+                "free local memory or end programs that annex manages (annex apps), then stop annexd again",
+            )
+        })?;
+        apps.iter().try_for_each(|app| self.detach(app.id, progress))
+    }
+}
+
+impl Drop for Pager {
+    fn drop(&mut self) {
+        self.roster.stop.store(true, Ordering::Release);
+        self.roster.ring();
+        self.means.registry.wake_evictor();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn error(kind: ErrorCode, message: String, remedy: &str) -> ApiError {
+    ApiError { kind, message, remedy: remedy.to_owned() }
+}
+
+fn no_app(id: u64) -> ApiError {
+    error(ErrorCode::NotFound, format!("there is no app {id}"), "'annex apps' lists them")
+}
+
+fn refused(e: AttachError) -> ApiError {
+    let (kind, remedy) = match &e {
+        AttachError::NoProcess(_) => (ErrorCode::NotFound, "check the PID with ps"),
+        AttachError::NoMemory(_) => (ErrorCode::Unsuitable, "attach a running program"),
+        AttachError::Traced { .. } => (ErrorCode::Unsuitable, "end the debugger or strace, then attach again"),
+        AttachError::ThirtyTwoBit(_) => (ErrorCode::Unsuitable, "only 64-bit programs can be paged"),
+        AttachError::Foreign { .. } => (ErrorCode::Unsuitable, "end the other user of userfaultfd"),
+        AttachError::Stub { .. } | AttachError::System { .. } => {
+            (ErrorCode::Internal, "the program is unharmed; see annexd's log")
+        }
+    };
+    error(kind, e.to_string(), remedy)
+}

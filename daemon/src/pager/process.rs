@@ -1,0 +1,275 @@
+//! What /proc says about a process. Everything here is a snapshot.
+
+use nix::errno::Errno;
+use nix::sys::uio::{RemoteIoVec, process_vm_readv};
+use nix::unistd::Pid;
+use std::fs;
+use std::io::{self, IoSliceMut};
+use std::os::fd::{FromRawFd, OwnedFd};
+
+/// A line of /proc/PID/maps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    pub start: u64,
+    pub end: u64,
+    /// `rwxp` or `rwxs`, as four bytes.
+    pub access: [u8; 4],
+    pub inode: u64,
+    /// The path or `[heap]`, `[stack]`, `[anon:name]`…; empty for anonymous memory.
+    pub name: String,
+}
+
+impl Mapping {
+    pub fn parse(line: &str) -> Option<Mapping> {
+        let mut fields = line.splitn(6, ' ');
+        let (start, end) = fields.next()?.split_once('-')?;
+        let access = fields.next()?.as_bytes().try_into().ok()?;
+        let (_offset, _device) = (fields.next()?, fields.next()?);
+        let inode = fields.next()?.parse().ok()?;
+        let name = fields.next().unwrap_or("").trim().to_owned();
+        let start = u64::from_str_radix(start, 16).ok()?;
+        Some(Mapping { start, end: u64::from_str_radix(end, 16).ok()?, access, inode, name })
+    }
+
+    /// Private, writable, anonymous: of the kind that could be paged (its flags in smaps decide further).
+    pub fn is_private_anonymous(&self) -> bool {
+        self.access == *b"rw-p"
+            && self.inode == 0
+            && (self.name.is_empty() || self.name == "[heap]" || self.name.starts_with("[anon:"))
+    }
+}
+
+pub fn maps(pid: i32) -> io::Result<Vec<Mapping>> {
+    Ok(fs::read_to_string(format!("/proc/{pid}/maps"))?.lines().filter_map(Mapping::parse).collect())
+}
+
+/// Memory mappings with the kernel's two-letter flags (`VmFlags` of smaps), for those that `keep` wants.
+pub fn flagged_maps(pid: i32) -> io::Result<Vec<(Mapping, Vec<[u8; 2]>)>> {
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps"))?;
+    let mut found = Vec::new();
+    let mut current = None;
+    for line in text.lines() {
+        if let Some(flags) = line.strip_prefix("VmFlags:") {
+            let flags = flags.split_ascii_whitespace().filter_map(|f| f.as_bytes().try_into().ok()).collect();
+            found.extend(current.take().map(|mapping| (mapping, flags)));
+        } else if line.as_bytes().first().is_some_and(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(b)) {
+            current = Mapping::parse(line);
+        }
+    }
+    Ok(found)
+}
+
+/// The fields of /proc/PID/stat that the pager looks at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stat {
+    pub comm: String,
+    pub state: char,
+    pub parent: i32,
+    pub threads: u32,
+    /// Clock ticks since boot: with the PID it names a process for good.
+    pub started: u64,
+    /// User plus system time in clock ticks.
+    pub ticks: u64,
+    /// The CPU it last ran on.
+    pub cpu: u32,
+    /// Kernel threads have none.
+    pub has_memory: bool,
+}
+
+impl Stat {
+    pub fn read(pid: i32) -> Option<Stat> {
+        Stat::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    fn parse(text: &str) -> Option<Stat> {
+        let (open, close) = (text.find('(')?, text.rfind(')')?);
+        let rest: Vec<&str> = text.get(close + 2..)?.split_ascii_whitespace().collect();
+        // rest[0] is field 3 of proc_pid_stat(5).
+        let number = |field: usize| rest.get(field - 3)?.parse::<u64>().ok();
+        Some(Stat {
+            comm: text.get(open + 1..close)?.to_owned(),
+            state: rest.first()?.chars().next()?,
+            parent: number(4)? as i32,
+            ticks: number(14)? + number(15)?,
+            threads: number(20)? as u32,
+            started: number(22)?,
+            has_memory: number(23)? != 0,
+            cpu: number(39)? as u32,
+        })
+    }
+
+    pub fn is_zombie(&self) -> bool {
+        matches!(self.state, 'Z' | 'X')
+    }
+}
+
+/// Fields of /proc/PID/status.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Identity {
+    /// Real, effective, saved.
+    pub uids: [u32; 3],
+    pub tracer: i32,
+    pub seccomp: bool,
+}
+
+pub fn identity(pid: i32) -> io::Result<Identity> {
+    let text = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let mut found = Identity::default();
+    for line in text.lines() {
+        let Some((key, value)) = line.split_once(':') else { continue };
+        match key {
+            "Uid" => {
+                for (uid, text) in found.uids.iter_mut().zip(value.split_ascii_whitespace()) {
+                    *uid = text.parse().unwrap_or(u32::MAX);
+                }
+            }
+            "TracerPid" => found.tracer = value.trim().parse().unwrap_or(0),
+            "Seccomp" => found.seccomp = value.trim() != "0",
+            _ => {}
+        }
+    }
+    Ok(found)
+}
+
+/// Anonymous pages resident now, from /proc/PID/statm; `None` if the process is gone.
+pub fn resident_pages(pid: i32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+    let mut fields = text.split_ascii_whitespace().skip(1).map(|f| f.parse::<u64>().ok());
+    let (resident, shared) = (fields.next()??, fields.next()??);
+    Some(resident.saturating_sub(shared))
+}
+
+/// Anonymous memory in pages with shared copy-on-write pages divided among their users (Pss_Anon). Walks the page tables: dear.
+pub fn proportional_pages(pid: i32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+    let line = text.lines().find_map(|l| l.strip_prefix("Pss_Anon:"))?;
+    Some(line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()? / 4)
+}
+
+/// All PIDs, with their parents.
+pub fn processes() -> Vec<(i32, Stat)> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    let pids = entries.flatten().filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok());
+    pids.filter_map(|pid| Some((pid, Stat::read(pid)?))).collect()
+}
+
+/// The PID given out last on this host: while it stands still there is no new process.
+pub fn last_pid() -> Option<u64> {
+    fs::read_to_string("/proc/loadavg").ok()?.split_ascii_whitespace().last()?.parse().ok()
+}
+
+/// Thread IDs of a process.
+pub fn threads(pid: i32) -> Vec<i32> {
+    let Ok(entries) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
+    entries.flatten().filter_map(|e| e.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// The value of a variable in the environment the process was started with.
+pub fn environment(pid: i32, key: &str) -> Option<String> {
+    let bytes = fs::read(format!("/proc/{pid}/environ")).ok()?;
+    let prefix = format!("{key}=");
+    let value = bytes.split(|b| *b == 0).find_map(|v| v.strip_prefix(prefix.as_bytes()))?;
+    String::from_utf8(value.to_vec()).ok()
+}
+
+/// True if the process runs a 32-bit (or x32) program.
+pub fn is_32_bit(pid: i32) -> bool {
+    let mut header = [0u8; 5];
+    let read = fs::File::open(format!("/proc/{pid}/exe")).and_then(|mut f| io::Read::read_exact(&mut f, &mut header));
+    read.is_ok() && header[..4] == *b"\x7fELF" && header[4] != 2
+}
+
+/// True if the two processes have one address space.
+pub fn same_address_space(a: i32, b: i32) -> Option<bool> {
+    const KCMP_VM: libc::c_int = 1;
+    // SAFETY: kcmp takes numbers only.
+    match Errno::result(unsafe { libc::syscall(libc::SYS_kcmp, a, b, KCMP_VM, 0, 0) }) {
+        Ok(order) => Some(order == 0),
+        Err(_) => None,
+    }
+}
+
+pub fn pidfd_open(pid: i32) -> io::Result<OwnedFd> {
+    // SAFETY: takes numbers only; a non-negative result is a new descriptor that nobody else owns.
+    unsafe { owned(libc::syscall(libc::SYS_pidfd_open, pid, 0)) }
+}
+
+/// A copy of descriptor `fd` of the process behind `pidfd`.
+pub fn pidfd_getfd(pidfd: &OwnedFd, fd: i32) -> io::Result<OwnedFd> {
+    use std::os::fd::AsRawFd;
+    // SAFETY: as above.
+    unsafe { owned(libc::syscall(libc::SYS_pidfd_getfd, pidfd.as_raw_fd(), fd, 0)) }
+}
+
+/// # Safety
+/// A non-negative `result` must be a descriptor that nobody owns.
+unsafe fn owned(result: i64) -> io::Result<OwnedFd> {
+    // SAFETY: the caller's promise.
+    Errno::result(result).map(|fd| unsafe { OwnedFd::from_raw_fd(fd as i32) }).map_err(io::Error::from)
+}
+
+/// Sends a signal through a pidfd: it can't hit a recycled PID.
+pub fn pidfd_kill(pidfd: &OwnedFd, signal: i32) -> io::Result<()> {
+    use std::os::fd::AsRawFd;
+    let none = std::ptr::null::<libc::siginfo_t>();
+    // SAFETY: a null siginfo is allowed.
+    let result = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), signal, none, 0) };
+    Errno::result(result).map(drop).map_err(io::Error::from)
+}
+
+/// Puts the calling thread before ordinary ones: somebody's program stands still until it has done its work. Without
+/// the privilege it takes its turn like all others.
+pub fn hurry() {
+    // SAFETY: takes numbers only; 0 is the calling thread.
+    let result = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -20) };
+    if result != 0 {
+        tracing::debug!("no higher priority for this thread: {}", io::Error::last_os_error());
+    }
+}
+
+/// Reads all of `into` from the process's memory at `addr`.
+pub fn read_memory(pid: i32, addr: u64, into: &mut [u8]) -> io::Result<()> {
+    let len = into.len();
+    let remote = [RemoteIoVec { base: addr as usize, len }];
+    match process_vm_readv(Pid::from_raw(pid), &mut [IoSliceMut::new(into)], &remote) {
+        Ok(n) if n == len => Ok(()),
+        Ok(_) => Err(Errno::EFAULT.into()),
+        Err(e) => Err(e.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn map_lines_read_as_the_kernel_writes_them() {
+        let heap =
+            Mapping::parse("55d0c0a00000-55d0c0b21000 rw-p 00000000 00:00 0                          [heap]").unwrap();
+        assert_eq!((heap.start, heap.end, heap.name.as_str()), (0x55d0_c0a0_0000, 0x55d0_c0b2_1000, "[heap]"));
+        assert!(heap.is_private_anonymous());
+        let file = Mapping::parse("7f0000000000-7f0000001000 rw-p 00001000 08:01 1234 /usr/lib/with space.so").unwrap();
+        assert_eq!((file.inode, file.name.as_str()), (1234, "/usr/lib/with space.so"));
+        assert!(!file.is_private_anonymous());
+    }
+
+    #[test]
+    fn stat_survives_a_command_name_with_parentheses() {
+        let text = fs::read_to_string("/proc/self/stat").unwrap();
+        let open = text.find('(').unwrap();
+        let close = text.rfind(')').unwrap();
+        let odd = format!("{}(a) R 1 ({}", &text[..open], &text[close..]);
+        assert_eq!(Stat::parse(&odd).unwrap().comm, "a) R 1 (");
+        assert_eq!(Stat::parse(&odd).unwrap().parent, Stat::parse(&text).unwrap().parent);
+    }
+
+    #[test]
+    fn a_process_shares_its_address_space_with_itself_only() {
+        let me = std::process::id() as i32;
+        let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let (with_me, with_other) = (same_address_space(me, me), same_address_space(me, other.id() as i32));
+        other.kill().unwrap();
+        other.wait().unwrap();
+        assert_eq!((with_me, with_other), (Some(true), Some(false)));
+    }
+}

@@ -1,0 +1,456 @@
+//! One address space: its userfaultfd, its page table, and the one order in which things happen to it.
+//!
+//! Everything that decides where a page is happens under the space's lock: reading messages and applying them, checking a
+//! record and installing its page, moving pages out. The lock is never held across a fabric operation. The
+//! rules that make this right (FORK, REMAP, REMOVE and UNMAP are called *changes*):
+//!
+//! - All changes that were read are applied before any fault that was read is served: once a change is read the app goes on,
+//!   and a fault served first would alter the records that, say, a fork's child must inherit.
+//! - While a change is unread, COPY, WRITEPROTECT and MOVE answer EAGAIN. So an install or an eviction that succeeds under
+//!   the lock has met the address space that the records describe.
+//! - REMOVE comes *before* the kernel drops the pages. Until the app touches such a page anew it may be about to vanish, so its record
+//!   is *gone* and it is not evicted: evicting it would bring back what the app threw away.
+//!
+//! Lock order: [`Space::evicting`] before [`Space::core`]; a parent's core before its new child's.
+
+use super::app::App;
+use super::changes::Window;
+use super::inflight::InFlight;
+use super::policy;
+use super::region::Regions;
+use super::registry::Registry;
+use super::stream::Streams;
+use super::stub::Stub;
+use super::table::{JOURNAL_MESSAGES, PageIdx, Record, Table};
+use super::uffd::{Event, Installed, Message, Uffd};
+use crate::pool::Pool;
+use annex_shared::ids::SlotIdx;
+use annex_shared::page::PAGE_SIZE;
+use parking_lot::{Mutex, MutexGuard};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// Names a space among all that this annexd has had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SpaceId(pub u64);
+
+/// A thread of the app that waits for a page.
+#[derive(Clone, Copy, Debug)]
+pub struct Fault {
+    pub page: PageIdx,
+    pub write: bool,
+    /// When its message was read.
+    pub since: Instant,
+    /// The evictor itself waits for it: it must not be made to wait for eviction.
+    pub evictors: bool,
+}
+
+/// What the space needs of the rest of the pager.
+pub struct Surroundings {
+    pub pool: Arc<Pool>,
+    pub in_flight: InFlight,
+    pub registry: Arc<Registry>,
+    /// The evictor's thread ID.
+    pub evictor: AtomicI32,
+    /// Takes in a fork's child.
+    pub adopt: Box<dyn Fn(Arc<Space>) + Send + Sync>,
+    pub ids: std::sync::atomic::AtomicU64,
+}
+
+/// Why pages are installed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// The first page is waited for, to be read: pages keep their pool copies and are watched for writes.
+    Read,
+    /// The first page is about to be written.
+    Write,
+    /// The app is being let go: nothing of the pages stays in the pool.
+    Restore,
+}
+
+/// What a fault asks for next.
+#[derive(Debug)]
+pub enum Next {
+    /// Nothing: served, or somebody else will.
+    Served,
+    /// Bring these consecutive pages, whose slots are consecutive from `slot` on.
+    Read { slot: SlotIdx, pages: u32 },
+    /// The app is changing its mappings: read its messages, then try again.
+    Again,
+}
+
+pub struct Core {
+    pub table: Table,
+    pub regions: Regions,
+    streams: Streams,
+    /// The clock's lap, modulo `policy::LAPS`.
+    pub lap: u8,
+    /// Pages with a thread's control block, never to be evicted; forgotten when they are unmapped. See `control_block`.
+    pub pins: BTreeSet<PageIdx>,
+    /// Changes of which it is not known yet whether all that happened with them have been read.
+    pub window: Window,
+    /// Something went wrong that makes further eviction unsafe, but what is evicted can still be brought back.
+    pub frozen: bool,
+    faults: Vec<Fault>,
+}
+
+/// What the evictor keeps of a space. Held by whoever evicts, restores or detaches.
+pub struct Evicting {
+    pub stub: Option<Stub>,
+    pub clock: super::clock::Clock,
+}
+
+pub struct Space {
+    pub id: SpaceId,
+    pub app: Arc<App>,
+    pub uffd: Uffd,
+    pub evicting: Mutex<Evicting>,
+    pub(super) core: Mutex<Core>,
+    /// 0 while it is not known which process this is (a fork's child).
+    pid: AtomicI32,
+    stub_pid: AtomicI32,
+    /// The staging area, whose REMOVE events are our own.
+    pub(super) staging: Mutex<(u64, u64)>,
+    dead: AtomicBool,
+}
+
+/// How many pages a zero-filled fault brings along, aligned.
+const ZERO_AROUND: u64 = 16;
+static ZEROS: [u8; ZERO_AROUND as usize * PAGE_SIZE] = [0; ZERO_AROUND as usize * PAGE_SIZE];
+
+impl Space {
+    pub fn new(id: SpaceId, app: Arc<App>, uffd: Uffd, table: Table) -> Space {
+        let core = Core {
+            table,
+            regions: Regions::default(),
+            streams: Streams::default(),
+            lap: 0,
+            pins: BTreeSet::new(),
+            window: Window::default(),
+            frozen: false,
+            faults: Vec::with_capacity(JOURNAL_MESSAGES),
+        };
+        Space {
+            id,
+            app,
+            uffd,
+            evicting: Mutex::new(Evicting { stub: None, clock: Default::default() }),
+            core: Mutex::new(core),
+            pid: AtomicI32::new(0),
+            stub_pid: AtomicI32::new(0),
+            staging: Mutex::new((0, 0)),
+            dead: AtomicBool::new(false),
+        }
+    }
+
+    pub fn pid(&self) -> Option<i32> {
+        Some(self.pid.load(Relaxed)).filter(|p| *p != 0)
+    }
+
+    /// The stub's PID, without waiting for whoever is using it.
+    pub fn stub_pid(&self) -> Option<i32> {
+        Some(self.stub_pid.load(Relaxed)).filter(|p| *p != 0)
+    }
+
+    /// Gives the space its stub and the process it turned out to be.
+    pub fn furnish(&self, pid: i32, stub: Stub) {
+        self.pid.store(pid, Relaxed);
+        self.stub_pid.store(stub.pid(), Relaxed);
+        let staging = (stub.staging(), super::stub::STAGING);
+        *self.staging.lock() = staging;
+        self.core.lock().table.describe(pid, stub.pid(), staging);
+        self.evicting.lock().stub = Some(stub);
+    }
+
+    pub fn core(&self) -> MutexGuard<'_, Core> {
+        self.core.lock()
+    }
+
+    /// The core, unless somebody holds it for longer than `limit` (an app frozen in the middle of an eviction).
+    pub fn core_within(&self, limit: Duration) -> Option<MutexGuard<'_, Core>> {
+        self.core.try_lock_for(limit)
+    }
+
+    pub fn is_dead(&self) -> bool {
+        self.dead.load(Relaxed)
+    }
+
+    pub fn set_dead(&self) {
+        self.dead.store(true, Relaxed);
+    }
+
+    pub fn evicted(&self) -> u64 {
+        self.core.lock().table.evicted()
+    }
+
+    /// Reads all messages, applies the changes among them, and appends the faults to `faults`.
+    pub fn drain(self: &Arc<Self>, core: &mut Core, around: &Surroundings, faults: &mut Vec<Fault>) {
+        // Small reads keep two workers busy on one space; a change makes it read on to the end.
+        const FEW: usize = 8;
+        loop {
+            let journal = core.table.journal();
+            // SAFETY: the journal has room for JOURNAL_MESSAGES.
+            let read = unsafe { self.uffd.read(journal, FEW) };
+            let count = match read {
+                Ok(0) => break,
+                Ok(count) => count,
+                Err(errno) => {
+                    tracing::debug!(%errno, space = self.id.0, "the userfaultfd ended");
+                    self.set_dead();
+                    break;
+                }
+            };
+            let since = Instant::now();
+            for i in 0..count {
+                // SAFETY: `count` messages were just read into the journal.
+                let message = unsafe { journal.add(i).read() };
+                match message.event() {
+                    Event::Fault { addr, write, thread } => {
+                        let evictors = thread == around.evictor.load(Relaxed);
+                        core.faults.push(Fault { page: PageIdx::of(addr), write, since, evictors });
+                    }
+                    change => self.apply(core, change, around),
+                }
+            }
+            for i in 0..count {
+                // SAFETY: as above. Applied: a successor need not look at it.
+                unsafe { journal.add(i).cast::<u8>().write_volatile(0) };
+            }
+            if count < FEW {
+                break;
+            }
+        }
+        faults.append(&mut core.faults);
+        self.settle_changes(core, around);
+    }
+
+    /// Looks at one fault. The caller holds the core and has applied every change read so far.
+    pub fn serve(self: &Arc<Self>, core: &mut Core, fault: Fault, around: &Surroundings) -> Next {
+        let page = fault.page;
+        if !self.settle_changes(core, around) {
+            return Next::Again;
+        }
+        let record = core.table.record(page);
+        let adds_memory = matches!(record, Record::Evicted(_) | Record::None | Record::Gone);
+        if adds_memory && !fault.evictors && self.app.hold(self, fault) {
+            around.registry.wake_evictor();
+            return Next::Served;
+        }
+        match record {
+            Record::Evicted(slot) => {
+                if around.in_flight.park(slot, self, fault) {
+                    return Next::Served;
+                }
+                let window = core.streams.window(page);
+                let pages = core.run_length(page, slot, window, around);
+                core.streams.advance(page.plus(pages as u64));
+                Next::Read { slot, pages }
+            }
+            Record::Poisoned => match self.uffd.poison(page.addr()) {
+                Installed::TryAgain => Next::Again,
+                _ => {
+                    self.uffd.wake(page.addr(), PAGE_SIZE as u64);
+                    Next::Served
+                }
+            },
+            Record::None | Record::Gone => self.zero_fill(core, page, 1, around),
+            Record::Clean(_) => {
+                // Resident by its record: the fault is an old one, and the install says so. A page that is truly absent has been lost to us.
+                if matches!(self.zero_fill(core, page, 0, around), Next::Again) {
+                    return Next::Again;
+                }
+                if !matches!(core.table.record(page), Record::Clean(_)) {
+                    self.app.stop(&format!("page {:#x} vanished while it was resident", page.addr()));
+                }
+                Next::Served
+            }
+        }
+    }
+
+    /// A page that was never evicted (or was dropped since): zeros, with neighbours that are absent too.
+    fn zero_fill(&self, core: &mut Core, page: PageIdx, neighbours: u64, around: &Surroundings) -> Next {
+        let limit = (page.0 / ZERO_AROUND + 1) * ZERO_AROUND;
+        let end = core.regions.containing(page.addr()).map_or(page.0 + 1, |r| r.end / PAGE_SIZE as u64);
+        let mut pages = 1;
+        while neighbours > 0
+            && page.0 + pages < limit.min(end)
+            && matches!(core.table.record(page.plus(pages)), Record::None | Record::Gone)
+        {
+            pages += 1;
+        }
+        let installed = loop {
+            let len = pages * PAGE_SIZE as u64;
+            // SAFETY: ZEROS is as long as the longest run.
+            match unsafe { self.uffd.copy(page.addr(), ZEROS.as_ptr(), len, false, true) } {
+                Installed::Done => break pages,
+                Installed::Partly(bytes) => break bytes / PAGE_SIZE as u64,
+                Installed::TryAgain => return Next::Again,
+                // The run may reach past the mapping.
+                Installed::Gone if pages > 1 => pages = 1,
+                Installed::Exists | Installed::Gone => {
+                    self.uffd.wake(page.addr(), PAGE_SIZE as u64);
+                    return Next::Served;
+                }
+                Installed::Dead => {
+                    self.set_dead();
+                    return Next::Served;
+                }
+            }
+        };
+        for i in 0..installed {
+            let before = core.table.set(page.plus(i), Record::None).unwrap_or(Record::None);
+            before.slot().into_iter().for_each(|slot| around.pool.release(slot));
+        }
+        self.app.counters.zero.fetch_add(1, Relaxed);
+        self.app.add_resident(installed as i64);
+        Next::Served
+    }
+
+    /// Installs pages from `first` on that were read from the pool, `bytes` holding verified copies of the slots from `slot` on. Pages
+    /// whose record has changed since are skipped. False: the app is changing its mappings, try again later.
+    pub fn install(
+        &self,
+        core: &mut Core,
+        first: PageIdx,
+        slot: SlotIdx,
+        bytes: &[u8],
+        why: Why,
+        around: &Surroundings,
+    ) -> bool {
+        if !self.settle_changes(core, around) {
+            return false;
+        }
+        let pages = (bytes.len() / PAGE_SIZE) as u64;
+        let is_current =
+            |core: &Core, i: u64| core.table.record(first.plus(i)) == Record::Evicted(SlotIdx(slot.0 + i as u32));
+        let mut i = 0;
+        while i < pages {
+            if !is_current(core, i) {
+                if i == 0 {
+                    self.uffd.wake(first.addr(), PAGE_SIZE as u64);
+                }
+                i += 1;
+                continue;
+            }
+            // The page that is being written goes in unprotected, alone.
+            let alone = i == 0 && why == Why::Write;
+            let keep_copy = !alone && why != Why::Restore;
+            let mut n = 1;
+            while !alone && i + n < pages && is_current(core, i + n) {
+                n += 1;
+            }
+            let addr = first.plus(i).addr();
+            let from = &bytes[i as usize * PAGE_SIZE..(i + n) as usize * PAGE_SIZE];
+            // SAFETY: `from` is readable for its length.
+            let done = match unsafe { self.uffd.copy(addr, from.as_ptr(), from.len() as u64, keep_copy, true) } {
+                Installed::Done => n,
+                Installed::Partly(bytes) => bytes / PAGE_SIZE as u64,
+                Installed::TryAgain => return false,
+                Installed::Exists => {
+                    // The record says the page is in the pool only, and yet there is one: whose bytes are right can't be told.
+                    self.app.stop(&format!("page {addr:#x} is both evicted and present"));
+                    return true;
+                }
+                Installed::Gone => {
+                    tracing::debug!(space = self.id.0, "page {addr:#x} has no mapping to go to");
+                    self.uffd.wake(addr, PAGE_SIZE as u64);
+                    return true;
+                }
+                Installed::Dead => {
+                    self.set_dead();
+                    return true;
+                }
+            };
+            for k in i..i + done {
+                core.installed(first.plus(k), SlotIdx(slot.0 + k as u32), keep_copy, k == 0, around);
+            }
+            self.app.add_resident(done as i64);
+            i += done;
+        }
+        true
+    }
+
+    /// Installs a page that was evicted to `slot` from bytes at hand. False: not now, or not any more.
+    pub fn put_back(&self, core: &mut Core, page: PageIdx, bytes: &[u8], slot: SlotIdx, around: &Surroundings) -> bool {
+        // SAFETY: `bytes` is readable for its length.
+        let installed = unsafe { self.uffd.copy(page.addr(), bytes.as_ptr(), PAGE_SIZE as u64, false, true) };
+        match installed {
+            Installed::Done => {
+                let _ = core.table.set(page, Record::None);
+                around.pool.release(slot);
+                self.app.add_resident(1);
+            }
+            Installed::Exists => self.app.stop(&format!("page {:#x} is both evicted and present", page.addr())),
+            Installed::Dead => self.set_dead(),
+            Installed::TryAgain | Installed::Partly(_) | Installed::Gone => {}
+        }
+        installed == Installed::Done
+    }
+
+    /// No replica could give the page: its next touch raises SIGBUS. Never zeros, never stale bytes.
+    pub fn lose(&self, core: &mut Core, page: PageIdx, slot: SlotIdx, around: &Surroundings) -> bool {
+        if !self.settle_changes(core, around) {
+            return false;
+        }
+        if core.table.record(page) != Record::Evicted(slot) {
+            self.uffd.wake(page.addr(), PAGE_SIZE as u64);
+            return true;
+        }
+        let poisoned = self.uffd.poison(page.addr());
+        if poisoned == Installed::TryAgain {
+            return false;
+        }
+        tracing::error!(app = self.app.name, "page {:#x} is lost: no replica has its bytes", page.addr());
+        self.app.note(format!("lost page {:#x}: no replica has its bytes", page.addr()));
+        let _ = core.table.set(page, Record::Poisoned);
+        around.pool.release(slot);
+        if poisoned != Installed::Done {
+            self.app.stop(&format!("page {:#x} is lost and could not be poisoned", page.addr()));
+        }
+        true
+    }
+
+    /// The space is over: gives back every slot it refers to.
+    pub fn release_all(&self, around: &Surroundings) {
+        self.set_dead();
+        let (start, end) = Table::everything();
+        self.core.lock().table.clear(start, end, |slot| around.pool.release(slot));
+    }
+
+    /// The stub's staging area is no more.
+    pub fn forget_staging(&self) {
+        *self.staging.lock() = (0, 0);
+    }
+}
+
+impl Core {
+    /// How many pages from `page` on are evicted to consecutive slots that can be read, up to `window`.
+    fn run_length(&self, page: PageIdx, slot: SlotIdx, window: u32, around: &Surroundings) -> u32 {
+        let extent = around.pool.slots_per_extent().max(1);
+        let mut n = 1;
+        while n < window
+            && !(slot.0 + n).is_multiple_of(extent)
+            && self.table.record(page.plus(n as u64)) == Record::Evicted(SlotIdx(slot.0 + n))
+            && !around.in_flight.contains(SlotIdx(slot.0 + n))
+        {
+            n += 1;
+        }
+        n
+    }
+
+    fn installed(&mut self, page: PageIdx, slot: SlotIdx, clean: bool, asked: bool, around: &Surroundings) {
+        let heat = if asked { policy::heat_after_refault(self.lap, self.table.policy(page)) } else { 0 };
+        if clean {
+            // The reference passes from one record to the other.
+            let _ = self.table.set(page, Record::Clean(slot));
+        } else {
+            let _ = self.table.set(page, Record::None);
+            around.pool.release(slot);
+        }
+        self.table.set_policy(page, heat);
+    }
+}
+
+const _: () = assert!(size_of::<Message>() == 32);

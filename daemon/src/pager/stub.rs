@@ -1,0 +1,521 @@
+//! The stub: a small process in the app's address space that makes the few system calls which only work from there.
+//!
+//! It is cloned by the app's own (briefly stopped) thread with `CLONE_VM`, gets an empty descriptor table of its own, and then runs a
+//! loop of two dozen instructions: wait for the doorbell, make N raw system calls from a shared page, ring back. It has no
+//! stack, no signal handlers, every signal blocked, and its code page is never writable: the code is poked in through
+//! ptrace. What lies in the app's address space for it, all of it invisible to fork children (`MADV_DONTFORK`):
+//!
+//! | mapping | protection | use |
+//! | --- | --- | --- |
+//! | code, 4 KiB | read + execute, private | the loop below |
+//! | comm, 28 KiB | read + write, shared with annexd | doorbell words, calls, MOVE arguments ([`Comm`]) |
+//! | staging, [`STAGING`] | read + write, private | where MOVE puts evicted pages until they are written |
+
+use super::process;
+use super::tracee::{self, TraceError, Tracee};
+use super::uffd::{MOVE_DONTWAKE, MOVE_SOURCE_HOLES, MoveArg, UFFDIO_MOVE, USERFAULTFD_IOC_NEW, Uffd};
+use memmap2::MmapRaw;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+use nix::sys::uio::{RemoteIoVec, process_vm_readv};
+use nix::unistd::Pid;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
+use std::time::{Duration, Instant};
+
+/// Bytes of staging: what the spans of one batch cover. 2 MiB-aligned so that a transparent huge page can be moved whole.
+pub const STAGING: u64 = 8 << 20;
+/// What the stub is called in process listings.
+pub const NAME: &str = "annex-stub";
+/// Ranges one doorbell can move.
+pub const MAX_MOVES: usize = super::table::INTENT_RANGES;
+
+const HUGE: u64 = 2 << 20;
+
+/// How long the app was stopped, for the attach benchmark and the log.
+#[derive(Clone, Copy, Debug)]
+pub struct Pause(pub Duration);
+
+/// The shared page's layout; the assembly below knows the offsets.
+#[repr(C, align(4096))]
+struct Comm {
+    /// Calls to make.
+    count: AtomicU32,
+    /// 8 bytes for eventfd reads and writes.
+    word: AtomicU64,
+    command: AtomicI64,
+    done: AtomicI64,
+    pad: [u64; 4],
+    calls: [Call; MAX_MOVES],
+    moves: [MoveArg; MAX_MOVES],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Call {
+    number: i64,
+    args: [u64; 6],
+    result: i64,
+}
+
+const _: () = {
+    assert!(std::mem::offset_of!(Comm, word) == 8);
+    assert!(std::mem::offset_of!(Comm, command) == 16);
+    assert!(std::mem::offset_of!(Comm, done) == 24);
+    assert!(std::mem::offset_of!(Comm, calls) == 64);
+    assert!(size_of::<Call>() == 64);
+};
+
+// rbx = the comm page. Never touches a stack. A short read of the doorbell (EINTR after a stop) tries again.
+std::arch::global_asm!(
+    ".pushsection .rodata",
+    ".balign 16",
+    "annex_stub_code:",
+    "2: mov rdi, [rbx + 16]",
+    "   lea rsi, [rbx + 8]",
+    "   mov edx, 8",
+    "   xor eax, eax", // read
+    "   syscall",
+    "   cmp rax, 8",
+    "   jne 2b",
+    "   mov r12d, [rbx]",
+    "   lea r13, [rbx + 64]",
+    "3: test r12d, r12d",
+    "   jz 4f",
+    "   mov rax, [r13]",
+    "   mov rdi, [r13 + 8]",
+    "   mov rsi, [r13 + 16]",
+    "   mov rdx, [r13 + 24]",
+    "   mov r10, [r13 + 32]",
+    "   mov r8, [r13 + 40]",
+    "   mov r9, [r13 + 48]",
+    "   syscall",
+    "   mov [r13 + 56], rax",
+    "   add r13, 64",
+    "   dec r12d",
+    "   jmp 3b",
+    "4: mov qword ptr [rbx + 8], 1",
+    "   mov rdi, [rbx + 24]",
+    "   lea rsi, [rbx + 8]",
+    "   mov edx, 8",
+    "   mov eax, 1", // write
+    "   syscall",
+    "   jmp 2b",
+    "annex_stub_code_end:",
+    ".popsection",
+);
+
+unsafe extern "C" {
+    static annex_stub_code: u8;
+    static annex_stub_code_end: u8;
+}
+
+fn code() -> &'static [u8] {
+    let (start, end) = (&raw const annex_stub_code, &raw const annex_stub_code_end);
+    // SAFETY: the two labels enclose the assembly above, which is read-only data of this program.
+    unsafe { std::slice::from_raw_parts(start, end.addr() - start.addr()) }
+}
+
+/// Why there is no stub.
+#[derive(Debug, thiserror::Error)]
+pub enum StubError {
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    #[error("failed to {what}: {source}")]
+    System { what: &'static str, source: io::Error },
+}
+
+fn system(what: &'static str) -> impl Fn(io::Error) -> StubError {
+    move |source| StubError::System { what, source }
+}
+
+/// The context a stub is made around.
+pub enum Seed<'a> {
+    /// `/dev/userfaultfd`: the stub makes a new context for its address space.
+    Device(BorrowedFd<'a>),
+    /// The context a fork child came with.
+    Inherited(BorrowedFd<'a>),
+}
+
+/// Why a doorbell brought nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallError {
+    /// The stub, or the whole address space, is gone.
+    Dead,
+    /// No answer in time: the app is frozen. The calls may still happen.
+    NoAnswer,
+}
+
+#[derive(Debug)]
+pub struct Stub {
+    /// As annexd sees it.
+    pid: i32,
+    /// As the app's PID namespace sees it.
+    pid_there: i32,
+    pidfd: OwnedFd,
+    comm: MmapRaw,
+    command: EventFd,
+    done: EventFd,
+    /// The descriptor number of the userfaultfd in the stub's table.
+    uffd_there: i32,
+    code_at: u64,
+    comm_at: u64,
+    staging_map: (u64, u64),
+    staging: u64,
+    outstanding: bool,
+}
+
+// SAFETY: the mapping is shared memory addressed through atomics and volatile accesses; nothing is tied to a thread.
+unsafe impl Send for Stub {}
+
+/// A new stub, what came with it, and whether the calling thread must [`tracee::accompany`] it.
+pub struct Injected {
+    pub stub: Stub,
+    /// The new context, if the seed was a device; not through its handshake yet.
+    pub uffd: Option<OwnedFd>,
+    pub pause: Pause,
+    pub accompany: bool,
+}
+
+/// Stops a thread of `pid`, has it clone the stub, lets it go, and sets the stub up. Must be called on a thread that does
+/// nothing else with ptrace meanwhile.
+pub fn inject(pid: i32, tid: i32, suspend_seccomp: bool, seed: Seed<'_>) -> Result<Injected, StubError> {
+    let start = Instant::now();
+    let mut thread = Tracee::stop(pid, tid, suspend_seccomp)?;
+    let cloned = thread.clone_stub();
+    let released = thread.release();
+    let pause = Pause(start.elapsed());
+    let (mut child, pid_there) = cloned?;
+    let stub_pid = child.tid();
+    let result = released.map_err(StubError::from).and_then(|()| furnish(&mut child, stub_pid, pid_there, &seed));
+    match result {
+        Ok((stub, uffd)) => {
+            child.jump(stub.code_at, stub.comm_at, suspend_seccomp)?;
+            Ok(Injected { stub, uffd, pause, accompany: suspend_seccomp })
+        }
+        Err(e) => {
+            // SAFETY: our own tracee, so the PID can't have been recycled.
+            unsafe { libc::kill(stub_pid, libc::SIGKILL) };
+            // Collected here as its tracer; then as the app's child, so that no zombie stays behind.
+            tracee::accompany(stub_pid);
+            reap(pid, tid, suspend_seccomp, pid_there, &[]);
+            Err(e)
+        }
+    }
+}
+
+/// Everything between the clone and the loop, done by the stub itself while the app runs on.
+fn furnish(
+    child: &mut Tracee,
+    pid: i32,
+    pid_there: i32,
+    seed: &Seed<'_>,
+) -> Result<(Stub, Option<OwnedFd>), StubError> {
+    let pidfd = process::pidfd_open(pid).map_err(system("open the stub's pidfd"))?;
+    const UNSHARE: u64 = 2;
+    child.call("close_range", libc::SYS_close_range, [0, u32::MAX as u64, UNSHARE, 0, 0, 0])?;
+    let death = [libc::PR_SET_PDEATHSIG as u64, libc::SIGKILL as u64, 0, 0, 0, 0];
+    child.call("prctl(PR_SET_PDEATHSIG)", libc::SYS_prctl, death)?;
+    child.call("setsid", libc::SYS_setsid, [0; 6])?;
+
+    let scratch = map(child, "mmap scratch", 4096, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_ANONYMOUS, None)?;
+    child.poke(scratch, &[NAME.as_bytes(), b"\0"].concat())?;
+    child.syscall(libc::SYS_prctl, [libc::PR_SET_NAME as u64, scratch, 0, 0, 0, 0])?;
+
+    let memfd = memfd_create(c"annex-stub", MFdFlags::MFD_CLOEXEC)
+        .and_then(|fd| nix::unistd::ftruncate(&fd, size_of::<Comm>() as i64).map(|()| fd))
+        .map_err(|e| system("create the stub's shared page")(e.into()))?;
+    let comm = MmapRaw::map_raw(&memfd).map_err(system("map the stub's shared page"))?;
+    let eventfd = |flags| EventFd::from_flags(flags).map_err(|e| system("create an eventfd")(e.into()));
+    let command = eventfd(EfdFlags::EFD_CLOEXEC)?;
+    let done = eventfd(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+    let seed_fd = match seed {
+        Seed::Device(fd) | Seed::Inherited(fd) => *fd,
+    };
+    let [seed_there, memfd_there, command_there, done_there] =
+        pass(child, &pidfd, scratch, [seed_fd, memfd.as_fd(), command.as_fd(), done.as_fd()])?;
+
+    let (uffd_there, uffd) = match seed {
+        Seed::Inherited(_) => (seed_there, None),
+        Seed::Device(_) => {
+            let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64;
+            let args = [seed_there as u64, USERFAULTFD_IOC_NEW, flags, 0, 0, 0];
+            let there = child.call("USERFAULTFD_IOC_NEW", libc::SYS_ioctl, args)? as i32;
+            child.call("close", libc::SYS_close, [seed_there as u64, 0, 0, 0, 0, 0])?;
+            (there, Some(process::pidfd_getfd(&pidfd, there).map_err(system("fetch the userfaultfd"))?))
+        }
+    };
+
+    let code_at = map(child, "mmap code", 4096, libc::PROT_READ | libc::PROT_EXEC, libc::MAP_ANONYMOUS, None)?;
+    child.poke(code_at, code())?;
+    let read_write = libc::PROT_READ | libc::PROT_WRITE;
+    let comm_at = map(child, "mmap comm", size_of::<Comm>() as u64, read_write, 0, Some(memfd_there))?;
+    let reserve = libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let staging_map = (map(child, "mmap staging", STAGING + HUGE, read_write, reserve, None)?, STAGING + HUGE);
+    for (at, len) in [(code_at, 4096), (comm_at, size_of::<Comm>() as u64), staging_map] {
+        advise(child, at, len, libc::MADV_DONTFORK)?;
+    }
+    advise(child, staging_map.0, staging_map.1, libc::MADV_NOHUGEPAGE)?;
+    child.call("munmap", libc::SYS_munmap, [scratch, 4096, 0, 0, 0, 0])?;
+    child.call("close", libc::SYS_close, [memfd_there as u64, 0, 0, 0, 0, 0])?;
+
+    let staging = staging_map.0.next_multiple_of(HUGE);
+    let stub = Stub {
+        pid,
+        pid_there,
+        pidfd,
+        comm,
+        command,
+        done,
+        uffd_there,
+        code_at,
+        comm_at,
+        staging_map,
+        staging,
+        outstanding: false,
+    };
+    stub.shared().command.store(command_there as i64, Ordering::Relaxed);
+    stub.shared().done.store(done_there as i64, Ordering::Release);
+    Ok((stub, uffd))
+}
+
+fn map(
+    child: &mut Tracee,
+    what: &'static str,
+    len: u64,
+    protection: i32,
+    flags: i32,
+    fd: Option<i32>,
+) -> Result<u64, TraceError> {
+    let sharing = if fd.is_some() { libc::MAP_SHARED } else { libc::MAP_PRIVATE };
+    let fd = fd.unwrap_or(-1) as i64 as u64;
+    child.call(what, libc::SYS_mmap, [0, len, protection as u64, (flags | sharing) as u64, fd, 0])
+}
+
+fn advise(child: &mut Tracee, at: u64, len: u64, advice: i32) -> Result<(), TraceError> {
+    child.call("madvise", libc::SYS_madvise, [at, len, advice as u64, 0, 0, 0]).map(drop)
+}
+
+/// Puts four descriptors of ours into the stub's table, over a socket pair made there.
+fn pass(child: &mut Tracee, pidfd: &OwnedFd, scratch: u64, fds: [BorrowedFd<'_>; 4]) -> Result<[i32; 4], StubError> {
+    let kind = (libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC) as u64;
+    child.call("socketpair", libc::SYS_socketpair, [libc::AF_UNIX as u64, kind, 0, scratch, 0, 0])?;
+    let mut pair = [0u8; 8];
+    let peek = |child: &Tracee, at, into: &mut [u8]| process::read_memory(child.tid(), at, into);
+    peek(child, scratch, &mut pair).map_err(system("read the stub's memory"))?;
+    let [theirs, ours] = [0, 4].map(|i| i32::from_le_bytes(pair[i..i + 4].try_into().expect("four bytes")));
+    let socket = process::pidfd_getfd(pidfd, ours).map_err(system("fetch a socket from the stub"))?;
+    let raw = fds.map(|fd| fd.as_raw_fd());
+    let rights = [ControlMessage::ScmRights(&raw)];
+    sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(b"x")], &rights, MsgFlags::empty(), None)
+        .map_err(|e| system("pass descriptors to the stub")(e.into()))?;
+
+    // struct msghdr, one iovec, one byte of data and the control buffer, at known offsets of the scratch page.
+    let (iovec, data, control) = (scratch + 64, scratch + 80, scratch + 96);
+    let header: [u64; 7] = [0, 0, iovec, 1, control, 64, 0];
+    let bytes: Vec<u8> = header.iter().chain(&[0, data, 1]).flat_map(|w| w.to_le_bytes()).collect();
+    child.poke(scratch, &bytes)?;
+    let flags = libc::MSG_CMSG_CLOEXEC as u64;
+    child.call("recvmsg", libc::SYS_recvmsg, [theirs as u64, scratch, flags, 0, 0, 0])?;
+    let mut message = [0u8; 32];
+    // cmsghdr is 16 bytes: length, level, type; then the descriptors.
+    peek(child, control, &mut message).map_err(system("read the stub's memory"))?;
+    for fd in [theirs, ours] {
+        child.call("close", libc::SYS_close, [fd as u64, 0, 0, 0, 0, 0])?;
+    }
+    Ok([16, 20, 24, 28].map(|i| i32::from_le_bytes(message[i..i + 4].try_into().expect("four bytes"))))
+}
+
+/// In the app: collects the dead stub so that no zombie stays, and unmaps what it left. Best effort: the app may be gone.
+pub fn reap(pid: i32, tid: i32, suspend_seccomp: bool, pid_there: i32, mappings: &[(u64, u64)]) -> Option<Pause> {
+    let start = Instant::now();
+    let mut thread = Tracee::stop(pid, tid, suspend_seccomp).ok()?;
+    for (at, len) in mappings {
+        let _ = thread.syscall(libc::SYS_munmap, [*at, *len, 0, 0, 0, 0]);
+    }
+    let wait = [pid_there as u64, 0, libc::__WALL as u64, 0, 0, 0];
+    let _ = thread.syscall(libc::SYS_wait4, wait);
+    thread.release().ok()?;
+    Some(Pause(start.elapsed()))
+}
+
+impl Stub {
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// Its PID in the app's own namespace.
+    pub fn pid_there(&self) -> i32 {
+        self.pid_there
+    }
+
+    /// Where moved pages go.
+    pub fn staging(&self) -> u64 {
+        self.staging
+    }
+
+    pub fn is_alive(&self) -> bool {
+        let mut fds = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];
+        nix::poll::poll(&mut fds, PollTimeout::ZERO) == Ok(0)
+    }
+
+    /// Everything the stub has mapped in the app, never to be paged.
+    pub fn mappings(&self) -> [(u64, u64); 3] {
+        [(self.code_at, 4096), (self.comm_at, size_of::<Comm>() as u64), self.staging_map]
+    }
+
+    fn shared(&self) -> &Comm {
+        // SAFETY: the mapping is as large and as aligned as `Comm`, lives as long as `self`, and what the stub writes is behind
+        // atomics or read volatile after its doorbell.
+        unsafe { &*self.comm.as_ptr().cast::<Comm>() }
+    }
+
+    fn call_slot(&self, i: usize) -> *mut Call {
+        assert!(i < MAX_MOVES);
+        // SAFETY: in bounds of the mapping.
+        unsafe { (&raw mut (*self.comm.as_mut_ptr().cast::<Comm>()).calls[i]).cast() }
+    }
+
+    fn move_slot(&self, i: usize) -> *mut MoveArg {
+        assert!(i < MAX_MOVES);
+        // SAFETY: in bounds of the mapping.
+        unsafe { &raw mut (*self.comm.as_mut_ptr().cast::<Comm>()).moves[i] }
+    }
+
+    fn prepare(&self, i: usize, number: i64, args: [u64; 6]) {
+        // SAFETY: the slot is in bounds, and the stub does not look at it before the doorbell.
+        unsafe { self.call_slot(i).write_volatile(Call { number, args, result: 0 }) };
+    }
+
+    fn ring(&mut self, calls: usize) -> Result<(), CallError> {
+        self.shared().count.store(calls as u32, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        self.command.write(1).map_err(|_| CallError::Dead)?;
+        self.outstanding = true;
+        Ok(())
+    }
+
+    /// Waits for the calls that were rung for, if any.
+    pub fn wait(&mut self, limit: Duration) -> Result<(), CallError> {
+        let deadline = Instant::now() + limit;
+        while self.outstanding {
+            match self.done.read() {
+                Ok(_) => self.outstanding = false,
+                Err(Errno::EAGAIN | Errno::EINTR) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return Err(CallError::NoAnswer);
+                    }
+                    let mut fds = [
+                        PollFd::new(self.done.as_fd(), PollFlags::POLLIN),
+                        PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN),
+                    ];
+                    let millis = PollTimeout::try_from(left.as_millis() as u32 + 1).unwrap_or(PollTimeout::MAX);
+                    let _ = nix::poll::poll(&mut fds, millis);
+                    let dead = fds[1].any().unwrap_or(false) && !fds[0].any().unwrap_or(false);
+                    if dead {
+                        self.outstanding = false;
+                        return Err(CallError::Dead);
+                    }
+                }
+                Err(_) => return Err(CallError::Dead),
+            }
+        }
+        fence(Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Moves each `(source, length)` into staging, one after the other from offset `at`; holes in a source stay holes. Afterwards `moved[i]` says how many bytes of range i
+    /// arrived and `errors[i]` what stopped it, if anything did.
+    pub fn move_pages(
+        &mut self,
+        ranges: &[(u64, u64)],
+        at: u64,
+        moved: &mut Vec<(u64, Option<Errno>)>,
+    ) -> Result<(), CallError> {
+        let mut dst = self.staging + at;
+        for (i, (src, len)) in ranges.iter().enumerate() {
+            let arg = MoveArg { dst, src: *src, len: *len, mode: MOVE_DONTWAKE | MOVE_SOURCE_HOLES, moved: 0 };
+            // SAFETY: the slot is in bounds, and the stub does not look at it before the doorbell.
+            unsafe { self.move_slot(i).write_volatile(arg) };
+            let there = self.comm_at + (self.move_slot(i).addr() - self.comm.as_ptr().addr()) as u64;
+            self.prepare(i, libc::SYS_ioctl, [self.uffd_there as u64, UFFDIO_MOVE, there, 0, 0, 0]);
+            dst += len;
+        }
+        self.ring(ranges.len())?;
+        // While it is not known what moved, nobody may touch this address space's records: there is no giving up, except with the app.
+        while let Err(e) = self.wait(Duration::from_secs(1)) {
+            if e == CallError::Dead {
+                return Err(e);
+            }
+        }
+        moved.clear();
+        for (i, (_, len)) in ranges.iter().enumerate() {
+            // SAFETY: in bounds; the stub is done with it.
+            let (call, arg) = unsafe { (self.call_slot(i).read_volatile(), self.move_slot(i).read_volatile()) };
+            moved.push(match call.result {
+                0 => (*len, None),
+                e => (arg.moved.max(0) as u64, Some(Errno::from_raw(-e as i32))),
+            });
+        }
+        Ok(())
+    }
+
+    /// Drops what lies in staging up to `len` bytes. Returns at once: the stub's REMOVE event must be read before it can go on; the next
+    /// [`Stub::wait`] collects the answer.
+    pub fn release_staging(&mut self, len: u64) -> Result<(), CallError> {
+        self.prepare(0, libc::SYS_madvise, [self.staging, len, libc::MADV_DONTNEED as u64, 0, 0, 0]);
+        self.ring(1)
+    }
+
+    /// One call that does nothing, to see whether the stub answers.
+    pub fn ping(&mut self, limit: Duration) -> Result<(), CallError> {
+        self.wait(limit)?;
+        self.ring(0)?;
+        self.wait(limit)
+    }
+
+    /// Reads staged pages; `runs` are (offset in staging, bytes), in the order of `into`. Through the stub, or through the app's process `pid` if
+    /// the stub has been killed.
+    pub fn read_staging(&self, pid: i32, runs: &[(u64, u64)], into: &mut [u8]) -> io::Result<()> {
+        self.read_through(self.pid, runs, into).or_else(|_| self.read_through(pid, runs, into))
+    }
+
+    fn read_through(&self, pid: i32, runs: &[(u64, u64)], into: &mut [u8]) -> io::Result<()> {
+        // The kernel takes 1024 pieces in one call.
+        let mut at = 0;
+        for runs in runs.chunks(1024) {
+            let len: u64 = runs.iter().map(|(_, len)| len).sum();
+            let remote: Vec<RemoteIoVec> = runs
+                .iter()
+                .map(|(offset, len)| RemoteIoVec { base: (self.staging + offset) as usize, len: *len as usize })
+                .collect();
+            let local = &mut into[at..at + len as usize];
+            let read = process_vm_readv(Pid::from_raw(pid), &mut [IoSliceMut::new(local)], &remote)?;
+            if read as u64 != len {
+                return Err(Errno::EFAULT.into());
+            }
+            at += len as usize;
+        }
+        Ok(())
+    }
+
+    /// Ends the stub and takes everything of it out of the app. `tid` is the thread to borrow for it.
+    pub fn remove(self, app: i32, tid: i32, suspend_seccomp: bool, uffd: &Uffd) -> Option<Pause> {
+        // Unregistered first: the unmapping would otherwise send an event to us and wait for ourselves.
+        let _ = uffd.unregister(self.staging, STAGING);
+        let _ = process::pidfd_kill(&self.pidfd, libc::SIGKILL);
+        let mut fds = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];
+        let _ = nix::poll::poll(&mut fds, 2000u16);
+        reap(app, tid, suspend_seccomp, self.pid_there, &self.mappings())
+    }
+
+    /// Kills the stub of an address space that is dead or abandoned (exec), so that its memory can go.
+    pub fn kill(&self) {
+        let _ = process::pidfd_kill(&self.pidfd, libc::SIGKILL);
+    }
+}

@@ -1,0 +1,255 @@
+//! A thread of another process, stopped for a moment so that it makes system calls for us.
+//!
+//! `PTRACE_SEIZE` + `PTRACE_INTERRUPT` stop one thread without a signal the program could see. A `syscall` instruction is found in
+//! the vdso, so no text is patched. Before the thread goes on it passes through a `PTRACE_EVENT_STOP` again with
+//! its registers restored, so that the kernel's own system-call restart logic applies to the call it was in.
+//!
+//! ptrace belongs to the *thread* that seized: a `Tracee` must not leave it (it is `!Send`), and if that thread ends, the kernel lets the
+//! tracee go.
+
+use nix::errno::Errno;
+use std::io;
+use std::marker::PhantomData;
+use std::time::{Duration, Instant};
+
+const PTRACE_GETSIGMASK: libc::c_uint = 0x420a;
+const PTRACE_SETSIGMASK: libc::c_uint = 0x420b;
+const PTRACE_O_TRACESYSGOOD: usize = 1;
+const PTRACE_O_SUSPEND_SECCOMP: usize = 1 << 21;
+const PTRACE_EVENT_STOP: i32 = 128;
+const SYSCALL_STOP: i32 = libc::SIGTRAP | 0x80;
+
+/// How long a thread may take to stop before we give up (it is in an uninterruptible call).
+const STOP_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Calls that return EINTR after a ptrace stop instead of restarting (signal(7)): epoll_wait, epoll_pwait, epoll_pwait2,
+/// rt_sigtimedwait, semop, semtimedop, msgsnd, msgrcv, io_getevents, io_pgetevents.
+const NOT_RESTARTED: [i64; 10] = [232, 281, 441, 128, 65, 220, 69, 70, 208, 333];
+const ERESTARTNOHAND: i64 = 514;
+
+/// A thread could not be stopped or did not do what was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    #[error("failed to trace thread {tid}: {source}")]
+    Seize { tid: i32, source: io::Error },
+    #[error("thread {tid} did not stop within {} s (state {state}): it is inside an uninterruptible system call", STOP_DEADLINE.as_secs())]
+    NoStop { tid: i32, state: char },
+    #[error("thread {tid} ended while it was being set up")]
+    Died { tid: i32 },
+    #[error("process {pid} has no vdso to borrow a system call instruction from")]
+    NoVdso { pid: i32 },
+    #[error("the injected call {call} failed in process {pid}: {source}")]
+    Call { pid: i32, call: &'static str, source: io::Error },
+}
+
+pub struct Tracee {
+    tid: i32,
+    syscall_at: u64,
+    saved: libc::user_regs_struct,
+    mask: u64,
+    not_send: PhantomData<*const ()>,
+}
+
+impl Tracee {
+    /// Stops thread `tid` of process `pid`.
+    pub fn stop(pid: i32, tid: i32, suspend_seccomp: bool) -> Result<Tracee, TraceError> {
+        let syscall_at = find_syscall(pid).ok_or(TraceError::NoVdso { pid })?;
+        let options = PTRACE_O_TRACESYSGOOD | if suspend_seccomp { PTRACE_O_SUSPEND_SECCOMP } else { 0 };
+        let seize = |source: Errno| TraceError::Seize { tid, source: source.into() };
+        ptrace(libc::PTRACE_SEIZE, tid, 0, options).map_err(seize)?;
+        ptrace(libc::PTRACE_INTERRUPT, tid, 0, 0).map_err(seize)?;
+        loop {
+            let status = wait(tid)?;
+            if status >> 16 == PTRACE_EVENT_STOP {
+                break;
+            }
+            // A signal came first: deliver it, the stop follows.
+            ptrace(libc::PTRACE_CONT, tid, 0, libc::WSTOPSIG(status) as usize).map_err(seize)?;
+        }
+        let mut tracee = Tracee::adopt(tid, syscall_at)?;
+        let regs = &mut tracee.saved;
+        if regs.rax as i64 == -(libc::EINTR as i64) && NOT_RESTARTED.contains(&(regs.orig_rax as i64)) {
+            regs.rax = -ERESTARTNOHAND as u64;
+        }
+        Ok(tracee)
+    }
+
+    /// Takes over a thread that is in a ptrace stop of ours already, and blocks its signals.
+    fn adopt(tid: i32, syscall_at: u64) -> Result<Tracee, TraceError> {
+        let mut mask = 0u64;
+        ptrace(PTRACE_GETSIGMASK, tid, 8, &raw mut mask as usize).map_err(|_| TraceError::Died { tid })?;
+        let all = u64::MAX;
+        ptrace(PTRACE_SETSIGMASK, tid, 8, &raw const all as usize).map_err(|_| TraceError::Died { tid })?;
+        let saved = registers(tid)?;
+        Ok(Tracee { tid, syscall_at, saved, mask, not_send: PhantomData })
+    }
+
+    /// Makes the thread execute one system call; the raw result (negative errno on failure).
+    pub fn syscall(&mut self, number: i64, args: [u64; 6]) -> Result<i64, TraceError> {
+        let mut regs = self.saved;
+        regs.rip = self.syscall_at;
+        regs.rax = number as u64;
+        regs.orig_rax = u64::MAX;
+        [regs.rdi, regs.rsi, regs.rdx, regs.r10, regs.r8, regs.r9] = args;
+        self.set_registers(&regs)?;
+        for _entry_then_exit in 0..2 {
+            loop {
+                ptrace(libc::PTRACE_SYSCALL, self.tid, 0, 0).map_err(|_| TraceError::Died { tid: self.tid })?;
+                if libc::WSTOPSIG(wait(self.tid)?) == SYSCALL_STOP {
+                    break;
+                }
+            }
+        }
+        Ok(registers(self.tid)?.rax as i64)
+    }
+
+    /// [`Tracee::syscall`], with a failure turned into an error that names the call.
+    pub fn call(&mut self, call: &'static str, number: i64, args: [u64; 6]) -> Result<u64, TraceError> {
+        match self.syscall(number, args)? {
+            e if (-4095..0).contains(&e) => {
+                Err(TraceError::Call { pid: self.tid, call, source: io::Error::from_raw_os_error(-e as i32) })
+            }
+            value => Ok(value as u64),
+        }
+    }
+
+    /// `clone(CLONE_VM)` in the thread: a new process in the same address space, stopped and traced by us from its birth. Returns it
+    /// and the PID it has in the app's own namespace.
+    pub fn clone_stub(&mut self) -> Result<(Tracee, i32), TraceError> {
+        let flags = libc::CLONE_VM | libc::CLONE_FILES | libc::CLONE_PTRACE;
+        let pid_there = self.call("clone", libc::SYS_clone, [flags as u64, 0, 0, 0, 0, 0])? as i32;
+        let deadline = Instant::now() + STOP_DEADLINE;
+        loop {
+            let mut status = 0;
+            // SAFETY: waitpid writes one int. __WNOTHREAD keeps it to tracees of this thread.
+            let pid = unsafe { libc::waitpid(-1, &mut status, libc::__WALL | libc::__WNOTHREAD | libc::WNOHANG) };
+            if pid > 0 && pid != self.tid && libc::WIFSTOPPED(status) {
+                return Ok((Tracee::adopt(pid, self.syscall_at)?, pid_there));
+            }
+            if pid < 0 || Instant::now() > deadline {
+                return Err(TraceError::Died { tid: self.tid });
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    pub fn tid(&self) -> i32 {
+        self.tid
+    }
+
+    /// Writes to the process's memory, read-only mappings included.
+    pub fn poke(&self, addr: u64, bytes: &[u8]) -> Result<(), TraceError> {
+        for (i, chunk) in bytes.chunks(8).enumerate() {
+            let mut word = [0u8; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            let at = addr as usize + i * 8;
+            ptrace(libc::PTRACE_POKEDATA, self.tid, at, usize::from_le_bytes(word))
+                .map_err(|source| TraceError::Call { pid: self.tid, call: "poke", source: source.into() })?;
+        }
+        Ok(())
+    }
+
+    /// Lets the thread go on exactly where it was.
+    pub fn release(self) -> Result<(), TraceError> {
+        let died = |_| TraceError::Died { tid: self.tid };
+        // A harmless getpid, so that the thread is in kernel mode when the interrupt reaches it: it then stops before any instruction
+        // of the program's runs.
+        let mut regs = self.saved;
+        regs.rip = self.syscall_at;
+        regs.orig_rax = u64::MAX;
+        regs.rax = libc::SYS_getpid as u64;
+        self.set_registers(&regs)?;
+        ptrace(libc::PTRACE_INTERRUPT, self.tid, 0, 0).map_err(died)?;
+        ptrace(libc::PTRACE_CONT, self.tid, 0, 0).map_err(died)?;
+        while wait(self.tid)? >> 16 != PTRACE_EVENT_STOP {
+            ptrace(libc::PTRACE_CONT, self.tid, 0, 0).map_err(died)?;
+        }
+        self.set_registers(&self.saved)?;
+        ptrace(PTRACE_SETSIGMASK, self.tid, 8, &raw const self.mask as usize).map_err(died)?;
+        ptrace(libc::PTRACE_DETACH, self.tid, 0, 0).map_err(died)
+    }
+
+    /// Sends the thread to `entry` with `rbx = argument` and no stack. With `stay_traced` it runs on as our tracee (its
+    /// seccomp filter stays suspended) and the caller must go on waiting for it.
+    pub fn jump(self, entry: u64, argument: u64, stay_traced: bool) -> Result<(), TraceError> {
+        let mut regs = self.saved;
+        regs.rip = entry;
+        regs.rbx = argument;
+        regs.rsp = 0;
+        regs.rax = 0;
+        regs.orig_rax = u64::MAX;
+        self.set_registers(&regs)?;
+        let request = if stay_traced { libc::PTRACE_CONT } else { libc::PTRACE_DETACH };
+        ptrace(request, self.tid, 0, 0).map_err(|_| TraceError::Died { tid: self.tid })
+    }
+
+    fn set_registers(&self, regs: &libc::user_regs_struct) -> Result<(), TraceError> {
+        ptrace(libc::PTRACE_SETREGS, self.tid, 0, std::ptr::from_ref(regs) as usize)
+            .map_err(|_| TraceError::Died { tid: self.tid })
+    }
+}
+
+/// Keeps a traced thread running until it ends: every stop is passed on. For a stub whose seccomp filter is suspended.
+pub fn accompany(tid: i32) {
+    loop {
+        let mut status = 0;
+        // SAFETY: waitpid writes one int.
+        let pid = unsafe { libc::waitpid(tid, &mut status, libc::__WALL | libc::__WNOTHREAD) };
+        if pid < 0 && Errno::last() == Errno::EINTR {
+            continue;
+        }
+        if pid != tid || !libc::WIFSTOPPED(status) {
+            return;
+        }
+        let signal =
+            if status >> 16 == 0 && libc::WSTOPSIG(status) != SYSCALL_STOP { libc::WSTOPSIG(status) } else { 0 };
+        let _ = ptrace(libc::PTRACE_CONT, tid, 0, signal as usize);
+    }
+}
+
+fn ptrace(request: libc::c_uint, tid: i32, addr: usize, data: usize) -> Result<(), Errno> {
+    // SAFETY: requests that write through `data` are only made here with a pointer to a live object of the right size.
+    Errno::result(unsafe { libc::ptrace(request, tid, addr, data) }).map(drop)
+}
+
+fn registers(tid: i32) -> Result<libc::user_regs_struct, TraceError> {
+    // SAFETY: all-zero is a valid value of this plain C struct.
+    let mut regs: libc::user_regs_struct = unsafe { std::mem::zeroed() };
+    ptrace(libc::PTRACE_GETREGS, tid, 0, &raw mut regs as usize).map_err(|_| TraceError::Died { tid })?;
+    Ok(regs)
+}
+
+/// The next stop of `tid`. A stop of a tracee is a matter of microseconds, so this yields before it sleeps.
+fn wait(tid: i32) -> Result<i32, TraceError> {
+    let start = Instant::now();
+    loop {
+        let mut status = 0;
+        // SAFETY: waitpid writes one int.
+        let pid = unsafe { libc::waitpid(tid, &mut status, libc::__WALL | libc::__WNOTHREAD | libc::WNOHANG) };
+        match pid {
+            0 => {}
+            p if p == tid && libc::WIFSTOPPED(status) => return Ok(status),
+            p if p < 0 && Errno::last() == Errno::EINTR => continue,
+            _ => return Err(TraceError::Died { tid }),
+        }
+        let waited = start.elapsed();
+        if waited > STOP_DEADLINE {
+            let state = super::process::Stat::read(tid).map_or('?', |s| s.state);
+            return Err(TraceError::NoStop { tid, state });
+        } else if waited > Duration::from_micros(500) {
+            std::thread::sleep(Duration::from_micros(50));
+        } else {
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// The address of a `syscall` instruction in the process's vdso.
+fn find_syscall(pid: i32) -> Option<u64> {
+    let maps = super::process::maps(pid).ok()?;
+    let vdso = maps.iter().find(|m| m.name == "[vdso]")?;
+    let mut code = vec![0u8; (vdso.end - vdso.start) as usize];
+    super::process::read_memory(pid, vdso.start, &mut code).ok()?;
+    let at = code.windows(2).position(|w| w == [0x0f, 0x05])?;
+    Some(vdso.start + at as u64)
+}

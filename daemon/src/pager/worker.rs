@@ -1,0 +1,366 @@
+//! A fault worker: one thread that reads userfaultfd messages and installs pages, its own lane to the pool beside it.
+//!
+//! Every worker watches the userfaultfds of all spaces through an epoll set of its own. With few workers (one per CPU, pinned) each of them is
+//! woken by a fault, and the one on the faulting CPU gets there first, which is the cheapest place to serve it from: no
+//! inter-processor interrupt. With many, the watches are exclusive, so that a fault wakes one of them and not all.
+//!
+//! A worker never waits for anything but its epoll set. What can't be done at once goes to `again` and is tried on the next turn.
+
+use super::process;
+use super::registry::Registry;
+use super::sentinel::Sentinel;
+use super::space::{Fault, Next, Space, SpaceId, Surroundings, Why};
+use super::table::PageIdx;
+use crate::pool::{Buf, Busy, Done, Lane, SlotRun};
+use annex_shared::ids::SlotIdx;
+use crossbeam::channel::{Receiver, Sender};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Above this many workers, a fault must not wake them all.
+const HERD: usize = 4;
+/// Pages of transfer buffers a worker has: 1 MiB.
+const BUFFERS: usize = 256;
+/// How long a space's lock may be held by somebody else before the worker turns to other spaces.
+const PATIENCE: Duration = Duration::from_millis(2);
+
+const LANE: u64 = u64::MAX;
+const INBOX: u64 = u64::MAX - 1;
+
+/// How a worker waits for faults.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Wait {
+    /// Sleeps in the kernel: no CPU while nothing faults.
+    #[default]
+    Block,
+    /// Polls without sleeping: a CPU per worker, always.
+    Spin,
+}
+
+/// The handle the rest of the pager has of a worker.
+struct Handle {
+    epoll: Arc<Epoll>,
+    inbox: Sender<(Arc<Space>, Fault)>,
+    bell: Arc<EventFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+pub struct Workers {
+    handles: Vec<Handle>,
+    stop: Arc<AtomicBool>,
+    pub wait: Wait,
+}
+
+impl Workers {
+    /// Starts `count` workers (0: one per CPU, four at most), pinned to CPUs in turn if there are enough of those.
+    pub fn start(count: u32, wait: Wait, around: &Arc<Surroundings>, registry: &Arc<Registry>) -> io::Result<Workers> {
+        let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let count = if count == 0 { cpus.min(HERD) } else { count as usize };
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut handles = Vec::new();
+        for n in 0..count {
+            let lane = around.pool.lane(&format!("fault-{n}"), BUFFERS).map_err(io::Error::other)?;
+            let epoll = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?);
+            let bell = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
+            epoll.add(lane.event_fd(), EpollEvent::new(EpollFlags::EPOLLIN, LANE))?;
+            epoll.add(&*bell, EpollEvent::new(EpollFlags::EPOLLIN, INBOX))?;
+            let (inbox, mail) = crossbeam::channel::unbounded();
+            let worker = Worker {
+                epoll: epoll.clone(),
+                bell: bell.clone(),
+                mail,
+                lane,
+                wait,
+                around: around.clone(),
+                registry: registry.clone(),
+                stop: stop.clone(),
+                pending: Vec::new(),
+                free: Vec::new(),
+                again: Vec::new(),
+                done: Vec::with_capacity(BUFFERS),
+                faults: Vec::with_capacity(64),
+            };
+            let pin = (count <= cpus).then_some(n);
+            let name = format!("annex-fault-{n}");
+            let thread = std::thread::Builder::new().name(name).spawn(move || worker.run(pin))?;
+            handles.push(Handle { epoll, inbox, bell, thread: Some(thread) });
+        }
+        Ok(Workers { handles, stop, wait })
+    }
+
+    pub fn len(&self) -> usize {
+        self.handles.len()
+    }
+
+    /// Has every worker watch the space.
+    pub fn watch(&self, space: &Space) -> io::Result<()> {
+        let exclusive = if self.handles.len() > HERD { EpollFlags::EPOLLEXCLUSIVE } else { EpollFlags::empty() };
+        for handle in &self.handles {
+            handle.epoll.add(space.uffd.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN | exclusive, space.id.0))?;
+        }
+        Ok(())
+    }
+
+    pub fn unwatch(&self, space: &Space) {
+        for handle in &self.handles {
+            // Not watched any more is what is wanted.
+            let _ = handle.epoll.delete(space.uffd.as_fd());
+        }
+    }
+
+    /// Hands faults that had to wait to a worker.
+    pub fn serve(&self, faults: Vec<(Arc<Space>, Fault)>) {
+        let Some(handle) = self.handles.first() else { return };
+        if !faults.is_empty() {
+            for fault in faults {
+                // The channel's other end lives as long as the worker.
+                let _ = handle.inbox.send(fault);
+            }
+            let _ = handle.bell.write(1);
+        }
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        for handle in &mut self.handles {
+            let _ = handle.bell.write(1);
+            if let Some(thread) = handle.thread.take() {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+/// A read under way.
+struct Pending {
+    space: Arc<Space>,
+    fault: Fault,
+    slot: SlotIdx,
+}
+
+/// What could not be done at once.
+enum Again {
+    Drain(SpaceId),
+    Fault(Arc<Space>, Fault),
+    Install(Pending, Buf),
+    Lose(Arc<Space>, PageIdx, SlotIdx),
+}
+
+struct Worker {
+    epoll: Arc<Epoll>,
+    bell: Arc<EventFd>,
+    mail: Receiver<(Arc<Space>, Fault)>,
+    lane: Lane,
+    wait: Wait,
+    around: Arc<Surroundings>,
+    registry: Arc<Registry>,
+    stop: Arc<AtomicBool>,
+    pending: Vec<Option<Pending>>,
+    free: Vec<usize>,
+    again: Vec<Again>,
+    done: Vec<Done>,
+    faults: Vec<Fault>,
+}
+
+impl Worker {
+    fn run(mut self, pin: Option<usize>) {
+        if let Some(cpu) = pin {
+            let mut set = nix::sched::CpuSet::new();
+            let pinned = set.set(cpu).and_then(|()| nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &set));
+            if let Err(error) = pinned {
+                tracing::debug!(cpu, %error, "a fault worker runs unpinned");
+            }
+        }
+        let _sentinel = Sentinel("a fault worker");
+        process::hurry();
+        let mut events = [EpollEvent::empty(); 32];
+        let mut stalled_since = None;
+        while !self.stop.load(Ordering::Acquire) {
+            let timeout = self.timeout(&mut stalled_since);
+            let ready = match self.epoll.wait(&mut events, timeout) {
+                Ok(n) => n,
+                Err(nix::errno::Errno::EINTR) => 0,
+                Err(error) => {
+                    // Without its epoll set the worker is deaf; the others go on.
+                    tracing::error!(%error, "a fault worker lost its epoll set");
+                    return;
+                }
+            };
+            for event in &events[..ready] {
+                match event.data() {
+                    LANE => {}
+                    INBOX => self.take_mail(),
+                    id => self.visit(SpaceId(id)),
+                }
+            }
+            self.turn();
+        }
+    }
+
+    /// How long to sleep: not at all with work that only needs another try, at most 50 ms with reads under way.
+    fn timeout(&mut self, stalled_since: &mut Option<Instant>) -> EpollTimeout {
+        if !self.again.is_empty() {
+            // The app is in the middle of a system call that changes its mappings. Most take microseconds; a fork of much memory takes longer.
+            let since = *stalled_since.get_or_insert_with(Instant::now);
+            if since.elapsed() < Duration::from_micros(200) {
+                std::thread::yield_now();
+                return EpollTimeout::ZERO;
+            }
+            return EpollTimeout::from(1u8);
+        }
+        *stalled_since = None;
+        if self.wait == Wait::Spin || self.lane.arm() {
+            return EpollTimeout::ZERO;
+        }
+        if self.lane.in_flight() > 0 { EpollTimeout::from(50u8) } else { EpollTimeout::NONE }
+    }
+
+    fn take_mail(&mut self) {
+        let _ = self.bell.read();
+        while let Ok((space, fault)) = self.mail.try_recv() {
+            self.face(&space, fault);
+        }
+    }
+
+    /// Reads what a space has to say and acts on it.
+    fn visit(&mut self, id: SpaceId) {
+        let Some(space) = self.registry.space(id) else { return };
+        if space.is_dead() {
+            let _ = self.epoll.delete(space.uffd.as_fd());
+        } else if !self.attend(&space, None) {
+            self.again.push(Again::Drain(id));
+        }
+    }
+
+    /// One fault, apart from its space's other messages.
+    fn face(&mut self, space: &Arc<Space>, fault: Fault) {
+        if !space.is_dead() && !self.attend(space, Some(fault)) {
+            self.again.push(Again::Fault(space.clone(), fault));
+        }
+    }
+
+    /// Applies every change that can be read, then serves the faults that came with them, and `also`. False: the space is busy.
+    fn attend(&mut self, space: &Arc<Space>, also: Option<Fault>) -> bool {
+        let around = self.around.clone();
+        let Some(mut core) = space.core_within(PATIENCE) else { return false };
+        let mut faults = std::mem::take(&mut self.faults);
+        space.drain(&mut core, &around, &mut faults);
+        faults.extend(also);
+        for fault in faults.drain(..) {
+            match space.serve(&mut core, fault, &around) {
+                Next::Served => {}
+                Next::Again => self.again.push(Again::Fault(space.clone(), fault)),
+                Next::Read { slot, pages } => self.read(space, fault, slot, pages),
+            }
+        }
+        self.faults = faults;
+        true
+    }
+
+    /// Asks the pool for pages. Called under the space's lock: from here on the lane holds references to the slots.
+    fn read(&mut self, space: &Arc<Space>, fault: Fault, slot: SlotIdx, pages: u32) {
+        let Some(buf) = self.lane.alloc(pages as usize).or_else(|| self.lane.alloc(1)) else {
+            self.again.push(Again::Fault(space.clone(), fault));
+            return;
+        };
+        let count = buf.pages() as u32;
+        let token = self.free.pop().unwrap_or_else(|| {
+            self.pending.push(None);
+            self.pending.len() - 1
+        });
+        match self.lane.read(SlotRun { first: slot, count }, buf, token as u64) {
+            Ok(()) => self.pending[token] = Some(Pending { space: space.clone(), fault, slot }),
+            Err(Busy(buf)) => {
+                self.lane.free(buf);
+                self.free.push(token);
+                self.again.push(Again::Fault(space.clone(), fault));
+            }
+        }
+    }
+
+    /// Moves everything that can move: doorbells, completions, second tries.
+    fn turn(&mut self) {
+        for again in std::mem::take(&mut self.again) {
+            match again {
+                Again::Drain(id) => self.visit(id),
+                Again::Fault(space, fault) => self.face(&space, fault),
+                Again::Install(pending, buf) => self.install(pending, buf),
+                Again::Lose(space, page, slot) => self.lose(space, page, slot),
+            }
+        }
+        self.lane.submit();
+        let mut done = std::mem::take(&mut self.done);
+        self.lane.poll(&mut done);
+        for Done { token, buf, result } in done.drain(..) {
+            let Some(pending) = self.pending.get_mut(token as usize).and_then(Option::take) else { continue };
+            self.free.push(token as usize);
+            match result {
+                Ok(()) => self.install(pending, buf),
+                Err(error) => {
+                    let single = buf.pages() == 1;
+                    self.lane.free(buf);
+                    tracing::warn!(
+                        app = pending.space.app.name,
+                        slot = pending.slot.0,
+                        "failed to read a page: {error}"
+                    );
+                    if single {
+                        self.lose(pending.space, pending.fault.page, pending.slot);
+                    } else {
+                        // One of the neighbours may be the trouble: the page that is waited for, alone.
+                        let Pending { space, fault, slot } = pending;
+                        self.read(&space, fault, slot, 1);
+                    }
+                }
+            }
+        }
+        self.done = done;
+        self.lane.submit();
+    }
+
+    fn install(&mut self, pending: Pending, buf: Buf) {
+        let Pending { space, fault, slot } = &pending;
+        if space.is_dead() {
+            self.lane.free(buf);
+            return;
+        }
+        let around = self.around.clone();
+        let Some(mut core) = space.core_within(PATIENCE) else {
+            self.again.push(Again::Install(pending, buf));
+            return;
+        };
+        let why = if fault.write { Why::Write } else { Why::Read };
+        if space.install(&mut core, fault.page, *slot, self.lane.bytes(&buf), why, &around) {
+            drop(core);
+            space.app.counters.major.fetch_add(1, Ordering::Relaxed);
+            space.app.latency.add(fault.since.elapsed());
+            if space.app.is_over() {
+                self.registry.wake_evictor();
+            }
+            self.lane.free(buf);
+        } else {
+            let id = space.id;
+            drop(core);
+            self.again.push(Again::Install(pending, buf));
+            // Its message must be read before the install can succeed.
+            self.visit(id);
+        }
+    }
+
+    fn lose(&mut self, space: Arc<Space>, page: PageIdx, slot: SlotIdx) {
+        let around = self.around.clone();
+        let mut core = space.core();
+        if !space.is_dead() && !space.lose(&mut core, page, slot, &around) {
+            drop(core);
+            self.again.push(Again::Lose(space, page, slot));
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! What a lane has under way: jobs (one per call of its owner), the parts of a write, and the fabric operations that carry them out.
+//!
+//! Three tables of fixed size, made once. A fabric operation's tag holds its index and a number that grows with each
+//! use of the entry, so that a completion that comes twice or too late meets nobody.
+
+use super::buffer::Buf;
+use super::slots::SlotRun;
+use super::{IoError, config::MAX_REPLICAS};
+use annex_shared::ids::{DonorId, ExtentId, RemoteAddr, Rkey};
+use std::ops::{Index, IndexMut};
+use std::time::Instant;
+
+/// No entry.
+pub(super) const NIL: u32 = u32::MAX;
+
+/// One call of the owner.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub token: u64,
+    pub buf: Buf,
+    pub work: Work,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Work {
+    Read(ReadWork),
+    Write(WriteWork),
+}
+
+/// A read walks through its run: each attempt covers what is not verified yet, on one replica.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ReadWork {
+    pub run: SlotRun,
+    /// Pages verified so far: the run's first `at` are good.
+    pub at: u32,
+    /// Failed attempts at page `at`, per replica.
+    pub tries: [u8; MAX_REPLICAS],
+    /// Some replica gave bytes with a wrong checksum for page `at`.
+    pub mismatch: bool,
+    /// The replica that last gave good bytes.
+    pub good: Option<u8>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WriteWork {
+    /// The job's parts, linked.
+    pub parts: u32,
+    pub parts_left: u32,
+    pub error: Option<IoError>,
+}
+
+/// One run of a write.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PartState {
+    pub job: u32,
+    pub next: u32,
+    pub extent: ExtentId,
+    pub run: SlotRun,
+    /// Operations not settled yet.
+    pub pending: u32,
+    /// Operations done, per replica; a long part has several on each.
+    pub done: [u16; MAX_REPLICAS],
+    /// How many operations each replica needs.
+    pub chunks: u16,
+    /// Some operation's outcome is unknown: it may still be on its way to the donor.
+    pub unknown: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    Read,
+    Write,
+}
+
+/// One fabric operation, posted or about to be.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pending {
+    pub direction: Direction,
+    /// The job, for a read; for a write the part knows it.
+    pub job: u32,
+    pub part: u32,
+    pub extent: ExtentId,
+    pub donor: DonorId,
+    pub replica: u8,
+    /// How much trouble it had; see the lane's limits.
+    pub trouble: u8,
+    pub len: u32,
+    pub local: usize,
+    pub rkey: Rkey,
+    pub addr: RemoteAddr,
+    /// When it was posted; for a deferred one, when to post it again.
+    pub time: Instant,
+    /// The next one in its queue.
+    pub next: u32,
+}
+
+/// Entries with a free list, never growing past its capacity.
+#[derive(Debug)]
+pub(super) struct Pool<T> {
+    entries: Vec<Entry<T>>,
+    free: u32,
+    used: u32,
+    capacity: u32,
+}
+
+#[derive(Debug)]
+struct Entry<T> {
+    value: Option<T>,
+    serial: u32,
+    next_free: u32,
+}
+
+impl<T> Pool<T> {
+    pub fn with_capacity(capacity: u32) -> Self {
+        Pool { entries: Vec::with_capacity(capacity as usize), free: NIL, used: 0, capacity }
+    }
+
+    pub fn used(&self) -> usize {
+        self.used as usize
+    }
+
+    pub fn room(&self) -> usize {
+        (self.capacity - self.used) as usize
+    }
+
+    /// The new entry's index; `None` if the table is full.
+    pub fn insert(&mut self, value: T) -> Option<u32> {
+        let at = if self.free != NIL {
+            let at = self.free;
+            let entry = &mut self.entries[at as usize];
+            self.free = entry.next_free;
+            entry.value = Some(value);
+            entry.serial = entry.serial.wrapping_add(1);
+            at
+        } else if self.room() > 0 {
+            self.entries.push(Entry { value: Some(value), serial: 0, next_free: NIL });
+            self.entries.len() as u32 - 1
+        } else {
+            return None;
+        };
+        self.used += 1;
+        Some(at)
+    }
+
+    pub fn remove(&mut self, at: u32) -> Option<T> {
+        let entry = self.entries.get_mut(at as usize)?;
+        let value = entry.value.take()?;
+        entry.next_free = self.free;
+        self.free = at;
+        self.used -= 1;
+        Some(value)
+    }
+
+    /// What a completion will be recognised by.
+    pub fn tag(&self, at: u32) -> u64 {
+        u64::from(self.entries[at as usize].serial) << 32 | u64::from(at)
+    }
+
+    /// The entry a tag stands for, if it is still the same one.
+    pub fn by_tag(&self, tag: u64) -> Option<u32> {
+        let entry = self.entries.get(tag as u32 as usize)?;
+        (entry.value.is_some() && entry.serial == (tag >> 32) as u32).then_some(tag as u32)
+    }
+
+    pub fn drain(&mut self) -> impl Iterator<Item = T> {
+        self.used = 0;
+        self.free = NIL;
+        self.entries.drain(..).filter_map(|e| e.value)
+    }
+}
+
+impl<T> Index<u32> for Pool<T> {
+    type Output = T;
+
+    /// Indices come from `insert` only and entries are removed in one place each, so a miss is a bug of the lane's.
+    fn index(&self, at: u32) -> &T {
+        self.entries[at as usize].value.as_ref().expect("an entry that is referred to is in use")
+    }
+}
+
+impl<T> IndexMut<u32> for Pool<T> {
+    fn index_mut(&mut self, at: u32) -> &mut T {
+        self.entries[at as usize].value.as_mut().expect("an entry that is referred to is in use")
+    }
+}
+
+/// Operations in order, linked through their entries.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Queue {
+    head: u32,
+    tail: u32,
+}
+
+impl Default for Queue {
+    fn default() -> Self {
+        Queue { head: NIL, tail: NIL }
+    }
+}
+
+impl Queue {
+    pub fn is_empty(self) -> bool {
+        self.head == NIL
+    }
+
+    pub fn front(self) -> Option<u32> {
+        (self.head != NIL).then_some(self.head)
+    }
+
+    pub fn push(&mut self, ops: &mut Pool<Pending>, op: u32) {
+        ops[op].next = NIL;
+        if self.tail == NIL {
+            self.head = op;
+        } else {
+            ops[self.tail].next = op;
+        }
+        self.tail = op;
+    }
+
+    pub fn pop(&mut self, ops: &mut Pool<Pending>) -> Option<u32> {
+        let op = self.front()?;
+        self.head = ops[op].next;
+        if self.head == NIL {
+            self.tail = NIL;
+        }
+        Some(op)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_late_completion_meets_nobody() {
+        let mut pool = Pool::with_capacity(2);
+        let a = pool.insert("a").unwrap();
+        let tag = pool.tag(a);
+        assert_eq!(pool.by_tag(tag), Some(a));
+        pool.remove(a);
+        assert_eq!(pool.by_tag(tag), None);
+        assert_eq!(pool.insert("b"), Some(a));
+        assert_eq!(pool.by_tag(tag), None);
+        assert!(pool.insert("c").is_some());
+        assert_eq!(pool.insert("d"), None);
+    }
+}

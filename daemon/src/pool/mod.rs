@@ -1,0 +1,495 @@
+//! The pool: other machines' memory as one store of 4 KiB slots, replicated, checked, placed.
+//!
+//! The pager and the KV see [`Pool`] (reserve, retain, release slots; how full, how well) and [`Lane`]s (read and write them).
+//! They never see a donor, a fabric or an rkey; the pool never sees a process.
+//!
+//! # Threads
+//! - A **lane** belongs to the thread that uses it: reads and writes, over its own endpoints. It takes no lock and waits for nobody.
+//! - One **donor thread** per donor keeps the control connection: hello, leases, renewal, reconnection with back-off; it opens
+//!   endpoints for lanes. It may block on the network.
+//! - The **keeper** is the one who decides: which donors a new extent goes to, when one is given back, when a donor's replicas are
+//!   lost. It never blocks on the network; its decisions are made by `book`, which is pure.
+//!
+//! # State
+//! Where the replicas lie (`extents`) and what each slot holds (`slots`) is in two memfds with documented layouts, so that the
+//! next annexd can take them over. Everything else can be made anew from them and from what the agents say.
+//!
+//! # What holds
+//! - A replica that is *live* has every write that was reported done. One that missed a write is marked lost first and never read again.
+//! - No byte reaches the owner of a lane that does not have the checksum of what was last written to its slot.
+//! - A slot is not reused before every operation on it is over, nor within a lease's time after a write to it whose end was never seen.
+
+mod book;
+mod buffer;
+mod config;
+mod core;
+mod dial;
+mod donor;
+mod extents;
+mod inflight;
+mod keeper;
+mod lane;
+mod mailbox;
+mod mapped;
+mod placement;
+mod session;
+mod slots;
+#[cfg(test)]
+mod testbed;
+#[cfg(test)]
+mod tests;
+
+use self::core::{Core, Donor, DonorView, lock};
+use annex_shared::api::{DonorInfo, DonorState, PoolInfo, SlabInfo};
+use annex_shared::fabric::ArenaError;
+use annex_shared::ids::{ClientId, DonorId, SlotIdx};
+use annex_shared::page::PAGE_SIZE;
+use extents::{ExtentTable, ReplicaState, TableError};
+use mapped::MapError;
+use slots::SlotTable;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+pub use buffer::Buf;
+pub use config::{ConfigError, DonorConfig, MAX_REPLICAS, PoolConfig, TransportChoice};
+pub use lane::Lane;
+pub use slots::SlotRun;
+
+/// An extent is worth filling on while a quarter of it is free.
+const ROOMY: u32 = 4;
+/// How long `reserve` waits for an extent that is on its way.
+const RESERVE_WAIT: Duration = Duration::from_secs(1);
+
+/// The pool could not be started, or can't be used now.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    #[error("bad pool configuration: {0}")]
+    Config(#[from] ConfigError),
+    #[error("failed to set up the pool's tables: {0}")]
+    Table(#[from] TableError),
+    #[error("failed to set up the pool's tables: {0}")]
+    Map(#[from] MapError),
+    #[error("the pool's saved slot table has another size than this version's")]
+    SlotTable,
+    #[error("donor {0} holds pages of running programs but is not configured any more: add it to [pool] again")]
+    DonorMissing(String),
+    #[error("failed to start the pool's thread {name}: {source}")]
+    Thread { name: String, source: std::io::Error },
+    #[error("no donors are configured: add [[pool.donors]] with an address, or start annexd with --donor HOST:PORT")]
+    NoDonors,
+    #[error("{up} of {needed} donors needed for {replicas} replicas are up; {missing}")]
+    TooFewDonors { up: usize, needed: usize, replicas: u8, missing: String },
+}
+
+/// A lane could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum LaneError {
+    #[error(transparent)]
+    Arena(#[from] ArenaError),
+    #[error("failed to set up a lane's event descriptors: {0}")]
+    Events(std::io::Error),
+    #[error("a lane of {0} pages is more than 16 TiB")]
+    TooLarge(usize),
+}
+
+/// Why a read or write failed. No byte of a failed read is to be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum IoError {
+    #[error("no live replica could be reached")]
+    Lost,
+    #[error("every live replica holds other bytes than were written")]
+    Corrupt,
+    /// A bug of the caller's: a free slot, a run across extents, a buffer too small.
+    #[error("the operation names slots or bytes that it has no right to")]
+    Misuse,
+}
+
+/// The lane has too much under way: submit, poll and try again. Holds the buffer.
+#[derive(Debug, thiserror::Error)]
+#[error("the lane has too much under way")]
+pub struct Busy(pub Buf);
+
+/// One piece of a write: `run.count` pages of the buffer from page `at` go to the slots of `run`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    pub run: SlotRun,
+    pub at: usize,
+}
+
+/// A read or write that is over.
+#[derive(Debug)]
+pub struct Done {
+    pub token: u64,
+    pub buf: Buf,
+    pub result: Result<(), IoError>,
+}
+
+/// The pool's tables: fresh, or those of the annexd before.
+#[derive(Debug)]
+pub enum PoolState {
+    Fresh,
+    /// Descriptors of an extent table and a slot table, as [`Pool::state_fds`] gave them.
+    Saved {
+        extents: OwnedFd,
+        slots: OwnedFd,
+    },
+}
+
+/// See the module's header.
+pub struct Pool {
+    core: Arc<Core>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    taken_over: bool,
+}
+
+impl Pool {
+    /// Starts the pool: connects to the donors in the background and waits for them a moment (`start_wait`), not for ever.
+    pub fn start(config: PoolConfig, state: PoolState) -> Result<Arc<Pool>, PoolError> {
+        let dialer = Arc::new(dial::NetDialer::new(&config));
+        Self::start_with(config, state, dialer)
+    }
+
+    /// As [`Pool::start`], reaching donors through another dialer.
+    pub(crate) fn start_with(
+        config: PoolConfig,
+        state: PoolState,
+        dialer: Arc<dyn dial::Dialer>,
+    ) -> Result<Arc<Pool>, PoolError> {
+        config.check()?;
+        let taken_over = matches!(state, PoolState::Saved { .. });
+        let (extents, slots) = match state {
+            PoolState::Fresh => (ExtentTable::create(ClientId(rand::random()))?, SlotTable::create()?),
+            PoolState::Saved { extents, slots } => {
+                (ExtentTable::open(extents)?, SlotTable::open(slots)?.ok_or(PoolError::SlotTable)?)
+            }
+        };
+        let donors = Self::name_donors(&config, &extents)?;
+        let (keeper, news) = mpsc::channel();
+        let core = Arc::new(Core::new(config, extents, slots, donors, keeper));
+        if let Some(slots) = core.extents.slots_per_extent() {
+            core.extents.live().for_each(|(extent, _)| core.slots.adopt(extent, slots));
+        }
+        let threads = keeper::start(&core, dialer, news)?;
+        let pool = Arc::new(Pool { core, threads: Mutex::new(threads), taken_over });
+        pool.wait_for_donors();
+        Ok(pool)
+    }
+
+    /// A lane with an arena of `pages` page buffers. `name` is for logs.
+    pub fn lane(self: &Arc<Self>, name: &str, pages: usize) -> Result<Lane, LaneError> {
+        let mut lane = Lane::new(self.core.clone(), pages)?;
+        // Endpoints come by mail. Those of donors that are up come at once, so a lane is ready to use when its owner gets it.
+        let up = self.donors().iter().filter(|d| d.state == DonorState::Up).count();
+        let until = Instant::now() + self.core.config.control_timeout.0;
+        let mut nothing = Vec::new();
+        while lane.connected() < up && Instant::now() < until {
+            lane.poll(&mut nothing);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        tracing::debug!("lane {name}: {} of {up} donors connected", lane.connected());
+        Ok(lane)
+    }
+
+    /// Takes up to `pages` slots, as contiguous as can be, each with one reference, and appends their runs. Less than asked for means that the pool
+    /// is full now. May wait up to about a second when extents are on their way.
+    pub fn reserve(&self, pages: usize, runs: &mut Vec<SlotRun>) -> usize {
+        let until = Instant::now() + RESERVE_WAIT;
+        let mut got = 0;
+        let mut shelf = lock(&self.core.shelf);
+        let mut healthy_only = true;
+        while got < pages {
+            if let Some(run) = self.take(&shelf, (pages - got).min(u32::MAX as usize) as u32, healthy_only) {
+                got += run.count as usize;
+                shelf.taken += u64::from(run.count);
+                runs.push(run);
+                continue;
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if healthy_only && (shelf.dry || left.is_zero()) {
+                // Degraded extents take pages only when there is nothing better.
+                healthy_only = false;
+                continue;
+            }
+            if shelf.dry || left.is_zero() || self.core.stopping.load(Acquire) {
+                break;
+            }
+            shelf.wanted = (pages - got) as u64;
+            self.core.tell(keeper::News::Wanted);
+            let waited = self.core.shelf_changed.wait_timeout(shelf, left);
+            shelf = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
+        }
+        if got < pages {
+            shelf.wanted = (pages - got) as u64;
+        }
+        // The keeper takes the next extent before this one is used up.
+        let slots = u64::from(self.core.extents.slots_per_extent().unwrap_or(0));
+        if got < pages || shelf.taken >= slots / 8 {
+            self.core.tell(keeper::News::Taken);
+        }
+        drop(shelf);
+        got
+    }
+
+    /// One more reference to a slot that has at least one.
+    pub fn retain(&self, slot: SlotIdx) {
+        if !self.core.retain(slot) {
+            tracing::error!("{slot} was retained while free");
+        }
+    }
+
+    /// How many references there are to a slot.
+    pub fn references(&self, slot: SlotIdx) -> u16 {
+        self.core.slots.references(slot)
+    }
+
+    /// One reference less; the last one frees the slot.
+    pub fn release(&self, slot: SlotIdx) {
+        if !self.core.release(slot) {
+            tracing::error!("{slot} was released more often than retained");
+        }
+    }
+
+    /// Slots are numbered extent after extent: this many to each (0 before the first donor has said how large its slabs are).
+    pub fn slots_per_extent(&self) -> u32 {
+        self.core.extents.slots_per_extent().unwrap_or(0)
+    }
+
+    /// CRC32C of what was last written to the slot.
+    pub fn checksum(&self, slot: SlotIdx) -> u32 {
+        self.core.slots.checksum(slot)
+    }
+
+    /// How many more pages the pool could take: free in the extents held, and what donors say is free.
+    pub fn available_pages(&self) -> u64 {
+        let Some(slots) = self.core.extents.slots_per_extent() else { return 0 };
+        let shelf = lock(&self.core.shelf);
+        let held = shelf.extents.len() as u64;
+        let free: u64 =
+            shelf.extents.iter().filter(|s| s.healthy).map(|s| u64::from(self.core.slots.free_count(s.extent))).sum();
+        drop(shelf);
+        let views = self.core.donors.iter().map(|d| lock(&d.view).clone());
+        let donors: Vec<u64> = views.filter(|v| v.state == DonorState::Up).map(|v| u64::from(v.free)).collect();
+        let more = placement::extents_possible(&donors, usize::from(self.core.config.replicas));
+        let allowed = match self.core.config.max_bytes.0 {
+            0 => more,
+            max => more.min((max / (u64::from(slots) * PAGE_SIZE as u64)).saturating_sub(held)),
+        };
+        free + allowed * u64::from(slots)
+    }
+
+    /// Whether enough donors are up to place R replicas. The error says which are missing and why.
+    pub fn is_usable(&self) -> Result<(), PoolError> {
+        let replicas = self.core.config.replicas;
+        if self.core.donors.is_empty() {
+            return Err(PoolError::NoDonors);
+        }
+        let views: Vec<DonorView> = self.core.donors.iter().map(|d| lock(&d.view).clone()).collect();
+        let up = views.iter().filter(|v| v.state == DonorState::Up).count();
+        if up >= usize::from(replicas) {
+            return Ok(());
+        }
+        let down = views.iter().filter(|v| v.state != DonorState::Up);
+        let mut missing: Vec<String> = down.map(|v| format!("donor {}: {}", v.name, v.why)).collect();
+        if views.len() < usize::from(replicas) {
+            missing.push(format!("only {} configured: add donors or lower replicas", views.len()));
+        }
+        Err(PoolError::TooFewDonors { up, needed: replicas.into(), replicas, missing: missing.join("; ") })
+    }
+
+    pub fn donors(&self) -> Vec<DonorInfo> {
+        let mut used = vec![0; self.core.donors.len()];
+        for (extent, replicas) in self.core.extents.live() {
+            let bytes = self.used_bytes(extent);
+            for (_, replica) in replicas.iter().filter(|(_, r)| r.state == ReplicaState::Live) {
+                if let Some(sum) = used.get_mut(usize::from(replica.donor.0)) {
+                    *sum += bytes;
+                }
+            }
+        }
+        let info = |(donor, used): (&Donor, u64)| {
+            let view = lock(&donor.view).clone();
+            DonorInfo {
+                name: view.name,
+                address: donor.address.clone(),
+                state: view.state,
+                transport: view.transport,
+                why: view.why,
+                slabs_held: view.held,
+                slabs_free: view.free,
+                slabs_capacity: view.capacity,
+                used,
+                reads: donor.stats.reads.load(Relaxed),
+                writes: donor.stats.writes.load(Relaxed),
+                errors: donor.stats.errors.load(Relaxed),
+                checksum_errors: donor.stats.checksum_errors.load(Relaxed),
+            }
+        };
+        self.core.donors.iter().zip(used).map(info).collect()
+    }
+
+    pub fn slabs(&self) -> Vec<SlabInfo> {
+        let size = u64::from(self.core.extents.slots_per_extent().unwrap_or(0)) * PAGE_SIZE as u64;
+        let mut slabs = Vec::new();
+        for (extent, replicas) in self.core.extents.live() {
+            let used = self.used_bytes(extent);
+            for (n, replica) in replicas.iter() {
+                let Some(donor) = self.core.donor(replica.donor) else { continue };
+                let view = lock(&donor.view);
+                slabs.push(SlabInfo {
+                    donor: view.name.clone(),
+                    slab: replica.slab.0,
+                    extent: extent.0,
+                    replica: n,
+                    size,
+                    used,
+                    transport: view.transport,
+                    state: if replica.state == ReplicaState::Live { "live" } else { "lost" }.to_owned(),
+                });
+            }
+        }
+        slabs
+    }
+
+    pub fn info(&self) -> PoolInfo {
+        let mut info = PoolInfo::default();
+        let extent_bytes = u64::from(self.core.extents.slots_per_extent().unwrap_or(0)) * PAGE_SIZE as u64;
+        for (extent, replicas) in self.core.extents.live() {
+            info.extents += 1;
+            info.capacity += extent_bytes;
+            info.used += self.used_bytes(extent);
+            match replicas.live() {
+                0 => info.lost_extents += 1,
+                n if n < usize::from(self.core.config.replicas) => info.degraded_extents += 1,
+                _ => {}
+            }
+        }
+        let shelf = lock(&self.core.shelf);
+        info.full =
+            (shelf.dry || shelf.full) && shelf.extents.iter().all(|s| self.core.slots.free_count(s.extent) == 0);
+        info
+    }
+
+    /// What a user should know and might not notice.
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        if let Err(error) = self.is_usable() {
+            warnings.push(error.to_string());
+        }
+        for donor in self.donors() {
+            if donor.state == DonorState::Lost {
+                warnings.push(format!("donor {} is lost: {}", donor.name, donor.why));
+            }
+            if donor.checksum_errors > 0 {
+                let n = donor.checksum_errors;
+                warnings.push(format!("donor {} gave wrong bytes {n} times (caught by checksum)", donor.name));
+            }
+        }
+        let info = self.info();
+        if info.lost_extents > 0 {
+            warnings.push(format!("{} extents have no replica left: their pages can't be read", info.lost_extents));
+        }
+        if info.degraded_extents > 0 {
+            let (n, replicas) = (info.degraded_extents, self.core.config.replicas);
+            warnings.push(format!("{n} extents have fewer than {replicas} replicas: another loss may lose pages"));
+        }
+        if info.full {
+            warnings.push("the pool is full: programs keep their pages until donors lend more".to_owned());
+        }
+        for config in self.core.config.donors.iter().filter(|d| d.faults.is_some()) {
+            warnings.push(format!("donor {} runs with injected faults, for tests", config.label()));
+        }
+        warnings
+    }
+
+    /// Memory that the pool's tables really take, in bytes.
+    pub fn metadata_bytes(&self) -> u64 {
+        self.core.extents.resident() + self.core.slots.resident()
+    }
+
+    /// The tables' descriptors, to be kept where they outlive this process: (extents, slots).
+    pub fn state_fds(&self) -> (BorrowedFd<'_>, BorrowedFd<'_>) {
+        (self.core.extents.fd(), self.core.slots.fd())
+    }
+
+    /// True if the tables came from the annexd before.
+    pub fn is_taken_over(&self) -> bool {
+        self.taken_over
+    }
+
+    /// Gives everything back to the donors and ends the pool's threads. What is in the pool is gone.
+    pub fn shutdown(&self) {
+        self.core.stopping.store(true, Release);
+        self.core.tell(keeper::News::Stop { give_back: true });
+        self.join();
+    }
+
+    /// Ends the pool's threads and leaves the leases as they are, for the next annexd to take over with [`Pool::state_fds`].
+    pub fn leave(&self) {
+        self.core.stopping.store(true, Release);
+        self.core.tell(keeper::News::Stop { give_back: false });
+        self.join();
+    }
+
+    fn join(&self) {
+        for thread in lock(&self.threads).drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a thread of the pool panicked");
+            }
+        }
+    }
+
+    /// A run of slots from the fullest extent that still has a good part free, else from the emptiest: extents stay dense, so that few are
+    /// held, and yet a batch finds its slots near each other.
+    fn take(&self, shelf: &core::Shelf, want: u32, healthy: bool) -> Option<SlotRun> {
+        let slots = self.core.extents.slots_per_extent()?;
+        let free = |s: &&core::Shelved| self.core.slots.free_count(s.extent);
+        // Nothing can be written where no replica is left.
+        let alive = |s: &&core::Shelved| healthy || self.core.extents.replicas(s.extent).is_some_and(|r| r.live() > 0);
+        let candidates = || shelf.extents.iter().filter(|s| s.healthy == healthy).filter(alive);
+        let roomy = candidates().filter(|s| free(s) >= slots / ROOMY).min_by_key(free);
+        let best = roomy.or_else(|| candidates().filter(|s| free(s) > 0).max_by_key(free))?;
+        self.core.slots.take(best.extent, slots, want)
+    }
+
+    fn used_bytes(&self, extent: annex_shared::ids::ExtentId) -> u64 {
+        let slots = self.core.extents.slots_per_extent().unwrap_or(0);
+        u64::from(slots.saturating_sub(self.core.slots.free_count(extent))) * PAGE_SIZE as u64
+    }
+
+    fn wait_for_donors(&self) {
+        let until = Instant::now() + self.core.config.start_wait.0;
+        let settled = |p: &Pool| p.core.donors.iter().all(|d| lock(&d.view).state == DonorState::Up);
+        while !settled(self) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Gives every configured donor its number, the one it had before if there are saved tables.
+    fn name_donors(config: &PoolConfig, extents: &ExtentTable) -> Result<Vec<Donor>, PoolError> {
+        for donor in &config.donors {
+            extents.donor(&donor.address).ok_or(ConfigError::TooManyDonors(config.donors.len()))?;
+        }
+        let mut donors = Vec::new();
+        for (id, address) in extents.donors() {
+            let known = config.donors.iter().find(|d| d.address == address);
+            let holds = |id: DonorId| extents.live().any(|(_, r)| r.iter().any(|(_, r)| r.donor == id));
+            if known.is_none() && holds(id) {
+                return Err(PoolError::DonorMissing(address));
+            }
+            let name = known.map_or(address.clone(), |d| d.label().to_owned());
+            donors.push(Donor::new(id, address, name));
+        }
+        Ok(donors)
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.core.stopping.store(true, Release);
+        self.core.tell(keeper::News::Stop { give_back: false });
+        self.join();
+    }
+}

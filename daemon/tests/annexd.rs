@@ -1,0 +1,233 @@
+//! The `annexd` binary: start, refusal to start, signals, and that it sleeps when nobody asks.
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn annexd() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_annexd"));
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).env_remove("NOTIFY_SOCKET");
+    command
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// An annexd that has told its service manager that it is ready; killed if the test ends before it.
+struct Running {
+    child: Child,
+    socket: PathBuf,
+    notices: UnixDatagram,
+    _dir: tempfile::TempDir,
+}
+
+impl Running {
+    /// Its one donor is an address where nobody listens.
+    fn start() -> Running {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("annexd.sock");
+        let notify = dir.path().join("notify.sock");
+        let notices = UnixDatagram::bind(&notify).unwrap();
+        notices.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut command = annexd();
+        command.arg("--socket").arg(&socket).args(["--donor", &dead_address(), "--log", "info"]);
+        let child = command.env("NOTIFY_SOCKET", &notify).spawn().unwrap();
+        let mut running = Running { child, socket, notices, _dir: dir };
+        running.wait_for_notice("READY=1");
+        running
+    }
+
+    fn wait_for_notice(&mut self, wanted: &str) -> String {
+        let mut buffer = [0; 4096];
+        loop {
+            match self.notices.recv(&mut buffer) {
+                Ok(len) => {
+                    let notice = text(&buffer[..len]);
+                    if notice.contains(wanted) {
+                        return notice;
+                    }
+                }
+                Err(error) => panic!("no notice {wanted}: {error}; {}", self.rest()),
+            }
+        }
+    }
+
+    fn rest(&mut self) -> String {
+        let _ = self.child.kill();
+        let mut said = String::new();
+        if let Some(stderr) = &mut self.child.stderr {
+            let _ = stderr.read_to_string(&mut said);
+        }
+        said
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
+    }
+
+    fn ask(&self, request: &str) -> String {
+        let mut stream = UnixStream::connect(&self.socket).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    fn status(&self) -> serde_json::Value {
+        let answer = self.ask("GET /v1/status HTTP/1.1\r\nhost: annexd\r\n\r\n");
+        serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap()
+    }
+
+    fn end(mut self) -> Output {
+        let deadline = Instant::now() + PATIENCE;
+        while self.child.try_wait().unwrap().is_none() {
+            assert!(Instant::now() < deadline, "annexd does not end; {}", self.rest());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let status = self.child.wait().unwrap();
+        Output { status, stdout: Vec::new(), stderr: self.rest().into_bytes() }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A loopback address that refuses connections: bound a moment ago, and given up.
+fn dead_address() -> String {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+}
+
+#[test]
+fn it_starts_without_its_donors_and_says_what_is_missing() {
+    let annexd = Running::start();
+    let status = annexd.status();
+    assert_eq!(status["donors"][0]["state"], "connecting");
+    let me = std::process::id();
+    let body = format!(r#"{{"target":{{"pid":{me}}}}}"#);
+    let head = format!("POST /v1/apps HTTP/1.1\r\nhost: annexd\r\ncontent-length: {}\r\n\r\n", body.len());
+    let refused = annexd.ask(&(head + &body));
+    assert!(refused.starts_with("HTTP/1.1 503") && refused.contains("no_donors"), "{refused}");
+}
+
+#[test]
+fn its_memory_is_locked_and_it_is_the_last_to_be_killed_or_says_that_it_is_not() {
+    let annexd = Running::start();
+    let proc = PathBuf::from(format!("/proc/{}", annexd.child.id()));
+    let status = fs::read_to_string(proc.join("status")).unwrap();
+    let locked = status.lines().find_map(|l| l.strip_prefix("VmLck:")).unwrap();
+    let locked: u64 = locked.trim().trim_end_matches(" kB").parse().unwrap();
+    assert!(locked > 1000, "VmLck is {locked} kB");
+    // A host may withhold CAP_SYS_RESOURCE; then annexd must say so.
+    let score = fs::read_to_string(proc.join("oom_score_adj")).unwrap();
+    let warned = annexd.status()["warnings"].to_string().contains("failed to lower annexd's OOM score");
+    assert_eq!(warned, score.trim() != "-900", "oom_score_adj is {score}");
+}
+
+#[test]
+fn a_stop_is_orderly_and_leaves_no_socket() {
+    let mut annexd = Running::start();
+    let socket = annexd.socket.clone();
+    annexd.signal(Signal::SIGTERM);
+    annexd.wait_for_notice("STOPPING=1");
+    let output = annexd.end();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert!(!socket.exists());
+}
+
+#[test]
+fn a_hang_up_or_a_stray_signal_does_not_end_it() {
+    let annexd = Running::start();
+    for signal in [Signal::SIGHUP, Signal::SIGUSR1, Signal::SIGUSR2, Signal::SIGALRM] {
+        annexd.signal(signal);
+    }
+    assert_eq!(annexd.status()["pid"], annexd.child.id());
+    annexd.signal(Signal::SIGINT);
+    assert_eq!(annexd.end().status.code(), Some(0));
+}
+
+#[test]
+fn a_second_annexd_names_the_first() {
+    let first = Running::start();
+    let output = annexd().arg("--socket").arg(&first.socket).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let expected =
+        format!("annexd: annexd is already running on {} as process {}\n", first.socket.display(), first.child.id());
+    assert_eq!(text(&output.stderr), expected);
+    assert_eq!(first.status()["pid"], first.child.id());
+}
+
+#[test]
+fn its_control_thread_sleeps_while_nobody_asks() {
+    let annexd = Running::start();
+    annexd.status();
+    let pid = annexd.child.id();
+    let switches = || voluntary_switches(Path::new(&format!("/proc/{pid}/task/{pid}/status")));
+    // The requests' blocking threads go after ten seconds without wakening the control thread.
+    std::thread::sleep(Duration::from_millis(500));
+    let before = switches();
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(switches(), before);
+}
+
+fn voluntary_switches(status: &Path) -> u64 {
+    let status = fs::read_to_string(status).unwrap();
+    status.lines().find_map(|l| l.strip_prefix("voluntary_ctxt_switches:")).unwrap().trim().parse().unwrap()
+}
+
+#[test]
+fn a_bad_configuration_is_explained_and_not_worth_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("annexd.toml");
+    for (config, message) in [
+        ("[pool]\nreplica = 2\n", ":2: unknown key 'pool.replica'; did you mean 'replicas'?"),
+        ("local = \"12Q\"\n", ":1: bad local limit '12Q': give bytes with a unit (512M, 2G) or a share (50%)"),
+        ("[pool]\nreplicas = 9\n", "bad pool configuration: replicas = 9 in [pool]: give 1 to 4"),
+        ("local = 50%\n", ":1:"),
+    ] {
+        fs::write(&file, config).unwrap();
+        for args in [&["--config"][..], &["check-config"][..]] {
+            let output = annexd().args(args).arg(&file).output().unwrap();
+            let said = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(78), "{said}");
+            assert!(said.starts_with("annexd: ") && said.contains(message), "{said}");
+        }
+    }
+}
+
+#[test]
+fn a_good_configuration_is_called_good() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../systemd/annexd.toml");
+    let output = annexd().args(["check-config", file]).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stdout), format!("{file}: good (2 donors, 2 replicas)\n"));
+}
+
+#[test]
+fn an_ordinary_user_is_told_what_annexd_needs() {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let copy = dir.path().join("annexd");
+    fs::copy(env!("CARGO_BIN_EXE_annexd"), &copy).unwrap();
+    let mut command = Command::new(&copy);
+    command.current_dir("/").gid(65534).uid(65534).arg("--socket").arg(dir.path().join("annexd.sock"));
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(78));
+    let expected =
+        "annexd: annexd lacks CAP_SYS_PTRACE, which it needs to reach into the apps' memory: run it as root\n";
+    assert_eq!(text(&output.stderr), expected);
+}

@@ -1,0 +1,334 @@
+//! annexd's local API: HTTP + JSON on a Unix socket (`/run/annex/annexd.sock`). These types are its bodies.
+//!
+//! | method and path | body | answer |
+//! | --- | --- | --- |
+//! | `GET /v1/status` | – | [`Status`] |
+//! | `GET /v1/slabs` | – | `[`[`SlabInfo`]`]` |
+//! | `GET /v1/apps` | – | `[`[`AppInfo`]`]` |
+//! | `POST /v1/apps` | [`AttachRequest`] | [`AppInfo`] |
+//! | `PUT /v1/apps/{name}/limit` | [`LimitRequest`] | [`AppInfo`] |
+//! | `DELETE /v1/apps/{name}` | – | lines of [`Progress`], the last one `Done` or `Failed` |
+//!
+//! `{name}` is an app's name, its id, or the PID of one of its processes. An error is an [`ApiError`] with a 4xx or 5xx status. The
+//! peer's credentials decide what it may do: root and members of group `annex` everything, others only with
+//! processes of their own.
+
+use crate::fabric::Transport;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+
+/// Where annexd listens unless told otherwise.
+pub const SOCKET: &str = "/run/annex/annexd.sock";
+
+/// The environment variable `annex run` sets in the command it starts; children that daemonise are
+/// recognised by it. Its value is the app's id.
+pub const APP_ENV: &str = "ANNEX_APP";
+
+/// How much anonymous memory an app may keep resident: bytes, or a share of what it uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Limit {
+    Bytes(u64),
+    /// Percent of the app's anonymous memory (resident + in the pool), 1 to 100.
+    Percent(u8),
+}
+
+/// A limit that could not be read.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("bad local limit '{0}': give bytes with a unit (512M, 2G) or a share (50%)")]
+pub struct LimitError(String);
+
+impl FromStr for Limit {
+    type Err = LimitError;
+
+    fn from_str(s: &str) -> Result<Self, LimitError> {
+        let bad = || LimitError(s.to_owned());
+        if let Some(percent) = s.strip_suffix('%') {
+            let percent = percent.trim().parse().map_err(|_| bad())?;
+            return if (1..=100).contains(&percent) { Ok(Limit::Percent(percent)) } else { Err(bad()) };
+        }
+        parse_bytes(s).filter(|b| *b > 0).map(Limit::Bytes).ok_or_else(bad)
+    }
+}
+
+impl TryFrom<String> for Limit {
+    type Error = LimitError;
+
+    fn try_from(s: String) -> Result<Self, LimitError> {
+        s.parse()
+    }
+}
+
+impl From<Limit> for String {
+    fn from(limit: Limit) -> String {
+        match limit {
+            Limit::Bytes(b) => b.to_string(),
+            Limit::Percent(p) => format!("{p}%"),
+        }
+    }
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Limit::Bytes(b) => f.write_str(&format_bytes(*b)),
+            Limit::Percent(p) => write!(f, "{p}%"),
+        }
+    }
+}
+
+/// Reads `4096`, `512K`, `64M`, `2G`, `1T` (powers of 1024; `KiB`, `MB` and the like are taken too).
+pub fn parse_bytes(s: &str) -> Option<u64> {
+    let s = s.trim();
+    let digits = s.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(s.len());
+    let (number, unit) = s.split_at(digits);
+    let shift = match unit.trim().to_ascii_lowercase().trim_end_matches('b').trim_end_matches('i') {
+        "" => 0,
+        "k" => 10,
+        "m" => 20,
+        "g" => 30,
+        "t" => 40,
+        _ => return None,
+    };
+    match number.parse::<u64>() {
+        Ok(n) => n.checked_mul(1 << shift),
+        Err(_) => number.parse::<f64>().ok().filter(|n| n.is_finite()).map(|n| (n * (1u64 << shift) as f64) as u64),
+    }
+}
+
+/// `1.5 GiB`, `64 MiB`, `12 KiB`, `7 B`.
+pub fn format_bytes(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut unit = 0;
+    let mut n = bytes as f64;
+    while n >= 1024.0 && unit + 1 < UNITS.len() {
+        n /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 || n.fract() < 0.05 { format!("{n:.0} {}", UNITS[unit]) } else { format!("{n:.1} {}", UNITS[unit]) }
+}
+
+/// What to manage.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Target {
+    /// A running process and everything it starts from now on, and the children it has.
+    Pid(i32),
+    /// A process that is about to exec the program the user asked for (`annex run`): its present image is not attached.
+    Launch(i32),
+    /// All processes of a systemd unit's cgroup.
+    Unit(String),
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AttachRequest {
+    pub target: Target,
+    /// Must be unique; made from the command's name if absent.
+    pub name: Option<String>,
+    /// `None` = annexd's configured default.
+    pub local: Option<Limit>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LimitRequest {
+    pub local: Limit,
+}
+
+/// One app, as `annex apps` shows it. All sizes in bytes.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct AppInfo {
+    /// Unique for this annexd: what `ANNEX_APP` holds.
+    pub id: u64,
+    pub name: String,
+    /// Its processes' PIDs, the first one first.
+    pub pids: Vec<i32>,
+    pub uid: u32,
+    pub local: Limit,
+    /// Anonymous memory resident now.
+    pub resident: u64,
+    /// In the pool and not resident.
+    pub evicted: u64,
+    pub state: AppState,
+    /// Why eviction stands still or something is left alone, in a sentence; empty if all is well.
+    pub note: String,
+    pub faults: Faults,
+    /// Pages evicted since attach, and how many of them needed no write because the pool still had them.
+    pub pages_evicted: u64,
+    pub pages_clean: u64,
+    /// All-zero pages that were dropped without being sent.
+    pub pages_zero: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AppState {
+    /// `annex run` registered it and the command has not started yet, or no process has grown enough to need a stub.
+    Waiting,
+    Running,
+    /// Being brought back.
+    Detaching,
+}
+
+/// Page faults served from the pool since attach.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct Faults {
+    /// Faults whose page came from the pool.
+    pub major: u64,
+    /// Faults on pages that were never evicted, zero-filled by annexd.
+    pub zero: u64,
+    /// From the read of the fault message to the installed page, in microseconds (pool faults only).
+    pub p50_us: f64,
+    pub p99_us: f64,
+    pub max_us: f64,
+}
+
+/// `annex status`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Status {
+    pub version: String,
+    pub pid: i32,
+    pub uptime_s: u64,
+    pub kernel: String,
+    pub replicas: u8,
+    pub donors: Vec<DonorInfo>,
+    pub pool: PoolInfo,
+    pub workers: WorkersInfo,
+    /// Memory annexd itself uses for each evicted page, in bytes; absent while nothing is evicted.
+    pub overhead_per_page: Option<f64>,
+    /// annexd's own CPU time since start, in seconds.
+    pub cpu_s: f64,
+    pub apps: Vec<AppInfo>,
+    /// Everything a user should know and might not notice: a fallback, a lost donor, a full pool.
+    pub warnings: Vec<String>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct DonorInfo {
+    pub name: String,
+    pub address: String,
+    pub state: DonorState,
+    /// The transport in use and why it was chosen.
+    pub transport: Option<Transport>,
+    pub why: String,
+    pub slabs_held: u32,
+    pub slabs_free: u32,
+    pub slabs_capacity: u32,
+    /// Bytes of ours that are in use there.
+    pub used: u64,
+    pub reads: u64,
+    pub writes: u64,
+    pub errors: u64,
+    pub checksum_errors: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DonorState {
+    Connecting,
+    Up,
+    /// Was up; its replicas are lost.
+    Lost,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct PoolInfo {
+    /// Bytes of application memory the extents held now could take.
+    pub capacity: u64,
+    /// Bytes in use.
+    pub used: u64,
+    pub extents: u32,
+    pub degraded_extents: u32,
+    /// Extents with no live replica: their pages can't be read.
+    pub lost_extents: u32,
+    pub full: bool,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct WorkersInfo {
+    pub fault_workers: u32,
+    pub wait: String,
+    pub evictors: u32,
+}
+
+/// One leased slab, as `annex slabs` shows it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SlabInfo {
+    pub donor: String,
+    pub slab: u32,
+    pub extent: u32,
+    pub replica: u8,
+    pub size: u64,
+    pub used: u64,
+    pub transport: Option<Transport>,
+    /// `live` or `lost`.
+    pub state: String,
+}
+
+/// One line of a long operation's answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Progress {
+    /// `done` of `total` bytes.
+    Step {
+        what: String,
+        done: u64,
+        total: u64,
+    },
+    Done,
+    Failed(ApiError),
+}
+
+/// What went wrong, on what, why, and what to do. `annex` prints it and exits with `exit_code`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+pub struct ApiError {
+    pub kind: ErrorCode,
+    /// A lower-case sentence that names the thing and the cause.
+    pub message: String,
+    /// What the user can do; may be empty.
+    pub remedy: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ErrorCode {
+    NotFound,
+    Forbidden,
+    AlreadyAttached,
+    /// The target can't be managed: 32-bit, traced, gone, a kernel thread.
+    Unsuitable,
+    /// The kernel or the host lacks something.
+    Unsupported,
+    NoDonors,
+    /// Local memory or pool space is missing.
+    NoMemory,
+    BadRequest,
+    /// annexd is stopping, or not there.
+    Unavailable,
+    Internal,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_read_as_people_write_them() {
+        assert_eq!("512M".parse(), Ok(Limit::Bytes(512 << 20)));
+        assert_eq!("1.5GiB".parse(), Ok(Limit::Bytes(3 << 29)));
+        assert_eq!("50%".parse(), Ok(Limit::Percent(50)));
+        for bad in ["", "0", "0%", "101%", "12Q", "M", "-5M"] {
+            assert!(bad.parse::<Limit>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn sizes_print_short() {
+        assert_eq!(format_bytes(1 << 30), "1 GiB");
+        assert_eq!(format_bytes(3 << 29), "1.5 GiB");
+        assert_eq!(format_bytes(7), "7 B");
+    }
+}

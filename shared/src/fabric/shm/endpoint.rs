@@ -1,0 +1,120 @@
+//! One lane's view of a donor on the same host.
+
+use super::board::monotonic_ns;
+use super::slabs::{Slabs, Table};
+use crate::fabric::{Arena, Completion, Endpoint, ErrorKind, Op, OpKind, QueueFull, Transport};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+pub(super) struct ShmEndpoint {
+    slabs: Arc<Slabs>,
+    table: Arc<Table>,
+    version: u64,
+    arena: Arc<Arena>,
+    /// Done and not polled yet; never grows.
+    done: Vec<Completion>,
+    depth: usize,
+    /// The agent was seen dead.
+    is_broken: bool,
+}
+
+impl ShmEndpoint {
+    pub(super) fn new(slabs: Arc<Slabs>, arena: Arc<Arena>, depth: usize) -> Self {
+        let (table, version) = slabs.table();
+        ShmEndpoint { slabs, table, version, arena, done: Vec::with_capacity(depth), depth, is_broken: false }
+    }
+
+    /// Takes the newest table, and lets go of the old one (the connector frees it).
+    #[inline]
+    fn refresh(&mut self) {
+        if self.version != self.slabs.version() {
+            (self.table, self.version) = self.slabs.table();
+        }
+    }
+
+    fn execute(&mut self, op: &Op) -> Result<u64, ErrorKind> {
+        if !op.fits(&self.arena) {
+            return Err(ErrorKind::LocalProtection);
+        }
+        if self.is_broken {
+            return Err(ErrorKind::Flushed);
+        }
+        if !self.slabs.is_alive.load(Ordering::Acquire) {
+            self.is_broken = true;
+            return Err(ErrorKind::RetryExceeded);
+        }
+        let len = op.len as usize;
+        let slab = self.table.get(&op.rkey).ok_or(ErrorKind::RemoteAccess)?;
+        let remote = slab.at(op.addr, len).ok_or(ErrorKind::RemoteAccess)?;
+        let holds = || self.slabs.board.holds(slab.board_slot, op.rkey, self.slabs.incarnation, monotonic_ns());
+        if !holds() {
+            return Err(ErrorKind::RemoteAccess);
+        }
+        let mut value = 0;
+        match op.kind {
+            // SAFETY: `remote` is good for `len` bytes (checked by `at`) while the table lives, the local range too (checked by
+            // `fits`) and it belongs to this operation. They can't overlap: one is the agent's memfd, the other anonymous.
+            OpKind::Read => unsafe {
+                std::ptr::copy_nonoverlapping(remote.cast_const(), self.arena.ptr(op.local, len), len)
+            },
+            // SAFETY: as for READ.
+            OpKind::Write => unsafe {
+                std::ptr::copy_nonoverlapping(self.arena.ptr(op.local, len).cast_const(), remote, len)
+            },
+            OpKind::CompareSwap { expect, swap } => {
+                if !op.addr.0.is_multiple_of(8) {
+                    return Err(ErrorKind::RemoteAccess);
+                }
+                // SAFETY: good for 8 bytes (`fits` has checked that len is 8) and aligned, since the slab is page-aligned.
+                let word = unsafe { AtomicU64::from_ptr(remote.cast()) };
+                let (expect, swap) = (expect.to_le(), swap.to_le());
+                let (Ok(old) | Err(old)) = word.compare_exchange(expect, swap, Ordering::SeqCst, Ordering::SeqCst);
+                value = u64::from_le(old);
+            }
+        }
+        // The look at the board that follows must not be satisfied before the copy is done, in either direction.
+        fence(Ordering::SeqCst);
+        if holds() { Ok(value) } else { Err(ErrorKind::RemoteAccess) }
+    }
+}
+
+impl Endpoint for ShmEndpoint {
+    fn transport(&self) -> Transport {
+        Transport::Shm
+    }
+
+    fn depth(&self) -> usize {
+        self.depth
+    }
+
+    fn post(&mut self, op: Op) -> Result<(), QueueFull> {
+        if self.done.len() == self.depth {
+            return Err(QueueFull);
+        }
+        self.refresh();
+        let outcome = self.execute(&op);
+        self.done.push(Completion { tag: op.tag, result: outcome.map(drop), value: outcome.unwrap_or(0) });
+        Ok(())
+    }
+
+    fn ring(&mut self) {}
+
+    fn poll(&mut self, done: &mut Vec<Completion>) {
+        // Also without operations: a table held here keeps returned slabs mapped.
+        self.refresh();
+        done.append(&mut self.done);
+    }
+
+    fn arm(&mut self) -> bool {
+        !self.done.is_empty()
+    }
+
+    fn event_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn is_broken(&self) -> bool {
+        self.is_broken
+    }
+}

@@ -1,0 +1,17 @@
+//! What both sides of annex must agree on.
+//!
+//! - [`ids`]: newtypes for everything that is a number.
+//! - [`page`]: the page size, the page checksum, the zero-page check.
+//! - [`fabric`]: one-sided READ, WRITE and COMPARE_SWAP on slabs, over `tcp` and `shm`.
+//! - [`preamble`]: the first bytes of every connection to an agent.
+//! - [`wire`]: the control protocol between annexd and annex-agent.
+//! - [`api`]: the types of annexd's local HTTP API, used by the `annex` command.
+//! - [`config`]: strict TOML loading.
+
+pub mod api;
+pub mod config;
+pub mod fabric;
+pub mod ids;
+pub mod page;
+pub mod preamble;
+pub mod wire;

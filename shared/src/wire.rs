@@ -1,0 +1,292 @@
+//! The control protocol between annexd and annex-agent.
+//!
+//! One TCP connection, opened by the client. Each message is a frame: `u32` length (little-endian, of what follows,
+//! at most [`MAX_FRAME`]) and the postcard encoding of a [`Request`] or an [`Event`]. A client sends requests;
+//! the agent answers each in order, and may send `Closing` at any time between answers.
+//! [`Frames`] reads them, [`write_frame`] writes them; both are blocking code over any `Read` and `Write`.
+//!
+//! The first bytes of *every* connection to the agent's port are a [`Preamble`](crate::preamble::Preamble), which says what it carries. Data
+//! connections (`Role::Data`) then speak `fabric::tcp`'s frames.
+
+use crate::ids::{ClientId, Incarnation, Rkey, SessionKey, SlabId};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::io::{self, ErrorKind, Read, Write};
+
+/// The largest control frame, in bytes.
+pub const MAX_FRAME: u32 = 1 << 20;
+
+/// Default TCP port of an agent (control and data).
+pub const AGENT_PORT: u16 = 7411;
+
+/// The versions of this protocol, one line of history each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[repr(u16)]
+pub enum Version {
+    /// First: hello, lease, renew, return; shm and tcp.
+    V1 = 1,
+}
+
+/// The version this build speaks.
+pub const VERSION: Version = Version::V1;
+
+/// What a connection is for: its first 16 bytes are `MAGIC`, the version (`u16`), the role (`u16`) and 4 bytes of zeros, little-endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+pub enum Role {
+    Control = 1,
+    /// `fabric::tcp` operations. Followed by client id (8 bytes), incarnation (8) and session key (16).
+    Data = 2,
+    /// On the agent's Unix socket: fetch memfds for `fabric::shm`. Followed by the same proof.
+    Shm = 3,
+}
+
+/// Starts every connection: "annex" and three zeros.
+pub const MAGIC: [u8; 8] = *b"annex\0\0\0";
+
+/// From client to agent.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Request {
+    /// First on a control connection; answered by `Welcome` or `Refused`.
+    Hello {
+        version: u16,
+        client: ClientId,
+        /// The client's host name, for the agent's listings.
+        host: String,
+        /// The kernel's boot id: an agent on the same boot offers `shm`.
+        boot_id: String,
+        /// Bytes per slab the client expects; 0 = whatever the agent has.
+        slab_size: u64,
+    },
+    /// Lend me up to `count` slabs; answered by `Leased` (maybe fewer) or `Refused`.
+    Lease { count: u32 },
+    /// I still need all my leases; answered by `Renewed`.
+    Renew,
+    /// I no longer need these; answered by `Returned`.
+    Return { slabs: Vec<SlabId> },
+}
+
+/// From agent to client.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Event {
+    Welcome(Welcome),
+    Leased {
+        slabs: Vec<Lease>,
+    },
+    Renewed {
+        /// Slabs held under this client id, by the agent's books: what the client doesn't find here is lost.
+        held: Vec<SlabId>,
+        free_slabs: u32,
+        capacity_slabs: u32,
+    },
+    Returned,
+    Refused(Refusal),
+    /// The agent is going away on purpose: after `grace_ms` its memory is gone.
+    Closing {
+        grace_ms: u64,
+    },
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Welcome {
+    pub version: u16,
+    /// The agent's name (its host name unless configured).
+    pub name: String,
+    pub incarnation: Incarnation,
+    /// Proves this client on data connections.
+    pub session: SessionKey,
+    /// Bytes per slab.
+    pub slab_size: u64,
+    pub capacity_slabs: u32,
+    pub free_slabs: u32,
+    /// A lease not renewed for this long is over, in milliseconds.
+    pub lease_ttl_ms: u64,
+    /// Failure-domain labels.
+    pub labels: std::collections::BTreeMap<String, String>,
+    /// Path of the agent's Unix socket if client and agent run on the same boot of the same host.
+    pub shm_socket: Option<String>,
+    /// Slabs this client still holds from an earlier connection in the same incarnation.
+    pub held: Vec<Lease>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lease {
+    pub slab: SlabId,
+    pub rkey: Rkey,
+}
+
+/// Why an agent says no. `Display` is what the user reads, after the donor's name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub enum Refusal {
+    #[error("speaks protocol version {agent}, this annexd speaks {client}: upgrade the older one")]
+    Version { agent: u16, client: u16 },
+    #[error("has no slab left to lend ({capacity} slabs, all lent)")]
+    Full { capacity: u32 },
+    #[error("lends at most {limit} slabs to one client (per_client in its configuration)")]
+    ClientLimit { limit: u32 },
+    #[error(
+        "can spare no more memory now: {available_mib} MiB available, {headroom_mib} MiB of them kept for its own host"
+    )]
+    HostPressure { available_mib: u64, headroom_mib: u64 },
+    #[error("uses slabs of {agent} bytes, this annexd is configured for {client}: make slab_size equal")]
+    SlabSize { agent: u64, client: u64 },
+    #[error("is shutting down")]
+    Closing,
+    #[error(
+        "knows this client id from another machine ({host}): give each machine its own id; if that machine is gone, \
+         its claim ends {ends_in_s} s from now"
+    )]
+    ClientInUse { host: String, ends_in_s: u64 },
+    #[error("did not understand the request: {0}")]
+    Malformed(String),
+}
+
+/// A control frame could not be read or written. After any of these the connection is of no further use.
+#[derive(Debug, thiserror::Error)]
+pub enum FrameError {
+    /// The peer closed between two frames: the orderly end of a connection.
+    #[error("the peer closed the connection")]
+    Closed,
+    #[error("the connection ended in the middle of a frame")]
+    Truncated,
+    #[error("a frame of {len} bytes is over the limit of {MAX_FRAME}")]
+    TooLong { len: usize },
+    #[error("a frame could not be decoded: {0}")]
+    Malformed(postcard::Error),
+    #[error("a message could not be encoded: {0}")]
+    Unencodable(postcard::Error),
+    #[error("the connection failed: {0}")]
+    Io(#[source] io::Error),
+}
+
+/// A message as the bytes of one frame.
+pub fn encode_frame<T: Serialize>(message: &T) -> Result<Vec<u8>, FrameError> {
+    let mut frame = postcard::to_extend(message, vec![0; 4]).map_err(FrameError::Unencodable)?;
+    let len = frame.len() - 4;
+    match u32::try_from(len) {
+        Ok(n) if n <= MAX_FRAME => frame[..4].copy_from_slice(&n.to_le_bytes()),
+        _ => return Err(FrameError::TooLong { len }),
+    }
+    Ok(frame)
+}
+
+/// Writes one message, whole.
+pub fn write_frame<T: Serialize>(out: &mut impl Write, message: &T) -> Result<(), FrameError> {
+    let frame = encode_frame(message)?;
+    out.write_all(&frame).and_then(|()| out.flush()).map_err(FrameError::Io)
+}
+
+/// Reads messages. Half a frame is kept when a read times out, so that a socket with a read time-out can be asked again.
+#[derive(Debug)]
+pub struct Frames<R> {
+    input: R,
+    buffer: Vec<u8>,
+}
+
+impl<R: Read> Frames<R> {
+    pub fn new(input: R) -> Frames<R> {
+        Frames { input, buffer: Vec::new() }
+    }
+
+    /// The stream beneath.
+    pub fn stream(&self) -> &R {
+        &self.input
+    }
+
+    /// Goes on reading from another stream, with what has been read already.
+    pub fn onto<S: Read>(self, input: S) -> Frames<S> {
+        Frames { input, buffer: self.buffer }
+    }
+
+    /// The next message; `None` if the stream's read time-out passed first (or it would block).
+    pub fn read<T: DeserializeOwned>(&mut self) -> Result<Option<T>, FrameError> {
+        loop {
+            if let Some(body) = self.whole_frame()? {
+                let (message, rest) =
+                    postcard::take_from_bytes(&self.buffer[4..body]).map_err(FrameError::Malformed)?;
+                if !rest.is_empty() {
+                    return Err(FrameError::Malformed(postcard::Error::DeserializeBadEncoding));
+                }
+                self.buffer.drain(..body);
+                return Ok(Some(message));
+            }
+            let mut chunk = [0; 4096];
+            match self.input.read(&mut chunk) {
+                Ok(0) if self.buffer.is_empty() => return Err(FrameError::Closed),
+                Ok(0) => return Err(FrameError::Truncated),
+                Ok(n) => self.buffer.extend_from_slice(&chunk[..n]),
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => return Ok(None),
+                Err(e) => return Err(FrameError::Io(e)),
+            }
+        }
+    }
+
+    /// The length of the first frame with its header, once all of it is here. A length over the limit is
+    /// refused before a byte of it is awaited.
+    fn whole_frame(&self) -> Result<Option<usize>, FrameError> {
+        let Some(header) = self.buffer.first_chunk::<4>() else { return Ok(None) };
+        let len = u32::from_le_bytes(*header);
+        if len > MAX_FRAME {
+            return Err(FrameError::TooLong { len: len as usize });
+        }
+        let end = 4 + len as usize;
+        Ok((self.buffer.len() >= end).then_some(end))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Gives its bytes one read at a time, with a time-out between any two.
+    struct Slow(Vec<u8>, bool);
+
+    impl Read for Slow {
+        fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+            self.1 = !self.1;
+            if self.1 && !self.0.is_empty() {
+                return Err(ErrorKind::WouldBlock.into());
+            }
+            let n = self.0.len().min(1);
+            buf[..n].copy_from_slice(&self.0[..n]);
+            self.0.drain(..n);
+            Ok(n)
+        }
+    }
+
+    #[test]
+    fn a_frame_survives_time_outs_at_every_byte() {
+        let mut bytes = encode_frame(&Request::Lease { count: 7 }).unwrap();
+        bytes.extend(encode_frame(&Request::Return { slabs: vec![SlabId(3)] }).unwrap());
+        let mut frames = Frames::new(Slow(bytes, false));
+        let mut seen = Vec::new();
+        let end = loop {
+            match frames.read::<Request>() {
+                Ok(Some(message)) => seen.push(message),
+                Ok(None) => {}
+                Err(e) => break e,
+            }
+        };
+        assert!(matches!(end, FrameError::Closed), "{end}");
+        assert!(
+            matches!(&seen[..], [Request::Lease { count: 7 }, Request::Return { slabs }] if slabs[..] == [SlabId(3)])
+        );
+    }
+
+    #[test]
+    fn a_frame_over_the_limit_is_refused_from_its_header() {
+        let mut frames = Frames::new(&[0xff, 0xff, 0xff, 0x7f][..]);
+        assert!(matches!(frames.read::<Request>(), Err(FrameError::TooLong { len: 0x7fff_ffff })));
+    }
+
+    #[test]
+    fn half_a_frame_trailing_bytes_and_nonsense_are_errors() {
+        let whole = encode_frame(&Request::Renew).unwrap();
+        assert!(matches!(Frames::new(&whole[..4]).read::<Request>(), Err(FrameError::Truncated)));
+        let padded = [2, 0, 0, 0, 2, 0];
+        assert!(matches!(Frames::new(&padded[..]).read::<Request>(), Err(FrameError::Malformed(_))));
+        let unknown = [1, 0, 0, 0, 99];
+        assert!(matches!(Frames::new(&unknown[..]).read::<Request>(), Err(FrameError::Malformed(_))));
+    }
+}

@@ -1,0 +1,72 @@
+//! `annex-access`: one access-pattern run, its result as a line of JSON. See `annex_tests::access`.
+
+use annex_shared::api::parse_bytes;
+use annex_tests::access::{self, Memory, Pattern, floor, ticks};
+use annex_tests::stress::content::PAGE;
+use clap::{Parser, Subcommand};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+/// Touches memory in some pattern and measures each access.
+#[derive(Parser)]
+#[command(version)]
+struct Args {
+    #[command(subcommand)]
+    mode: Mode,
+}
+
+#[derive(Subcommand)]
+enum Mode {
+    /// Touch pages in a pattern.
+    Pattern {
+        pattern: Pattern,
+        #[arg(long, default_value = "512M", value_parser = bytes)]
+        size: u64,
+        #[arg(long, default_value_t = 4.0)]
+        seconds: f64,
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// Page it ourselves, with that much resident: the bare userfaultfd floor.
+        #[arg(long, value_parser = bytes)]
+        floor: Option<u64>,
+    },
+    /// Read the clock until SIGTERM and print the gaps.
+    Ticks {
+        #[arg(long, default_value = "64M", value_parser = bytes)]
+        size: u64,
+    },
+}
+
+fn bytes(text: &str) -> Result<u64, &'static str> {
+    parse_bytes(text).ok_or("give a size such as 512M")
+}
+
+static STOP: AtomicBool = AtomicBool::new(false);
+
+fn main() -> anyhow::Result<()> {
+    match Args::parse().mode {
+        Mode::Pattern { pattern, size, seconds, seed, floor } => {
+            let pages = size as usize / PAGE;
+            let memory = match floor {
+                Some(resident) => floor::memory(pages, resident as usize / PAGE)?,
+                None => Memory::plain(pages)?,
+            };
+            let measured = access::measure(&memory, pattern, Duration::from_secs_f64(seconds), seed)?;
+            println!("{}", serde_json::to_string(&measured)?);
+        }
+        Mode::Ticks { size } => {
+            use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+            extern "C" fn stop(_signal: i32) {
+                STOP.store(true, Relaxed);
+            }
+            let action = SigAction::new(SigHandler::Handler(stop), SaFlags::SA_RESTART, SigSet::empty());
+            // SAFETY: the handler only stores to an atomic.
+            unsafe { sigaction(Signal::SIGTERM, &action)? };
+            let _memory = Memory::plain(size as usize / PAGE)?;
+            eprintln!("ready");
+            let gaps = ticks::watch(|| STOP.load(Relaxed));
+            println!("{}", serde_json::to_string(&gaps)?);
+        }
+    }
+    Ok(())
+}

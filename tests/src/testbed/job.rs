@@ -1,0 +1,213 @@
+//! A program under test: started, watched through the API while it runs, ended at its time limit.
+
+use super::process::Process;
+use super::{Testbed, api};
+use annex_shared::api::AppInfo;
+use nix::sys::signal::Signal;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, ExitStatus};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How often the app is looked at.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// What annexd said about the app while it ran. The counters only grow, so the last look counts.
+#[derive(Clone, Debug, Default)]
+pub struct Seen {
+    pub pages_evicted: u64,
+    pub faults: u64,
+    pub zero_faults: u64,
+    /// The most processes at once.
+    pub processes: usize,
+    pub max_evicted_bytes: u64,
+    pub last: Option<AppInfo>,
+}
+
+impl Seen {
+    fn add(&mut self, app: AppInfo) {
+        self.pages_evicted = self.pages_evicted.max(app.pages_evicted);
+        self.faults = self.faults.max(app.faults.major);
+        self.zero_faults = self.zero_faults.max(app.faults.zero);
+        self.processes = self.processes.max(app.pids.len());
+        self.max_evicted_bytes = self.max_evicted_bytes.max(app.evicted);
+        self.last = Some(app);
+    }
+}
+
+/// How it ended.
+#[derive(Debug)]
+pub struct Outcome {
+    pub name: String,
+    pub status: ExitStatus,
+    pub stdout: String,
+    pub stderr: String,
+    pub seen: Seen,
+    pub took: Duration,
+    /// annexd's log at that moment, for messages.
+    pub daemon_log: String,
+}
+
+impl Outcome {
+    /// It ended with exit code 0.
+    #[track_caller]
+    pub fn succeeded(self) -> Outcome {
+        assert!(self.status.success(), "{} failed: {self}", self.name);
+        self
+    }
+
+    /// It was really paged: at least that many pages went out, and at least that many faults brought some back.
+    #[track_caller]
+    pub fn was_paged(self, evicted: u64, faults: u64) -> Outcome {
+        let Seen { pages_evicted, faults: seen, .. } = self.seen;
+        assert!(
+            pages_evicted >= evicted && seen >= faults,
+            "{} proves nothing: {pages_evicted} pages evicted (wanted {evicted}), {seen} faults (wanted {faults}): {self}",
+            self.name
+        );
+        self
+    }
+
+    /// The exit code, or 128 + the signal as a shell has it.
+    pub fn code(&self) -> i32 {
+        self.status.code().unwrap_or_else(|| 128 + self.status.signal().unwrap_or(0))
+    }
+}
+
+impl std::fmt::Display for Outcome {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Outcome { status, stdout, stderr, seen, took, daemon_log, .. } = self;
+        let tail = |text: &str| text.chars().skip(text.chars().count().saturating_sub(4000)).collect::<String>();
+        write!(
+            f,
+            "{status} after {took:?}\nstdout: {}\nstderr: {}\nseen: {seen:?}\n{daemon_log}",
+            tail(stdout),
+            tail(stderr)
+        )
+    }
+}
+
+pub struct Job {
+    pub name: String,
+    pub process: Process,
+    started: Instant,
+    seen: Arc<Mutex<Seen>>,
+    ended: Arc<AtomicBool>,
+    watcher: Option<JoinHandle<()>>,
+    daemon_err: Box<dyn Fn() -> String + Send>,
+}
+
+impl Job {
+    pub fn start(bed: &Testbed, name: &str, command: Command) -> Job {
+        let process = Process::start(name, command, bed.path());
+        let seen = Arc::new(Mutex::new(Seen::default()));
+        let ended = Arc::new(AtomicBool::new(false));
+        let watcher = std::thread::spawn({
+            let (seen, ended, socket, name) = (seen.clone(), ended.clone(), bed.socket.clone(), name.to_owned());
+            move || watch(&socket, &name, &seen, &ended)
+        });
+        let log = bed.annexd.log_reader();
+        Job {
+            name: name.into(),
+            process,
+            started: Instant::now(),
+            seen,
+            ended,
+            watcher: Some(watcher),
+            daemon_err: Box::new(log),
+        }
+    }
+
+    pub fn pid(&self) -> i32 {
+        self.process.pid()
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        self.process.signal(signal);
+    }
+
+    pub fn seen(&self) -> Seen {
+        self.seen.lock().expect("the watcher does not panic").clone()
+    }
+
+    /// Waits until its standard output or error holds `text`.
+    ///
+    /// # Panics
+    /// When it ends before, or `limit` passes.
+    #[track_caller]
+    pub fn wait_says(&mut self, text: &str, limit: Duration) {
+        let started = Instant::now();
+        loop {
+            let running = self.process.is_running();
+            if self.process.stdout().contains(text) || self.process.stderr().contains(text) {
+                return;
+            }
+            let why = if running { "did not say it in time" } else { "ended without saying it" };
+            let late = started.elapsed() > limit;
+            assert!(running && !late, "{} {why}: {text:?}\n{}{}", self.name, self.process.log(), (self.daemon_err)());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Panics
+    /// When `limit` passes first; it is killed then.
+    #[track_caller]
+    pub fn wait(mut self, limit: Duration) -> Outcome {
+        let status = self.process.wait(limit);
+        let took = self.started.elapsed();
+        self.ended.store(true, Relaxed);
+        let hung = status.is_none().then(|| stacks(self.process.pid()));
+        if hung.is_some() {
+            self.process.kill();
+        }
+        if let Some(watcher) = self.watcher.take() {
+            watcher.join().expect("the watcher does not panic");
+        }
+        let outcome = Outcome {
+            name: self.name.clone(),
+            status: status.unwrap_or(ExitStatus::from_raw(libc::SIGKILL)),
+            stdout: self.process.stdout(),
+            stderr: self.process.stderr(),
+            seen: self.seen(),
+            took,
+            daemon_log: (self.daemon_err)(),
+        };
+        if let Some(stacks) = hung {
+            panic!("{} was not done within {limit:?}: {outcome}\n{stacks}", self.name);
+        }
+        outcome
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        self.ended.store(true, Relaxed);
+    }
+}
+
+fn watch(socket: &Path, name: &str, seen: &Mutex<Seen>, ended: &AtomicBool) {
+    while !ended.load(Relaxed) {
+        if let Ok(apps) = api::fetch::<Vec<AppInfo>>(socket, "/v1/apps")
+            && let Some(app) = apps.into_iter().find(|app| app.name == name)
+            && let Ok(mut seen) = seen.lock()
+        {
+            seen.add(app);
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// Where each thread of a hung process is in the kernel.
+fn stacks(pid: i32) -> String {
+    let mut said = String::from("--- threads of the hung process ---\n");
+    for task in std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
+        let read = |name: &str| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
+        said.push_str(&format!("{:?} {} {}\n{}", task.file_name(), read("comm").trim(), read("wchan"), read("stack")));
+    }
+    said
+}

@@ -1,0 +1,292 @@
+//! Real agents and a real annexd on loopback, for tests, the demo and the benchmarks.
+//!
+//! A [`Testbed`] has a directory of its own on a disk (O_DIRECT needs one), an agent per donor, an annexd that knows them,
+//! and ends all of it when dropped. Machine-wide it is alone: a lock makes test processes take turns, because each wants
+//! the CPUs and the memory for itself.
+//!
+//! - [`bins`]: where the programs are. [`census`]: what a process consists of. [`process`]: children with a time limit that don't outlive the test.
+//! - [`api`]: the control API, asked directly. [`job`]: a program under annex, watched while it runs.
+
+pub mod api;
+pub mod bins;
+pub mod census;
+pub mod job;
+pub mod process;
+
+use annex_shared::api::{AppInfo, DonorState, Status};
+pub use job::{Job, Outcome};
+use process::Process;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// How long programs may take to start or stop.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// One donor: an agent, and how annexd is to reach it.
+#[derive(Clone, Debug)]
+pub struct Donor {
+    pub transport: &'static str,
+    pub capacity: &'static str,
+    /// A plan of faults the fabric is to have.
+    pub faults: Option<String>,
+    /// The agent does not run: the address leads nowhere.
+    pub absent: bool,
+}
+
+impl Donor {
+    pub fn shm() -> Donor {
+        Donor { transport: "shm", capacity: "3G", faults: None, absent: false }
+    }
+
+    pub fn tcp() -> Donor {
+        Donor { transport: "tcp", ..Donor::shm() }
+    }
+
+    pub fn capacity(self, capacity: &'static str) -> Donor {
+        Donor { capacity, ..self }
+    }
+
+    pub fn faults(self, plan: &str) -> Donor {
+        Donor { faults: Some(plan.into()), ..self }
+    }
+
+    pub fn absent(self) -> Donor {
+        Donor { absent: true, ..self }
+    }
+}
+
+pub struct Builder {
+    donors: Vec<Donor>,
+    replicas: u8,
+    daemon_args: Vec<String>,
+    alone: bool,
+}
+
+impl Builder {
+    pub fn donor(mut self, donor: Donor) -> Builder {
+        self.donors.push(donor);
+        self
+    }
+
+    pub fn replicas(mut self, replicas: u8) -> Builder {
+        self.replicas = replicas;
+        self
+    }
+
+    /// One more argument for annexd.
+    pub fn daemon_arg(mut self, arg: impl Into<String>) -> Builder {
+        self.daemon_args.push(arg.into());
+        self
+    }
+
+    /// Starts everything and waits until all donors that run are up.
+    ///
+    /// # Panics
+    /// When something does not start: the message holds its log.
+    pub fn start(self) -> Testbed {
+        let turn = self.alone.then(Turn::take);
+        assert!(nix::unistd::geteuid().is_root(), "the testbed needs root: annexd reaches into other processes");
+        let dir = tempfile::Builder::new()
+            .prefix("annex-testbed-")
+            .tempdir_in(directory())
+            .expect("a directory under the testbed's directory");
+        // Programs that run as ordinary users find their files here.
+        let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(dir.path(), open).expect("the testbed's directory is ours");
+        let mut agents = Vec::new();
+        let mut daemon = Command::new(bins::find("annexd"));
+        let socket = dir.path().join("annexd.sock");
+        daemon.arg("--socket").arg(&socket).args(["--replicas", &self.replicas.to_string()]);
+        for (i, donor) in self.donors.iter().enumerate() {
+            let address = free_address();
+            let name = format!("{}{i}", donor.transport);
+            if !donor.absent {
+                agents.push(start_agent(dir.path(), &name, &address, donor));
+            }
+            let mut spec = format!("{address},transport={},name={name}", donor.transport);
+            if let Some(plan) = &donor.faults {
+                spec.push_str(",faults=");
+                spec.push_str(plan);
+            }
+            daemon.args(["--donor", &spec]);
+        }
+        daemon.args(&self.daemon_args);
+        let annexd = Process::start("annexd", daemon, dir.path());
+        let mut bed = Testbed { annexd, agents, socket, dir, _turn: turn };
+        bed.wait_ready(self.donors.iter().filter(|d| !d.absent).count());
+        bed
+    }
+}
+
+/// The running programs; all end when it is dropped.
+pub struct Testbed {
+    // Dropped in this order: annexd brings its apps back while the agents still run.
+    pub annexd: Process,
+    pub agents: Vec<Process>,
+    pub socket: PathBuf,
+    dir: TempDir,
+    _turn: Option<Turn>,
+}
+
+impl Testbed {
+    /// No donors yet, two replicas.
+    pub fn builder() -> Builder {
+        Builder { donors: Vec::new(), replicas: 2, daemon_args: Vec::new(), alone: true }
+    }
+
+    /// Two donors over shared memory.
+    pub fn shm() -> Testbed {
+        Testbed::builder().donor(Donor::shm()).donor(Donor::shm()).start()
+    }
+
+    /// Two donors over TCP.
+    pub fn tcp() -> Testbed {
+        Testbed::builder().donor(Donor::tcp()).donor(Donor::tcp()).start()
+    }
+
+    /// One of each.
+    pub fn mixed() -> Testbed {
+        Testbed::builder().donor(Donor::tcp()).donor(Donor::shm()).start()
+    }
+
+    /// The testbed's own directory, on a disk.
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// An `annex` command that talks to this annexd.
+    pub fn annex<S: AsRef<OsStr>>(&self, subcommand: &str, args: impl IntoIterator<Item = S>) -> Command {
+        let mut command = Command::new(bins::find("annex"));
+        command.arg(subcommand).arg("--socket").arg(&self.socket).args(args);
+        command
+    }
+
+    /// Runs an `annex` command to its end.
+    pub fn ask<S: AsRef<OsStr>>(&self, subcommand: &str, args: impl IntoIterator<Item = S>) -> Outcome {
+        Job::start(self, "annex", self.annex(subcommand, args)).wait(Duration::from_secs(120))
+    }
+
+    /// Starts `command` under `annex run`; `name` is the app's name.
+    pub fn run(&self, name: &str, local: &str, command: Command) -> Job {
+        Job::start(self, name, self.under_run(name, local, command))
+    }
+
+    /// The `annex run` command line that wraps `command`, environment and directory included.
+    pub fn under_run(&self, name: &str, local: &str, command: Command) -> Command {
+        let mut run = self.annex("run", ["--local", local, "--name", name, "--"]);
+        run.arg(command.get_program()).args(command.get_args());
+        run.envs(command.get_envs().filter_map(|(k, v)| Some((k, v?))));
+        if let Some(dir) = command.get_current_dir() {
+            run.current_dir(dir);
+        }
+        run
+    }
+
+    /// Starts `command` as it is, without annex.
+    pub fn natively(&self, name: &str, command: Command) -> Job {
+        Job::start(self, name, command)
+    }
+
+    pub fn status(&self) -> Status {
+        api::fetch(&self.socket, "/v1/status").expect("annexd answers")
+    }
+
+    /// The app by name, while annexd has it.
+    pub fn app(&self, name: &str) -> Option<AppInfo> {
+        let apps: Vec<AppInfo> = api::fetch(&self.socket, "/v1/apps").ok()?;
+        apps.into_iter().find(|app| app.name == name)
+    }
+
+    /// Waits until `until` holds of the app.
+    ///
+    /// # Panics
+    /// When it does not within `limit`.
+    pub fn wait_app(&self, name: &str, limit: Duration, until: impl Fn(&AppInfo) -> bool) -> AppInfo {
+        let started = Instant::now();
+        let mut last = None;
+        while started.elapsed() < limit {
+            last = self.app(name);
+            if let Some(app) = last.as_ref().filter(|app| until(app)) {
+                return app.clone();
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        panic!("app {name} did not get there within {limit:?}: {last:?}\n{}", self.annexd.log());
+    }
+
+    /// Waits until annexd has no app of that name any more.
+    ///
+    /// # Panics
+    /// When it still has one after 30 s.
+    pub fn wait_gone(&self, name: &str) {
+        wait_for(&format!("app {name} to be gone"), PATIENCE, || self.app(name).is_none());
+    }
+
+    fn wait_ready(&mut self, donors: usize) {
+        let started = Instant::now();
+        loop {
+            let up = api::fetch::<Status>(&self.socket, "/v1/status")
+                .map(|status| status.donors.iter().filter(|d| d.state == DonorState::Up).count());
+            if up.as_ref().is_ok_and(|up| *up >= donors) {
+                return;
+            }
+            assert!(self.annexd.is_running(), "annexd ended at start:\n{}", self.annexd.log());
+            if started.elapsed() > PATIENCE {
+                let agents: String = self.agents.iter().map(Process::log).collect();
+                panic!("annexd has {up:?} of {donors} donors:\n{}\n{agents}", self.annexd.log());
+            }
+            std::thread::sleep(Duration::from_millis(30));
+        }
+    }
+}
+
+/// Polls until `done`.
+///
+/// # Panics
+/// When it is not within `limit`.
+pub fn wait_for(what: &str, limit: Duration, mut done: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !done() {
+        assert!(started.elapsed() < limit, "waited {limit:?} in vain for {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Where testbeds live: `$ANNEX_TEST_DIR`, else `/var/tmp`, which is on a disk.
+pub fn directory() -> PathBuf {
+    std::env::var_os("ANNEX_TEST_DIR").map_or_else(|| "/var/tmp".into(), PathBuf::from)
+}
+
+/// Seconds for each stress: `$ANNEX_STRESS_SECONDS`, else 15.
+pub fn stress_seconds() -> u64 {
+    std::env::var("ANNEX_STRESS_SECONDS").ok().and_then(|s| s.parse().ok()).unwrap_or(15)
+}
+
+fn start_agent(dir: &Path, name: &str, address: &str, donor: &Donor) -> Process {
+    let mut agent = Command::new(bins::find("annex-agent"));
+    agent.args(["--listen", address, "--capacity", donor.capacity, "--name", name]);
+    agent.arg("--shm-socket").arg(dir.join(format!("{name}.sock")));
+    Process::start(name, agent, dir)
+}
+
+/// A loopback address nobody listens on now.
+fn free_address() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    listener.local_addr().expect("bound").to_string()
+}
+
+/// The machine-wide lock.
+struct Turn(#[expect(dead_code, reason = "the lock is the open file")] File);
+
+impl Turn {
+    fn take() -> Turn {
+        let file = File::create(std::env::temp_dir().join("annex-testbed.lock")).expect("the lock file is writable");
+        file.lock().expect("flock works");
+        Turn(file)
+    }
+}

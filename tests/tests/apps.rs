@@ -1,0 +1,212 @@
+//! Real programs, unchanged, on paged memory: each checks itself or is compared with its native run, and each must really
+//! have been paged.
+
+use annex_tests::redis::{self, Client, Values};
+use annex_tests::testbed::{Testbed, bins, wait_for};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn program(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("programs").join(name)
+}
+
+/// A program of the system.
+///
+/// # Panics
+/// When it is not installed: `make setup` installs it.
+fn system(name: &str) -> Command {
+    let path = bins::system(name).unwrap_or_else(|| panic!("{name} is not installed: run `make setup`"));
+    Command::new(path)
+}
+
+#[test]
+fn redis_keeps_every_value_through_a_background_save() {
+    let bed = Testbed::mixed();
+    let values = Values::of_total(192 << 20, 1024);
+    let go_on = |_| Ok(());
+    let job = bed.run("redis", "56M", redis::server(bed.path()));
+    let mut client = Client::connect(bed.path(), values, MINUTE).expect("redis-server starts");
+    client.store(0..values.count, 1, go_on).unwrap();
+    let mut verdict = client.verify(0..values.count / 2, go_on).unwrap();
+    client.command(&["BGSAVE"]).unwrap();
+    let at_save = client.generations();
+    client.store(0..values.count, 8, go_on).unwrap();
+    verdict += client.verify(values.count / 2..values.count, go_on).unwrap();
+    wait_for("BGSAVE", 2 * MINUTE, || client.background_save_done().expect("BGSAVE goes well"));
+    verdict += client.verify(0..values.count, go_on).unwrap();
+    assert_eq!((verdict.wrong, verdict.verified), (0, values.count * 2));
+    // SHUTDOWN closes the connection instead of answering.
+    let _ = client.command(&["SHUTDOWN", "NOSAVE"]);
+    job.wait(MINUTE).succeeded().was_paged(20_000, 10_000);
+
+    // What the forked child saw: another server loads the dump, natively.
+    let other = bed.natively("redis-native", redis::server(bed.path()));
+    let mut client = Client::connect(bed.path(), values, MINUTE).expect("redis-server loads the dump");
+    client.expect(at_save);
+    let verdict = client.verify(0..values.count, go_on).unwrap();
+    assert_eq!((verdict.wrong, verdict.verified), (0, values.count));
+    let _ = client.command(&["SHUTDOWN", "NOSAVE"]);
+    other.wait(MINUTE).succeeded();
+}
+
+#[test]
+fn sort_of_a_file_larger_than_its_limit_is_that_of_a_native_run() {
+    let bed = Testbed::tcp();
+    let file = bed.path().join("lines");
+    let mut text = Vec::new();
+    let mut dice = annex_tests::stress::content::Dice::new(5);
+    while text.len() < 96 << 20 {
+        text.extend_from_slice(format!("{:016x}{:016x} {}\n", dice.roll(), dice.roll(), text.len()).as_bytes());
+    }
+    std::fs::write(&file, &text).unwrap();
+    let sort = |into: &str| {
+        let mut command = system("sort");
+        command.env("LC_ALL", "C").args(["-S", "1G", "--parallel=2", "-o"]).arg(bed.path().join(into)).arg(&file);
+        command
+    };
+    bed.run("sort", "48M", sort("paged")).wait(3 * MINUTE).succeeded().was_paged(10_000, 5_000);
+    bed.natively("sort-native", sort("native")).wait(MINUTE).succeeded();
+    let (paged, native) = (std::fs::read(bed.path().join("paged")), std::fs::read(bed.path().join("native")));
+    assert!(paged.unwrap() == native.unwrap(), "the sorted files differ");
+}
+
+#[test]
+fn python_finds_its_dicts_and_arrays_as_it_left_them() {
+    let bed = Testbed::shm();
+    let mut python = system("python3");
+    python.arg(program("dicts.py")).arg("160");
+    let outcome = bed.run("dicts", "40M", python).wait(3 * MINUTE).succeeded().was_paged(10_000, 5_000);
+    assert!(outcome.stdout.starts_with("checked "), "{outcome}");
+}
+
+#[test]
+fn stress_ng_verifies_its_memory() {
+    let bed = Testbed::mixed();
+    let mut stress = system("stress-ng");
+    stress.args([
+        "--vm",
+        "2",
+        "--vm-bytes",
+        "96M",
+        "--vm-method",
+        "all",
+        "--verify",
+        "--timeout",
+        "15",
+        "--metrics-brief",
+    ]);
+    stress.arg("--temp-path").arg(bed.path());
+    let outcome = bed.run("stress-ng", "64M", stress).wait(3 * MINUTE).succeeded().was_paged(10_000, 2_000);
+    assert!(!outcome.stderr.contains("fail"), "{outcome}");
+}
+
+#[test]
+fn sqlite_in_memory_answers_as_natively() {
+    let bed = Testbed::tcp();
+    let sqlite = || {
+        let mut command = system("sqlite3");
+        // `.read` instead of standard input, which the testbed closes.
+        command.args([":memory:", &format!(".read {}", program("table.sql").display())]);
+        command
+    };
+    let paged = bed.run("sqlite", "64M", sqlite()).wait(4 * MINUTE).succeeded().was_paged(10_000, 5_000);
+    let native = bed.natively("sqlite-native", sqlite()).wait(MINUTE).succeeded();
+    assert_eq!(paged.stdout, native.stdout);
+    assert!(paged.stdout.starts_with("wrong|0\n") && paged.stdout.ends_with("ok\n"), "{paged}");
+}
+
+#[test]
+fn node_finds_its_objects_after_its_garbage_collector_moved_them() {
+    let bed = Testbed::shm();
+    let mut node = system("node");
+    node.args(["--expose-gc", "--max-old-space-size=1024"]).arg(program("objects.js")).arg("96");
+    let outcome = bed.run("node", "96M", node).wait(4 * MINUTE).succeeded().was_paged(10_000, 5_000);
+    assert!(outcome.stdout.starts_with("checked "), "{outcome}");
+}
+
+#[test]
+fn a_shell_script_and_all_it_starts_share_one_limit() {
+    let bed = Testbed::mixed();
+    let work = bed.path().join("work");
+    std::fs::create_dir(&work).unwrap();
+    let mut script = Command::new(program("several.sh"));
+    script.arg(program("")).arg(&work);
+    let outcome = bed.run("several", "96M", script).wait(4 * MINUTE).succeeded().was_paged(10_000, 3_000);
+    assert!(outcome.stdout.ends_with("all done\n"), "{outcome}");
+    assert!(outcome.seen.processes >= 4, "its children belong to the app: {outcome}");
+}
+
+#[test]
+fn a_preforking_server_with_long_lived_workers_serves_and_keeps_what_each_worker_has() {
+    let bed = Testbed::mixed();
+    let mut server = system("python3");
+    server.arg(program("prefork.py")).args(["96", "12"]);
+    let outcome = bed.run("prefork", "64M", server).wait(4 * MINUTE).succeeded().was_paged(10_000, 5_000);
+    assert!(outcome.stdout.contains("checked "), "{outcome}");
+    assert!(outcome.seen.processes >= 5, "the workers belong to the app: {outcome}");
+}
+
+#[test]
+fn a_program_behind_a_strict_seccomp_filter_is_paged_like_any_other() {
+    let bed = Testbed::shm();
+    let mut sealed = Command::new(bins::find("annex-sealed"));
+    sealed.args(["96", "6"]);
+    let outcome = bed.run("sealed", "24M", sealed).wait(2 * MINUTE).succeeded().was_paged(10_000, 5_000);
+    assert_eq!(outcome.stdout, "sealed\nverified\n", "{outcome}");
+}
+
+#[test]
+fn a_program_that_is_sealed_already_can_be_attached() {
+    let bed = Testbed::shm();
+    let mut sealed = Command::new(bins::find("annex-sealed"));
+    sealed.args(["96", "10"]);
+    let mut job = bed.natively("sealed-late", sealed);
+    job.wait_says("sealed", MINUTE);
+    bed.ask("attach", [&job.pid().to_string(), "--name", "sealed-late", "--local", "24M"]).succeeded();
+    let outcome = job.wait(2 * MINUTE).succeeded().was_paged(10_000, 5_000);
+    assert_eq!(outcome.stdout, "sealed\nverified\n", "{outcome}");
+}
+
+/// The workload and `annex` where an ordinary user can run them, and a directory that user may write to.
+fn for_everyone(bed: &Testbed) -> (PathBuf, PathBuf, PathBuf) {
+    let [stress, annex] = ["annex-stress", "annex"].map(|name| {
+        let copy = bed.path().join(name);
+        std::fs::copy(bins::find(name), &copy).unwrap();
+        std::fs::set_permissions(&copy, PermissionsExt::from_mode(0o755)).unwrap();
+        copy
+    });
+    let scratch = bed.path().join("scratch");
+    std::fs::create_dir(&scratch).unwrap();
+    std::fs::set_permissions(&scratch, PermissionsExt::from_mode(0o777)).unwrap();
+    (stress, annex, scratch)
+}
+
+fn as_nobody() -> Command {
+    let mut command = system("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+    command
+}
+
+#[test]
+fn a_program_that_drops_to_an_ordinary_user_is_paged() {
+    let bed = Testbed::shm();
+    let (stress, _, scratch) = for_everyone(&bed);
+    let mut command = as_nobody();
+    command.arg(stress).args(["--size", "128M", "--seconds", "8", "--dir"]).arg(scratch);
+    bed.run("nobody", "32M", command).wait(3 * MINUTE).succeeded().was_paged(5_000, 2_000);
+}
+
+#[test]
+fn an_ordinary_user_runs_annex_for_their_own_program() {
+    let bed = Testbed::mixed();
+    let (stress, annex, scratch) = for_everyone(&bed);
+    let mut command = as_nobody();
+    command.arg(annex).args(["run", "--socket"]).arg(&bed.socket).args(["--name", "own", "--local", "32M", "--"]);
+    command.arg(stress).args(["--size", "128M", "--seconds", "8", "--dir"]).arg(scratch).stdin(Stdio::null());
+    let outcome = bed.natively("own", command).wait(3 * MINUTE).succeeded().was_paged(5_000, 2_000);
+    assert_eq!(outcome.seen.last.expect("it was seen").uid, 65534);
+}

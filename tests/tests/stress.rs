@@ -1,0 +1,93 @@
+//! The self-verifying workload, natively and on paged memory: not one wrong byte, on every fabric, with faults too.
+//!
+//! `ANNEX_STRESS_SECONDS` sets the length of each run.
+
+use annex_tests::testbed::{Donor, Testbed, bins, directory, stress_seconds};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+const MIB: u64 = 1 << 20;
+
+fn stress(size: u64, seed: u64, seconds: u64) -> Command {
+    let mut command = Command::new(bins::find("annex-stress"));
+    command.args(["--size", &size.to_string(), "--seed", &seed.to_string(), "--threads", "4"]);
+    command.args(["--seconds", &seconds.to_string()]).arg("--dir").arg(directory());
+    command
+}
+
+/// Runs everything with a quarter of the set resident and asserts that it was paged.
+fn not_one_wrong_byte(bed: &Testbed, seed: u64) {
+    let size = 256 * MIB;
+    let limit = Duration::from_secs(stress_seconds() * 4 + 120);
+    let outcome = bed.run("stress", "64M", stress(size, seed, stress_seconds())).wait(limit).succeeded();
+    println!("{}{:?}", outcome.stdout, outcome.seen);
+    let summary: serde_json::Value = serde_json::from_str(&outcome.stdout).expect("one line of JSON");
+    assert_eq!(summary["errors"], 0);
+    assert_eq!(summary["direct"], "used", "O_DIRECT must be part of this");
+    assert!(summary["checks"].as_u64() > Some(size / 4096 * 2), "{summary}");
+    assert!(summary["children"].as_u64() > Some(0), "{summary}");
+    outcome.was_paged(10_000, 5_000);
+}
+
+#[test]
+fn no_wrong_byte_over_shm() {
+    not_one_wrong_byte(&Testbed::shm(), 11);
+}
+
+#[test]
+fn no_wrong_byte_over_tcp() {
+    not_one_wrong_byte(&Testbed::tcp(), 12);
+}
+
+#[test]
+fn no_wrong_byte_on_mixed_donors() {
+    not_one_wrong_byte(&Testbed::mixed(), 13);
+}
+
+#[test]
+fn no_wrong_byte_when_the_fabric_fails_corrupts_delays_and_drops() {
+    let faulty = "fail=1/97,drop=1/20011,corrupt=1/1009,delay=1/211:2ms,seed=7";
+    let bed = Testbed::builder().donor(Donor::tcp().faults(faulty)).donor(Donor::shm().faults(faulty)).start();
+    not_one_wrong_byte(&bed, 14);
+    let status = bed.status();
+    let checksum_errors: u64 = status.donors.iter().map(|d| d.checksum_errors).sum();
+    let errors: u64 = status.donors.iter().map(|d| d.errors).sum();
+    assert!(checksum_errors > 0 && errors > 0, "the faults did not happen: {:?}", status.donors);
+}
+
+#[test]
+fn the_workload_passes_natively() {
+    let mut command = stress(64 * MIB, 15, 3);
+    let output = command.output().expect("annex-stress starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// The proof of the proof: bytes that change behind its back make it fail.
+#[test]
+fn the_workload_fails_when_one_page_changes_behind_its_back() {
+    let mut command = stress(32 * MIB, 16, 60);
+    command.args(["--features", "rw,scan"]).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("annex-stress starts");
+    let mut stderr = BufReader::new(child.stderr.take().expect("piped"));
+    let mut said = String::new();
+    stderr.read_line(&mut said).expect("it says when its memory is filled");
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", child.id())).expect("our own child");
+    let ranges = maps.lines().filter(|line| line.contains(" rw-p ")).filter_map(|line| {
+        let (from, to) = line.split_whitespace().next()?.split_once('-')?;
+        Some((u64::from_str_radix(from, 16).ok()?, u64::from_str_radix(to, 16).ok()?))
+    });
+    let (from, to) = ranges.max_by_key(|(from, to)| to - from).expect("the set is mapped");
+    assert!(to - from >= 32 * MIB, "{maps}");
+    let mut memory =
+        std::fs::OpenOptions::new().write(true).open(format!("/proc/{}/mem", child.id())).expect("our own child");
+    // Pages are rewritten all the time, so one overwritten page may be gone before it is read: overwrite many.
+    for page in (from / 4096..to / 4096).step_by(16) {
+        memory.seek(SeekFrom::Start(page * 4096 + 1000)).expect("an address");
+        memory.write_all(b"not what was here").expect("the child's memory is writable");
+    }
+    stderr.read_to_string(&mut said).expect("its messages");
+    let status = child.wait().expect("our own child");
+    assert_eq!(status.code(), Some(1), "{said}");
+    assert!(said.contains("wrong content"), "{said}");
+}
