@@ -10,9 +10,11 @@
 
 use crate::config::{BadConfig, Config, Terms};
 use crate::control::{self, Deadline, HELLO_TIMEOUT};
-use crate::lender::Lender;
+use crate::lender::{Lender, ResumeError};
 use crate::pressure::HostMemory;
 use crate::slab::SlabError;
+use crate::sockets::bind_private;
+use crate::store::{Store, StoreError};
 use crate::targets;
 use annex_shared::api::format_bytes;
 use annex_shared::ids::Incarnation;
@@ -26,7 +28,6 @@ use std::fs;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -62,8 +63,10 @@ pub enum StartError {
     Prefault { spare: u32, capacity: u32, slab: u64 },
     #[error(transparent)]
     Slab(#[from] SlabError),
-    #[error("failed to create the lease board: {0}")]
-    Board(#[source] io::Error),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Resume(#[from] ResumeError),
     #[error("failed to start a thread: {0}")]
     Thread(#[source] io::Error),
 }
@@ -102,7 +105,9 @@ impl Agent {
         let shm_listener = listen_for_shm(&terms)?;
 
         let incarnation = Incarnation(rand::random());
-        let lender = Lender::new(terms, incarnation, shm_listener.is_some()).map_err(StartError::Board)?;
+        // Last of what may fail for want of something: whoever takes what is kept has to make good use of it.
+        let (store, found) = Store::open(terms.keeper.as_deref())?;
+        let lender = Lender::open(terms, incarnation, shm_listener.is_some(), store, found)?;
         stock(&lender, &host)?;
         let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
             .map_err(|e| StartError::Thread(e.into()))?;
@@ -122,7 +127,7 @@ impl Agent {
             warn!("{addr} is open to the network without encryption or authentication, as insecure = true allows");
         }
         info!(
-            "{} lends up to {} slabs of {} on {addr}, incarnation {incarnation}; shm: {}",
+            "{} lends up to {} slabs of {} on {addr}, incarnation {incarnation}; shm: {}; over a restart {} keeps its memory",
             terms.name,
             terms.capacity_slabs,
             format_bytes(terms.slab_size),
@@ -131,6 +136,7 @@ impl Agent {
                 .as_ref()
                 .filter(|_| core.lender.offers_shm())
                 .map_or("off".into(), |p| p.display().to_string()),
+            core.lender.store().what(),
         );
         Ok(agent)
     }
@@ -181,6 +187,8 @@ impl Agent {
         if !self.core.lender.controls().finish_all(LAST_CALL) {
             debug!("some clients did not take their last answers");
         }
+        // For good: nobody is to go on with what is revoked.
+        self.core.lender.forget();
         self.close_connections();
         if let Some(path) = self.shm_socket() {
             // What matters is that no client finds it any more; an error means somebody else removed it.
@@ -190,10 +198,15 @@ impl Agent {
     }
 
     /// Stops at once and without a word, as a power cut would: connections break, leases on the board run out by
-    /// themselves, the Unix socket's file stays behind.
+    /// themselves, the Unix socket's file stays behind. What is in the store stays there for the next agent.
     pub fn kill(mut self) {
         self.stop_threads();
         self.close_connections();
+    }
+
+    /// True if an agent that is started next can go on with this one's leases.
+    pub fn can_hand_over(&self) -> bool {
+        self.core.lender.store().lasts()
     }
 
     /// Stops accepting and cleaning.
@@ -217,6 +230,7 @@ impl Agent {
         core.lender.controls().close_all();
         core.lender.connections().shutdown();
         core.lender.connections().wait_empty(LAST_CALL);
+        core.lender.store().leave();
     }
 
     fn spawn(&mut self, name: &str, run: impl FnOnce(&Arc<Core>) + Send + 'static) -> Result<(), StartError> {
@@ -256,10 +270,11 @@ fn raise_limits() {
 fn stock(lender: &Lender, host: &HostMemory) -> Result<(), StartError> {
     let terms = lender.terms();
     let spare = host.room(terms.slab_size, terms.headroom, terms.hugepages).slabs;
-    if terms.prefault && spare < terms.capacity_slabs {
+    // What was taken over has its memory.
+    if terms.prefault && spare < terms.capacity_slabs.saturating_sub(lender.lent()) {
         return Err(StartError::Prefault { spare, capacity: terms.capacity_slabs, slab: terms.slab_size });
     }
-    if spare == 0 {
+    if spare == 0 && lender.lent() == 0 {
         warn!("this host can spare no memory now; slabs are lent once it can");
     }
     Ok(lender.stock(if terms.prefault { terms.capacity_slabs } else { spare.min(1) })?)
@@ -279,33 +294,6 @@ fn listen_for_shm(terms: &Terms) -> Result<Option<UnixListener>, StartError> {
         }
         Err(source) => Err(StartError::ShmSocket { path: path.clone(), source }),
     }
-}
-
-/// Binds a socket that only this user can connect to. A socket that nobody listens on any more is replaced.
-fn bind_private(path: &Path) -> io::Result<UnixListener> {
-    if let Some(folder) = path.parent().filter(|f| !f.as_os_str().is_empty()) {
-        fs::create_dir_all(folder)?;
-    }
-    match UnixStream::connect(path) {
-        Ok(_) => return Err(io::Error::new(io::ErrorKind::AddrInUse, "another program listens on it")),
-        Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path)?,
-        Err(_) => {}
-    }
-    // Bound under another name and renamed, so that it is never there with wider permissions.
-    let mut hidden = path.as_os_str().to_owned();
-    hidden.push(format!(".{}", std::process::id()));
-    let hidden = PathBuf::from(hidden);
-    // Left by a process of the same number that died here.
-    let _ = fs::remove_file(&hidden);
-    let bound = UnixListener::bind(&hidden).and_then(|listener| {
-        fs::set_permissions(&hidden, fs::Permissions::from_mode(0o600))?;
-        listener.set_nonblocking(true)?;
-        fs::rename(&hidden, path)?;
-        Ok(listener)
-    });
-    bound.inspect_err(|_| {
-        let _ = fs::remove_file(&hidden);
-    })
 }
 
 /// Accepts until the agent stops.

@@ -45,6 +45,8 @@ pub struct Config {
     pub grace: TimeSpan,
     /// Unix socket over which clients on this host map slabs; empty = none.
     pub shm_socket: PathBuf,
+    /// Unix socket of the process that holds the agent's memory while the agent is restarted; empty = none. systemd does that by itself.
+    pub keeper: PathBuf,
     /// Connections served at once, of all kinds.
     pub max_connections: u32,
     /// Failure-domain labels, such as `rack = "r7"`.
@@ -67,6 +69,7 @@ impl Default for Config {
             lease_ttl: TimeSpan(Duration::from_secs(10)),
             grace: TimeSpan(Duration::from_secs(2)),
             shm_socket: PathBuf::from(SHM_SOCKET),
+            keeper: PathBuf::new(),
             max_connections: 1024,
             labels: BTreeMap::new(),
         }
@@ -146,6 +149,8 @@ pub struct Terms {
     pub shm_socket: Option<PathBuf>,
     /// True if the socket's path is the default one: that it can't be had is then a warning only.
     pub shm_is_default: bool,
+    /// `None`: systemd keeps the memory, or nobody does.
+    pub keeper: Option<PathBuf>,
     pub max_connections: usize,
     pub labels: BTreeMap<String, String>,
 }
@@ -207,6 +212,7 @@ impl Config {
             grace: self.grace.0,
             shm_is_default: self.shm_socket == Path::new(SHM_SOCKET),
             shm_socket: (!self.shm_socket.as_os_str().is_empty()).then_some(self.shm_socket),
+            keeper: (!self.keeper.as_os_str().is_empty()).then_some(self.keeper),
             max_connections: self.max_connections as usize,
             labels: self.labels,
         })

@@ -249,8 +249,13 @@ impl Session<'_> {
         let shm_socket = terms.shm_socket.as_ref().filter(|_| is_same_host && self.lender.offers_shm());
         let machine = Machine { host, boot_id };
         let from = format!("{:?}", machine.host);
-        let Greeting { session, held } = self.lender.hello(client, machine, self.id)?;
-        info!("client {client} on {from} said hello; it holds {} slabs", held.len());
+        let Greeting { session, held, resumed, .. } = self.lender.hello(client, machine, self.id)?;
+        match resumed {
+            Some(earlier) => {
+                info!("client {client} on {from} said hello; its {} slabs of {earlier} go on", held.len())
+            }
+            None => info!("client {client} on {from} said hello; it holds {} slabs", held.len()),
+        }
         let welcome = Welcome {
             version: VERSION as u16,
             name: terms.name.clone(),
@@ -263,6 +268,7 @@ impl Session<'_> {
             labels: terms.labels.clone(),
             shm_socket: shm_socket.map(|p| p.display().to_string()),
             held,
+            resumed,
         };
         Ok((client, welcome))
     }

@@ -4,6 +4,7 @@
 //! - [`slab`]: one slab's memory.
 //! - [`lease`]: who holds which slab until when; pure.
 //! - [`lender`]: the lease book joined to slabs, keys and the lease board.
+//! - [`store`]: what of it outlives the agent, and where.
 //! - [`pressure`]: what the host can spare.
 //! - [`control`]: control connections.
 //! - [`targets`]: data connections.
@@ -14,10 +15,13 @@
 pub mod agent;
 pub mod config;
 pub mod control;
+pub mod crash;
 pub mod lease;
 pub mod lender;
 pub mod pressure;
 pub mod slab;
+pub mod sockets;
+pub mod store;
 pub mod targets;
 
 pub use agent::{Agent, StartError};

@@ -1,7 +1,7 @@
 //! The annex-agent program: flags, process set-up, signals.
 
 use annex_agent::config::Hugepages;
-use annex_agent::{Agent, Config};
+use annex_agent::{Agent, Config, crash, store};
 use annex_shared::config::{ByteSize, TimeSpan};
 use anyhow::Context;
 use clap::builder::{OsStringValueParser, TypedValueParser};
@@ -27,12 +27,21 @@ struct Flags {
     /// What to log: error, warn, info, debug, trace, or a filter such as `annex_agent=debug`
     #[arg(long, default_value = "info", value_name = "LEVEL")]
     log: String,
+    /// For tests: die at PLACE, on the N-th pass
+    #[arg(long, hide = true, value_name = "PLACE[:N]")]
+    die_at: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Say whether a configuration file would work on this machine, and exit
     CheckConfig { file: PathBuf },
+    /// Hold the memory of an agent that is run without systemd while it is restarted (the agent starts this by itself)
+    #[command(name = store::keeper::SUBCOMMAND)]
+    Keeper {
+        /// Where the agent looks for it: the `keeper` of its configuration
+        socket: PathBuf,
+    },
 }
 
 /// Each overrides the configuration file's key of the same name.
@@ -80,6 +89,9 @@ struct Settings {
     /// Unix socket for clients on this host; "" for none [default: /run/annex/agent.sock]
     #[arg(long, value_name = "PATH", value_parser = OsStringValueParser::new().map(PathBuf::from))]
     shm_socket: Option<PathBuf>,
+    /// Unix socket of a process that holds the memory while the agent is restarted, where there is no systemd; "" for none
+    #[arg(long, value_name = "PATH", value_parser = OsStringValueParser::new().map(PathBuf::from))]
+    keeper: Option<PathBuf>,
     /// Connections served at once [default: 1024]
     #[arg(long, value_name = "COUNT")]
     max_connections: Option<u32>,
@@ -114,6 +126,7 @@ impl Settings {
         config.lease_ttl = self.lease_ttl.unwrap_or(config.lease_ttl);
         config.grace = self.grace.unwrap_or(config.grace);
         config.shm_socket = self.shm_socket.unwrap_or(config.shm_socket);
+        config.keeper = self.keeper.unwrap_or(config.keeper);
         config.max_connections = self.max_connections.unwrap_or(config.max_connections);
         Ok(config)
     }
@@ -137,15 +150,26 @@ fn run(flags: Flags) -> anyhow::Result<()> {
         Some(_) => log.with_ansi(false).without_time().init(),
         None => log.with_ansi(std::io::stderr().is_terminal()).init(),
     }
-    if let Some(Command::CheckConfig { file }) = flags.command {
-        annex_agent::agent::check(Config::load(&file).map_err(told)?).map_err(told)?;
-        println!("{}: good", file.display());
-        return Ok(());
+    match flags.command {
+        Some(Command::CheckConfig { file }) => {
+            annex_agent::agent::check(Config::load(&file).map_err(told)?).map_err(told)?;
+            println!("{}: good", file.display());
+            return Ok(());
+        }
+        Some(Command::Keeper { socket }) => {
+            return store::keeper::run(&socket)
+                .with_context(|| format!("the keeper at {} could not go on", socket.display()));
+        }
+        None => {}
+    }
+    if let Some(place) = &flags.die_at {
+        let (place, pass) = place.split_once(':').unwrap_or((place, "1"));
+        anyhow::ensure!(crash::at(place, pass.parse()?), "there is no place '{place}'; known: {:?}", crash::PLACES);
     }
     let config = flags.set.over_file()?;
 
     // Before any thread starts, so that all inherit it and the signals come to the wait below.
-    let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
+    let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGUSR2]);
     signals.thread_block().context("failed to block signals")?;
     let agent = Agent::start(config).map_err(told)?;
     stay_in_memory();
@@ -156,6 +180,10 @@ fn run(flags: Flags) -> anyhow::Result<()> {
     notify(&[NotifyState::Stopping]);
     // A second signal ends it at once.
     signals.thread_unblock().context("failed to unblock signals")?;
+    if signal == Signal::SIGUSR2 && agent.can_hand_over() {
+        info!("stopped; the leases wait for the next agent");
+        return Ok(());
+    }
     agent.shutdown();
     info!("stopped");
     Ok(())

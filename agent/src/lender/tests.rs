@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::config::Config;
+use crate::config::Hugepages;
 use annex_shared::config::{ByteSize, TimeSpan};
 use nix::sys::stat::fstat;
 use std::path::PathBuf;
@@ -29,7 +30,7 @@ impl Rig {
         };
         change(&mut config);
         let terms = config.resolve(&HostMemory::now().unwrap(), "here").unwrap();
-        let lender = Arc::new(Lender::new(terms, Incarnation(7), true).unwrap());
+        let lender = Arc::new(Lender::open(terms, Incarnation(7), true, Store::none(), Found::new()).unwrap());
         let janitor = thread::spawn({
             let lender = lender.clone();
             move || lender.clean_up()

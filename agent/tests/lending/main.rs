@@ -5,3 +5,5 @@ mod client;
 mod ending;
 mod leases;
 mod program;
+mod restart;
+mod takeover;

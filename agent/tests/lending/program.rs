@@ -8,38 +8,50 @@ use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpListener};
 use std::process::{Child, Command, Output, Stdio};
 
-fn program() -> Command {
+pub fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_annex-agent"));
-    command.args(["--shm-socket", ""]).stdin(Stdio::null());
+    command.stdin(Stdio::null());
     command
 }
 
 /// Runs it to its end, which must be a failure; its last words.
 fn fails(args: &[&str]) -> String {
-    let Output { status, stderr, .. } = program().args(args).output().unwrap();
+    let Output { status, stderr, .. } = program().args(["--shm-socket", ""]).args(args).output().unwrap();
     assert_eq!(status.code(), Some(1));
     let text = String::from_utf8(stderr).unwrap();
     text.lines().last().unwrap().strip_prefix("annex-agent: ").unwrap().to_owned()
 }
 
 /// A running agent, killed when dropped.
-struct Running {
-    child: Child,
-    addr: SocketAddr,
+pub struct Running {
+    pub child: Child,
+    pub addr: SocketAddr,
 }
 
 impl Running {
-    fn start(args: &[&str]) -> Running {
-        let mut child = program().args(args).args(["--listen", "127.0.0.1:0"]).stderr(Stdio::piped()).spawn().unwrap();
+    pub fn start(args: &[&str]) -> Running {
+        Running::of(program().args(["--shm-socket", ""]).args(args))
+    }
+
+    pub fn of(command: &mut Command) -> Running {
+        let mut child = command.args(["--listen", "127.0.0.1:0"]).stderr(Stdio::piped()).spawn().unwrap();
         let mut log = BufReader::new(child.stderr.take().unwrap()).lines();
-        let line = log.find(|l| l.as_ref().unwrap().contains(" lends up to ")).unwrap().unwrap();
+        let mut said = Vec::new();
+        let line =
+            log.by_ref().map(Result::unwrap).inspect(|l| said.push(l.clone())).find(|l| l.contains(" lends up to "));
+        let line = line.unwrap_or_else(|| panic!("it did not start: {said:#?}"));
         let addr = line.split(" on ").nth(1).unwrap().split(',').next().unwrap().parse().unwrap();
         std::thread::spawn(move || log.for_each(drop));
         Running { child, addr }
     }
 
-    fn pid(&self) -> Pid {
+    pub fn pid(&self) -> Pid {
         Pid::from_raw(self.child.id() as i32)
+    }
+
+    pub fn kill(mut self) {
+        kill(self.pid(), Signal::SIGKILL).unwrap();
+        self.child.wait().unwrap();
     }
 
     fn locked_kb(&self) -> u64 {

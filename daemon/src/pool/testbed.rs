@@ -181,6 +181,7 @@ impl Dialer for Donors {
             labels: BTreeMap::new(),
             shm_socket: None,
             held: state.slabs.iter().map(|(slab, (rkey, _))| Lease { slab: *slab, rkey: *rkey }).collect(),
+            resumed: None,
         };
         let epoch = state.epoch;
         drop(state);
