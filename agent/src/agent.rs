@@ -91,7 +91,7 @@ pub struct Agent {
 impl Agent {
     /// Starts an agent. It serves when this returns.
     pub fn start(config: Config) -> Result<Agent, StartError> {
-        let host = HostMemory::now().map_err(|source| StartError::Host { what: "memory", source })?;
+        let host = config.host.memory().map_err(|source| StartError::Host { what: "memory", source })?;
         let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id")
             .map_err(|source| StartError::Host { what: "boot id", source })?;
         let terms = config.resolve(&host, &host_name()?)?;

@@ -3,7 +3,7 @@
 //! [`Config`] is as written. [`Config::resolve`] holds it against the machine and gives [`Terms`], in which every number is
 //! checked and final; the rest of the agent knows only those.
 
-use crate::pressure::HostMemory;
+use crate::pressure::{Host, HostMemory};
 use annex_shared::api::format_bytes;
 use annex_shared::config::{ByteSize, ConfigError, TimeSpan};
 use annex_shared::wire::AGENT_PORT;
@@ -41,6 +41,8 @@ pub struct Config {
     pub spare_slabs: u32,
     /// A lease that its client does not renew for this long is over.
     pub lease_ttl: TimeSpan,
+    /// How long clients get to move their pages elsewhere when this host needs a slab back.
+    pub recall_deadline: TimeSpan,
     /// How long clients get to bring their pages home when the agent stops.
     pub grace: TimeSpan,
     /// Unix socket over which clients on this host map slabs; empty = none.
@@ -51,6 +53,9 @@ pub struct Config {
     pub max_connections: u32,
     /// Failure-domain labels, such as `rack = "r7"`.
     pub labels: BTreeMap<String, String>,
+    /// Where this host's memory is looked at; tests look elsewhere.
+    #[serde(skip)]
+    pub host: Host,
 }
 
 impl Default for Config {
@@ -67,11 +72,13 @@ impl Default for Config {
             prefault: false,
             spare_slabs: 4,
             lease_ttl: TimeSpan(Duration::from_secs(10)),
+            recall_deadline: TimeSpan(Duration::from_secs(30)),
             grace: TimeSpan(Duration::from_secs(2)),
             shm_socket: PathBuf::from(SHM_SOCKET),
             keeper: PathBuf::new(),
             max_connections: 1024,
             labels: BTreeMap::new(),
+            host: Host::default(),
         }
     }
 }
@@ -119,6 +126,8 @@ pub enum BadConfig {
     SlabSize { size: u64, unit: u64 },
     #[error("lease_ttl {0} is out of range: 100ms to 1h")]
     LeaseTtl(TimeSpan),
+    #[error("recall_deadline {0} is out of range: 100ms to 1h")]
+    RecallDeadline(TimeSpan),
     #[error("max_connections is 0: no client could connect")]
     NoConnections,
     #[error(
@@ -144,6 +153,7 @@ pub struct Terms {
     /// Free slabs that keep their memory.
     pub keep_slabs: u32,
     pub lease_ttl: Duration,
+    pub recall_deadline: Duration,
     pub grace: Duration,
     /// `None`: shm is not offered.
     pub shm_socket: Option<PathBuf>,
@@ -153,6 +163,7 @@ pub struct Terms {
     pub keeper: Option<PathBuf>,
     pub max_connections: usize,
     pub labels: BTreeMap<String, String>,
+    pub host: Host,
 }
 
 impl Config {
@@ -185,6 +196,9 @@ impl Config {
         if !(Duration::from_millis(100)..=Duration::from_secs(3600)).contains(&self.lease_ttl.0) {
             return Err(BadConfig::LeaseTtl(self.lease_ttl));
         }
+        if !(Duration::from_millis(100)..=Duration::from_secs(3600)).contains(&self.recall_deadline.0) {
+            return Err(BadConfig::RecallDeadline(self.recall_deadline));
+        }
         if self.max_connections == 0 {
             return Err(BadConfig::NoConnections);
         }
@@ -209,12 +223,14 @@ impl Config {
             prefault: self.prefault,
             keep_slabs: if self.prefault { capacity_slabs } else { self.spare_slabs },
             lease_ttl: self.lease_ttl.0,
+            recall_deadline: self.recall_deadline.0,
             grace: self.grace.0,
             shm_is_default: self.shm_socket == Path::new(SHM_SOCKET),
             shm_socket: (!self.shm_socket.as_os_str().is_empty()).then_some(self.shm_socket),
             keeper: (!self.keeper.as_os_str().is_empty()).then_some(self.keeper),
             max_connections: self.max_connections as usize,
             labels: self.labels,
+            host: self.host,
         })
     }
 }

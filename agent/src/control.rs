@@ -101,6 +101,15 @@ impl Controls {
         }
     }
 
+    /// Tells one client, if it has been welcomed and is still there.
+    pub fn tell(&self, connection: ConnectionId, event: &Event) {
+        let Ok(frame) = encode_frame(event) else { return };
+        let link = self.lock().links.get(&connection).cloned();
+        if let Some(link) = link.filter(|l| l.is_welcome.load(Ordering::SeqCst)) {
+            link.send_or_close(&frame);
+        }
+    }
+
     pub fn close(&self, connection: ConnectionId) {
         if let Some(link) = self.lock().links.get(&connection) {
             link.close();
@@ -222,6 +231,11 @@ impl Session<'_> {
             true => self.link.send(&self.closing()).map_err(ControlError::Frame),
             false => Ok(()),
         };
+        // The same goes for what is wanted back.
+        let outcome = outcome.and_then(|()| {
+            let mut recalls = self.lender.recalls(client).into_iter();
+            recalls.try_for_each(|recall| self.link.send(&recall)).map_err(ControlError::Frame)
+        });
         let outcome = outcome.and_then(|()| self.answer_all(client, opening.onto(stream)));
         self.lender.disconnected(client, self.id);
         outcome

@@ -18,6 +18,9 @@
 //!   stay, until the client's claim ends.
 //! - The same client id from another machine (host name and boot id) is refused while the first one's deadline is ahead: two
 //!   machines with a cloned id would otherwise write into each other's slabs. A machine that crashed and rebooted waits out its TTL.
+//! - A lease can be recalled: who has not returned the slab by the recall's deadline loses it, renewed or not. A recalled slab's memory goes back to the
+//!   host. Recalls are not saved: a restarted agent that still wants memory asks again.
+//! - While the donor is being drained nothing is lent, and all that is lent is recalled.
 //! - A restarted agent makes its book with [`Book::resume`]: every saved lease goes on, under a new key and for one TTL from now, however long the
 //!   agent was away. A claim remembers the last incarnation in which its client took part (said anything after its hello); until it takes
 //!   part in this one, each of its hellos is told that one, so that a lost welcome loses nothing.
@@ -26,8 +29,9 @@ use crate::pressure::Room;
 use annex_shared::ids::{ClientId, Incarnation, Rkey, SessionKey, SlabId};
 use annex_shared::preamble::{AdmitError, Proof};
 use annex_shared::wire::{Lease, Refusal};
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
+mod recalls;
 mod words;
 
 pub use words::{
@@ -104,7 +108,10 @@ pub struct Book {
     tally: Tally,
     claims: HashMap<ClientId, Claim>,
     keys: HashSet<Rkey>,
+    /// Lent slabs that are wanted back, and by when.
+    recalls: BTreeMap<SlabId, Moment>,
     closing: bool,
+    draining: bool,
     draw: Box<dyn FnMut() -> u64 + Send>,
     actions: Vec<Action>,
 }
@@ -119,7 +126,9 @@ impl Book {
             tally: Tally { vacant: limits.capacity, ..Tally::default() },
             claims: HashMap::new(),
             keys: HashSet::new(),
+            recalls: BTreeMap::new(),
             closing: false,
+            draining: false,
             draw,
             actions: Vec::new(),
         }
@@ -230,6 +239,9 @@ impl Book {
         if self.closing {
             return Err(LeaseError::Refused(Refusal::Closing));
         }
+        if self.draining {
+            return Err(LeaseError::Refused(Refusal::Draining));
+        }
         if count == 0 {
             return Err(LeaseError::Refused(Refusal::Malformed("a lease of no slabs".to_owned())));
         }
@@ -277,8 +289,9 @@ impl Book {
             return None;
         }
         self.set(slab, Place::Spare);
-        if self.closing || self.current(client, connection).is_err() {
-            self.trim(if self.closing { 0 } else { self.limits.keep });
+        let is_over = self.closing || self.draining;
+        if is_over || self.current(client, connection).is_err() {
+            self.trim(if is_over { 0 } else { self.limits.keep });
             return None;
         }
         self.extend(client, now);
@@ -338,6 +351,7 @@ impl Book {
 
     /// Ends what has expired.
     pub fn tick(&mut self, now: Moment) {
+        self.revoke_overdue(now);
         let expired: Vec<ClientId> =
             self.claims.iter().filter(|(_, c)| c.deadline <= now).map(|(client, _)| *client).collect();
         for client in expired {
@@ -358,7 +372,7 @@ impl Book {
     /// When [`Book::tick`] has something to do next.
     pub fn next_deadline(&self) -> Option<Moment> {
         let pending = self.claims.values().filter(|c| !c.held.is_empty() || c.connection.is_none());
-        pending.map(|c| c.deadline).min()
+        pending.map(|c| c.deadline).chain(self.recalls.values().copied()).min()
     }
 
     /// Gives the memory of all spare slabs but `keep` back to the host.
@@ -403,7 +417,7 @@ impl Book {
 
     /// Slabs that could be lent to somebody now.
     pub fn free(&self, room: Room) -> u32 {
-        if self.closing {
+        if self.closing || self.draining {
             return 0;
         }
         self.tally.spare + self.tally.vacant.min(self.unspoken(room))
@@ -481,9 +495,9 @@ impl Book {
             claim.held.remove(&slab);
         }
         self.keys.remove(&rkey);
-        let keep = !self.closing
-            && slab.0 < self.limits.capacity
-            && self.tally.spare + self.tally.cleaning_kept < self.limits.keep;
+        let is_recalled = self.recalls.remove(&slab).is_some();
+        let may_keep = !self.closing && !self.draining && !is_recalled && slab.0 < self.limits.capacity;
+        let keep = may_keep && self.tally.spare + self.tally.cleaning_kept < self.limits.keep;
         self.set(slab, Place::Cleaning { keep });
         self.actions.push(Action::Close { slab, rkey, keep });
     }

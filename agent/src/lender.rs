@@ -24,7 +24,8 @@ use crate::config::Terms;
 use crate::control::Controls;
 use crate::crash;
 use crate::lease::{Action, Book, ConnectionId, Grant, Greeting, LeaseError, Limits, Machine, Moment, Superseded};
-use crate::pressure::{HostMemory, Room};
+use crate::pressure::Room;
+use crate::recall::{self, Candidate, Verdict, Watch};
 use crate::slab::SlabError;
 use crate::store::saved::{LeaseState, SavedMemory};
 use crate::store::{BOARD, Found, LEASES, Store};
@@ -33,7 +34,7 @@ use annex_shared::fabric::ErrorKind;
 use annex_shared::fabric::shm::{Board, monotonic_ns};
 use annex_shared::ids::{ClientId, Incarnation, RemoteAddr, Rkey, SlabId};
 use annex_shared::preamble::{AdmitError, Proof};
-use annex_shared::wire::{Lease, Refusal};
+use annex_shared::wire::{Event, Lease, Refusal};
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,6 +43,7 @@ use std::time::{Duration, Instant};
 use tracing::{debug, error, info, warn};
 
 mod memory;
+mod pressed;
 mod resume;
 
 use memory::{Chore, Slot};
@@ -53,12 +55,15 @@ const CLEANING_PATIENCE: Duration = Duration::from_secs(1);
 /// How long a lease request makes new memory before it is answered with what there is; the client asks again.
 const FILL_BUDGET: Duration = Duration::from_millis(500);
 
-/// How often the janitor looks whether the host needs the memory of spare slabs back.
-const PRESSURE_PERIOD: Duration = Duration::from_secs(5);
+/// How often the janitor looks whether the host needs memory back.
+const PRESSURE_PERIOD: Duration = Duration::from_secs(1);
 
 struct Books {
     book: Book,
     chores: VecDeque<Chore>,
+    /// What clients are to be told; not under the lock, since one may be slow to listen.
+    notices: VecDeque<(ConnectionId, Event)>,
+    watch: Watch,
     is_stopping: bool,
 }
 
@@ -100,7 +105,13 @@ impl Lender {
         let book = Book::resume(limits, incarnation, Box::new(rand::random), inherited.saved, now);
         let lender = Lender {
             incarnation,
-            books: Mutex::new(Books { book, chores: VecDeque::new(), is_stopping: false }),
+            books: Mutex::new(Books {
+                book,
+                chores: VecDeque::new(),
+                notices: VecDeque::new(),
+                watch: Watch::new(terms.headroom, terms.slab_size),
+                is_stopping: false,
+            }),
             changed: Condvar::new(),
             slots: (0..inherited.slots).map(|_| Slot::default()).collect(),
             keys: RwLock::new(HashMap::with_capacity(terms.capacity_slabs as usize)),
@@ -266,6 +277,12 @@ impl Lender {
         let mut next_look = Instant::now() + PRESSURE_PERIOD;
         let mut books = self.lock();
         while !books.is_stopping {
+            if let Some((connection, event)) = books.notices.pop_front() {
+                drop(books);
+                self.controls.tell(connection, &event);
+                books = self.lock();
+                continue;
+            }
             if let Some(chore) = books.chores.pop_front() {
                 drop(books);
                 let has_memory = self.clean(chore);
@@ -281,8 +298,7 @@ impl Lender {
                 books = self.lock();
                 continue;
             }
-            let may_trim = books.book.spare() > 0 && !self.terms.prefault;
-            let until_look = may_trim.then(|| next_look.saturating_duration_since(Instant::now()));
+            let until_look = self.must_look(&books).then(|| next_look.saturating_duration_since(Instant::now()));
             if until_look.is_some_and(|d| d.is_zero()) {
                 drop(books);
                 self.relieve_pressure();
@@ -298,42 +314,27 @@ impl Lender {
         }
     }
 
-    fn relieve_pressure(&self) {
-        if HostMemory::now().is_ok_and(|host| host.available < self.terms.headroom) {
-            info!("the host is short of memory: giving free slabs back to it");
-            self.with_book(|book, _| book.trim(0));
-        }
-    }
-
-    fn room(&self) -> Room {
-        match HostMemory::now() {
-            Ok(host) => host.room(self.terms.slab_size, self.terms.headroom, self.terms.hugepages),
-            Err(e) => {
-                error!("failed to see how much memory is free, so no new slab is lent: {e}");
-                Room { slabs: 0, available_mib: 0, headroom_mib: self.terms.headroom >> 20 }
-            }
-        }
-    }
-
     /// Brings an event before the book and carries out what follows from it.
     fn with_book<T>(&self, event: impl FnOnce(&mut Book, Moment) -> T) -> T {
         let mut books = self.lock();
         let answer = event(&mut books.book, Moment(monotonic_ns()));
         for action in books.book.take_actions() {
-            self.carry_out(action, &mut books.chores);
+            self.carry_out(action, &mut books);
         }
         drop(books);
         self.changed.notify_all();
         answer
     }
 
-    fn carry_out(&self, action: Action, chores: &mut VecDeque<Chore>) {
+    fn carry_out(&self, action: Action, books: &mut Books) {
         match action {
             Action::Open { slab, client, rkey, until } => {
                 let slot = self.slot(slab);
                 self.save(slab, client);
                 crash::point("lease-saved");
                 slot.client.store(client.0, Ordering::Relaxed);
+                slot.leased.store(monotonic_ns(), Ordering::Relaxed);
+                slot.used.store(monotonic_ns(), Ordering::Relaxed);
                 slot.rkey.store(rkey.0, Ordering::Relaxed);
                 slot.until.store(until.0, Ordering::Release);
                 self.keys.write().unwrap_or_else(PoisonError::into_inner).insert(rkey, slab);
@@ -360,10 +361,18 @@ impl Lender {
                 // Before a byte of it is changed.
                 self.state.end(slab);
                 crash::point("lease-ended");
-                chores.push_back(Chore { slab, keep });
+                books.chores.push_back(Chore { slab, keep });
                 debug!("{slab} is no longer lent");
             }
-            Action::Trim { slab } => chores.push_back(Chore { slab, keep: false }),
+            Action::Trim { slab } => books.chores.push_back(Chore { slab, keep: false }),
+            Action::Recall { connection, slabs, until } => {
+                let deadline_ms = Moment(monotonic_ns()).until(until).as_millis() as u64;
+                debug!("{slabs:?} are wanted back within {deadline_ms} ms");
+                books.notices.push_back((connection, Event::Recall { slabs, deadline_ms }));
+            }
+            Action::Revoke { client, slabs } => {
+                warn!("client {client} did not return {slabs} slabs in time: they are revoked")
+            }
             Action::Lapse { client, slabs } => warn!(
                 "client {client} renewed nothing for {} ms: its {slabs} slabs are taken back",
                 self.terms.lease_ttl.as_millis()

@@ -6,6 +6,7 @@
 //! - [`lender`]: the lease book joined to slabs, keys and the lease board.
 //! - [`store`]: what of it outlives the agent, and where.
 //! - [`pressure`]: what the host can spare.
+//! - [`recall`]: when it wants memory back, and whose; pure.
 //! - [`control`]: control connections.
 //! - [`targets`]: data connections.
 //! - [`agent`]: sockets and threads around all that.
@@ -19,6 +20,7 @@ pub mod crash;
 pub mod lease;
 pub mod lender;
 pub mod pressure;
+pub mod recall;
 pub mod slab;
 pub mod sockets;
 pub mod store;

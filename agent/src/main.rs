@@ -83,6 +83,9 @@ struct Settings {
     /// A lease that is not renewed for this long is over [default: 10s]
     #[arg(long, value_name = "TIME")]
     lease_ttl: Option<TimeSpan>,
+    /// How long clients get to move their pages when this host needs memory back [default: 30s]
+    #[arg(long, value_name = "TIME")]
+    recall_deadline: Option<TimeSpan>,
     /// How long clients get to bring their pages home when the agent stops [default: 2s]
     #[arg(long, value_name = "TIME")]
     grace: Option<TimeSpan>,
@@ -124,6 +127,7 @@ impl Settings {
         config.hugepages = self.hugepages.unwrap_or(config.hugepages);
         config.spare_slabs = self.spare_slabs.unwrap_or(config.spare_slabs);
         config.lease_ttl = self.lease_ttl.unwrap_or(config.lease_ttl);
+        config.recall_deadline = self.recall_deadline.unwrap_or(config.recall_deadline);
         config.grace = self.grace.unwrap_or(config.grace);
         config.shm_socket = self.shm_socket.unwrap_or(config.shm_socket);
         config.keeper = self.keeper.unwrap_or(config.keeper);

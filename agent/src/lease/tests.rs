@@ -330,6 +330,72 @@ fn claims_without_leases_and_leases_without_claims_are_not_taken_over() {
     assert_eq!((book.lent(), book.free(PLENTY)), (0, 2));
 }
 
+fn recalls(actions: &[Action]) -> Vec<(ConnectionId, Vec<SlabId>, Moment)> {
+    let recall = |a: &Action| match a {
+        Action::Recall { connection, slabs, until } => Some((*connection, slabs.clone(), *until)),
+        _ => None,
+    };
+    actions.iter().filter_map(recall).collect()
+}
+
+#[test]
+fn a_recalled_slab_that_is_not_returned_is_revoked_at_the_deadline_and_goes_back_to_the_host() {
+    let mut book = book(4, 4, 4);
+    book.hello(ANNA, home(), conn(1), at(0.0)).unwrap();
+    let lent = lease(&mut book, ANNA, 1, 3, at(0.0)).unwrap();
+    clean(&mut book);
+    book.recall(&[lent[0].slab, lent[1].slab, SlabId(99)], Duration::from_secs(5), at(0.0));
+    let told = recalls(&book.take_actions());
+    assert_eq!(told, [(conn(1), vec![lent[0].slab, lent[1].slab], at(5.0))]);
+    assert_eq!(book.coming().recalled, 2);
+    book.give_back(ANNA, conn(1), &[lent[0].slab], at(1.0)).unwrap();
+    assert!(clean(&mut book).iter().any(|a| matches!(a, Action::Close { keep: false, .. })), "its memory is wanted");
+    assert_eq!(book.renew(ANNA, conn(1), at(4.9)).unwrap().len(), 2);
+    assert_eq!(book.next_deadline(), Some(at(5.0)));
+    book.tick(at(5.0));
+    let actions = clean(&mut book);
+    assert!(actions.contains(&Action::Revoke { client: ANNA, slabs: 1 }), "{actions:?}");
+    assert_eq!(book.renew(ANNA, conn(1), at(5.0)).unwrap(), [lent[2].slab]);
+    assert_eq!((book.spare(), book.coming().recalled), (0, 0));
+}
+
+#[test]
+fn who_was_away_learns_of_a_recall_when_it_comes_back() {
+    let mut book = book(4, 4, 0);
+    book.hello(ANNA, home(), conn(1), at(0.0)).unwrap();
+    let lent = lease(&mut book, ANNA, 1, 2, at(0.0)).unwrap();
+    book.disconnected(ANNA, conn(1), at(0.5));
+    clean(&mut book);
+    book.recall(&[lent[1].slab], Duration::from_secs(5), at(1.0));
+    assert_eq!(recalls(&book.take_actions()), []);
+    book.hello(ANNA, home(), conn(2), at(2.0)).unwrap();
+    assert_eq!(book.recalled_from(ANNA), [(lent[1].slab, at(6.0))]);
+    assert_eq!(book.recalled_from(BERT), []);
+}
+
+#[test]
+fn a_donor_that_is_drained_lends_nothing_until_that_is_called_off() {
+    let mut book = book(4, 4, 4);
+    book.hello(ANNA, home(), conn(1), at(0.0)).unwrap();
+    let lent = lease(&mut book, ANNA, 1, 2, at(0.0)).unwrap();
+    clean(&mut book);
+    book.drain(Duration::from_secs(5), at(1.0));
+    assert_eq!(recalls(&clean(&mut book)), [(conn(1), lent.iter().map(|l| l.slab).collect(), at(6.0))]);
+    assert_eq!(refusal(book.lease(ANNA, conn(1), 1, PLENTY, at(2.0))), Refusal::Draining);
+    assert_eq!(book.free(PLENTY), 0);
+    book.drain(Duration::from_secs(5), at(4.0));
+    book.tick(at(8.0));
+    assert_eq!(book.lent(), 2, "it got more time");
+    clean(&mut book);
+    book.give_back(ANNA, conn(1), &[lent[0].slab], at(8.0)).unwrap();
+    clean(&mut book);
+    assert_eq!(book.spare(), 0);
+    book.stop_draining();
+    book.renew(ANNA, conn(1), at(9.5)).unwrap();
+    assert_eq!(book.lent(), 1, "nothing is revoked any more");
+    assert_eq!(lease(&mut book, ANNA, 1, 1, at(9.5)).unwrap().len(), 1);
+}
+
 /// One step of a random history.
 #[derive(Clone, Debug)]
 enum Step {
@@ -362,6 +428,13 @@ enum Step {
     Wait {
         ms: u64,
     },
+    Recall {
+        slab: u32,
+        ms: u64,
+    },
+    Drain {
+        on: bool,
+    },
     /// The agent is killed and another one goes on.
     Restart,
 }
@@ -379,6 +452,8 @@ fn steps() -> impl Strategy<Value = Step> {
         1 => (0..3u32).prop_map(|keep| Step::Trim { keep }),
         3 => (0..6000u64).prop_map(|ms| Step::Wait { ms }),
         1 => Just(Step::Restart),
+        2 => (0..6u32, 0..4000u64).prop_map(|(slab, ms)| Step::Recall { slab, ms }),
+        1 => any::<bool>().prop_map(|on| Step::Drain { on }),
     ]
 }
 
@@ -418,6 +493,8 @@ impl Observer {
                 | Action::Forget { .. }
                 | Action::Supersede { .. }
                 | Action::Until { .. }
+                | Action::Recall { .. }
+                | Action::Revoke { .. }
                 | Action::Seen { .. } => {}
             }
         }
@@ -504,6 +581,9 @@ proptest! {
                     }
                 }
                 Step::Trim { keep } => book.trim(keep),
+                Step::Recall { slab, ms } => book.recall(&[SlabId(slab)], Duration::from_millis(ms), now),
+                Step::Drain { on: true } => book.drain(Duration::from_secs(3), now),
+                Step::Drain { on: false } => book.stop_draining(),
                 Step::Restart => {
                     let before = observer.open.clone();
                     restarts += 1;
@@ -546,6 +626,7 @@ proptest! {
         for (slab, keep) in observer.dirty.drain() {
             book.cleaned(slab, keep);
         }
+        book.stop_draining();
         prop_assert_eq!(book.free(PLENTY), CAPACITY);
     }
 }

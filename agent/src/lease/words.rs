@@ -40,7 +40,7 @@ pub struct Limits {
 }
 
 /// What the book's owner has to do, in this order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Let operations with this key through until then.
     Open { slab: SlabId, client: ClientId, rkey: Rkey, until: Moment },
@@ -51,6 +51,10 @@ pub enum Action {
     Close { slab: SlabId, rkey: Rkey, keep: bool },
     /// Give back this free slab's memory and report [`Book::cleaned`].
     Trim { slab: SlabId },
+    /// Tell the client on this connection that these are wanted back by then.
+    Recall { connection: ConnectionId, slabs: Vec<SlabId>, until: Moment },
+    /// The client did not return these in time: for the log.
+    Revoke { client: ClientId, slabs: u32 },
     /// The client's leases end then.
     Until { client: ClientId, until: Moment },
     /// The client takes part in this incarnation.

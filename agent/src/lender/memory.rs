@@ -22,6 +22,9 @@ pub(super) struct Slot {
     pub(super) until: AtomicU64,
     pub(super) client: AtomicU64,
     pub(super) rkey: AtomicU64,
+    /// When it was lent, and when an operation was last done in it: for recalls.
+    pub(super) leased: AtomicU64,
+    pub(super) used: AtomicU64,
     /// The memory's inode, for the lease state.
     pub(super) inode: AtomicU64,
     /// The next memory is kept under the slab's second name.
@@ -154,7 +157,9 @@ impl Lender {
             let memory = slot.memory.read().unwrap_or_else(PoisonError::into_inner);
             // Checked under the guard: from here on the janitor waits for us, so what holds now holds until `f` is done. The slab may
             // have changed hands since the key was looked up, but keys never come back.
-            let holds = slot.until.load(Ordering::Acquire) > monotonic_ns()
+            let now = monotonic_ns();
+            slot.used.store(now, Ordering::Relaxed);
+            let holds = slot.until.load(Ordering::Acquire) > now
                 && slot.rkey.load(Ordering::Acquire) == rkey.0
                 && slot.client.load(Ordering::Acquire) == who.0;
             match memory.as_ref().filter(|_| holds) {

@@ -5,5 +5,6 @@ mod client;
 mod ending;
 mod leases;
 mod program;
+mod recall;
 mod restart;
 mod takeover;

@@ -49,14 +49,14 @@ impl House {
 }
 
 /// A slab and the board as a client has them that maps them by itself, and obeys nobody.
-struct Grip {
+pub struct Grip {
     slab: OwnedFd,
     board: BoardView,
     slot: u32,
 }
 
 impl Grip {
-    fn take(welcome: &Welcome, rkey: Rkey) -> (Grip, UnixStream) {
+    pub fn take(welcome: &Welcome, rkey: Rkey) -> (Grip, UnixStream) {
         let path = PathBuf::from(welcome.shm_socket.as_ref().unwrap());
         let mut socket = UnixStream::connect(path).unwrap();
         let proof = Proof { client: ANNA, incarnation: welcome.incarnation, session: welcome.session };
@@ -77,6 +77,11 @@ impl Grip {
         let mut byte = [0];
         pread(&self.slab, &mut byte, 0).unwrap();
         byte[0]
+    }
+
+    /// Bytes of memory that the slab takes, whoever uses it.
+    pub fn resident(&self) -> u64 {
+        nix::sys::stat::fstat(&self.slab).unwrap().st_blocks as u64 * 512
     }
 
     fn holds(&self, welcome: &Welcome, rkey: Rkey) -> bool {
