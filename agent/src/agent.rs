@@ -11,6 +11,7 @@
 use crate::config::{BadConfig, Config, Terms};
 use crate::control::{self, Deadline, HELLO_TIMEOUT};
 use crate::lender::{Lender, ResumeError};
+use crate::local;
 use crate::pressure::HostMemory;
 use crate::slab::SlabError;
 use crate::sockets::bind_private;
@@ -56,6 +57,8 @@ pub enum StartError {
     Listen { address: SocketAddr, source: io::Error },
     #[error("failed to listen on shm_socket {}: {source}; choose another path, or \"\" for none", .path.display())]
     ShmSocket { path: PathBuf, source: io::Error },
+    #[error("failed to listen on control_socket {}: {source}; choose another path, or \"\" for none", .path.display())]
+    ControlSocket { path: PathBuf, source: io::Error },
     #[error(
         "prefault = true, but this host can spare {} slabs of {} now and the capacity is {}: lower capacity or headroom",
         .spare, format_bytes(*.slab), .capacity
@@ -85,6 +88,7 @@ struct Core {
 pub struct Agent {
     core: Arc<Core>,
     addr: SocketAddr,
+    has_control: bool,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -103,6 +107,7 @@ impl Agent {
             .map_err(|source| StartError::Listen { address, source })?;
         let addr = listener.local_addr().map_err(|source| StartError::Listen { address, source })?;
         let shm_listener = listen_for_shm(&terms)?;
+        let local_listener = listen_for_administrator(&terms)?;
 
         let incarnation = Incarnation(rand::random());
         // Last of what may fail for want of something: whoever takes what is kept has to make good use of it.
@@ -118,9 +123,11 @@ impl Agent {
             is_stopping: AtomicBool::new(false),
             wake,
         });
-        let mut agent = Agent { core: core.clone(), addr, threads: Vec::new() };
+        let mut agent = Agent { core: core.clone(), addr, has_control: local_listener.is_some(), threads: Vec::new() };
         agent.spawn("agent-janitor", |core| core.lender.clean_up())?;
-        agent.spawn("agent-accept", move |core| accept(core, &listener, shm_listener.as_ref()))?;
+        agent.spawn("agent-accept", move |core| {
+            accept(core, &Doors { tcp: listener, addr, shm: shm_listener, local: local_listener })
+        })?;
 
         let terms = core.lender.terms();
         if !addr.ip().is_loopback() {
@@ -190,7 +197,8 @@ impl Agent {
         // For good: nobody is to go on with what is revoked.
         self.core.lender.forget();
         self.close_connections();
-        if let Some(path) = self.shm_socket() {
+        let control = self.core.lender.terms().control_socket.as_deref().filter(|_| self.has_control);
+        for path in self.shm_socket().into_iter().chain(control) {
             // What matters is that no client finds it any more; an error means somebody else removed it.
             let _ = fs::remove_file(path);
         }
@@ -296,19 +304,58 @@ fn listen_for_shm(terms: &Terms) -> Result<Option<UnixListener>, StartError> {
     }
 }
 
+/// The Unix socket for `status` and `drain`, in the same way.
+fn listen_for_administrator(terms: &Terms) -> Result<Option<UnixListener>, StartError> {
+    let Some(path) = &terms.control_socket else { return Ok(None) };
+    match bind_private(path) {
+        Ok(listener) => Ok(Some(listener)),
+        Err(source) if terms.control_is_default => {
+            warn!(
+                "`annex-agent status` and `drain` won't reach this agent: failed to listen on {}: {source}; set \
+                 control_socket to another path",
+                path.display()
+            );
+            Ok(None)
+        }
+        Err(source) => Err(StartError::ControlSocket { path: path.clone(), source }),
+    }
+}
+
+/// Where connections come in.
+struct Doors {
+    tcp: TcpListener,
+    addr: SocketAddr,
+    shm: Option<UnixListener>,
+    local: Option<UnixListener>,
+}
+
 /// Accepts until the agent stops.
-fn accept(core: &Arc<Core>, tcp: &TcpListener, shm: Option<&UnixListener>) {
+fn accept(core: &Arc<Core>, doors: &Doors) {
+    let Doors { tcp, addr, shm, local } = doors;
     let mut is_full = false;
     while !core.is_stopping.load(Ordering::SeqCst) {
         let mut waits =
             vec![PollFd::new(core.wake.as_fd(), PollFlags::POLLIN), PollFd::new(tcp.as_fd(), PollFlags::POLLIN)];
-        waits.extend(shm.map(|l| PollFd::new(l.as_fd(), PollFlags::POLLIN)));
+        waits.extend([shm, local].into_iter().flatten().map(|l| PollFd::new(l.as_fd(), PollFlags::POLLIN)));
         match poll(&mut waits, PollTimeout::NONE) {
             Ok(_) | Err(nix::errno::Errno::EINTR) => {}
             Err(e) => {
                 error!("failed to wait for connections: {e}");
                 thread::sleep(Duration::from_secs(1));
             }
+        }
+        // Before the limit is looked at: an agent that is full can still be asked.
+        match local.as_ref().map(UnixListener::accept) {
+            Some(Ok((stream, _))) => {
+                let addr = addr.to_string();
+                start(core, "agent-local", move |core| {
+                    if let Err(e) = local::serve(stream, &core.lender, &addr) {
+                        debug!("a connection on the control socket ended: {e}");
+                    }
+                });
+            }
+            Some(Err(e)) => report_accept(&e),
+            None => {}
         }
         if core.served.load(Ordering::Relaxed) >= core.lender.terms().max_connections {
             if !is_full {
@@ -327,7 +374,7 @@ fn accept(core: &Arc<Core>, tcp: &TcpListener, shm: Option<&UnixListener>) {
             Ok((stream, peer)) => start(core, "agent-tcp", move |core| serve_tcp(core, stream, peer)),
             Err(e) => report_accept(&e),
         }
-        match shm.map(UnixListener::accept) {
+        match shm.as_ref().map(UnixListener::accept) {
             Some(Ok((stream, _))) => start(core, "agent-shm", move |core| serve_shm(core, stream)),
             Some(Err(e)) => report_accept(&e),
             None => {}

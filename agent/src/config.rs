@@ -47,6 +47,8 @@ pub struct Config {
     pub grace: TimeSpan,
     /// Unix socket over which clients on this host map slabs; empty = none.
     pub shm_socket: PathBuf,
+    /// Unix socket for `annex-agent status` and `drain`; empty = none. If absent it lies beside `shm_socket`.
+    pub control_socket: Option<PathBuf>,
     /// Unix socket of the process that holds the agent's memory while the agent is restarted; empty = none. systemd does that by itself.
     pub keeper: PathBuf,
     /// Connections served at once, of all kinds.
@@ -75,6 +77,7 @@ impl Default for Config {
             recall_deadline: TimeSpan(Duration::from_secs(30)),
             grace: TimeSpan(Duration::from_secs(2)),
             shm_socket: PathBuf::from(SHM_SOCKET),
+            control_socket: None,
             keeper: PathBuf::new(),
             max_connections: 1024,
             labels: BTreeMap::new(),
@@ -159,6 +162,9 @@ pub struct Terms {
     pub shm_socket: Option<PathBuf>,
     /// True if the socket's path is the default one: that it can't be had is then a warning only.
     pub shm_is_default: bool,
+    /// `None`: there are no `status` and `drain`.
+    pub control_socket: Option<PathBuf>,
+    pub control_is_default: bool,
     /// `None`: systemd keeps the memory, or nobody does.
     pub keeper: Option<PathBuf>,
     pub max_connections: usize,
@@ -170,6 +176,17 @@ impl Config {
     /// Reads a configuration file.
     pub fn load(path: &Path) -> Result<Config, BadConfig> {
         Ok(annex_shared::config::load(path)?)
+    }
+
+    /// Where `annex-agent status` and `drain` find the agent: beside the socket for shm, unless configured.
+    pub fn control_path(&self) -> Option<PathBuf> {
+        if let Some(path) = &self.control_socket {
+            return Some(path.clone()).filter(|p| !p.as_os_str().is_empty());
+        }
+        let shm = if self.shm_socket.as_os_str().is_empty() { Path::new(SHM_SOCKET) } else { &self.shm_socket };
+        let mut name = shm.file_stem().unwrap_or_default().to_owned();
+        name.push("-control.sock");
+        Some(shm.with_file_name(name))
     }
 
     /// Checks the configuration against the machine.
@@ -205,6 +222,7 @@ impl Config {
         if self.hugepages == Hugepages::TwoMib && host.huge_total == 0 {
             return Err(BadConfig::NoHugepages { need: capacity / HUGE_PAGE });
         }
+        let (control_socket, control_is_default) = (self.control_path(), self.control_socket.is_none());
         let name = self.name.unwrap_or_else(|| host_name.to_owned());
         if name.len() > 64 {
             return Err(BadConfig::Name(name));
@@ -225,6 +243,8 @@ impl Config {
             lease_ttl: self.lease_ttl.0,
             recall_deadline: self.recall_deadline.0,
             grace: self.grace.0,
+            control_socket,
+            control_is_default,
             shm_is_default: self.shm_socket == Path::new(SHM_SOCKET),
             shm_socket: (!self.shm_socket.as_os_str().is_empty()).then_some(self.shm_socket),
             keeper: (!self.keeper.as_os_str().is_empty()).then_some(self.keeper),
@@ -284,6 +304,19 @@ mod tests {
         assert!(no(|c| c.lease_ttl = TimeSpan(Duration::ZERO)).contains("lease_ttl 0s is out of range"));
         assert!(no(|c| c.hugepages = Hugepages::TwoMib).contains("raise vm.nr_hugepages (2048"));
         assert!(resolve(|c| (c.listen, c.insecure) = ("0.0.0.0:1".parse().unwrap(), true)).is_ok());
+    }
+
+    #[test]
+    fn the_control_socket_lies_beside_the_one_for_shm() {
+        let of = |shm: &str, own: Option<&str>| {
+            let config = Config { shm_socket: shm.into(), control_socket: own.map(PathBuf::from), ..Config::default() };
+            config.control_path().map(|p| p.display().to_string())
+        };
+        assert_eq!(of(SHM_SOCKET, None).unwrap(), "/run/annex/agent-control.sock");
+        assert_eq!(of("/x/two.sock", None).unwrap(), "/x/two-control.sock");
+        assert_eq!(of("", None).unwrap(), "/run/annex/agent-control.sock");
+        assert_eq!(of("", Some("/y")).unwrap(), "/y");
+        assert_eq!(of("/x/two.sock", Some("")), None);
     }
 
     #[test]

@@ -32,8 +32,10 @@ use annex_shared::wire::{Lease, Refusal};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 mod recalls;
+mod view;
 mod words;
 
+pub use view::{ClientView, View};
 pub use words::{
     Action, ConnectionId, Grant, Greeting, LeaseError, Limits, Machine, Moment, Saved, SavedClaim, SavedLease,
     Superseded,

@@ -23,7 +23,9 @@
 use crate::config::Terms;
 use crate::control::Controls;
 use crate::crash;
-use crate::lease::{Action, Book, ConnectionId, Grant, Greeting, LeaseError, Limits, Machine, Moment, Superseded};
+use crate::lease::{
+    Action, Book, ConnectionId, Grant, Greeting, LeaseError, Limits, Machine, Moment, Superseded, View,
+};
 use crate::pressure::Room;
 use crate::recall::{self, Candidate, Verdict, Watch};
 use crate::slab::SlabError;
@@ -55,6 +57,12 @@ const CLEANING_PATIENCE: Duration = Duration::from_secs(1);
 /// How long a lease request makes new memory before it is answered with what there is; the client asks again.
 const FILL_BUDGET: Duration = Duration::from_millis(500);
 
+/// How long clients get to return what they have when the donor is drained. It is extended over and over, so that a drain loses nobody's pages.
+const DRAIN_SPAN: Duration = Duration::from_secs(600);
+
+/// How often that is done.
+const DRAIN_AGAIN: Duration = Duration::from_secs(60);
+
 /// How often the janitor looks whether the host needs memory back.
 const PRESSURE_PERIOD: Duration = Duration::from_secs(1);
 
@@ -64,6 +72,8 @@ struct Books {
     /// What clients are to be told; not under the lock, since one may be slow to listen.
     notices: VecDeque<(ConnectionId, Event)>,
     watch: Watch,
+    /// When a drain is renewed.
+    drain_again: Instant,
     is_stopping: bool,
 }
 
@@ -110,6 +120,7 @@ impl Lender {
                 chores: VecDeque::new(),
                 notices: VecDeque::new(),
                 watch: Watch::new(terms.headroom, terms.slab_size),
+                drain_again: Instant::now(),
                 is_stopping: false,
             }),
             changed: Condvar::new(),
@@ -241,6 +252,27 @@ impl Lender {
         self.lock().book.is_closing()
     }
 
+    /// Lends nothing any more, and asks for everything back, for as long as it takes.
+    pub fn drain(&self) {
+        self.lock().drain_again = Instant::now() + DRAIN_AGAIN;
+        self.with_book(|book, now| book.drain(DRAIN_SPAN, now));
+    }
+
+    /// Lends again.
+    pub fn stop_draining(&self) {
+        self.with_book(|book, _| book.stop_draining());
+    }
+
+    /// The book, for a listing.
+    pub fn view(&self) -> View {
+        self.lock().book.view()
+    }
+
+    /// True while the host is short of memory.
+    pub fn is_pressed(&self) -> bool {
+        self.lock().watch.is_pressed()
+    }
+
     /// Waits until nothing is lent. False if something still is after `patience`.
     pub fn wait_returned(&self, patience: Duration) -> bool {
         self.wait_while(patience, |book| book.lent() > 0)
@@ -298,6 +330,14 @@ impl Lender {
                 books = self.lock();
                 continue;
             }
+            let until_drain = (books.book.is_draining() && books.book.lent() > 0)
+                .then(|| books.drain_again.saturating_duration_since(Instant::now()));
+            if until_drain.is_some_and(|d| d.is_zero()) {
+                drop(books);
+                self.drain();
+                books = self.lock();
+                continue;
+            }
             let until_look = self.must_look(&books).then(|| next_look.saturating_duration_since(Instant::now()));
             if until_look.is_some_and(|d| d.is_zero()) {
                 drop(books);
@@ -306,7 +346,7 @@ impl Lender {
                 books = self.lock();
                 continue;
             }
-            let sleep = deadline.map(|d| now.until(d)).into_iter().chain(until_look).min();
+            let sleep = deadline.map(|d| now.until(d)).into_iter().chain(until_look).chain(until_drain).min();
             books = match sleep {
                 Some(span) => self.changed.wait_timeout(books, span).unwrap_or_else(PoisonError::into_inner).0,
                 None => self.changed.wait(books).unwrap_or_else(PoisonError::into_inner),

@@ -8,6 +8,7 @@
 //! - [`pressure`]: what the host can spare.
 //! - [`recall`]: when it wants memory back, and whose; pure.
 //! - [`control`]: control connections.
+//! - [`local`]: the administrator's API: status, draining.
 //! - [`targets`]: data connections.
 //! - [`agent`]: sockets and threads around all that.
 //!
@@ -19,6 +20,7 @@ pub mod control;
 pub mod crash;
 pub mod lease;
 pub mod lender;
+pub mod local;
 pub mod pressure;
 pub mod recall;
 pub mod slab;

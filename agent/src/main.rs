@@ -1,7 +1,7 @@
 //! The annex-agent program: flags, process set-up, signals.
 
 use annex_agent::config::Hugepages;
-use annex_agent::{Agent, Config, crash, store};
+use annex_agent::{Agent, Config, crash, local, store};
 use annex_shared::config::{ByteSize, TimeSpan};
 use anyhow::Context;
 use clap::builder::{OsStringValueParser, TypedValueParser};
@@ -36,6 +36,24 @@ struct Flags {
 enum Command {
     /// Say whether a configuration file would work on this machine, and exit
     CheckConfig { file: PathBuf },
+    /// Show what a running agent lends, to whom, and how its host is
+    Status {
+        #[arg(long)]
+        json: bool,
+    },
+    /// Empty a running agent for maintenance: nothing is lent any more, clients are asked to move their pages elsewhere and return what
+    /// they have. Waits until it is empty. Nothing is revoked, and an agent that is restarted lends again
+    Drain {
+        /// Lend again
+        #[arg(long, conflicts_with = "timeout")]
+        cancel: bool,
+        /// Wait no longer than this; draining goes on
+        #[arg(long, value_name = "TIME")]
+        timeout: Option<TimeSpan>,
+        /// A line of JSON for each step
+        #[arg(long)]
+        json: bool,
+    },
     /// Hold the memory of an agent that is run without systemd while it is restarted (the agent starts this by itself)
     #[command(name = store::keeper::SUBCOMMAND)]
     Keeper {
@@ -92,6 +110,9 @@ struct Settings {
     /// Unix socket for clients on this host; "" for none [default: /run/annex/agent.sock]
     #[arg(long, value_name = "PATH", value_parser = OsStringValueParser::new().map(PathBuf::from))]
     shm_socket: Option<PathBuf>,
+    /// Unix socket for `status` and `drain`; "" for none [default: beside the one for shm]
+    #[arg(long, value_name = "PATH", value_parser = OsStringValueParser::new().map(PathBuf::from))]
+    control_socket: Option<PathBuf>,
     /// Unix socket of a process that holds the memory while the agent is restarted, where there is no systemd; "" for none
     #[arg(long, value_name = "PATH", value_parser = OsStringValueParser::new().map(PathBuf::from))]
     keeper: Option<PathBuf>,
@@ -130,6 +151,7 @@ impl Settings {
         config.recall_deadline = self.recall_deadline.unwrap_or(config.recall_deadline);
         config.grace = self.grace.unwrap_or(config.grace);
         config.shm_socket = self.shm_socket.unwrap_or(config.shm_socket);
+        config.control_socket = self.control_socket.or(config.control_socket);
         config.keeper = self.keeper.unwrap_or(config.keeper);
         config.max_connections = self.max_connections.unwrap_or(config.max_connections);
         Ok(config)
@@ -164,6 +186,22 @@ fn run(flags: Flags) -> anyhow::Result<()> {
             return store::keeper::run(&socket)
                 .with_context(|| format!("the keeper at {} could not go on", socket.display()));
         }
+        Some(Command::Status { json }) => {
+            let status = local::call(&control_socket(flags.set)?, "GET", "/v1/status").map_err(told)?;
+            match json {
+                true => println!("{}", serde_json::to_string_pretty(&status)?),
+                false => local::print_status(&status),
+            }
+            return Ok(());
+        }
+        Some(Command::Drain { cancel: true, .. }) => {
+            let status = local::call(&control_socket(flags.set)?, "DELETE", "/v1/drain").map_err(told)?;
+            println!("{} lends again", status.name);
+            return Ok(());
+        }
+        Some(Command::Drain { timeout, json, .. }) => {
+            return local::drain(&control_socket(flags.set)?, timeout.map(|t| t.0), json).map_err(told);
+        }
         None => {}
     }
     if let Some(place) = &flags.die_at {
@@ -191,6 +229,11 @@ fn run(flags: Flags) -> anyhow::Result<()> {
     agent.shutdown();
     info!("stopped");
     Ok(())
+}
+
+/// Where the agent with these settings is asked.
+fn control_socket(set: Settings) -> anyhow::Result<PathBuf> {
+    set.over_file()?.control_path().context("this agent has no control_socket: configure one")
 }
 
 /// An error whose text names its causes already: they are not to be appended once more.

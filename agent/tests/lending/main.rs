@@ -2,6 +2,7 @@
 
 mod bytes;
 mod client;
+mod drain;
 mod ending;
 mod leases;
 mod program;

@@ -16,7 +16,8 @@ pub fn program() -> Command {
 
 /// Runs it to its end, which must be a failure; its last words.
 fn fails(args: &[&str]) -> String {
-    let Output { status, stderr, .. } = program().args(["--shm-socket", ""]).args(args).output().unwrap();
+    let Output { status, stderr, .. } =
+        program().args(["--shm-socket", "", "--control-socket", ""]).args(args).output().unwrap();
     assert_eq!(status.code(), Some(1));
     let text = String::from_utf8(stderr).unwrap();
     text.lines().last().unwrap().strip_prefix("annex-agent: ").unwrap().to_owned()
@@ -30,7 +31,7 @@ pub struct Running {
 
 impl Running {
     pub fn start(args: &[&str]) -> Running {
-        Running::of(program().args(["--shm-socket", ""]).args(args))
+        Running::of(program().args(["--shm-socket", "", "--control-socket", ""]).args(args))
     }
 
     pub fn of(command: &mut Command) -> Running {
