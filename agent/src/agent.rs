@@ -212,6 +212,24 @@ impl Agent {
         self.close_connections();
     }
 
+    /// True if its janitor, which everything else waits for sooner or later, has shown life within `patience`. Asks it to.
+    pub fn is_alive(&self, patience: Duration) -> bool {
+        self.core.lender.is_alive(patience)
+    }
+
+    /// One line for systemd's status.
+    pub fn summary(&self) -> String {
+        let (view, terms) = (self.core.lender.view(), self.core.lender.terms());
+        let holders = view.clients.iter().filter(|c| !c.held.is_empty()).count();
+        let lent =
+            format!("{} of {} slabs lent to {holders} clients on {}", view.lent, terms.capacity_slabs, self.addr);
+        match (view.is_draining, self.core.lender.is_pressed()) {
+            (true, _) => format!("draining: {lent}"),
+            (_, true) => format!("short of memory: {lent}, {} recalled", view.recalled),
+            _ => lent,
+        }
+    }
+
     /// True if an agent that is started next can go on with this one's leases.
     pub fn can_hand_over(&self) -> bool {
         self.core.lender.store().lasts()

@@ -72,6 +72,8 @@ struct Books {
     /// What clients are to be told; not under the lock, since one may be slow to listen.
     notices: VecDeque<(ConnectionId, Event)>,
     watch: Watch,
+    /// The janitor was here; cleared by who wants to know.
+    has_come_by: bool,
     /// When a drain is renewed.
     drain_again: Instant,
     is_stopping: bool,
@@ -120,6 +122,7 @@ impl Lender {
                 chores: VecDeque::new(),
                 notices: VecDeque::new(),
                 watch: Watch::new(terms.headroom, terms.slab_size),
+                has_come_by: false,
                 drain_again: Instant::now(),
                 is_stopping: false,
             }),
@@ -268,6 +271,22 @@ impl Lender {
         self.lock().book.view()
     }
 
+    /// True if the janitor comes by within `patience`.
+    pub fn is_alive(&self, patience: Duration) -> bool {
+        self.lock().has_come_by = false;
+        self.changed.notify_all();
+        let deadline = Instant::now() + patience;
+        loop {
+            if self.lock().has_come_by {
+                return true;
+            }
+            if Instant::now() >= deadline {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// True while the host is short of memory.
     pub fn is_pressed(&self) -> bool {
         self.lock().watch.is_pressed()
@@ -309,6 +328,7 @@ impl Lender {
         let mut next_look = Instant::now() + PRESSURE_PERIOD;
         let mut books = self.lock();
         while !books.is_stopping {
+            books.has_come_by = true;
             if let Some((connection, event)) = books.notices.pop_front() {
                 drop(books);
                 self.controls.tell(connection, &event);

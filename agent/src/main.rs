@@ -6,6 +6,7 @@ use annex_shared::config::{ByteSize, TimeSpan};
 use anyhow::Context;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Parser, Subcommand};
+use nix::errno::Errno;
 use nix::sys::mman::{MlockAllFlags, mlockall};
 use nix::sys::signal::{SigSet, Signal};
 use sd_notify::NotifyState;
@@ -13,8 +14,12 @@ use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 use tracing::{error, info, warn};
 use tracing_subscriber::EnvFilter;
+
+/// How often systemd's status line is looked at.
+const STATUS_PERIOD: Duration = Duration::from_secs(5);
 
 /// Lends this machine's idle memory to annex clients.
 #[derive(Debug, Parser)]
@@ -215,9 +220,9 @@ fn run(flags: Flags) -> anyhow::Result<()> {
     signals.thread_block().context("failed to block signals")?;
     let agent = Agent::start(config).map_err(told)?;
     stay_in_memory();
-    notify(&[NotifyState::Ready, NotifyState::Status(&format!("lending on {}", agent.addr()))]);
+    notify(&[NotifyState::Ready, NotifyState::Status(&agent.summary())]);
 
-    let signal = signals.wait().context("failed to wait for a signal")?;
+    let signal = wait(&signals, &agent)?;
     info!("{signal}: stopping");
     notify(&[NotifyState::Stopping]);
     // A second signal ends it at once.
@@ -234,6 +239,33 @@ fn run(flags: Flags) -> anyhow::Result<()> {
 /// Where the agent with these settings is asked.
 fn control_socket(set: Settings) -> anyhow::Result<PathBuf> {
     set.over_file()?.control_path().context("this agent has no control_socket: configure one")
+}
+
+/// Waits for a signal. Meanwhile systemd is told how things are, and that they go on, as often as it asks to be.
+fn wait(signals: &SigSet, agent: &Agent) -> anyhow::Result<Signal> {
+    let every = sd_notify::watchdog_enabled().map_or(STATUS_PERIOD, |limit| (limit / 3).min(STATUS_PERIOD));
+    let mut said = String::new();
+    loop {
+        let timeout = libc::timespec { tv_sec: every.as_secs() as i64, tv_nsec: i64::from(every.subsec_nanos()) };
+        // SAFETY: both are valid for the call, and no information about the signal is asked for.
+        let number = unsafe { libc::sigtimedwait(signals.as_ref(), std::ptr::null_mut(), &timeout) };
+        match Errno::result(number) {
+            Ok(number) => return Signal::try_from(number).context("failed to wait for a signal"),
+            Err(Errno::EAGAIN | Errno::EINTR) => {}
+            Err(e) => return Err(e).context("failed to wait for a signal"),
+        }
+        // An agent that hangs is not to be reported alive: systemd then ends it, and the next one goes on with its leases.
+        if !agent.is_alive(every) {
+            error!("the agent makes no progress");
+            continue;
+        }
+        notify(&[NotifyState::Watchdog]);
+        let now = agent.summary();
+        if now != said {
+            notify(&[NotifyState::Status(&now)]);
+            said = now;
+        }
+    }
 }
 
 /// An error whose text names its causes already: they are not to be appended once more.

@@ -77,6 +77,8 @@ pub(super) fn connect(path: &Path) -> io::Result<(UnixStream, Found)> {
 fn spawn(path: &Path) -> io::Result<()> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("annex-agent").arg(SUBCOMMAND).arg(path).stdin(Stdio::null()).stdout(Stdio::null());
+    // Whoever reads what the agent says is to see it end with the agent.
+    command.stderr(Stdio::null());
     // It is never waited for: it ends after the agent.
     command.spawn().map(drop)
 }

@@ -35,15 +35,28 @@ impl Running {
     }
 
     pub fn of(command: &mut Command) -> Running {
+        Running::started(command).unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
+    }
+
+    /// `None` if it ended before it was ready.
+    pub fn try_of(command: &mut Command) -> Option<Running> {
+        Running::started(command).ok()
+    }
+
+    /// Or what it said instead.
+    fn started(command: &mut Command) -> Result<Running, Vec<String>> {
         let mut child = command.args(["--listen", "127.0.0.1:0"]).stderr(Stdio::piped()).spawn().unwrap();
         let mut log = BufReader::new(child.stderr.take().unwrap()).lines();
         let mut said = Vec::new();
         let line =
             log.by_ref().map(Result::unwrap).inspect(|l| said.push(l.clone())).find(|l| l.contains(" lends up to "));
-        let line = line.unwrap_or_else(|| panic!("it did not start: {said:#?}"));
+        let Some(line) = line else {
+            child.wait().unwrap();
+            return Err(said);
+        };
         let addr = line.split(" on ").nth(1).unwrap().split(',').next().unwrap().parse().unwrap();
         std::thread::spawn(move || log.for_each(drop));
-        Running { child, addr }
+        Ok(Running { child, addr })
     }
 
     pub fn pid(&self) -> Pid {

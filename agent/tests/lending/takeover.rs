@@ -206,3 +206,25 @@ fn under_a_service_manager_a_killed_agent_goes_on_where_it_was() {
     );
     assert!(manager.said.lock().unwrap().iter().any(|text| text.contains("READY=1")));
 }
+
+#[test]
+fn a_service_manager_that_asks_hears_that_the_agent_lives_and_what_it_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let manager = Manager::start(dir.path());
+    let mut command = program();
+    command.args(flags(dir.path(), 4)).env("NOTIFY_SOCKET", &manager.socket).env("WATCHDOG_USEC", "300000");
+    let agent = Running::of(&mut command);
+    let has_said = |what: &str| manager.said.lock().unwrap().iter().any(|text| text.contains(what));
+    wait_until("a sign of life", || has_said("WATCHDOG=1"));
+    assert!(has_said("STATUS=0 of 4 slabs lent to 0 clients on 127.0.0.1:"));
+    let (mut anna, _) = Client::greet(agent.addr, ANNA);
+    anna.lease(2);
+    wait_until("its status", || has_said("STATUS=2 of 4 slabs lent to 1 clients on 127.0.0.1:"));
+    kill(agent.pid(), Signal::SIGSTOP).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    let signs = || manager.said.lock().unwrap().iter().filter(|text| text.contains("WATCHDOG=1")).count();
+    let before = signs();
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    assert_eq!(signs(), before);
+    kill(agent.pid(), Signal::SIGCONT).unwrap();
+}
