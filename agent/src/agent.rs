@@ -2,11 +2,12 @@
 //!
 //! | thread | does |
 //! | --- | --- |
-//! | `agent-accept` | waits on the TCP and the Unix socket, starts a thread per connection |
-//! | `agent-janitor` | expiry, cleaning, host pressure ([`Lender::clean_up`]) |
-//! | `agent-control`, `agent-data`, `agent-shm` | one connection each |
+//! | `agent-accept` | waits on the TCP and the Unix sockets, starts a thread per connection |
+//! | `agent-janitor` | expiry, cleaning, host pressure, recalls ([`Lender::clean_up`]) |
+//! | `agent-tcp`, `agent-shm`, `agent-local` | one connection each: control or data, slabs' descriptors, an administrator's request |
 //!
-//! All of them block; an agent whose clients are quiet uses no CPU but for the renewals of their leases.
+//! All of them block; an agent whose clients are quiet uses no CPU but for the renewals of their leases and a look at the host's memory
+//! once a second.
 
 use crate::config::{BadConfig, Config, Terms};
 use crate::control::{self, Deadline, HELLO_TIMEOUT};

@@ -47,9 +47,9 @@ pub enum Action {
     /// The open key is good until then.
     Extend { slab: SlabId, until: Moment },
     /// The key is dead from now on. Then clean the slab (zero it if `keep`, else give its memory back) and report
-    /// [`Book::cleaned`].
+    /// [`Book::cleaned`](super::Book::cleaned).
     Close { slab: SlabId, rkey: Rkey, keep: bool },
-    /// Give back this free slab's memory and report [`Book::cleaned`].
+    /// Give back this free slab's memory and report [`Book::cleaned`](super::Book::cleaned).
     Trim { slab: SlabId },
     /// Tell the client on this connection that these are wanted back by then.
     Recall { connection: ConnectionId, slabs: Vec<SlabId>, until: Moment },
@@ -104,7 +104,7 @@ pub struct Greeting {
     pub until: Moment,
 }
 
-/// The answer to a lease request: what is lent at once, and what needs memory first ([`Book::filled`] for each).
+/// The answer to a lease request: what is lent at once, and what needs memory first ([`Book::filled`](super::Book::filled) for each).
 #[derive(Debug, Default)]
 pub struct Grant {
     pub leased: Vec<Lease>,
