@@ -263,6 +263,7 @@ impl Session<'_> {
             labels: terms.labels.clone(),
             shm_socket: shm_socket.map(|p| p.display().to_string()),
             held,
+            resumed: None,
         };
         Ok((client, welcome))
     }

@@ -253,6 +253,7 @@ impl Donors for ScriptedDonors {
             writes: 2_345_678,
             errors: 0,
             checksum_errors: 0,
+            healed: 0,
         };
         let lost = DonorInfo {
             name: "rack2-db9".into(),
@@ -279,7 +280,7 @@ impl Donors for ScriptedDonors {
     }
 
     fn info(&self) -> PoolInfo {
-        PoolInfo { capacity: 1 << 30, used: 700 << 20, extents: 16, degraded_extents: 16, lost_extents: 0, full: false }
+        PoolInfo { capacity: 1 << 30, used: 700 << 20, extents: 16, degraded_extents: 16, ..PoolInfo::default() }
     }
 
     fn warnings(&self) -> Vec<String> {
