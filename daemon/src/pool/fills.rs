@@ -85,7 +85,14 @@ impl Fills {
         self.all.push(fill);
     }
 
-    /// Takes the most urgent one that can go on now. Put it back with [`Fills::add`] unless it is over.
+    /// Puts one back that was taken and is not over, unless a newer one came for its place meanwhile.
+    pub fn put_back(&mut self, fill: Fill) {
+        if !self.all.iter().any(|f| (f.extent, f.place) == (fill.extent, fill.place)) {
+            self.all.push(fill);
+        }
+    }
+
+    /// Takes the most urgent one that can go on now. Put it back with [`Fills::put_back`] unless it is over.
     pub fn next(&mut self, now: Instant) -> Option<Fill> {
         let can = |f: &Fill| f.not_before.is_none_or(|at| at <= now);
         let ready = self.all.iter().enumerate().filter(|(_, f)| can(f));

@@ -39,6 +39,8 @@ mod repair;
 mod replicas;
 mod report;
 mod session;
+#[cfg(test)]
+mod sim;
 mod slots;
 #[cfg(test)]
 mod testbed;

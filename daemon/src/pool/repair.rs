@@ -145,10 +145,10 @@ impl Repair {
                     let Fill { extent, place, generation, .. } = fill;
                     self.core.tell(News::Filled { extent, place, generation });
                 }
-                Filled::Some => self.fills.add(fill),
+                Filled::Some => self.fills.put_back(fill),
                 Filled::Stuck => {
                     fill.stuck(Instant::now());
-                    self.fills.add(fill);
+                    self.fills.put_back(fill);
                 }
                 Filled::Void => {}
             }
@@ -184,7 +184,10 @@ impl Repair {
             fill.round_over(Instant::now());
             return Ok(Filled::Some);
         };
-        if replicas.live() == 0 {
+        // With nobody live, those that are joining have what is not marked as missed.
+        let peers = replicas.iter().filter(|(n, r)| *n != place && r.state == ReplicaState::Joining);
+        let peers: Vec<u8> = if replicas.live() == 0 { peers.map(|(n, _)| n).collect() } else { Vec::new() };
+        if replicas.live() == 0 && peers.is_empty() {
             return Ok(Filled::Stuck);
         }
         let mut taken = Vec::new();
@@ -192,7 +195,10 @@ impl Repair {
         let base = SlotIdx(extent.0 * core.extents.slots_per_extent().unwrap_or(0));
         // Free slots need nothing: whoever takes one from now on finds the joining replica.
         let used: Vec<SlotIdx> = taken.into_iter().map(|at| SlotIdx(base.0 + at)).filter(|s| core.retain(*s)).collect();
-        let copied = self.copy(&used, place, generation);
+        let copied = match peers.is_empty() {
+            true => self.copy(&used, place, generation),
+            false => self.copy_from(&peers, &used, place, generation),
+        };
         self.release(&used);
         let (failed, clean, stopped) = match copied {
             Ok(Copied { mut failed, corrupt }) => {
@@ -235,7 +241,7 @@ impl Repair {
         let mut out = Copied::default();
         let mut again = Vec::new();
         for run in runs(slots) {
-            match self.copy_run(run, place, generation)? {
+            match self.copy_run(run, None, place, generation)? {
                 Ok(changed) => out.failed.extend(changed),
                 Err(_) if run.count > 1 => again.extend(run.slots()),
                 Err(IoError::Corrupt) => out.corrupt.push(run.first),
@@ -244,7 +250,7 @@ impl Repair {
         }
         // One bad page must not keep its neighbours.
         for slot in again {
-            match self.copy_run(SlotRun { first: slot, count: 1 }, place, generation)? {
+            match self.copy_run(SlotRun { first: slot, count: 1 }, None, place, generation)? {
                 Ok(changed) => out.failed.extend(changed),
                 Err(IoError::Corrupt) => out.corrupt.push(slot),
                 Err(_) => out.failed.push(slot),
@@ -253,14 +259,37 @@ impl Repair {
         Ok(out)
     }
 
-    /// Copies a run: the slots that were written anew meanwhile.
+    /// Copies from joining replicas that are not marked as missing a slot.
+    fn copy_from(&mut self, peers: &[u8], slots: &[SlotIdx], place: u8, generation: u16) -> Result<Copied, Stopping> {
+        let core = self.core.clone();
+        let mut out = Copied::default();
+        for slot in slots {
+            let Some((extent, at)) = core.extents.locate(*slot) else { continue };
+            let run = SlotRun { first: *slot, count: 1 };
+            let mut copied = None;
+            for peer in peers.iter().filter(|p| core.extents.next_missed(extent, **p, at) != Some(at)) {
+                copied = self.copy_run(run, Some(*peer), place, generation)?.ok();
+                if copied.is_some() {
+                    break;
+                }
+            }
+            match copied {
+                Some(changed) => out.failed.extend(changed),
+                None => out.failed.push(*slot),
+            }
+        }
+        Ok(out)
+    }
+
+    /// Copies a run, from a certain place or from wherever it is right: the slots that were written anew meanwhile.
     fn copy_run(
         &mut self,
         run: SlotRun,
+        from: Option<u8>,
         place: u8,
         generation: u16,
     ) -> Result<Result<Vec<SlotIdx>, IoError>, Stopping> {
-        let read = self.read(run, None)?;
+        let read = self.read(run, from)?;
         if let Err(error) = read.result {
             self.lane.free(read.buf);
             return Ok(Err(error));
@@ -314,7 +343,7 @@ impl Repair {
                     Ok(Err(IoError::Corrupt)) => {}
                     Ok(Err(_)) => break 'healed Ok(()),
                 }
-                match self.copy_run(run, place, generation) {
+                match self.copy_run(run, None, place, generation) {
                     Err(Stopping) => break 'healed Err(Stopping),
                     // Nobody has it right: it is gone, or being written for the first time.
                     Ok(Err(_)) => break 'healed Ok(()),

@@ -12,8 +12,8 @@ use super::*;
 const REJOIN_AFTER: Duration = Duration::from_millis(250);
 /// A replica that was away so often without having been live in between is lost.
 const MAX_STRIKES: u8 = 6;
-/// An extent without a live replica is left so for this long before a joining one is made live as it is.
-const PROMOTE_AFTER: Duration = Duration::from_secs(2);
+/// An extent without a live replica is left so for this long before a joining one is made live as it is. Joining ones fill each other meanwhile.
+const PROMOTE_AFTER: Duration = Duration::from_secs(10);
 
 /// A place of an extent.
 #[derive(Clone, Debug)]

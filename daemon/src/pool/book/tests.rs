@@ -432,7 +432,7 @@ fn what_only_joining_replicas_hold_is_made_live_when_nobody_else_can_come_back()
     world.connect(donor.0.into());
     world.balance(Room { free: SLOTS, ..nothing_free() });
     assert_eq!(world.live(extent), 0, "a joining replica was trusted at once");
-    world.now += Duration::from_secs(3);
+    world.now += Duration::from_secs(10);
     world.balance(Room { free: SLOTS, ..nothing_free() });
     assert_eq!(world.live(extent), 1);
 }

@@ -42,7 +42,8 @@ impl Lane {
         let busy = read.attempts.map(|op| if op == NIL { None } else { Some(self.ops[op].place) });
         let tries = if read.only.is_some() { 1 } else { READ_TRIES };
         let open = |(n, r): &(u8, &Replica)| {
-            r.state == ReplicaState::Live
+            // Who asks for one that is joining knows that it has got these pages.
+            (r.state == ReplicaState::Live || (read.only.is_some() && r.state == ReplicaState::Joining))
                 && read.tries[usize::from(*n)] < tries
                 && !busy.contains(&Some(*n))
                 && read.only.is_none_or(|only| only == *n)
