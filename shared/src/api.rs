@@ -4,6 +4,9 @@
 //! | --- | --- | --- |
 //! | `GET /v1/status` | – | [`Status`] |
 //! | `GET /v1/slabs` | – | `[`[`SlabInfo`]`]` |
+//! | `GET /v1/donors` | – | `[`[`DonorInfo`]`]` |
+//! | `POST /v1/donors` | [`DonorRequest`] | [`DonorInfo`] |
+//! | `DELETE /v1/donors/{name}` | – | [`DonorInfo`]; it is emptied first, which `GET` shows |
 //! | `GET /v1/apps` | – | `[`[`AppInfo`]`]` |
 //! | `POST /v1/apps` | [`AttachRequest`] | [`AppInfo`] |
 //! | `PUT /v1/apps/{name}/limit` | [`LimitRequest`] | [`AppInfo`] |
@@ -225,6 +228,23 @@ pub struct DonorInfo {
     /// Pages that gave wrong bytes here and were rewritten from another replica.
     #[serde(default)]
     pub healed: u64,
+    /// It is to be removed: what lies on it is being moved elsewhere.
+    #[serde(default)]
+    pub draining: bool,
+}
+
+/// One more donor.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DonorRequest {
+    /// `host:port` of its agent.
+    pub address: String,
+    /// The agent's own name if absent.
+    #[serde(default)]
+    pub name: Option<String>,
+    /// The best one if absent.
+    #[serde(default)]
+    pub transport: Option<Transport>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -27,6 +27,8 @@ pub(super) struct Core {
     /// Grows whenever a replica changes its state, so that lanes look again at what they wait for.
     changes: AtomicU64,
     pub counts: Counts,
+    /// Held while donors are added or removed.
+    pub membership: Mutex<()>,
     /// The extents that slots are taken from. Its lock makes `reserve` one at a time.
     pub shelf: Mutex<Shelf>,
     /// Signalled when the shelf got a new extent, or when it is clear that it gets none.
@@ -118,6 +120,8 @@ pub(super) struct DonorView {
     pub held: u32,
     pub free: u32,
     pub capacity: u32,
+    /// It is to be removed.
+    pub draining: bool,
 }
 
 impl Core {
@@ -138,6 +142,7 @@ impl Core {
             repair,
             changes: AtomicU64::new(0),
             counts: Counts::default(),
+            membership: Mutex::default(),
             shelf: Mutex::default(),
             shelf_changed: Condvar::new(),
             stopping: AtomicBool::new(false),

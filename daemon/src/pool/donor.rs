@@ -85,6 +85,11 @@ impl DonorThread {
         }
     }
 
+    /// Has it return what it holds and end, without waiting for it.
+    pub fn dismiss(self) {
+        self.send(Command::Stop { give_back: true });
+    }
+
     pub fn join(self) {
         if self.thread.join().is_err() {
             tracing::error!("a donor's control thread panicked");
@@ -103,6 +108,7 @@ impl Donor {
             held: 0,
             free: 0,
             capacity: 0,
+            draining: false,
         };
         Donor { id, address, config: Mutex::new(config), stats: DonorStats::default(), view: Mutex::new(view) }
     }

@@ -105,6 +105,12 @@ pub(super) enum News {
     Taken,
     Wanted,
     // From the pool.
+    DonorAdded {
+        donor: DonorId,
+    },
+    DonorRemoved {
+        donor: DonorId,
+    },
     Stop {
         give_back: bool,
     },
@@ -271,6 +277,8 @@ impl Keeper {
             }
             News::Quarantine(run) => self.quarantine.push_back((now + self.quarantine_for, run)),
             News::Taken | News::Wanted => {}
+            News::DonorAdded { donor } => self.add_donor(donor),
+            News::DonorRemoved { donor } => self.book.remove(donor),
             News::Stop { .. } => {}
         }
         self.act();
@@ -355,7 +363,7 @@ impl Keeper {
                     }
                     Action::Degrade(extent) => self.weighed(extent, false),
                     Action::Restore(extent) => self.weighed(extent, true),
-                    Action::Removed(_) => {}
+                    Action::Removed(donor) => self.removed(donor),
                     Action::Retire(extent) => self.retire(extent),
                     Action::Abandon(donor) => {
                         if let Some(donor) = self.core.donor(donor) {
@@ -372,6 +380,36 @@ impl Keeper {
             self.core.changed();
             self.core.wake_lanes();
         }
+    }
+
+    fn add_donor(&mut self, id: DonorId) {
+        let Some(donor) = self.core.donor(id) else { return };
+        lock(&donor.view).draining = false;
+        let config = lock(&donor.config).clone();
+        match DonorThread::start(&self.core, id, config, self.dialer.clone()) {
+            Ok(thread) => {
+                tracing::info!("donor {} was added", donor.address);
+                self.book.welcome_back(id);
+                if let Some(before) = self.donors.insert(id, thread) {
+                    before.dismiss();
+                }
+            }
+            Err(error) => tracing::error!("failed to add donor {}: {error}", donor.address),
+        }
+    }
+
+    fn removed(&mut self, id: DonorId) {
+        if let Some(thread) = self.donors.remove(&id) {
+            thread.dismiss();
+        }
+        let Some(donor) = self.core.donor(id) else { return };
+        // The next annexd need not know it.
+        self.core.extents.donor(&donor.address, false);
+        *lock(&donor.config) = None;
+        let mut view = lock(&donor.view);
+        (view.state, view.draining) = (DonorState::Lost, false);
+        view.why = "it was removed".to_owned();
+        tracing::info!("donor {} is empty and was removed", view.name);
     }
 
     fn command(&self, donor: DonorId, command: Command) {

@@ -33,6 +33,7 @@ mod keeper;
 mod lane;
 mod mailbox;
 mod mapped;
+mod members;
 mod migrate;
 mod placement;
 mod repair;
@@ -93,6 +94,21 @@ pub enum PoolError {
     NoDonors,
     #[error("{up} of {needed} donors needed for {replicas} replicas are up; {missing}")]
     TooFewDonors { up: usize, needed: usize, replicas: u8, missing: String },
+}
+
+/// A donor could not be added or removed.
+#[derive(Debug, thiserror::Error)]
+pub enum DonorError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error("donor {0} is used already")]
+    Known(String),
+    #[error("there is a donor named {0} already: choose another name")]
+    NameTaken(String),
+    #[error("there is no donor {0}")]
+    Unknown(String),
+    #[error("without donor {donor} only {staying} would be left for {replicas} replicas: add another one first")]
+    Needed { donor: String, staying: usize, replicas: u8 },
 }
 
 /// A lane could not be made.
@@ -343,9 +359,12 @@ impl Pool {
                 errors: donor.stats.errors.load(Relaxed),
                 checksum_errors: donor.stats.checksum_errors.load(Relaxed),
                 healed: donor.stats.healed.load(Relaxed),
+                draining: view.draining,
             }
         };
-        self.core.donors().map(info).collect()
+        // One that was removed is shown as long as something of it is left.
+        let shown = |d: &&Donor| lock(&d.config).is_some() || used.contains_key(&d.id);
+        self.core.donors().filter(shown).map(info).collect()
     }
 
     pub fn slabs(&self) -> Vec<SlabInfo> {

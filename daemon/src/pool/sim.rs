@@ -122,7 +122,7 @@ impl World {
             idle_return: Duration::from_secs(3600),
             max_extents: EXTENTS,
             slots_per_extent: SLOTS,
-            rebalance: seed % 3 == 0,
+            rebalance: seed.is_multiple_of(3),
         };
         Book::new(rules, seed)
     }
@@ -720,7 +720,7 @@ fn no_schedule_of_faults_loses_a_page_that_was_reported_written() {
         return;
     }
     let start = Instant::now();
-    let schedules = number("ANNEX_SIM_SCHEDULES").unwrap_or(600);
+    let schedules = number("ANNEX_SIM_SCHEDULES").unwrap_or(300);
     let kept: u64 = (0..schedules).map(run).sum();
     let rate = schedules as f64 / start.elapsed().as_secs_f64();
     println!("{schedules} schedules, {kept} pages kept, {rate:.0} schedules per second");

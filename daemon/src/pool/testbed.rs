@@ -52,7 +52,6 @@ struct State {
     hears: Vec<Arc<EventFd>>,
     endpoints: Vec<Arc<EventFd>>,
     hellos: u32,
-    served: u64,
 }
 
 impl Agent {
@@ -72,7 +71,6 @@ impl Agent {
             hears: Vec::new(),
             endpoints: Vec::new(),
             hellos: 0,
-            served: 0,
         })))
     }
 
@@ -156,10 +154,6 @@ impl Agent {
 
     pub fn hellos(&self) -> u32 {
         self.with(|s| s.hellos)
-    }
-
-    pub fn served(&self) -> u64 {
-        self.with(|s| s.served)
     }
 
     /// Changes a byte of every page it holds.
@@ -346,7 +340,6 @@ impl Endpoint for ScriptedEndpoint {
             && !self.broken
             && let Some(op) = self.posted.pop_front()
         {
-            state.served += 1;
             let fate = (state.script)(&op);
             let result = match fate {
                 Fate::Fail(kind) => {

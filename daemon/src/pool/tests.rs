@@ -359,6 +359,33 @@ fn a_donor_that_says_goodbye_is_emptied_within_its_grace() {
 }
 
 #[test]
+fn a_donor_is_added_and_another_removed_under_pages_that_stay() {
+    let bed = Bed::new(&[8, 8, 8], 2);
+    let mut lane = bed.lane();
+    let runs = bed.reserve(150);
+    write(&mut lane, &runs, 1).unwrap();
+    let victim = donor_of(&bed, runs[0], 0);
+    bed.pool.remove_donor(&format!("d{victim}:1")).unwrap();
+    eventually("it is gone", || bed.pool.donors().len() == 2);
+    eventually("it has everything back", || bed.agents[victim].lent() == 0);
+    assert!(runs.iter().all(|r| read(&mut lane, *r, 1) == Ok(true)));
+    assert_eq!(bed.pool.info().degraded_extents, 0);
+
+    let staying = (0..3).find(|d| *d != victim).unwrap();
+    let error = bed.pool.remove_donor(&format!("d{staying}:1")).unwrap_err().to_string();
+    assert!(error.contains("only 1 would be left for 2 replicas"), "{error}");
+    let config = bed.config.donors[victim].clone();
+    bed.pool.add_donor(config.clone()).unwrap();
+    assert!(bed.pool.add_donor(config).is_err());
+    eventually("it is up", || bed.pool.donors().iter().filter(|d| d.state == DonorState::Up).count() == 3);
+    bed.agents[staying].cut();
+    eventually("what was lost is on the one that was added", || {
+        bed.pool.info().degraded_extents == 0 && bed.agents[victim].lent() > 0
+    });
+    assert!(runs.iter().all(|r| read(&mut lane, *r, 1) == Ok(true)));
+}
+
+#[test]
 fn a_read_that_takes_too_long_is_answered_by_another_replica() {
     let bed = Bed::with(&[8, 8], 2, |c| c.read_timeout = TimeSpan(Duration::from_millis(30)));
     let mut lane = bed.lane();
