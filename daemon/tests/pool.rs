@@ -146,7 +146,7 @@ fn load(pool: &Arc<Pool>, stop: &AtomicBool, verified: &AtomicU64) {
             verify(&mut lane, run, generation);
             verified.fetch_add(run.count.into(), Ordering::Relaxed);
         }
-        if held.len() > 100 {
+        while held.len() > 100 {
             let (run, _) = held.swap_remove(generation as usize % 100);
             run.slots().for_each(|s| pool.release(s));
         }
@@ -225,7 +225,10 @@ fn an_agent_of_its_own() {
     let Some(terms) = std::env::var_os("ANNEX_TEST_AGENT") else { return };
     let terms = terms.into_string().unwrap();
     let (listen, dir) = terms.split_once(' ').unwrap();
-    let config = Config { listen: listen.parse().unwrap(), ..agent_config(std::path::Path::new(dir), "own") };
+    // Two of three have room for all that the load holds.
+    let capacity = Some(ByteSize(100 * SLAB));
+    let listen = listen.parse().unwrap();
+    let config = Config { listen, capacity, ..agent_config(std::path::Path::new(dir), "own") };
     let _agent = Agent::start(config).unwrap();
     loop {
         std::thread::park();

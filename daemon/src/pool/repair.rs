@@ -28,6 +28,8 @@ const BATCH: u32 = 256;
 const SCRUB: u32 = 64;
 /// How often a page is rewritten before that counts as failed.
 const HEAL_TRIES: u32 = 3;
+/// How long a page that looks decayed is given, in case it is just being written.
+const WRITE_TIME: Duration = Duration::from_millis(10);
 /// With nothing to do the thread looks around this often.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// After a round over everything the scrubber rests this long.
@@ -321,9 +323,9 @@ impl Repair {
             return Ok(());
         }
         let run = SlotRun { first: slot, count: 1 };
-        let mut wrote = false;
+        let (mut wrote, mut waited) = (false, false);
         let healed = 'healed: {
-            for _ in 0..HEAL_TRIES {
+            for _ in 0..=HEAL_TRIES {
                 let replica = core.extents.replica(extent, place);
                 if replica.generation != generation || replica.state != ReplicaState::Live {
                     break 'healed Ok(());
@@ -339,6 +341,12 @@ impl Repair {
                             tracing::warn!("{slot} was wrong on {} and was rewritten", replica.donor);
                         }
                         break 'healed Ok(());
+                    }
+                    // Most likely a write that is under way: it gets a moment to end.
+                    Ok(Err(IoError::Corrupt)) if !waited => {
+                        waited = true;
+                        std::thread::sleep(WRITE_TIME);
+                        continue;
                     }
                     Ok(Err(IoError::Corrupt)) => {}
                     Ok(Err(_)) => break 'healed Ok(()),

@@ -12,6 +12,8 @@ use super::*;
 const REJOIN_AFTER: Duration = Duration::from_millis(250);
 /// A replica that was away so often without having been live in between is lost.
 const MAX_STRIKES: u8 = 6;
+/// A replica that was live for this long has taken part in every write under way.
+const SETTLED_AFTER: Duration = Duration::from_secs(1);
 /// An extent without a live replica is left so for this long before a joining one is made live as it is. Joining ones fill each other meanwhile.
 const PROMOTE_AFTER: Duration = Duration::from_secs(10);
 
@@ -97,7 +99,6 @@ impl Book {
             member.turn(ReplicaState::Live, now);
             (member.strikes, member.fresh) = (0, false);
             self.weigh(extent);
-            self.let_go(extent);
         }
     }
 
@@ -152,7 +153,6 @@ impl Book {
             {
                 member.leaving = Some(Leaving { deadline });
                 self.weigh(extent);
-                self.let_go(extent);
             }
         }
     }
@@ -186,6 +186,9 @@ impl Book {
             }
         }
         self.promote(now);
+        let left = |m: &Member| m.leaving.is_some() && m.placed.state.is_kept();
+        let leaving: Vec<ExtentId> = self.extents.iter().filter(|(_, m)| m.iter().any(left)).map(|(e, _)| *e).collect();
+        leaving.into_iter().for_each(|extent| self.let_go(extent, now));
     }
 
     /// When nobody live is left and nobody away can come back, what the fullest joining replica lacks is gone for good, and the rest is worth having.
@@ -223,10 +226,12 @@ impl Book {
         self.weigh(extent);
     }
 
-    /// Replicas that are leaving may go when there are enough without them.
-    fn let_go(&mut self, extent: ExtentId) {
+    /// Replicas that are leaving may go when there are enough without them, for long enough: a write that was under way when a new one
+    /// joined may still turn that one back.
+    fn let_go(&mut self, extent: ExtentId, now: Instant) {
         let Some(members) = self.extents.get(&extent) else { return };
-        let enough = members.iter().filter(|m| m.lasts() && m.placed.state == ReplicaState::Live).count();
+        let settled = |m: &&Member| m.lasts() && now.duration_since(m.since) >= SETTLED_AFTER;
+        let enough = members.iter().filter(settled).filter(|m| m.placed.state == ReplicaState::Live).count();
         if enough < self.rules.replicas {
             return;
         }

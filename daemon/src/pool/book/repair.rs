@@ -34,7 +34,9 @@ impl Book {
             let lasting = members.iter().filter(|m| m.lasts()).count();
             let coming = self.joins.iter().filter(|j| j.extent == *extent).count();
             let wanted = lasting + coming < self.rules.replicas && kept + coming < PLACES;
-            if wanted && live > 0 && !empty.contains(extent) {
+            // One that is empty and degraded goes back as a whole.
+            let retires = empty.contains(extent) && self.degraded.contains(extent);
+            if wanted && live > 0 && !retires {
                 needy.push((live, *extent));
             }
         }

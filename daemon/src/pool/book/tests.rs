@@ -114,6 +114,7 @@ impl World {
     fn fill_and_settle(&mut self) {
         for _ in 0..8 {
             self.fill_all();
+            self.now += Duration::from_secs(1);
             self.settle(&Room { free: SLOTS, ..nothing_free() });
         }
     }
@@ -416,6 +417,7 @@ fn a_donor_that_was_added_takes_its_share_of_replicas() {
     for _ in 0..30 {
         world.settle(&Room { free: 2 * SLOTS, ..nothing_free() });
         world.fill_all();
+        world.now += Duration::from_secs(1);
     }
     let held: Vec<usize> = world.lent.iter().map(BTreeMap::len).collect();
     assert!(held.iter().max().unwrap() - held.iter().min().unwrap() <= 4, "{held:?}");
