@@ -29,7 +29,7 @@ pub use server::Control;
 pub use socket::ControlSocket;
 
 use annex_shared::api::{
-    ApiError, AppInfo, AttachRequest, DonorInfo, Limit, PoolInfo, Progress, SlabInfo, WorkersInfo,
+    ApiError, AppInfo, AttachRequest, DonorInfo, DonorRequest, Limit, PoolInfo, Progress, SlabInfo, WorkersInfo,
 };
 
 /// Who asks: the peer of a control connection, as the kernel recorded it at `connect`.
@@ -60,6 +60,9 @@ pub trait Apps: Send + Sync + 'static {
 /// What the control plane asks of the pool.
 pub trait Donors: Send + Sync + 'static {
     fn donors(&self) -> Vec<DonorInfo>;
+    fn add_donor(&self, request: &DonorRequest) -> Result<DonorInfo, ApiError>;
+    /// Begins to; what lies there is moved elsewhere first.
+    fn remove_donor(&self, name: &str) -> Result<DonorInfo, ApiError>;
     fn slabs(&self) -> Vec<SlabInfo>;
     fn info(&self) -> PoolInfo;
     fn warnings(&self) -> Vec<String>;
