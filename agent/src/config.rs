@@ -39,7 +39,8 @@ pub struct Config {
     pub prefault: bool,
     /// Free slabs kept allocated, so that the next lease needs no new memory.
     pub spare_slabs: u32,
-    /// A lease that its client does not renew for this long is over.
+    /// A lease that its client does not renew for this long is over. Longer than a client may stand still without being gone: a virtual machine that is
+    /// moved or suspended, an annexd whose programs wait for the next one.
     pub lease_ttl: TimeSpan,
     /// How long clients get to move their pages elsewhere when this host needs a slab back.
     pub recall_deadline: TimeSpan,
@@ -73,7 +74,7 @@ impl Default for Config {
             hugepages: Hugepages::Off,
             prefault: false,
             spare_slabs: 4,
-            lease_ttl: TimeSpan(Duration::from_secs(10)),
+            lease_ttl: TimeSpan(Duration::from_secs(60)),
             recall_deadline: TimeSpan(Duration::from_secs(30)),
             grace: TimeSpan(Duration::from_secs(2)),
             shm_socket: PathBuf::from(SHM_SOCKET),

@@ -3,7 +3,7 @@
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpListener;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::{Path, PathBuf};
@@ -56,6 +56,8 @@ impl Running {
                         return notice;
                     }
                 }
+                // A receive with a time-out is interrupted when this process was frozen for a moment: nothing was said yet.
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => panic!("no notice {wanted}: {error}; {}", self.rest()),
             }
         }
@@ -150,7 +152,7 @@ fn a_stop_is_orderly_and_leaves_no_socket() {
 #[test]
 fn a_hang_up_or_a_stray_signal_does_not_end_it() {
     let annexd = Running::start();
-    for signal in [Signal::SIGHUP, Signal::SIGUSR1, Signal::SIGUSR2, Signal::SIGALRM] {
+    for signal in [Signal::SIGHUP, Signal::SIGUSR2, Signal::SIGALRM] {
         annexd.signal(signal);
     }
     assert_eq!(annexd.status()["pid"], annexd.child.id());

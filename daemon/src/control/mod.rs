@@ -23,10 +23,11 @@ pub mod socket;
 pub mod stop;
 #[cfg(test)]
 mod tests;
+pub mod watchdog;
 
 pub use access::Operators;
 pub use server::Control;
-pub use socket::ControlSocket;
+pub use socket::{BindError, ControlSocket};
 
 use annex_shared::api::{
     ApiError, AppInfo, AttachRequest, DonorInfo, DonorRequest, Limit, PoolInfo, Progress, SlabInfo, WorkersInfo,
@@ -53,6 +54,8 @@ pub trait Apps: Send + Sync + 'static {
     fn workers(&self) -> WorkersInfo;
     /// Memory of the page tables, in bytes.
     fn overhead_bytes(&self) -> u64;
+    /// What has stopped making progress, in words; `None` while all is well.
+    fn stalled(&self) -> Option<String>;
     /// Detaches everything, for an orderly stop; an error says what is missing.
     fn detach_all(&self, progress: &mut dyn FnMut(Progress)) -> Result<(), ApiError>;
 }

@@ -201,6 +201,10 @@ impl Apps for ScriptedApps {
         WorkersInfo { fault_workers: 2, wait: "block".into(), evictors: 1 }
     }
 
+    fn stalled(&self) -> Option<String> {
+        None
+    }
+
     fn overhead_bytes(&self) -> u64 {
         0
     }

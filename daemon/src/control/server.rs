@@ -125,7 +125,13 @@ impl Control {
             overhead_per_page: (evicted_pages > 0).then(|| overhead as f64 / evicted_pages as f64),
             cpu_s: super::host::cpu_seconds(),
             apps,
-            warnings: self.shortcomings.iter().cloned().chain(self.pool.warnings()).collect(),
+            warnings: self
+                .shortcomings
+                .iter()
+                .cloned()
+                .chain(self.apps.stalled())
+                .chain(self.pool.warnings())
+                .collect(),
         }
     }
 }

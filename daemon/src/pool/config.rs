@@ -60,7 +60,7 @@ impl Default for PoolConfig {
             read_timeout: TimeSpan(Duration::from_millis(500)),
             hedge_after: TimeSpan(Duration::from_millis(2)),
             repair_rate: ByteSize(256 << 20),
-            scrub_rate: ByteSize(16 << 20),
+            scrub_rate: ByteSize(1 << 20),
             rebalance: true,
             op_timeout: TimeSpan(Duration::from_millis(3000)),
             control_timeout: TimeSpan(Duration::from_millis(5000)),

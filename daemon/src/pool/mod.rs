@@ -32,10 +32,10 @@ mod inflight;
 mod keeper;
 mod lane;
 mod mailbox;
-mod mapped;
 mod members;
 mod migrate;
 mod placement;
+mod recount;
 mod repair;
 mod replicas;
 mod report;
@@ -49,6 +49,7 @@ mod testbed;
 mod tests;
 
 use self::core::{Core, Donor, DonorView, lock};
+use crate::mapped;
 use annex_shared::api::{DonorInfo, DonorState, PoolInfo, SlabInfo};
 use annex_shared::fabric::ArenaError;
 use annex_shared::ids::{ClientId, SlotIdx};
@@ -84,6 +85,8 @@ pub enum PoolError {
     Map(#[from] MapError),
     #[error("the pool's saved slot table has another size than this version's")]
     SlotTable,
+    #[error("the pool's saved state is damaged: a page is in {0}, which is in no extent")]
+    Reference(SlotIdx),
     #[error("donor {0} holds pages of running programs but is not configured any more: add it to [pool] again")]
     DonorMissing(String),
     #[error("failed to start the pool's thread {name}: {source}")]
@@ -154,14 +157,18 @@ pub struct Done {
     pub result: Result<(), IoError>,
 }
 
+/// Tells each reference to a slot to whom it is given.
+pub type References<'a> = &'a dyn Fn(&mut dyn FnMut(SlotIdx));
+
 /// The pool's tables: fresh, or those of the annexd before.
-#[derive(Debug)]
-pub enum PoolState {
+pub enum PoolState<'a> {
     Fresh,
     /// Descriptors of an extent table and a slot table, as [`Pool::state_fds`] gave them.
     Saved {
         extents: OwnedFd,
         slots: OwnedFd,
+        /// Tells every reference there is, once for each: what nobody refers to is free.
+        references: References<'a>,
     },
 }
 
@@ -174,7 +181,7 @@ pub struct Pool {
 
 impl Pool {
     /// Starts the pool: connects to the donors in the background and waits for them a moment (`start_wait`), not for ever.
-    pub fn start(config: PoolConfig, state: PoolState) -> Result<Arc<Pool>, PoolError> {
+    pub fn start(config: PoolConfig, state: PoolState<'_>) -> Result<Arc<Pool>, PoolError> {
         let dialer = Arc::new(dial::NetDialer::new(&config));
         Self::start_with(config, state, dialer)
     }
@@ -182,15 +189,18 @@ impl Pool {
     /// As [`Pool::start`], reaching donors through another dialer.
     pub(crate) fn start_with(
         config: PoolConfig,
-        state: PoolState,
+        state: PoolState<'_>,
         dialer: Arc<dyn dial::Dialer>,
     ) -> Result<Arc<Pool>, PoolError> {
         config.check()?;
         let taken_over = matches!(state, PoolState::Saved { .. });
-        let (extents, slots) = match state {
-            PoolState::Fresh => (ExtentTable::create(ClientId(rand::random()))?, SlotTable::create()?),
-            PoolState::Saved { extents, slots } => {
-                (ExtentTable::open(extents)?, SlotTable::open(slots)?.ok_or(PoolError::SlotTable)?)
+        let (extents, slots, unsettled) = match state {
+            PoolState::Fresh => (ExtentTable::create(ClientId(rand::random()))?, SlotTable::create()?, Vec::new()),
+            PoolState::Saved { extents, slots, references } => {
+                let extents = ExtentTable::open(extents)?;
+                let slots = SlotTable::open(slots)?.ok_or(PoolError::SlotTable)?;
+                let unsettled = recount::recount(&extents, &slots, references)?;
+                (extents, slots, unsettled)
             }
         };
         let donors = Self::name_donors(&config, &extents)?;
@@ -204,8 +214,13 @@ impl Pool {
             core.extents.live().for_each(|(extent, _)| core.slots.adopt(extent, slots));
         }
         let threads = keeper::start(&core, dialer, news, tasks)?;
+        // A write that was under way when the annexd before ended may arrive yet.
+        unsettled.into_iter().for_each(|run| core.tell(keeper::News::Quarantine(run)));
         let pool = Arc::new(Pool { core, threads: Mutex::new(threads), taken_over });
-        pool.wait_for_donors();
+        if !taken_over {
+            // Programs stand still meanwhile if there are any already; what they need waits for its donor alone.
+            pool.wait_for_donors();
+        }
         Ok(pool)
     }
 
@@ -460,6 +475,11 @@ impl Pool {
     /// Memory that the pool's tables really take, in bytes.
     pub fn metadata_bytes(&self) -> u64 {
         self.core.extents.resident() + self.core.slots.resident()
+    }
+
+    /// Gives up a reference to each of the run's slots once no operation that was under way at the last annexd's end can reach them any more.
+    pub fn rest(&self, run: SlotRun) {
+        self.core.tell(keeper::News::Quarantine(run));
     }
 
     /// The tables' descriptors, to be kept where they outlive this process: (extents, slots).

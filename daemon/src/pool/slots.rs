@@ -160,6 +160,11 @@ impl SlotTable {
         self.count(slot).load(Acquire)
     }
 
+    /// Puts a count right, while nobody uses the table yet.
+    pub fn set_references(&self, slot: SlotIdx, count: u16) {
+        self.count(slot).store(count, Release);
+    }
+
     /// One more reference. False, and nothing done, if the slot is free: whoever asks has no right to it.
     #[inline]
     pub fn retain(&self, slot: SlotIdx) -> bool {

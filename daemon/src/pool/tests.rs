@@ -1,12 +1,13 @@
 //! The pool against scripted donors: what a lost, lying, slow or restarted donor does to pages. (Nothing.)
 
 use super::testbed::{Bed, Fate, SLOTS, eventually, finish, is_filled, post_write, read, write};
-use super::{IoError, Pool, PoolError, PoolState, SlotRun};
+use super::{IoError, Pool, PoolError, PoolState, References, SlotRun};
 use annex_shared::api::DonorState;
 use annex_shared::config::{ByteSize, TimeSpan};
 use annex_shared::fabric::ErrorKind;
 use annex_shared::ids::{ExtentId, SlotIdx};
 use annex_shared::page::PAGE_SIZE;
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 #[test]
@@ -518,10 +519,8 @@ fn the_next_annexd_takes_the_pages_over() {
     let used = bed.pool.info().used;
     drop(lane);
     bed.pool.leave();
-    let (extents, slots) = bed.pool.state_fds();
-    let extents = extents.try_clone_to_owned().unwrap();
-    let slots = slots.try_clone_to_owned().unwrap();
-    let next = Pool::start_with(bed.config.clone(), PoolState::Saved { extents, slots }, bed.dialer()).unwrap();
+    let references = |each: &mut dyn FnMut(SlotIdx)| runs.iter().flat_map(|run| run.slots()).for_each(each);
+    let next = Pool::start_with(bed.config.clone(), saved(&bed, &references), bed.dialer()).unwrap();
     assert!(next.is_taken_over());
     assert_eq!(next.info().used, used);
     let mut lane = next.lane("test", 256).unwrap();
@@ -529,17 +528,48 @@ fn the_next_annexd_takes_the_pages_over() {
     assert_eq!(next.info().degraded_extents, 0);
 }
 
+/// A slot that the annexd before had in use and that no record names any more: a WRITE to it may still be on its way.
+#[test]
+fn at_a_take_over_what_nobody_refers_to_rests_and_references_are_counted_anew() {
+    let bed = Bed::new(&[8, 8], 2);
+    let runs = bed.reserve(10);
+    let (kept, shared, forgotten) = (runs[0].first, SlotIdx(runs[0].first.0 + 1), SlotIdx(runs[0].first.0 + 2));
+    bed.pool.retain(kept);
+    bed.pool.leave();
+    let next = Pool::start_with(
+        bed.config.clone(),
+        saved(&bed, &|each| [kept, shared, shared].into_iter().for_each(each)),
+        bed.dialer(),
+    )
+    .unwrap();
+    assert_eq!([kept, shared, forgotten].map(|slot| next.references(slot)), [1, 2, 1]);
+    assert_eq!(next.info().used, 10 * PAGE_SIZE as u64, "resting slots are not free");
+}
+
+#[test]
+fn a_take_over_that_names_a_slot_outside_every_extent_is_refused() {
+    let bed = Bed::new(&[8, 8], 2);
+    bed.reserve(10);
+    bed.pool.leave();
+    let far = |each: &mut dyn FnMut(SlotIdx)| each(SlotIdx(SLOTS * 7));
+    let error = Pool::start_with(bed.config.clone(), saved(&bed, &far), bed.dialer()).err().unwrap();
+    assert!(matches!(error, PoolError::Reference(_)), "{error}");
+}
+
+fn saved<'a>(bed: &Bed, references: References<'a>) -> PoolState<'a> {
+    let (extents, slots) = bed.pool.state_fds();
+    let copy = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().unwrap();
+    PoolState::Saved { extents: copy(extents), slots: copy(slots), references }
+}
+
 #[test]
 fn a_take_over_without_a_donor_that_holds_pages_is_refused() {
     let bed = Bed::new(&[8, 8], 2);
     bed.reserve(1);
     bed.pool.leave();
-    let (extents, slots) = bed.pool.state_fds();
-    let state =
-        PoolState::Saved { extents: extents.try_clone_to_owned().unwrap(), slots: slots.try_clone_to_owned().unwrap() };
     let mut config = bed.config.clone();
     config.donors.pop();
-    let error = Pool::start_with(config, state, bed.dialer()).err().unwrap();
+    let error = Pool::start_with(config, saved(&bed, &|_| ()), bed.dialer()).err().unwrap();
     assert!(error.to_string().contains("donor d1:1 holds pages"), "{error}");
 }
 
