@@ -6,7 +6,7 @@
 //! would throw away the records of the mapping that landed.
 //!
 //! While any message is unread, every install and every MOVE answers EAGAIN. So it is enough to have it right by the time that one does not: the
-//! changes read until then form a [`Window`]. Within it,
+//! changes read until then form a [`Window`](super::window::Window). Within it,
 //!
 //! - what a REMAP lands upon is not dropped but *displaced*: the message that vacates it is still to come, and applies to it first;
 //! - a REMAP of what is displaced takes that; any other takes what is there now (it may be MREMAP_DONTUNMAP's, which unmaps nothing);
