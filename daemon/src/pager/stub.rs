@@ -332,12 +332,12 @@ fn pass(child: &mut Tracee, pidfd: &OwnedFd, scratch: u64, fds: [BorrowedFd<'_>;
 
 /// In the app: collects the dead stub so that no zombie stays, and unmaps what it left. Best effort: the app may be gone.
 pub fn reap(pid: i32, tid: i32, suspend_seccomp: bool, pid_there: i32, mappings: &[(u64, u64)]) -> Option<Pause> {
-    let start = Instant::now();
     // If the process has called exec since, the same addresses are another program's.
     let is_shared_page = |m: &process::Mapping| m.name.starts_with("/memfd:annex-stub");
     let is_ours = process::maps(pid)
         .is_ok_and(|maps| mappings.iter().any(|(at, _)| maps.iter().any(|m| m.start == *at && is_shared_page(m))));
     let mappings = if is_ours { mappings } else { &[] };
+    let start = Instant::now();
     let mut thread = Tracee::stop(pid, tid, suspend_seccomp).ok()?;
     for (at, len) in mappings {
         let _ = thread.syscall(libc::SYS_munmap, [*at, *len, 0, 0, 0, 0]);
