@@ -2,17 +2,21 @@
 //!
 //! | thread | does |
 //! | --- | --- |
-//! | `agent-accept` | waits on the TCP and the Unix socket, starts a thread per connection |
-//! | `agent-janitor` | expiry, cleaning, host pressure ([`Lender::clean_up`]) |
-//! | `agent-control`, `agent-data`, `agent-shm` | one connection each |
+//! | `agent-accept` | waits on the TCP and the Unix sockets, starts a thread per connection |
+//! | `agent-janitor` | expiry, cleaning, host pressure, recalls ([`Lender::clean_up`]) |
+//! | `agent-tcp`, `agent-shm`, `agent-local` | one connection each: control or data, slabs' descriptors, an administrator's request |
 //!
-//! All of them block; an agent whose clients are quiet uses no CPU but for the renewals of their leases.
+//! All of them block; an agent whose clients are quiet uses no CPU but for the renewals of their leases and a look at the host's memory
+//! once a second.
 
 use crate::config::{BadConfig, Config, Terms};
 use crate::control::{self, Deadline, HELLO_TIMEOUT};
-use crate::lender::Lender;
+use crate::lender::{Lender, ResumeError};
+use crate::local;
 use crate::pressure::HostMemory;
 use crate::slab::SlabError;
+use crate::sockets::bind_private;
+use crate::store::{Store, StoreError};
 use crate::targets;
 use annex_shared::api::format_bytes;
 use annex_shared::ids::Incarnation;
@@ -26,7 +30,6 @@ use std::fs;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -55,6 +58,8 @@ pub enum StartError {
     Listen { address: SocketAddr, source: io::Error },
     #[error("failed to listen on shm_socket {}: {source}; choose another path, or \"\" for none", .path.display())]
     ShmSocket { path: PathBuf, source: io::Error },
+    #[error("failed to listen on control_socket {}: {source}; choose another path, or \"\" for none", .path.display())]
+    ControlSocket { path: PathBuf, source: io::Error },
     #[error(
         "prefault = true, but this host can spare {} slabs of {} now and the capacity is {}: lower capacity or headroom",
         .spare, format_bytes(*.slab), .capacity
@@ -62,8 +67,10 @@ pub enum StartError {
     Prefault { spare: u32, capacity: u32, slab: u64 },
     #[error(transparent)]
     Slab(#[from] SlabError),
-    #[error("failed to create the lease board: {0}")]
-    Board(#[source] io::Error),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Resume(#[from] ResumeError),
     #[error("failed to start a thread: {0}")]
     Thread(#[source] io::Error),
 }
@@ -82,13 +89,14 @@ struct Core {
 pub struct Agent {
     core: Arc<Core>,
     addr: SocketAddr,
+    has_control: bool,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Agent {
     /// Starts an agent. It serves when this returns.
     pub fn start(config: Config) -> Result<Agent, StartError> {
-        let host = HostMemory::now().map_err(|source| StartError::Host { what: "memory", source })?;
+        let host = config.host.memory().map_err(|source| StartError::Host { what: "memory", source })?;
         let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id")
             .map_err(|source| StartError::Host { what: "boot id", source })?;
         let terms = config.resolve(&host, &host_name()?)?;
@@ -100,9 +108,12 @@ impl Agent {
             .map_err(|source| StartError::Listen { address, source })?;
         let addr = listener.local_addr().map_err(|source| StartError::Listen { address, source })?;
         let shm_listener = listen_for_shm(&terms)?;
+        let local_listener = listen_for_administrator(&terms)?;
 
         let incarnation = Incarnation(rand::random());
-        let lender = Lender::new(terms, incarnation, shm_listener.is_some()).map_err(StartError::Board)?;
+        // Last of what may fail for want of something: whoever takes what is kept has to make good use of it.
+        let (store, found) = Store::open(terms.keeper.as_deref())?;
+        let lender = Lender::open(terms, incarnation, shm_listener.is_some(), store, found)?;
         stock(&lender, &host)?;
         let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
             .map_err(|e| StartError::Thread(e.into()))?;
@@ -113,16 +124,18 @@ impl Agent {
             is_stopping: AtomicBool::new(false),
             wake,
         });
-        let mut agent = Agent { core: core.clone(), addr, threads: Vec::new() };
+        let mut agent = Agent { core: core.clone(), addr, has_control: local_listener.is_some(), threads: Vec::new() };
         agent.spawn("agent-janitor", |core| core.lender.clean_up())?;
-        agent.spawn("agent-accept", move |core| accept(core, &listener, shm_listener.as_ref()))?;
+        agent.spawn("agent-accept", move |core| {
+            accept(core, &Doors { tcp: listener, addr, shm: shm_listener, local: local_listener })
+        })?;
 
         let terms = core.lender.terms();
         if !addr.ip().is_loopback() {
             warn!("{addr} is open to the network without encryption or authentication, as insecure = true allows");
         }
         info!(
-            "{} lends up to {} slabs of {} on {addr}, incarnation {incarnation}; shm: {}",
+            "{} lends up to {} slabs of {} on {addr}, incarnation {incarnation}; shm: {}; over a restart {} keeps its memory",
             terms.name,
             terms.capacity_slabs,
             format_bytes(terms.slab_size),
@@ -131,6 +144,7 @@ impl Agent {
                 .as_ref()
                 .filter(|_| core.lender.offers_shm())
                 .map_or("off".into(), |p| p.display().to_string()),
+            core.lender.store().what(),
         );
         Ok(agent)
     }
@@ -181,8 +195,11 @@ impl Agent {
         if !self.core.lender.controls().finish_all(LAST_CALL) {
             debug!("some clients did not take their last answers");
         }
+        // For good: nobody is to go on with what is revoked.
+        self.core.lender.forget();
         self.close_connections();
-        if let Some(path) = self.shm_socket() {
+        let control = self.core.lender.terms().control_socket.as_deref().filter(|_| self.has_control);
+        for path in self.shm_socket().into_iter().chain(control) {
             // What matters is that no client finds it any more; an error means somebody else removed it.
             let _ = fs::remove_file(path);
         }
@@ -190,10 +207,33 @@ impl Agent {
     }
 
     /// Stops at once and without a word, as a power cut would: connections break, leases on the board run out by
-    /// themselves, the Unix socket's file stays behind.
+    /// themselves, the Unix socket's file stays behind. What is in the store stays there for the next agent.
     pub fn kill(mut self) {
         self.stop_threads();
         self.close_connections();
+    }
+
+    /// True if its janitor, which everything else waits for sooner or later, has shown life within `patience`. Asks it to.
+    pub fn is_alive(&self, patience: Duration) -> bool {
+        self.core.lender.is_alive(patience)
+    }
+
+    /// One line for systemd's status.
+    pub fn summary(&self) -> String {
+        let (view, terms) = (self.core.lender.view(), self.core.lender.terms());
+        let holders = view.clients.iter().filter(|c| !c.held.is_empty()).count();
+        let lent =
+            format!("{} of {} slabs lent to {holders} clients on {}", view.lent, terms.capacity_slabs, self.addr);
+        match (view.is_draining, self.core.lender.is_pressed()) {
+            (true, _) => format!("draining: {lent}"),
+            (_, true) => format!("short of memory: {lent}, {} recalled", view.recalled),
+            _ => lent,
+        }
+    }
+
+    /// True if an agent that is started next can go on with this one's leases.
+    pub fn can_hand_over(&self) -> bool {
+        self.core.lender.store().lasts()
     }
 
     /// Stops accepting and cleaning.
@@ -217,6 +257,7 @@ impl Agent {
         core.lender.controls().close_all();
         core.lender.connections().shutdown();
         core.lender.connections().wait_empty(LAST_CALL);
+        core.lender.store().leave();
     }
 
     fn spawn(&mut self, name: &str, run: impl FnOnce(&Arc<Core>) + Send + 'static) -> Result<(), StartError> {
@@ -256,10 +297,11 @@ fn raise_limits() {
 fn stock(lender: &Lender, host: &HostMemory) -> Result<(), StartError> {
     let terms = lender.terms();
     let spare = host.room(terms.slab_size, terms.headroom, terms.hugepages).slabs;
-    if terms.prefault && spare < terms.capacity_slabs {
+    // What was taken over has its memory.
+    if terms.prefault && spare < terms.capacity_slabs.saturating_sub(lender.lent()) {
         return Err(StartError::Prefault { spare, capacity: terms.capacity_slabs, slab: terms.slab_size });
     }
-    if spare == 0 {
+    if spare == 0 && lender.lent() == 0 {
         warn!("this host can spare no memory now; slabs are lent once it can");
     }
     Ok(lender.stock(if terms.prefault { terms.capacity_slabs } else { spare.min(1) })?)
@@ -281,46 +323,58 @@ fn listen_for_shm(terms: &Terms) -> Result<Option<UnixListener>, StartError> {
     }
 }
 
-/// Binds a socket that only this user can connect to. A socket that nobody listens on any more is replaced.
-fn bind_private(path: &Path) -> io::Result<UnixListener> {
-    if let Some(folder) = path.parent().filter(|f| !f.as_os_str().is_empty()) {
-        fs::create_dir_all(folder)?;
+/// The Unix socket for `status` and `drain`, in the same way.
+fn listen_for_administrator(terms: &Terms) -> Result<Option<UnixListener>, StartError> {
+    let Some(path) = &terms.control_socket else { return Ok(None) };
+    match bind_private(path) {
+        Ok(listener) => Ok(Some(listener)),
+        Err(source) if terms.control_is_default => {
+            warn!(
+                "`annex-agent status` and `drain` won't reach this agent: failed to listen on {}: {source}; set \
+                 control_socket to another path",
+                path.display()
+            );
+            Ok(None)
+        }
+        Err(source) => Err(StartError::ControlSocket { path: path.clone(), source }),
     }
-    match UnixStream::connect(path) {
-        Ok(_) => return Err(io::Error::new(io::ErrorKind::AddrInUse, "another program listens on it")),
-        Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path)?,
-        Err(_) => {}
-    }
-    // Bound under another name and renamed, so that it is never there with wider permissions.
-    let mut hidden = path.as_os_str().to_owned();
-    hidden.push(format!(".{}", std::process::id()));
-    let hidden = PathBuf::from(hidden);
-    // Left by a process of the same number that died here.
-    let _ = fs::remove_file(&hidden);
-    let bound = UnixListener::bind(&hidden).and_then(|listener| {
-        fs::set_permissions(&hidden, fs::Permissions::from_mode(0o600))?;
-        listener.set_nonblocking(true)?;
-        fs::rename(&hidden, path)?;
-        Ok(listener)
-    });
-    bound.inspect_err(|_| {
-        let _ = fs::remove_file(&hidden);
-    })
+}
+
+/// Where connections come in.
+struct Doors {
+    tcp: TcpListener,
+    addr: SocketAddr,
+    shm: Option<UnixListener>,
+    local: Option<UnixListener>,
 }
 
 /// Accepts until the agent stops.
-fn accept(core: &Arc<Core>, tcp: &TcpListener, shm: Option<&UnixListener>) {
+fn accept(core: &Arc<Core>, doors: &Doors) {
+    let Doors { tcp, addr, shm, local } = doors;
     let mut is_full = false;
     while !core.is_stopping.load(Ordering::SeqCst) {
         let mut waits =
             vec![PollFd::new(core.wake.as_fd(), PollFlags::POLLIN), PollFd::new(tcp.as_fd(), PollFlags::POLLIN)];
-        waits.extend(shm.map(|l| PollFd::new(l.as_fd(), PollFlags::POLLIN)));
+        waits.extend([shm, local].into_iter().flatten().map(|l| PollFd::new(l.as_fd(), PollFlags::POLLIN)));
         match poll(&mut waits, PollTimeout::NONE) {
             Ok(_) | Err(nix::errno::Errno::EINTR) => {}
             Err(e) => {
                 error!("failed to wait for connections: {e}");
                 thread::sleep(Duration::from_secs(1));
             }
+        }
+        // Before the limit is looked at: an agent that is full can still be asked.
+        match local.as_ref().map(UnixListener::accept) {
+            Some(Ok((stream, _))) => {
+                let addr = addr.to_string();
+                start(core, "agent-local", move |core| {
+                    if let Err(e) = local::serve(stream, &core.lender, &addr) {
+                        debug!("a connection on the control socket ended: {e}");
+                    }
+                });
+            }
+            Some(Err(e)) => report_accept(&e),
+            None => {}
         }
         if core.served.load(Ordering::Relaxed) >= core.lender.terms().max_connections {
             if !is_full {
@@ -339,7 +393,7 @@ fn accept(core: &Arc<Core>, tcp: &TcpListener, shm: Option<&UnixListener>) {
             Ok((stream, peer)) => start(core, "agent-tcp", move |core| serve_tcp(core, stream, peer)),
             Err(e) => report_accept(&e),
         }
-        match shm.map(UnixListener::accept) {
+        match shm.as_ref().map(UnixListener::accept) {
             Some(Ok((stream, _))) => start(core, "agent-shm", move |core| serve_shm(core, stream)),
             Some(Err(e)) => report_accept(&e),
             None => {}

@@ -3,7 +3,7 @@
 //! [`Config`] is as written. [`Config::resolve`] holds it against the machine and gives [`Terms`], in which every number is
 //! checked and final; the rest of the agent knows only those.
 
-use crate::pressure::HostMemory;
+use crate::pressure::{Host, HostMemory};
 use annex_shared::api::format_bytes;
 use annex_shared::config::{ByteSize, ConfigError, TimeSpan};
 use annex_shared::wire::AGENT_PORT;
@@ -39,17 +39,26 @@ pub struct Config {
     pub prefault: bool,
     /// Free slabs kept allocated, so that the next lease needs no new memory.
     pub spare_slabs: u32,
-    /// A lease that its client does not renew for this long is over. Longer than a client may stand still without being gone: a virtual
-    /// machine that is moved or suspended.
+    /// A lease that its client does not renew for this long is over. Longer than a client may stand still without being gone: a virtual machine that is
+    /// moved or suspended, an annexd whose programs wait for the next one.
     pub lease_ttl: TimeSpan,
+    /// How long clients get to move their pages elsewhere when this host needs a slab back.
+    pub recall_deadline: TimeSpan,
     /// How long clients get to bring their pages home when the agent stops.
     pub grace: TimeSpan,
     /// Unix socket over which clients on this host map slabs; empty = none.
     pub shm_socket: PathBuf,
+    /// Unix socket for `annex-agent status` and `drain`; empty = none. If absent it lies beside `shm_socket`.
+    pub control_socket: Option<PathBuf>,
+    /// Unix socket of the process that holds the agent's memory while the agent is restarted; empty = none. systemd does that by itself.
+    pub keeper: PathBuf,
     /// Connections served at once, of all kinds.
     pub max_connections: u32,
     /// Failure-domain labels, such as `rack = "r7"`.
     pub labels: BTreeMap<String, String>,
+    /// Where this host's memory is looked at; tests look elsewhere.
+    #[serde(skip)]
+    pub host: Host,
 }
 
 impl Default for Config {
@@ -66,10 +75,14 @@ impl Default for Config {
             prefault: false,
             spare_slabs: 4,
             lease_ttl: TimeSpan(Duration::from_secs(60)),
+            recall_deadline: TimeSpan(Duration::from_secs(30)),
             grace: TimeSpan(Duration::from_secs(2)),
             shm_socket: PathBuf::from(SHM_SOCKET),
+            control_socket: None,
+            keeper: PathBuf::new(),
             max_connections: 1024,
             labels: BTreeMap::new(),
+            host: Host::default(),
         }
     }
 }
@@ -117,6 +130,8 @@ pub enum BadConfig {
     SlabSize { size: u64, unit: u64 },
     #[error("lease_ttl {0} is out of range: 100ms to 1h")]
     LeaseTtl(TimeSpan),
+    #[error("recall_deadline {0} is out of range: 100ms to 1h")]
+    RecallDeadline(TimeSpan),
     #[error("max_connections is 0: no client could connect")]
     NoConnections,
     #[error(
@@ -142,19 +157,37 @@ pub struct Terms {
     /// Free slabs that keep their memory.
     pub keep_slabs: u32,
     pub lease_ttl: Duration,
+    pub recall_deadline: Duration,
     pub grace: Duration,
     /// `None`: shm is not offered.
     pub shm_socket: Option<PathBuf>,
     /// True if the socket's path is the default one: that it can't be had is then a warning only.
     pub shm_is_default: bool,
+    /// `None`: there are no `status` and `drain`.
+    pub control_socket: Option<PathBuf>,
+    pub control_is_default: bool,
+    /// `None`: systemd keeps the memory, or nobody does.
+    pub keeper: Option<PathBuf>,
     pub max_connections: usize,
     pub labels: BTreeMap<String, String>,
+    pub host: Host,
 }
 
 impl Config {
     /// Reads a configuration file.
     pub fn load(path: &Path) -> Result<Config, BadConfig> {
         Ok(annex_shared::config::load(path)?)
+    }
+
+    /// Where `annex-agent status` and `drain` find the agent: beside the socket for shm, unless configured.
+    pub fn control_path(&self) -> Option<PathBuf> {
+        if let Some(path) = &self.control_socket {
+            return Some(path.clone()).filter(|p| !p.as_os_str().is_empty());
+        }
+        let shm = if self.shm_socket.as_os_str().is_empty() { Path::new(SHM_SOCKET) } else { &self.shm_socket };
+        let mut name = shm.file_stem().unwrap_or_default().to_owned();
+        name.push("-control.sock");
+        Some(shm.with_file_name(name))
     }
 
     /// Checks the configuration against the machine.
@@ -181,12 +214,16 @@ impl Config {
         if !(Duration::from_millis(100)..=Duration::from_secs(3600)).contains(&self.lease_ttl.0) {
             return Err(BadConfig::LeaseTtl(self.lease_ttl));
         }
+        if !(Duration::from_millis(100)..=Duration::from_secs(3600)).contains(&self.recall_deadline.0) {
+            return Err(BadConfig::RecallDeadline(self.recall_deadline));
+        }
         if self.max_connections == 0 {
             return Err(BadConfig::NoConnections);
         }
         if self.hugepages == Hugepages::TwoMib && host.huge_total == 0 {
             return Err(BadConfig::NoHugepages { need: capacity / HUGE_PAGE });
         }
+        let (control_socket, control_is_default) = (self.control_path(), self.control_socket.is_none());
         let name = self.name.unwrap_or_else(|| host_name.to_owned());
         if name.len() > 64 {
             return Err(BadConfig::Name(name));
@@ -205,11 +242,16 @@ impl Config {
             prefault: self.prefault,
             keep_slabs: if self.prefault { capacity_slabs } else { self.spare_slabs },
             lease_ttl: self.lease_ttl.0,
+            recall_deadline: self.recall_deadline.0,
             grace: self.grace.0,
+            control_socket,
+            control_is_default,
             shm_is_default: self.shm_socket == Path::new(SHM_SOCKET),
             shm_socket: (!self.shm_socket.as_os_str().is_empty()).then_some(self.shm_socket),
+            keeper: (!self.keeper.as_os_str().is_empty()).then_some(self.keeper),
             max_connections: self.max_connections as usize,
             labels: self.labels,
+            host: self.host,
         })
     }
 }
@@ -263,6 +305,19 @@ mod tests {
         assert!(no(|c| c.lease_ttl = TimeSpan(Duration::ZERO)).contains("lease_ttl 0s is out of range"));
         assert!(no(|c| c.hugepages = Hugepages::TwoMib).contains("raise vm.nr_hugepages (2048"));
         assert!(resolve(|c| (c.listen, c.insecure) = ("0.0.0.0:1".parse().unwrap(), true)).is_ok());
+    }
+
+    #[test]
+    fn the_control_socket_lies_beside_the_one_for_shm() {
+        let of = |shm: &str, own: Option<&str>| {
+            let config = Config { shm_socket: shm.into(), control_socket: own.map(PathBuf::from), ..Config::default() };
+            config.control_path().map(|p| p.display().to_string())
+        };
+        assert_eq!(of(SHM_SOCKET, None).unwrap(), "/run/annex/agent-control.sock");
+        assert_eq!(of("/x/two.sock", None).unwrap(), "/x/two-control.sock");
+        assert_eq!(of("", None).unwrap(), "/run/annex/agent-control.sock");
+        assert_eq!(of("", Some("/y")).unwrap(), "/y");
+        assert_eq!(of("/x/two.sock", Some("")), None);
     }
 
     #[test]

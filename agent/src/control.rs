@@ -101,6 +101,15 @@ impl Controls {
         }
     }
 
+    /// Tells one client, if it has been welcomed and is still there.
+    pub fn tell(&self, connection: ConnectionId, event: &Event) {
+        let Ok(frame) = encode_frame(event) else { return };
+        let link = self.lock().links.get(&connection).cloned();
+        if let Some(link) = link.filter(|l| l.is_welcome.load(Ordering::SeqCst)) {
+            link.send_or_close(&frame);
+        }
+    }
+
     pub fn close(&self, connection: ConnectionId) {
         if let Some(link) = self.lock().links.get(&connection) {
             link.close();
@@ -222,6 +231,11 @@ impl Session<'_> {
             true => self.link.send(&self.closing()).map_err(ControlError::Frame),
             false => Ok(()),
         };
+        // The same goes for what is wanted back.
+        let outcome = outcome.and_then(|()| {
+            let mut recalls = self.lender.recalls(client).into_iter();
+            recalls.try_for_each(|recall| self.link.send(&recall)).map_err(ControlError::Frame)
+        });
         let outcome = outcome.and_then(|()| self.answer_all(client, opening.onto(stream)));
         self.lender.disconnected(client, self.id);
         outcome
@@ -249,8 +263,13 @@ impl Session<'_> {
         let shm_socket = terms.shm_socket.as_ref().filter(|_| is_same_host && self.lender.offers_shm());
         let machine = Machine { host, boot_id };
         let from = format!("{:?}", machine.host);
-        let Greeting { session, held } = self.lender.hello(client, machine, self.id)?;
-        info!("client {client} on {from} said hello; it holds {} slabs", held.len());
+        let Greeting { session, held, resumed, .. } = self.lender.hello(client, machine, self.id)?;
+        match resumed {
+            Some(earlier) => {
+                info!("client {client} on {from} said hello; its {} slabs of {earlier} go on", held.len())
+            }
+            None => info!("client {client} on {from} said hello; it holds {} slabs", held.len()),
+        }
         let welcome = Welcome {
             version: VERSION as u16,
             name: terms.name.clone(),
@@ -263,6 +282,7 @@ impl Session<'_> {
             labels: terms.labels.clone(),
             shm_socket: shm_socket.map(|p| p.display().to_string()),
             held,
+            resumed,
         };
         Ok((client, welcome))
     }

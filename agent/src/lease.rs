@@ -18,102 +18,31 @@
 //!   stay, until the client's claim ends.
 //! - The same client id from another machine (host name and boot id) is refused while the first one's deadline is ahead: two
 //!   machines with a cloned id would otherwise write into each other's slabs. A machine that crashed and rebooted waits out its TTL.
+//! - A lease can be recalled: who has not returned the slab by the recall's deadline loses it, renewed or not. A recalled slab's memory goes back to the
+//!   host. Recalls are not saved: a restarted agent that still wants memory asks again.
+//! - While the donor is being drained nothing is lent, and all that is lent is recalled.
+//! - A restarted agent makes its book with [`Book::resume`]: every saved lease goes on, under a new key and for one TTL from now, however long the
+//!   agent was away. A claim remembers the last incarnation in which its client took part (said anything after its hello); until it takes
+//!   part in this one, each of its hellos is told that one, so that a lost welcome loses nothing.
 
 use crate::pressure::Room;
 use annex_shared::ids::{ClientId, Incarnation, Rkey, SessionKey, SlabId};
 use annex_shared::preamble::{AdmitError, Proof};
 use annex_shared::wire::{Lease, Refusal};
-use std::collections::{BTreeSet, HashMap, HashSet};
-use std::time::Duration;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+mod recalls;
+mod view;
+mod words;
+
+pub use view::{ClientView, View};
+pub use words::{
+    Action, ConnectionId, Grant, Greeting, LeaseError, Limits, Machine, Moment, Saved, SavedClaim, SavedLease,
+    Superseded,
+};
 
 /// Slabs granted for one request, so that an answer never takes long to make; the client asks again.
 pub const LEASE_CHUNK: u32 = 16;
-
-/// A point of `CLOCK_MONOTONIC`, in nanoseconds: the clock the lease board uses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Moment(pub u64);
-
-impl Moment {
-    pub fn after(self, span: Duration) -> Moment {
-        Moment(self.0.saturating_add(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)))
-    }
-
-    pub fn until(self, later: Moment) -> Duration {
-        Duration::from_nanos(later.0.saturating_sub(self.0))
-    }
-}
-
-/// A control connection, numbered by the agent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ConnectionId(pub u64);
-
-/// The machine a client runs on, for one boot.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Machine {
-    pub host: String,
-    pub boot_id: String,
-}
-
-/// The book's limits.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    pub capacity: u32,
-    pub per_client: u32,
-    pub ttl: Duration,
-    /// Free slabs that keep their memory.
-    pub keep: u32,
-}
-
-/// What the book's owner has to do, in this order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
-    /// Let operations with this key through until then.
-    Open { slab: SlabId, client: ClientId, rkey: Rkey, until: Moment },
-    /// The open key is good until then.
-    Extend { slab: SlabId, until: Moment },
-    /// The key is dead from now on. Then clean the slab (zero it if `keep`, else give its memory back) and report
-    /// [`Book::cleaned`].
-    Close { slab: SlabId, rkey: Rkey, keep: bool },
-    /// Give back this free slab's memory and report [`Book::cleaned`].
-    Trim { slab: SlabId },
-    /// The client did not renew its leases: for the log.
-    Lapse { client: ClientId, slabs: u32 },
-    /// The client's claim is over: close its data connections.
-    Forget { client: ClientId },
-    /// A newer control connection took this one's place: close it.
-    Supersede { connection: ConnectionId },
-}
-
-/// The answer to a hello.
-#[derive(Debug)]
-pub struct Greeting {
-    pub session: SessionKey,
-    pub held: Vec<Lease>,
-}
-
-/// The answer to a lease request: what is lent at once, and what needs memory first ([`Book::filled`] for each).
-#[derive(Debug, Default)]
-pub struct Grant {
-    pub leased: Vec<Lease>,
-    pub to_fill: Vec<SlabId>,
-}
-
-/// A request came on a control connection that is not the client's newest, or whose claim is gone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("another control connection of this client took over")]
-pub struct Superseded;
-
-/// Why nothing was lent.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum LeaseError {
-    #[error(transparent)]
-    Superseded(#[from] Superseded),
-    #[error("{0}")]
-    Refused(Refusal),
-    /// All slabs are lent, but some are being cleaned: worth a short wait.
-    #[error("all free slabs are being cleaned")]
-    Cleaning,
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
@@ -133,6 +62,8 @@ enum Place {
     Cleaning {
         keep: bool,
     },
+    /// Over the capacity, which was larger when it was lent: it is given back and not lent again.
+    Retired,
 }
 
 /// How many slabs are in each state, so that no question needs a walk over all of them.
@@ -144,6 +75,7 @@ struct Tally {
     lent: u32,
     cleaning_kept: u32,
     cleaning_dropped: u32,
+    retired: u32,
 }
 
 impl Tally {
@@ -155,6 +87,7 @@ impl Tally {
             Place::Lent { .. } => &mut self.lent,
             Place::Cleaning { keep: true } => &mut self.cleaning_kept,
             Place::Cleaning { keep: false } => &mut self.cleaning_dropped,
+            Place::Retired => &mut self.retired,
         }
     }
 }
@@ -166,6 +99,7 @@ struct Claim {
     connection: Option<ConnectionId>,
     held: BTreeSet<SlabId>,
     deadline: Moment,
+    seen: Incarnation,
 }
 
 /// The book.
@@ -176,7 +110,10 @@ pub struct Book {
     tally: Tally,
     claims: HashMap<ClientId, Claim>,
     keys: HashSet<Rkey>,
+    /// Lent slabs that are wanted back, and by when.
+    recalls: BTreeMap<SlabId, Moment>,
     closing: bool,
+    draining: bool,
     draw: Box<dyn FnMut() -> u64 + Send>,
     actions: Vec<Action>,
 }
@@ -191,10 +128,43 @@ impl Book {
             tally: Tally { vacant: limits.capacity, ..Tally::default() },
             claims: HashMap::new(),
             keys: HashSet::new(),
+            recalls: BTreeMap::new(),
             closing: false,
+            draining: false,
             draw,
             actions: Vec::new(),
         }
+    }
+
+    /// A book that goes on where an earlier agent's ended. Claims that hold nothing are over, and leases of nobody are none.
+    pub fn resume(
+        limits: Limits,
+        incarnation: Incarnation,
+        draw: Box<dyn FnMut() -> u64 + Send>,
+        saved: Saved,
+        now: Moment,
+    ) -> Book {
+        let mut book = Book::new(limits, incarnation, draw);
+        for SavedClaim { client, machine, seen, until } in saved.claims {
+            if !saved.leases.iter().any(|lease| lease.client == client) {
+                continue;
+            }
+            // Proves nothing to anybody until the client's hello draws another.
+            let session = SessionKey(u128::from((book.draw)()) << 64 | u128::from((book.draw)()));
+            let deadline = until.max(now.after(limits.ttl));
+            let claim = Claim { machine, session, connection: None, held: BTreeSet::new(), deadline, seen };
+            book.claims.insert(client, claim);
+            book.actions.push(Action::Until { client, until: deadline });
+        }
+        for SavedLease { slab, client } in saved.leases {
+            let places = book.places.len().max(slab.0 as usize + 1);
+            book.tally.retired += (places - book.places.len()) as u32;
+            book.places.resize(places, Place::Retired);
+            if matches!(book.place(slab), Some(Place::Vacant | Place::Retired)) {
+                book.lend(slab, client);
+            }
+        }
+        book
     }
 
     /// What is to be done since the last call. Ask after every event, before anyone else does.
@@ -243,14 +213,17 @@ impl Book {
             connection: None,
             held: BTreeSet::new(),
             deadline,
+            seen: self.incarnation,
         });
         claim.machine = machine;
         claim.session = session;
         claim.connection = Some(connection);
+        let seen = claim.seen;
         self.extend(client, now);
         let held = self.claims[&client].held.iter();
-        let held = held.filter_map(|slab| Some(Lease { slab: *slab, rkey: self.rkey(*slab)? })).collect();
-        Ok(Greeting { session, held })
+        let held: Vec<Lease> = held.filter_map(|slab| Some(Lease { slab: *slab, rkey: self.rkey(*slab)? })).collect();
+        let resumed = (seen != self.incarnation && !held.is_empty()).then_some(seen);
+        Ok(Greeting { session, held, resumed, seen, until: deadline })
     }
 
     /// A client wants up to `count` slabs; `room` says how many the host has memory for.
@@ -267,6 +240,9 @@ impl Book {
         self.extend(client, now);
         if self.closing {
             return Err(LeaseError::Refused(Refusal::Closing));
+        }
+        if self.draining {
+            return Err(LeaseError::Refused(Refusal::Draining));
         }
         if count == 0 {
             return Err(LeaseError::Refused(Refusal::Malformed("a lease of no slabs".to_owned())));
@@ -315,8 +291,9 @@ impl Book {
             return None;
         }
         self.set(slab, Place::Spare);
-        if self.closing || self.current(client, connection).is_err() {
-            self.trim(if self.closing { 0 } else { self.limits.keep });
+        let is_over = self.closing || self.draining;
+        if is_over || self.current(client, connection).is_err() {
+            self.trim(if is_over { 0 } else { self.limits.keep });
             return None;
         }
         self.extend(client, now);
@@ -376,6 +353,7 @@ impl Book {
 
     /// Ends what has expired.
     pub fn tick(&mut self, now: Moment) {
+        self.revoke_overdue(now);
         let expired: Vec<ClientId> =
             self.claims.iter().filter(|(_, c)| c.deadline <= now).map(|(client, _)| *client).collect();
         for client in expired {
@@ -396,7 +374,7 @@ impl Book {
     /// When [`Book::tick`] has something to do next.
     pub fn next_deadline(&self) -> Option<Moment> {
         let pending = self.claims.values().filter(|c| !c.held.is_empty() || c.connection.is_none());
-        pending.map(|c| c.deadline).min()
+        pending.map(|c| c.deadline).chain(self.recalls.values().copied()).min()
     }
 
     /// Gives the memory of all spare slabs but `keep` back to the host.
@@ -427,17 +405,21 @@ impl Book {
     }
 
     /// May this proof open a data connection?
-    pub fn admit(&self, proof: &Proof) -> Result<(), AdmitError> {
+    pub fn admit(&mut self, proof: &Proof) -> Result<(), AdmitError> {
         if proof.incarnation != self.incarnation {
             return Err(AdmitError::StaleIncarnation);
         }
         let claim = self.claims.get(&proof.client).ok_or(AdmitError::UnknownClient)?;
-        if claim.session == proof.session { Ok(()) } else { Err(AdmitError::WrongSession) }
+        if claim.session != proof.session {
+            return Err(AdmitError::WrongSession);
+        }
+        self.take_part(proof.client);
+        Ok(())
     }
 
     /// Slabs that could be lent to somebody now.
     pub fn free(&self, room: Room) -> u32 {
-        if self.closing {
+        if self.closing || self.draining {
             return 0;
         }
         self.tally.spare + self.tally.vacant.min(self.unspoken(room))
@@ -446,6 +428,15 @@ impl Book {
     /// Slabs lent now.
     pub fn lent(&self) -> u32 {
         self.tally.lent
+    }
+
+    /// Slabs that have memory and could be lent, or are.
+    pub fn with_memory(&self) -> u32 {
+        self.tally.spare + self.tally.lent
+    }
+
+    pub fn is_vacant(&self, slab: SlabId) -> bool {
+        self.place(slab) == Some(Place::Vacant)
     }
 
     pub fn is_cleaning(&self) -> bool {
@@ -463,15 +454,29 @@ impl Book {
     }
 
     /// Fails unless this is the client's newest connection.
-    fn current(&self, client: ClientId, connection: ConnectionId) -> Result<(), Superseded> {
+    fn current(&mut self, client: ClientId, connection: ConnectionId) -> Result<(), Superseded> {
         let claim = self.claims.get(&client).ok_or(Superseded)?;
-        if claim.connection == Some(connection) { Ok(()) } else { Err(Superseded) }
+        if claim.connection != Some(connection) {
+            return Err(Superseded);
+        }
+        self.take_part(client);
+        Ok(())
+    }
+
+    /// The client has said something that it could say only after it had its welcome.
+    fn take_part(&mut self, client: ClientId) {
+        let Some(claim) = self.claims.get_mut(&client) else { return };
+        if claim.seen != self.incarnation {
+            claim.seen = self.incarnation;
+            self.actions.push(Action::Seen { client });
+        }
     }
 
     fn extend(&mut self, client: ClientId, now: Moment) {
         let Some(claim) = self.claims.get_mut(&client) else { return };
         let until = now.after(self.limits.ttl);
         claim.deadline = until;
+        self.actions.push(Action::Until { client, until });
         self.actions.extend(claim.held.iter().map(|slab| Action::Extend { slab: *slab, until }));
     }
 
@@ -492,7 +497,9 @@ impl Book {
             claim.held.remove(&slab);
         }
         self.keys.remove(&rkey);
-        let keep = !self.closing && self.tally.spare + self.tally.cleaning_kept < self.limits.keep;
+        let is_recalled = self.recalls.remove(&slab).is_some();
+        let may_keep = !self.closing && !self.draining && !is_recalled && slab.0 < self.limits.capacity;
+        let keep = may_keep && self.tally.spare + self.tally.cleaning_kept < self.limits.keep;
         self.set(slab, Place::Cleaning { keep });
         self.actions.push(Action::Close { slab, rkey, keep });
     }
@@ -518,6 +525,10 @@ impl Book {
     }
 
     fn set(&mut self, slab: SlabId, place: Place) {
+        let place = match place {
+            Place::Vacant if slab.0 >= self.limits.capacity => Place::Retired,
+            place => place,
+        };
         if let Some(p) = self.places.get_mut(slab.0 as usize) {
             *self.tally.of(*p) -= 1;
             *self.tally.of(place) += 1;

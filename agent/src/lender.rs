@@ -9,25 +9,47 @@
 //! 2. the janitor takes the slab's memory under its write guard: operations that had started are over;
 //! 3. the memory is zeroed or, if a client ever had its descriptor, thrown away for good;
 //! 4. only then does the book lend the slab again, under a new key.
+//!
+//! What has to outlive the agent is in its [`Store`] at every moment, in an order that [`crate::store::saved`] tells.
+//!
+//! An agent that is restarted draws a new incarnation and new keys. Over TCP an old key is unknown to it. A client on this host may have slabs
+//! mapped, and reads and writes them by itself as long as the lease board allows it:
+//! - while the agent is away, until the lease's time is up, and rightly so: what it writes is in the memory that the next agent takes over;
+//! - the next agent revokes every entry of the old board before anything else. An operation that is acknowledged was complete before that;
+//! - a write that began before and ends after it (its thread was stopped in the middle, say) is not acknowledged, and it can't do harm
+//!   either: before such a slab is used under its new key, it is copied to memory that the old mapping does not reach ([`Lender::freshen`]).
+//!   The same goes for programs that ignore the board.
 
-use crate::config::{Hugepages, Terms};
+use crate::config::Terms;
 use crate::control::Controls;
-use crate::lease::{Action, Book, ConnectionId, Grant, Greeting, LeaseError, Limits, Machine, Moment, Superseded};
-use crate::pressure::{HostMemory, Room};
-use crate::slab::{Pages, Slab, SlabError};
+use crate::crash;
+use crate::lease::{
+    Action, Book, ConnectionId, Grant, Greeting, LeaseError, Limits, Machine, Moment, Superseded, View,
+};
+use crate::pressure::Room;
+use crate::recall::{self, Candidate, Verdict, Watch};
+use crate::slab::SlabError;
+use crate::store::saved::{LeaseState, SavedMemory};
+use crate::store::{BOARD, Found, LEASES, Store};
 use crate::targets::{Connections, SlabAccess, SlabMemfd};
 use annex_shared::fabric::ErrorKind;
 use annex_shared::fabric::shm::{Board, monotonic_ns};
 use annex_shared::ids::{ClientId, Incarnation, RemoteAddr, Rkey, SlabId};
 use annex_shared::preamble::{AdmitError, Proof};
-use annex_shared::wire::{Lease, Refusal};
+use annex_shared::wire::{Event, Lease, Refusal};
 use std::collections::{HashMap, VecDeque};
-use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 use tracing::{debug, error, info, warn};
+
+mod memory;
+mod pressed;
+mod resume;
+
+use memory::{Chore, Slot};
+pub use resume::ResumeError;
 
 /// How long a lease request waits for slabs that are being cleaned before it is told that there are none.
 const CLEANING_PATIENCE: Duration = Duration::from_secs(1);
@@ -35,38 +57,25 @@ const CLEANING_PATIENCE: Duration = Duration::from_secs(1);
 /// How long a lease request makes new memory before it is answered with what there is; the client asks again.
 const FILL_BUDGET: Duration = Duration::from_millis(500);
 
-/// How often the janitor looks whether the host needs the memory of spare slabs back.
-const PRESSURE_PERIOD: Duration = Duration::from_secs(5);
+/// How long clients get to return what they have when the donor is drained. It is extended over and over, so that a drain loses nobody's pages.
+const DRAIN_SPAN: Duration = Duration::from_secs(600);
 
-/// One place for a slab, for the agent's life.
-#[derive(Debug, Default)]
-struct Slot {
-    /// Read-held for each operation, write-held to bring in and take out memory.
-    memory: RwLock<Option<Memory>>,
-    /// The lease: written under the book's lock, `until` last for a new one and first for an ended one. 0 = none.
-    until: AtomicU64,
-    client: AtomicU64,
-    rkey: AtomicU64,
-}
+/// How often that is done.
+const DRAIN_AGAIN: Duration = Duration::from_secs(60);
 
-#[derive(Debug)]
-struct Memory {
-    slab: Slab,
-    /// A client has had the descriptor: it may keep the memory mapped for ever.
-    is_shared: AtomicBool,
-}
-
-/// A slab to clean, off every hot path.
-#[derive(Clone, Copy, Debug)]
-struct Chore {
-    slab: SlabId,
-    /// Zero the memory and keep it, or give it back to the host.
-    keep: bool,
-}
+/// How often the janitor looks whether the host needs memory back.
+const PRESSURE_PERIOD: Duration = Duration::from_secs(1);
 
 struct Books {
     book: Book,
     chores: VecDeque<Chore>,
+    /// What clients are to be told; not under the lock, since one may be slow to listen.
+    notices: VecDeque<(ConnectionId, Event)>,
+    watch: Watch,
+    /// The janitor was here; cleared by who wants to know.
+    has_come_by: bool,
+    /// When a drain is renewed.
+    drain_again: Instant,
     is_stopping: bool,
 }
 
@@ -80,6 +89,8 @@ pub struct Lender {
     slots: Vec<Slot>,
     keys: RwLock<HashMap<Rkey, SlabId>>,
     board: Board,
+    store: Store,
+    state: LeaseState,
     offers_shm: bool,
     connections: Connections,
     controls: Controls,
@@ -87,28 +98,52 @@ pub struct Lender {
 }
 
 impl Lender {
-    pub fn new(terms: Terms, incarnation: Incarnation, offers_shm: bool) -> io::Result<Lender> {
+    /// A lender that goes on with what an earlier one left in `store` (`found`).
+    pub fn open(
+        terms: Terms,
+        incarnation: Incarnation,
+        offers_shm: bool,
+        store: Store,
+        found: Found,
+    ) -> Result<Lender, ResumeError> {
         let limits = Limits {
             capacity: terms.capacity_slabs,
             per_client: terms.per_client_slabs,
             ttl: terms.lease_ttl,
             keep: terms.keep_slabs,
         };
-        let book = Book::new(limits, incarnation, Box::new(rand::random));
-        let board = Board::create(terms.capacity_slabs)?;
-        Ok(Lender {
+        let inherited = resume::take_over(&terms, &store, found)?;
+        let now = Moment(monotonic_ns());
+        let book = Book::resume(limits, incarnation, Box::new(rand::random), inherited.saved, now);
+        let lender = Lender {
             incarnation,
-            books: Mutex::new(Books { book, chores: VecDeque::new(), is_stopping: false }),
+            books: Mutex::new(Books {
+                book,
+                chores: VecDeque::new(),
+                notices: VecDeque::new(),
+                watch: Watch::new(terms.headroom, terms.slab_size),
+                has_come_by: false,
+                drain_again: Instant::now(),
+                is_stopping: false,
+            }),
             changed: Condvar::new(),
-            slots: (0..terms.capacity_slabs).map(|_| Slot::default()).collect(),
+            slots: (0..inherited.slots).map(|_| Slot::default()).collect(),
             keys: RwLock::new(HashMap::with_capacity(terms.capacity_slabs as usize)),
-            board,
+            board: inherited.board,
+            store,
+            state: inherited.state,
             offers_shm,
             connections: Connections::new(),
             controls: Controls::default(),
             warned_small: AtomicBool::new(false),
             terms,
-        })
+        };
+        for (slab, memory) in inherited.memory {
+            lender.install(slab, memory);
+        }
+        // Opens the keys of what goes on.
+        lender.with_book(|_, _| ());
+        Ok(lender)
     }
 
     pub fn terms(&self) -> &Terms {
@@ -135,15 +170,29 @@ impl Lender {
 
     /// Allocates `slabs` slabs before anyone asks.
     pub fn stock(&self, slabs: u32) -> Result<(), SlabError> {
-        for index in 0..slabs.min(self.terms.capacity_slabs) {
-            self.fill(SlabId(index))?;
-            self.with_book(|book, _| book.stocked(SlabId(index)));
+        for slab in (0..self.terms.capacity_slabs).map(SlabId) {
+            let books = self.lock();
+            let (is_vacant, is_enough) = (books.book.is_vacant(slab), books.book.with_memory() >= slabs);
+            drop(books);
+            if is_enough {
+                break;
+            }
+            if is_vacant {
+                self.fill(slab)?;
+                self.with_book(|book, _| book.stocked(slab));
+            }
         }
         Ok(())
     }
 
     pub fn hello(&self, client: ClientId, machine: Machine, connection: ConnectionId) -> Result<Greeting, Refusal> {
-        self.with_book(|book, now| book.hello(client, machine, connection, now))
+        let greeting = self.with_book(|book, now| book.hello(client, machine.clone(), connection, now))?;
+        // After what the hello ended, an older claim under this id included.
+        let books = self.lock();
+        self.state.claim(client, &machine, greeting.seen, greeting.until);
+        drop(books);
+        crash::point("claim-saved");
+        Ok(greeting)
     }
 
     /// Lends up to `count` slabs, making memory for them where there is none.
@@ -206,6 +255,43 @@ impl Lender {
         self.lock().book.is_closing()
     }
 
+    /// Lends nothing any more, and asks for everything back, for as long as it takes.
+    pub fn drain(&self) {
+        self.lock().drain_again = Instant::now() + DRAIN_AGAIN;
+        self.with_book(|book, now| book.drain(DRAIN_SPAN, now));
+    }
+
+    /// Lends again.
+    pub fn stop_draining(&self) {
+        self.with_book(|book, _| book.stop_draining());
+    }
+
+    /// The book, for a listing.
+    pub fn view(&self) -> View {
+        self.lock().book.view()
+    }
+
+    /// True if the janitor comes by within `patience`.
+    pub fn is_alive(&self, patience: Duration) -> bool {
+        self.lock().has_come_by = false;
+        self.changed.notify_all();
+        let deadline = Instant::now() + patience;
+        loop {
+            if self.lock().has_come_by {
+                return true;
+            }
+            if Instant::now() >= deadline {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// True while the host is short of memory.
+    pub fn is_pressed(&self) -> bool {
+        self.lock().watch.is_pressed()
+    }
+
     /// Waits until nothing is lent. False if something still is after `patience`.
     pub fn wait_returned(&self, patience: Duration) -> bool {
         self.wait_while(patience, |book| book.lent() > 0)
@@ -214,6 +300,21 @@ impl Lender {
     /// Ends all leases now.
     pub fn revoke_all(&self) {
         self.with_book(|book, _| book.revoke_all());
+    }
+
+    /// Lets go of everything in the store: this is the end for good.
+    pub fn forget(&self) {
+        // Without it nothing else in there means anything.
+        self.store.forget(LEASES);
+        self.store.forget(BOARD);
+        for slot in &self.slots {
+            let memory = slot.memory.read().unwrap_or_else(PoisonError::into_inner);
+            memory.iter().for_each(|m| self.store.forget(&m.name.to_string()));
+        }
+    }
+
+    pub fn store(&self) -> &Store {
+        &self.store
     }
 
     /// Makes [`Lender::clean_up`] return.
@@ -227,6 +328,13 @@ impl Lender {
         let mut next_look = Instant::now() + PRESSURE_PERIOD;
         let mut books = self.lock();
         while !books.is_stopping {
+            books.has_come_by = true;
+            if let Some((connection, event)) = books.notices.pop_front() {
+                drop(books);
+                self.controls.tell(connection, &event);
+                books = self.lock();
+                continue;
+            }
             if let Some(chore) = books.chores.pop_front() {
                 drop(books);
                 let has_memory = self.clean(chore);
@@ -242,8 +350,15 @@ impl Lender {
                 books = self.lock();
                 continue;
             }
-            let may_trim = books.book.spare() > 0 && !self.terms.prefault;
-            let until_look = may_trim.then(|| next_look.saturating_duration_since(Instant::now()));
+            let until_drain = (books.book.is_draining() && books.book.lent() > 0)
+                .then(|| books.drain_again.saturating_duration_since(Instant::now()));
+            if until_drain.is_some_and(|d| d.is_zero()) {
+                drop(books);
+                self.drain();
+                books = self.lock();
+                continue;
+            }
+            let until_look = self.must_look(&books).then(|| next_look.saturating_duration_since(Instant::now()));
             if until_look.is_some_and(|d| d.is_zero()) {
                 drop(books);
                 self.relieve_pressure();
@@ -251,62 +366,11 @@ impl Lender {
                 books = self.lock();
                 continue;
             }
-            let sleep = deadline.map(|d| now.until(d)).into_iter().chain(until_look).min();
+            let sleep = deadline.map(|d| now.until(d)).into_iter().chain(until_look).chain(until_drain).min();
             books = match sleep {
                 Some(span) => self.changed.wait_timeout(books, span).unwrap_or_else(PoisonError::into_inner).0,
                 None => self.changed.wait(books).unwrap_or_else(PoisonError::into_inner),
             };
-        }
-    }
-
-    fn relieve_pressure(&self) {
-        if HostMemory::now().is_ok_and(|host| host.available < self.terms.headroom) {
-            info!("the host is short of memory: giving free slabs back to it");
-            self.with_book(|book, _| book.trim(0));
-        }
-    }
-
-    /// True if the slab has memory afterwards, all of it zero.
-    fn clean(&self, chore: Chore) -> bool {
-        // Waits for the operations that are still in the slab. Its key is dead: no new ones come.
-        let memory = self.write(chore.slab).take();
-        let Some(Memory { mut slab, is_shared }) = memory else { return false };
-        if is_shared.into_inner() {
-            slab.discard();
-            return chore.keep && self.fill_or_log(chore.slab);
-        }
-        if !chore.keep {
-            return false;
-        }
-        slab.zero();
-        *self.write(chore.slab) = Some(Memory { slab, is_shared: AtomicBool::new(false) });
-        true
-    }
-
-    fn fill_or_log(&self, slab: SlabId) -> bool {
-        self.fill(slab).inspect_err(|e| error!("{slab} gets no memory: {e}")).is_ok()
-    }
-
-    fn fill(&self, id: SlabId) -> Result<(), SlabError> {
-        // Fits: a slab is at most 1 GiB.
-        let slab = Slab::create(self.terms.slab_size as usize, self.terms.hugepages)?;
-        if self.terms.hugepages == Hugepages::Auto
-            && slab.pages() == Pages::Small
-            && !self.warned_small.swap(true, Ordering::Relaxed)
-        {
-            warn!("no 2 MiB pages are free for {id}: it is made of 4 KiB pages (raise vm.nr_hugepages to change that)");
-        }
-        *self.write(id) = Some(Memory { slab, is_shared: AtomicBool::new(false) });
-        Ok(())
-    }
-
-    fn room(&self) -> Room {
-        match HostMemory::now() {
-            Ok(host) => host.room(self.terms.slab_size, self.terms.headroom, self.terms.hugepages),
-            Err(e) => {
-                error!("failed to see how much memory is free, so no new slab is lent: {e}");
-                Room { slabs: 0, available_mib: 0, headroom_mib: self.terms.headroom >> 20 }
-            }
         }
     }
 
@@ -315,48 +379,80 @@ impl Lender {
         let mut books = self.lock();
         let answer = event(&mut books.book, Moment(monotonic_ns()));
         for action in books.book.take_actions() {
-            self.carry_out(action, &mut books.chores);
+            self.carry_out(action, &mut books);
         }
         drop(books);
         self.changed.notify_all();
         answer
     }
 
-    fn carry_out(&self, action: Action, chores: &mut VecDeque<Chore>) {
+    fn carry_out(&self, action: Action, books: &mut Books) {
         match action {
             Action::Open { slab, client, rkey, until } => {
-                let slot = &self.slots[slab.0 as usize];
+                let slot = self.slot(slab);
+                self.save(slab, client);
+                crash::point("lease-saved");
                 slot.client.store(client.0, Ordering::Relaxed);
+                slot.leased.store(monotonic_ns(), Ordering::Relaxed);
+                slot.used.store(monotonic_ns(), Ordering::Relaxed);
                 slot.rkey.store(rkey.0, Ordering::Relaxed);
                 slot.until.store(until.0, Ordering::Release);
                 self.keys.write().unwrap_or_else(PoisonError::into_inner).insert(rkey, slab);
                 self.board.grant(slab.0, rkey, self.incarnation, until.0);
+                crash::point("lease-opened");
                 debug!("{slab} is lent to client {client}");
             }
+            Action::Until { client, until } => self.state.until(client, until),
+            Action::Seen { client } => {
+                self.state.seen(client, self.incarnation);
+                crash::point("incarnation-seen");
+            }
             Action::Extend { slab, until } => {
-                self.slots[slab.0 as usize].until.store(until.0, Ordering::Release);
+                self.slot(slab).until.store(until.0, Ordering::Release);
                 self.board.renew(slab.0, until.0);
             }
             Action::Close { slab, rkey, keep } => {
                 self.board.revoke(slab.0);
                 self.keys.write().unwrap_or_else(PoisonError::into_inner).remove(&rkey);
-                let slot = &self.slots[slab.0 as usize];
+                let slot = self.slot(slab);
                 slot.until.store(0, Ordering::SeqCst);
                 slot.rkey.store(0, Ordering::SeqCst);
-                chores.push_back(Chore { slab, keep });
+                crash::point("key-dead");
+                // Before a byte of it is changed.
+                self.state.end(slab);
+                crash::point("lease-ended");
+                books.chores.push_back(Chore { slab, keep });
                 debug!("{slab} is no longer lent");
             }
-            Action::Trim { slab } => chores.push_back(Chore { slab, keep: false }),
+            Action::Trim { slab } => books.chores.push_back(Chore { slab, keep: false }),
+            Action::Recall { connection, slabs, until } => {
+                let deadline_ms = Moment(monotonic_ns()).until(until).as_millis() as u64;
+                debug!("{slabs:?} are wanted back within {deadline_ms} ms");
+                books.notices.push_back((connection, Event::Recall { slabs, deadline_ms }));
+            }
+            Action::Revoke { client, slabs } => {
+                warn!("client {client} did not return {slabs} slabs in time: they are revoked")
+            }
             Action::Lapse { client, slabs } => warn!(
                 "client {client} renewed nothing for {} ms: its {slabs} slabs are taken back",
                 self.terms.lease_ttl.as_millis()
             ),
             Action::Forget { client } => {
                 info!("client {client} is gone");
+                self.state.forget(client);
                 self.connections.close_client(client);
             }
             Action::Supersede { connection } => self.controls.close(connection),
         }
+    }
+
+    /// Notes that the slab is lent. A lease that goes on is noted already, with what else there is to it.
+    fn save(&self, slab: SlabId, client: ClientId) {
+        if self.state.has(slab) || !self.store.lasts() {
+            return;
+        }
+        let inode = self.slot(slab).inode.load(Ordering::Relaxed);
+        self.state.lend(slab, client, SavedMemory { inode, is_shared: false });
     }
 
     /// Waits while `is_so`, for `patience` at most; false if it still is.
@@ -376,28 +472,11 @@ impl Lender {
     fn lock(&self) -> MutexGuard<'_, Books> {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    fn write(&self, slab: SlabId) -> std::sync::RwLockWriteGuard<'_, Option<Memory>> {
-        self.slots[slab.0 as usize].memory.write().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Runs `f` on the memory of the slab that this client holds under this key.
-    fn with_memory<T>(&self, who: ClientId, rkey: Rkey, f: impl FnOnce(SlabId, &Memory) -> Option<T>) -> Option<T> {
-        let id = *self.keys.read().unwrap_or_else(PoisonError::into_inner).get(&rkey)?;
-        let slot = &self.slots[id.0 as usize];
-        let memory = slot.memory.read().unwrap_or_else(PoisonError::into_inner);
-        // Checked under the guard: from here on the janitor waits for us, so what holds now holds until `f` is done. The slab may
-        // have changed hands since the key was looked up, but keys never come back.
-        let holds = slot.until.load(Ordering::Acquire) > monotonic_ns()
-            && slot.rkey.load(Ordering::Acquire) == rkey.0
-            && slot.client.load(Ordering::Acquire) == who.0;
-        if holds { f(id, memory.as_ref()?) } else { None }
-    }
 }
 
 impl SlabAccess for Lender {
     fn admit(&self, proof: &Proof) -> Result<(), AdmitError> {
-        self.lock().book.admit(proof)
+        self.with_book(|book, _| book.admit(proof))
     }
 
     fn with_slab(
@@ -417,17 +496,18 @@ impl SlabAccess for Lender {
             f(memory.slab.base().wrapping_add(at));
             Some(())
         })
-        .ok_or(ErrorKind::RemoteAccess)
     }
 
     fn memfd(&self, who: ClientId, rkey: Rkey) -> Result<SlabMemfd, ErrorKind> {
         self.with_memory(who, rkey, |slab, memory| {
             // Before the descriptor exists, so that no path hands it out and forgets to say so.
-            memory.is_shared.store(true, Ordering::Relaxed);
+            if !memory.is_shared.load(Ordering::Relaxed) {
+                self.state.shared(slab);
+                memory.is_shared.store(true, Ordering::Relaxed);
+            }
             let fd = memory.slab.fd().try_clone_to_owned();
             Some(fd.map(|fd| SlabMemfd { fd, offset: 0, len: memory.slab.len() as u64, board_slot: slab.0 }))
-        })
-        .ok_or(ErrorKind::RemoteAccess)?
+        })?
         .map_err(|e| {
             error!("failed to duplicate a slab's descriptor: {e}");
             ErrorKind::RemoteOperation

@@ -4,8 +4,11 @@
 //! - [`slab`]: one slab's memory.
 //! - [`lease`]: who holds which slab until when; pure.
 //! - [`lender`]: the lease book joined to slabs, keys and the lease board.
+//! - [`store`]: what of it outlives the agent, and where.
 //! - [`pressure`]: what the host can spare.
+//! - [`recall`]: when it wants memory back, and whose; pure.
 //! - [`control`]: control connections.
+//! - [`local`]: the administrator's API: status, draining.
 //! - [`targets`]: data connections.
 //! - [`agent`]: sockets and threads around all that.
 //!
@@ -14,10 +17,15 @@
 pub mod agent;
 pub mod config;
 pub mod control;
+pub mod crash;
 pub mod lease;
 pub mod lender;
+pub mod local;
 pub mod pressure;
+pub mod recall;
 pub mod slab;
+pub mod sockets;
+pub mod store;
 pub mod targets;
 
 pub use agent::{Agent, StartError};

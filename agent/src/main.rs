@@ -1,11 +1,12 @@
 //! The annex-agent program: flags, process set-up, signals.
 
 use annex_agent::config::Hugepages;
-use annex_agent::{Agent, Config};
+use annex_agent::{Agent, Config, crash, local, store};
 use annex_shared::config::{ByteSize, TimeSpan};
 use anyhow::Context;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Parser, Subcommand};
+use nix::errno::Errno;
 use nix::sys::mman::{MlockAllFlags, mlockall};
 use nix::sys::signal::{SigSet, Signal};
 use sd_notify::NotifyState;
@@ -13,8 +14,12 @@ use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 use tracing::{error, info, warn};
 use tracing_subscriber::EnvFilter;
+
+/// How often systemd's status line is looked at.
+const STATUS_PERIOD: Duration = Duration::from_secs(5);
 
 /// Lends this machine's idle memory to annex clients.
 #[derive(Debug, Parser)]
@@ -27,12 +32,39 @@ struct Flags {
     /// What to log: error, warn, info, debug, trace, or a filter such as `annex_agent=debug`
     #[arg(long, default_value = "info", value_name = "LEVEL")]
     log: String,
+    /// For tests: die at PLACE, on the N-th pass
+    #[arg(long, hide = true, value_name = "PLACE[:N]")]
+    die_at: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Say whether a configuration file would work on this machine, and exit
     CheckConfig { file: PathBuf },
+    /// Show what a running agent lends, to whom, and how its host is
+    Status {
+        #[arg(long)]
+        json: bool,
+    },
+    /// Empty a running agent for maintenance: nothing is lent any more, clients are asked to move their pages elsewhere and return what
+    /// they have. Waits until it is empty. Nothing is revoked, and an agent that is restarted lends again
+    Drain {
+        /// Lend again
+        #[arg(long, conflicts_with = "timeout")]
+        cancel: bool,
+        /// Wait no longer than this; draining goes on
+        #[arg(long, value_name = "TIME")]
+        timeout: Option<TimeSpan>,
+        /// A line of JSON for each step
+        #[arg(long)]
+        json: bool,
+    },
+    /// Hold the memory of an agent that is run without systemd while it is restarted (the agent starts this by itself)
+    #[command(name = store::keeper::SUBCOMMAND)]
+    Keeper {
+        /// Where the agent looks for it: the `keeper` of its configuration
+        socket: PathBuf,
+    },
 }
 
 /// Each overrides the configuration file's key of the same name.
@@ -74,12 +106,21 @@ struct Settings {
     /// A lease that is not renewed for this long is over [default: 10s]
     #[arg(long, value_name = "TIME")]
     lease_ttl: Option<TimeSpan>,
+    /// How long clients get to move their pages when this host needs memory back [default: 30s]
+    #[arg(long, value_name = "TIME")]
+    recall_deadline: Option<TimeSpan>,
     /// How long clients get to bring their pages home when the agent stops [default: 2s]
     #[arg(long, value_name = "TIME")]
     grace: Option<TimeSpan>,
     /// Unix socket for clients on this host; "" for none [default: /run/annex/agent.sock]
     #[arg(long, value_name = "PATH", value_parser = OsStringValueParser::new().map(PathBuf::from))]
     shm_socket: Option<PathBuf>,
+    /// Unix socket for `status` and `drain`; "" for none [default: beside the one for shm]
+    #[arg(long, value_name = "PATH", value_parser = OsStringValueParser::new().map(PathBuf::from))]
+    control_socket: Option<PathBuf>,
+    /// Unix socket of a process that holds the memory while the agent is restarted, where there is no systemd; "" for none
+    #[arg(long, value_name = "PATH", value_parser = OsStringValueParser::new().map(PathBuf::from))]
+    keeper: Option<PathBuf>,
     /// Connections served at once [default: 1024]
     #[arg(long, value_name = "COUNT")]
     max_connections: Option<u32>,
@@ -112,8 +153,11 @@ impl Settings {
         config.hugepages = self.hugepages.unwrap_or(config.hugepages);
         config.spare_slabs = self.spare_slabs.unwrap_or(config.spare_slabs);
         config.lease_ttl = self.lease_ttl.unwrap_or(config.lease_ttl);
+        config.recall_deadline = self.recall_deadline.unwrap_or(config.recall_deadline);
         config.grace = self.grace.unwrap_or(config.grace);
         config.shm_socket = self.shm_socket.unwrap_or(config.shm_socket);
+        config.control_socket = self.control_socket.or(config.control_socket);
+        config.keeper = self.keeper.unwrap_or(config.keeper);
         config.max_connections = self.max_connections.unwrap_or(config.max_connections);
         Ok(config)
     }
@@ -137,28 +181,91 @@ fn run(flags: Flags) -> anyhow::Result<()> {
         Some(_) => log.with_ansi(false).without_time().init(),
         None => log.with_ansi(std::io::stderr().is_terminal()).init(),
     }
-    if let Some(Command::CheckConfig { file }) = flags.command {
-        annex_agent::agent::check(Config::load(&file).map_err(told)?).map_err(told)?;
-        println!("{}: good", file.display());
-        return Ok(());
+    match flags.command {
+        Some(Command::CheckConfig { file }) => {
+            annex_agent::agent::check(Config::load(&file).map_err(told)?).map_err(told)?;
+            println!("{}: good", file.display());
+            return Ok(());
+        }
+        Some(Command::Keeper { socket }) => {
+            return store::keeper::run(&socket)
+                .with_context(|| format!("the keeper at {} could not go on", socket.display()));
+        }
+        Some(Command::Status { json }) => {
+            let status = local::call(&control_socket(flags.set)?, "GET", "/v1/status").map_err(told)?;
+            match json {
+                true => println!("{}", serde_json::to_string_pretty(&status)?),
+                false => local::print_status(&status),
+            }
+            return Ok(());
+        }
+        Some(Command::Drain { cancel: true, .. }) => {
+            let status = local::call(&control_socket(flags.set)?, "DELETE", "/v1/drain").map_err(told)?;
+            println!("{} lends again", status.name);
+            return Ok(());
+        }
+        Some(Command::Drain { timeout, json, .. }) => {
+            return local::drain(&control_socket(flags.set)?, timeout.map(|t| t.0), json).map_err(told);
+        }
+        None => {}
+    }
+    if let Some(place) = &flags.die_at {
+        let (place, pass) = place.split_once(':').unwrap_or((place, "1"));
+        anyhow::ensure!(crash::at(place, pass.parse()?), "there is no place '{place}'; known: {:?}", crash::PLACES);
     }
     let config = flags.set.over_file()?;
 
     // Before any thread starts, so that all inherit it and the signals come to the wait below.
-    let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
+    let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGUSR2]);
     signals.thread_block().context("failed to block signals")?;
     let agent = Agent::start(config).map_err(told)?;
     stay_in_memory();
-    notify(&[NotifyState::Ready, NotifyState::Status(&format!("lending on {}", agent.addr()))]);
+    notify(&[NotifyState::Ready, NotifyState::Status(&agent.summary())]);
 
-    let signal = signals.wait().context("failed to wait for a signal")?;
+    let signal = wait(&signals, &agent)?;
     info!("{signal}: stopping");
     notify(&[NotifyState::Stopping]);
     // A second signal ends it at once.
     signals.thread_unblock().context("failed to unblock signals")?;
+    if signal == Signal::SIGUSR2 && agent.can_hand_over() {
+        info!("stopped; the leases wait for the next agent");
+        return Ok(());
+    }
     agent.shutdown();
     info!("stopped");
     Ok(())
+}
+
+/// Where the agent with these settings is asked.
+fn control_socket(set: Settings) -> anyhow::Result<PathBuf> {
+    set.over_file()?.control_path().context("this agent has no control_socket: configure one")
+}
+
+/// Waits for a signal. Meanwhile systemd is told how things are, and that they go on, as often as it asks to be.
+fn wait(signals: &SigSet, agent: &Agent) -> anyhow::Result<Signal> {
+    let every = sd_notify::watchdog_enabled().map_or(STATUS_PERIOD, |limit| (limit / 3).min(STATUS_PERIOD));
+    let mut said = String::new();
+    loop {
+        let timeout = libc::timespec { tv_sec: every.as_secs() as i64, tv_nsec: i64::from(every.subsec_nanos()) };
+        // SAFETY: both are valid for the call, and no information about the signal is asked for.
+        let number = unsafe { libc::sigtimedwait(signals.as_ref(), std::ptr::null_mut(), &timeout) };
+        match Errno::result(number) {
+            Ok(number) => return Signal::try_from(number).context("failed to wait for a signal"),
+            Err(Errno::EAGAIN | Errno::EINTR) => {}
+            Err(e) => return Err(e).context("failed to wait for a signal"),
+        }
+        // An agent that hangs is not to be reported alive: systemd then ends it, and the next one goes on with its leases.
+        if !agent.is_alive(every) {
+            error!("the agent makes no progress");
+            continue;
+        }
+        notify(&[NotifyState::Watchdog]);
+        let now = agent.summary();
+        if now != said {
+            notify(&[NotifyState::Status(&now)]);
+            said = now;
+        }
+    }
 }
 
 /// An error whose text names its causes already: they are not to be appended once more.

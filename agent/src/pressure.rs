@@ -1,11 +1,61 @@
 //! How much memory this host can spare: the kernel's own estimate of what is available, less what stays at home.
 //!
+//! Where the kernel tells of stalls (`/proc/pressure/memory`), those are read too; what follows from it all is in [`crate::recall`].
+//!
 //! Inside a container the cgroup's limit can be far below the machine's memory; the smaller of the two counts.
 
 use crate::config::{HUGE_PAGE, Hugepages};
+use crate::recall::Sample;
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+/// Where the numbers come from: `/proc`, or files of the same form in a test.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Host {
+    proc: PathBuf,
+}
+
+impl Default for Host {
+    fn default() -> Host {
+        Host { proc: PathBuf::from("/proc") }
+    }
+}
+
+impl Host {
+    /// Reads `meminfo` and `pressure/memory` in this folder instead of `/proc`.
+    pub fn of(proc: PathBuf) -> Host {
+        Host { proc }
+    }
+
+    /// Reads `/proc/meminfo` and, if there is one, the cgroup's limit.
+    pub fn memory(&self) -> io::Result<HostMemory> {
+        let text = fs::read_to_string(self.proc.join("meminfo"))?;
+        let mut host = HostMemory::parse(&text).ok_or_else(|| {
+            io::Error::new(io::ErrorKind::InvalidData, "/proc/meminfo lacks MemTotal or MemAvailable")
+        })?;
+        if *self == Host::default()
+            && let Some((limit, used)) = cgroup_limit()
+        {
+            host.total = host.total.min(limit);
+            host.available = host.available.min(limit.saturating_sub(used));
+        }
+        Ok(host)
+    }
+
+    /// What decides about recalls.
+    pub fn sample(&self) -> io::Result<Sample> {
+        let available = self.memory()?.available;
+        let stall = fs::read_to_string(self.proc.join("pressure/memory")).ok().and_then(|text| parse_stall(&text));
+        Ok(Sample { available, stall })
+    }
+}
+
+/// `some avg10`, in percent.
+fn parse_stall(text: &str) -> Option<f32> {
+    let some = text.lines().find_map(|l| l.strip_prefix("some "))?;
+    some.split_whitespace().find_map(|f| f.strip_prefix("avg10="))?.parse().ok()
+}
 
 /// The host's memory at one moment, in bytes (huge pages: in pages of 2 MiB).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,17 +78,9 @@ pub struct Room {
 }
 
 impl HostMemory {
-    /// Reads `/proc/meminfo` and, if there is one, the cgroup's limit.
+    /// This host's.
     pub fn now() -> io::Result<HostMemory> {
-        let text = fs::read_to_string("/proc/meminfo")?;
-        let mut host = HostMemory::parse(&text).ok_or_else(|| {
-            io::Error::new(io::ErrorKind::InvalidData, "/proc/meminfo lacks MemTotal or MemAvailable")
-        })?;
-        if let Some((limit, used)) = cgroup_limit() {
-            host.total = host.total.min(limit);
-            host.available = host.available.min(limit.saturating_sub(used));
-        }
-        Ok(host)
+        Host::default().memory()
     }
 
     fn parse(meminfo: &str) -> Option<HostMemory> {
@@ -109,6 +151,19 @@ mod tests {
         let host = HostMemory::parse(MEMINFO).unwrap();
         assert_eq!(host, HostMemory { total: 16 << 20, available: 8 << 20, huge_total: 8, huge_free: 4 });
         assert_eq!(HostMemory::parse("MemTotal: 1 kB\n"), None);
+    }
+
+    #[test]
+    fn stalls_are_read_where_the_kernel_tells_of_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = Host::of(dir.path().to_owned());
+        assert!(host.sample().is_err());
+        fs::write(dir.path().join("meminfo"), MEMINFO).unwrap();
+        assert_eq!(host.sample().unwrap(), Sample { available: 8 << 20, stall: None });
+        fs::create_dir(dir.path().join("pressure")).unwrap();
+        let text = "some avg10=12.50 avg60=1.00 avg300=0.00 total=5\nfull avg10=99.00 avg60=0.00 avg300=0.00 total=0\n";
+        fs::write(dir.path().join("pressure/memory"), text).unwrap();
+        assert_eq!(host.sample().unwrap().stall, Some(12.5));
     }
 
     #[test]

@@ -78,6 +78,22 @@ impl Slab {
         let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
         fcntl(&fd, FcntlArg::F_ADD_SEALS(seals)).map_err(create)?;
 
+        Slab::map(fd, len, pages)
+    }
+
+    /// Takes over a slab that an earlier process made, with its bytes.
+    pub fn adopt(fd: OwnedFd, len: usize) -> Result<Slab, SlabError> {
+        let stat = nix::sys::stat::fstat(&fd).map_err(|e| SlabError::Map { len, source: e.into() })?;
+        if stat.st_size != len as i64 {
+            let source = io::Error::new(io::ErrorKind::InvalidData, format!("its file has {} bytes", stat.st_size));
+            return Err(SlabError::Map { len, source });
+        }
+        // hugetlbfs says so.
+        let pages = if stat.st_blksize as u64 == HUGE_PAGE { Pages::TwoMib } else { Pages::Small };
+        Slab::map(fd, len, pages)
+    }
+
+    fn map(fd: OwnedFd, len: usize, pages: Pages) -> Result<Slab, SlabError> {
         // SAFETY: a fresh mapping at an address of the kernel's choice touches nothing that exists.
         let base = unsafe {
             libc::mmap(
@@ -160,13 +176,27 @@ impl Slab {
         unsafe { self.base.as_ptr().write_bytes(0, self.len) };
     }
 
-    /// Gives the memory back to the host even though a client may still have it mapped, which a mere drop would not.
+    /// Copies another slab of the same size into this one. Nobody else may use this one yet; the other may be written meanwhile, and
+    /// what is written while it is copied may come along torn.
+    pub fn copy_from(&mut self, other: &Slab) {
+        let len = self.len.min(other.len);
+        // SAFETY: both mappings are good for len bytes and are different ones; `&mut self` rules out other users of the target.
+        unsafe { self.base.as_ptr().copy_from_nonoverlapping(other.base.as_ptr(), len) };
+    }
+
+    /// Gives the memory back to the host even though a client may still have it mapped or the store keeps a descriptor, which a mere
+    /// drop would not.
     pub fn discard(self) {
-        let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
-        // The length fits: ftruncate took it. If punching fails, the memory is freed when the client unmaps it.
-        if let Err(e) = fallocate(&self.fd, flags, 0, self.len as i64) {
-            tracing::warn!("failed to free the memory of a slab that a client has mapped: {e}");
-        }
+        punch(self.fd(), self.len);
+    }
+}
+
+/// Frees the memory of a slab's file, whoever else has it.
+pub fn punch(fd: BorrowedFd<'_>, len: usize) {
+    let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+    // The length fits: ftruncate took it. If punching fails, the memory is freed when the last descriptor is closed.
+    if let Err(e) = fallocate(fd, flags, 0, len as i64) {
+        tracing::warn!("failed to free the memory of a slab that others have mapped: {e}");
     }
 }
 

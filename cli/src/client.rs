@@ -1,7 +1,7 @@
 //! HTTP over annexd's Unix socket: one connection per request, as annexd serves them.
 
 use crate::failure::Failure;
-use annex_shared::api::{ApiError, AppInfo, Progress, SlabInfo, Status};
+use annex_shared::api::{ApiError, AppInfo, DonorInfo, Progress, SlabInfo, Status};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::{Method, Request, Response};
@@ -46,6 +46,10 @@ impl Client {
 
     pub fn slabs(&self) -> Result<Vec<SlabInfo>, Failure> {
         self.call(Method::GET, &path(&["slabs"]), None::<&()>)
+    }
+
+    pub fn donors(&self) -> Result<Vec<DonorInfo>, Failure> {
+        self.call(Method::GET, &path(&["donors"]), None::<&()>)
     }
 
     pub fn status(&self) -> Result<Status, Failure> {

@@ -2,6 +2,7 @@
 
 use crate::failure::{self, CANNOT_RUN, USAGE};
 use annex_shared::api::{Limit, SOCKET};
+use annex_shared::fabric::Transport;
 use clap::{Args, Parser, Subcommand};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -47,6 +48,39 @@ pub enum Command {
     Status,
     /// List the slabs leased from donors
     Slabs,
+    /// List the donors, add one, or remove one
+    Donors {
+        #[command(subcommand)]
+        change: Option<DonorsCommand>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum DonorsCommand {
+    /// Use the memory of one more donor from now on
+    Add {
+        /// Its agent's address, HOST:PORT
+        address: String,
+        /// What to call it; the agent's own name if absent
+        #[arg(long)]
+        name: Option<String>,
+        /// tcp or shm; the best one if absent
+        #[arg(long, value_parser = transport)]
+        transport: Option<Transport>,
+    },
+    /// Move what lies on a donor elsewhere and do without it
+    Remove {
+        /// The donor's name or address
+        donor: String,
+    },
+}
+
+fn transport(word: &str) -> Result<Transport, String> {
+    match word {
+        "tcp" => Ok(Transport::Tcp),
+        "shm" => Ok(Transport::Shm),
+        _ => Err("give tcp or shm".into()),
+    }
 }
 
 /// What `run` and `attach` have in common.

@@ -1,4 +1,4 @@
-//! `annex apps`, `annex slabs` and `annex status`, as people read them.
+//! `annex apps`, `annex slabs`, `annex donors` and `annex status`, as people read them.
 
 use crate::table::{Column, count, draw};
 use annex_shared::api::{AppInfo, AppState, DonorInfo, DonorState, SlabInfo, Status, format_bytes};
@@ -134,7 +134,7 @@ fn workers(status: &Status) -> String {
     text
 }
 
-fn donors(donors: &[DonorInfo]) -> String {
+pub fn donors(donors: &[DonorInfo]) -> String {
     if donors.is_empty() {
         return "no donors configured (annexd --donor HOST:PORT, or [[pool.donors]] in annexd.toml)\n".into();
     }
@@ -154,6 +154,7 @@ fn donors(donors: &[DonorInfo]) -> String {
             d.name.clone(),
             d.address.clone(),
             match d.state {
+                _ if d.draining => "leaving",
                 DonorState::Connecting => "trying",
                 DonorState::Up => "up",
                 DonorState::Lost => "lost",

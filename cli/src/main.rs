@@ -5,7 +5,7 @@
 //! - [`failure`]: everything that can go wrong, as the user reads it, and the exit codes.
 //! - [`run`]: starts a program under annex by becoming it.
 //! - [`attach`], [`detach`]: take and give back running processes, showing progress.
-//! - [`listing`]: `apps`, `slabs` and `status` as tables; [`table`] draws them.
+//! - [`listing`]: `apps`, `slabs`, `donors` and `status` as tables; [`table`] draws them.
 
 mod attach;
 mod client;
@@ -16,10 +16,10 @@ mod listing;
 mod run;
 mod table;
 
-use annex_shared::api::{AppInfo, LimitRequest};
+use annex_shared::api::{AppInfo, DonorInfo, DonorRequest, LimitRequest, format_bytes};
 use clap::Parser;
 use client::Client;
-use command::{Cli, Command};
+use command::{Cli, Command, DonorsCommand};
 use failure::Failure;
 use hyper::Method;
 use serde::Serialize;
@@ -54,6 +54,20 @@ fn dispatch(cli: &Cli) -> Result<(), Failure> {
         Command::Apps => show(cli.json, &client.apps()?, |apps| listing::apps(apps)),
         Command::Status => show(cli.json, &client.status()?, listing::status),
         Command::Slabs => show(cli.json, &client.slabs()?, |slabs| listing::slabs(slabs)),
+        Command::Donors { change: None } => show(cli.json, &client.donors()?, |donors| listing::donors(donors)),
+        Command::Donors { change: Some(DonorsCommand::Add { address, name, transport }) } => {
+            let request = DonorRequest { address: address.clone(), name: name.clone(), transport: *transport };
+            let donor: DonorInfo = client.call(Method::POST, &client::path(&["donors"]), Some(&request))?;
+            show(cli.json, &donor, |d| format!("added donor {} (annex donors shows when it is up)\n", d.name))
+        }
+        Command::Donors { change: Some(DonorsCommand::Remove { donor }) } => {
+            let path = client::path(&["donors", donor]);
+            let donor: DonorInfo = client.call(Method::DELETE, &path, None::<&()>)?;
+            show(cli.json, &donor, |d| {
+                let used = format_bytes(d.used);
+                format!("donor {} is being emptied: {used} go elsewhere (annex donors shows how far)\n", d.name)
+            })
+        }
     }
 }
 

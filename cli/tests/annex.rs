@@ -74,6 +74,27 @@ impl Drop for Annexd {
     }
 }
 
+#[test]
+fn donors_are_listed_added_and_removed() {
+    let annexd = Annexd::start();
+    let listed = annexd.annex(&["donors"]);
+    assert!(listed.code == Some(0) && listed.out.contains("rack1-db7") && listed.out.contains("lost"), "{listed:?}");
+    let added = annexd.annex(&["donors", "add", "10.0.2.1:7411", "--name", "rack3-a", "--transport", "tcp"]);
+    assert!(added.code == Some(0) && added.out.starts_with("added donor rack3-a"), "{added:?}");
+    let removed = annexd.annex(&["--json", "donors", "remove", "rack1-db7"]);
+    assert!(removed.code == Some(0) && removed.out.contains("\"draining\": true"), "{removed:?}");
+    assert_eq!(annexd.annex(&["donors", "remove", "nobody"]).code, Some(4));
+    assert_eq!(annexd.annex(&["donors", "add", "h:1", "--transport", "rdma"]).code, Some(2));
+}
+
+#[test]
+fn donors_are_not_for_everybody_to_change() {
+    let annexd = Annexd::start();
+    assert_eq!(annexd.annex_as_nobody(&["donors", "add", "h:1"]).code, Some(5));
+    assert_eq!(annexd.annex_as_nobody(&["donors", "remove", "rack1-db7"]).code, Some(5));
+    assert_eq!(annexd.annex_as_nobody(&["donors"]).code, Some(0));
+}
+
 #[derive(Debug)]
 struct Said {
     code: Option<i32>,

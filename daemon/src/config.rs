@@ -13,10 +13,11 @@
 use crate::pager::PagerConfig;
 use crate::pool::{DonorConfig, PoolConfig, TransportChoice};
 use annex_shared::api::{Limit, SOCKET};
-use annex_shared::config::{ConfigError as FileError, load};
+use annex_shared::config::{ConfigError as FileError, TimeSpan, load};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 
 /// Read if it exists and no other file is named.
 pub const DEFAULT_FILE: &str = "/etc/annex/annexd.toml";
@@ -32,6 +33,8 @@ pub struct Config {
     pub local: Limit,
     /// What is logged, as tracing's filters are written: `info`, `warn`, `annex_daemon::pool=debug`.
     pub log: String,
+    /// Should annexd be killed, how long its programs wait for the next one before they are ended.
+    pub takeover_wait: TimeSpan,
     pub pool: PoolConfig,
     pub pager: PagerConfig,
 }
@@ -42,6 +45,7 @@ impl Default for Config {
             socket: SOCKET.into(),
             local: Limit::Percent(50),
             log: "info".into(),
+            takeover_wait: TimeSpan(Duration::from_secs(60)),
             pool: PoolConfig::default(),
             pager: PagerConfig::default(),
         }

@@ -3,5 +3,7 @@
 pub mod config;
 pub mod control;
 pub mod keeper;
+mod mapped;
 pub mod pager;
+mod pidfd;
 pub mod pool;

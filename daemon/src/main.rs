@@ -2,19 +2,23 @@
 
 use annex_daemon::config::{Config, DonorFlag};
 use annex_daemon::control::pool::RunningPool;
-use annex_daemon::control::{Apps, Control, ControlSocket, Donors, Operators, host, server, stop};
-use annex_daemon::keeper::{self, Keeper};
-use annex_daemon::pager::{Pager, Wait, probe};
+use annex_daemon::control::{Apps, BindError, Control, ControlSocket, Donors, Operators, host, server, stop, watchdog};
+use annex_daemon::keeper::{self, Inheritance, Keeper, Kept};
+use annex_daemon::pager::{Legacy, LegacyError, Pager, Wait, mortal, probe};
 use annex_daemon::pool::{Pool, PoolError, PoolState};
 use annex_shared::api::{DonorState, Limit};
+use annex_shared::config::TimeSpan;
+use annex_shared::ids::SlotIdx;
 use anyhow::Context;
 use clap::{Parser, Subcommand};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use sd_notify::NotifyState;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{Receiver, channel};
@@ -25,6 +29,8 @@ const OPERATORS: &str = "annex";
 const UNUSABLE: u8 = 78;
 /// Blocking threads of the control plane: one per request under way.
 const REQUEST_THREADS: usize = 64;
+/// How long the annexd before may take to hand over.
+const HAND_OVER: Duration = Duration::from_secs(5);
 /// How long requests that are cut off by the end get to notice.
 const LAST_MOMENT: Duration = Duration::from_secs(1);
 
@@ -56,6 +62,12 @@ struct Flags {
     /// What fault workers do while there are no faults [default: block]
     #[arg(long, value_enum)]
     wait: Option<WaitFlag>,
+    /// How long programs wait for the next annexd if this one is killed, before they are ended [default: 60s]
+    #[arg(long, value_name = "TIME")]
+    takeover_wait: Option<TimeSpan>,
+    /// If an annexd is running, take its place: it ends, and its programs go on with this one
+    #[arg(long)]
+    take_over: bool,
     /// What to log: error, warn, info, debug, trace, or a filter such as `annex_daemon=debug` [default: info]
     #[arg(long, value_name = "LEVEL")]
     log: Option<String>,
@@ -65,9 +77,6 @@ struct Flags {
 enum Command {
     /// Say whether a configuration file is good, and exit
     CheckConfig { file: PathBuf },
-    /// Started by annexd itself: ends programs whose memory would be lost with annexd
-    #[command(hide = true)]
-    Keeper,
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
@@ -108,7 +117,6 @@ fn main() -> ExitCode {
     let flags = Flags::parse();
     let result = match &flags.command {
         Some(Command::CheckConfig { file }) => check_config(file),
-        Some(Command::Keeper) => return keep(),
         None => run(flags),
     };
     let (error, code) = match result {
@@ -120,17 +128,6 @@ fn main() -> ExitCode {
     eprintln!("annexd: {error}");
     stop::notify(&[NotifyState::Status(&error.to_string())]);
     code
-}
-
-fn keep() -> ExitCode {
-    match keeper::run() {
-        Ok(0) => ExitCode::SUCCESS,
-        Ok(_) => ExitCode::from(keeper::HAD_TO_END_PROGRAMS),
-        Err(error) => {
-            eprintln!("annexd keeper: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
 }
 
 fn check_config(file: &Path) -> Result<(), Failure> {
@@ -148,6 +145,7 @@ fn configure(flags: Flags) -> Result<Config, Failure> {
     }
     config.socket = flags.socket.unwrap_or(config.socket);
     config.local = flags.local.unwrap_or(config.local);
+    config.takeover_wait = flags.takeover_wait.unwrap_or(config.takeover_wait);
     config.log = flags.log.unwrap_or(config.log);
     config.pool.replicas = flags.replicas.unwrap_or(config.pool.replicas);
     config.pager.fault_workers = flags.fault_workers.unwrap_or(config.pager.fault_workers);
@@ -157,14 +155,25 @@ fn configure(flags: Flags) -> Result<Config, Failure> {
 }
 
 fn run(flags: Flags) -> Result<(), Failure> {
+    let take_over = flags.take_over;
     let config = configure(flags)?;
     start_log(&config)?;
     host::check().map_err(unusable)?;
     let shortcomings = host::settle_in().map_err(unusable)?;
     // Before anything is built up: a second annexd must not even talk to the donors.
-    let socket = ControlSocket::bind(&config.socket).map_err(anyhow::Error::from)?;
+    let socket = match ControlSocket::bind(&config.socket) {
+        Err(BindError::AlreadyRunning { pid: Some(pid), .. }) if take_over => {
+            replace(pid)?;
+            ControlSocket::bind(&config.socket)
+        }
+        bound => bound,
+    };
+    let socket = socket.map_err(anyhow::Error::from)?;
     shortcomings.iter().for_each(|s| tracing::warn!("{s}"));
 
+    mortal::arm();
+    // While there is one thread: the keeper is a copy of this process.
+    let keeper = Keeper::start(socket.path(), config.takeover_wait.0).context("failed to start the keeper process")?;
     let runtime = Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(REQUEST_THREADS)
@@ -173,12 +182,7 @@ fn run(flags: Flags) -> Result<(), Failure> {
     // From here on no signal ends annexd by itself.
     let signals = signals(&runtime)?;
 
-    let keeper = Keeper::start().context("failed to start the keeper process")?;
-    let pool = Pool::start(config.pool.clone(), PoolState::Fresh).map_err(|error| match error {
-        PoolError::Config(_) | PoolError::DonorMissing(_) => unusable(error),
-        other => Failure::Other(other.into()),
-    })?;
-    let apps = start_pager(&config, &pool, keeper)?;
+    let (pool, apps) = start(&config, keeper)?;
     let view = Arc::new(RunningPool { pool: pool.clone(), replicas: config.pool.replicas });
     announce(&socket, &*view);
     let control = Control::new(apps, view, Operators::Group(OPERATORS.into()), shortcomings);
@@ -186,6 +190,7 @@ fn run(flags: Flags) -> Result<(), Failure> {
     runtime.block_on(async {
         let listener = socket.listener().and_then(tokio::net::UnixListener::from_std);
         let listener = listener.with_context(|| format!("failed to listen on {}", socket.path().display()))?;
+        tokio::spawn(watchdog::watch(control.apps.clone()));
         server::serve(listener, control.clone(), stop::stopped(control, signals, retry)).await;
         anyhow::Ok(())
     })?;
@@ -194,6 +199,28 @@ fn run(flags: Flags) -> Result<(), Failure> {
     runtime.shutdown_timeout(LAST_MOMENT);
     tracing::info!("stopped: all memory is back");
     Ok(())
+}
+
+/// Has the annexd that runs end and leave everything to this one.
+fn replace(pid: i32) -> anyhow::Result<()> {
+    tracing::info!("taking the place of process {pid}");
+    let pid = Pid::from_raw(pid);
+    kill(pid, Signal::SIGUSR1).with_context(|| format!("failed to ask process {pid} to hand over"))?;
+    let until = Instant::now() + HAND_OVER;
+    // Gone, or a zombie that its parent has not collected: its keeper closes what it had, and then the socket is free.
+    while ControlSocket::runs(pid.as_raw()) {
+        anyhow::ensure!(Instant::now() < until, "process {pid} was asked to hand over and has not ended; it goes on");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Ok(())
+}
+
+/// Ends this annexd at once, as a kill would: the next one finds everything with the keeper.
+fn hand_over() -> ! {
+    tracing::info!("handing over to the next annexd; programs go on when it has started");
+    stop::notify(&[NotifyState::Status("handed over to the next annexd")]);
+    // SAFETY: ends the process; nothing here needs to be taken down, and no destructor may let go of what programs depend on.
+    unsafe { libc::_exit(0) }
 }
 
 fn start_log(config: &Config) -> Result<(), Failure> {
@@ -225,7 +252,6 @@ fn signals(runtime: &Runtime) -> anyhow::Result<Receiver<&'static str>> {
         (SignalKind::interrupt(), "SIGINT", true),
         (SignalKind::quit(), "SIGQUIT", true),
         (SignalKind::hangup(), "SIGHUP", false),
-        (SignalKind::user_defined1(), "SIGUSR1", false),
         (SignalKind::user_defined2(), "SIGUSR2", false),
         (SignalKind::alarm(), "SIGALRM", false),
     ] {
@@ -241,12 +267,40 @@ fn signals(runtime: &Runtime) -> anyhow::Result<Receiver<&'static str>> {
             }
         });
     }
+    let mut handover = signal(SignalKind::user_defined1()).context("failed to handle SIGUSR1")?;
+    runtime.spawn(async move {
+        if handover.recv().await.is_some() {
+            hand_over();
+        }
+    });
     Ok(rx)
 }
 
-fn start_pager(config: &Config, pool: &Arc<Pool>, keeper: Keeper) -> Result<Arc<dyn Apps>, Failure> {
+/// Starts pool and pager, with what the annexd before has left if there is anything.
+fn start(config: &Config, keeper: Keeper) -> Result<(Arc<Pool>, Arc<dyn Apps>), Failure> {
     let host = probe::host().map_err(unusable)?;
     tracing::info!("kernel {}: userfaultfd has what annexd needs", host.kernel);
-    let pager = Pager::start(&config.pager, config.local, host, pool.clone(), keeper);
-    Ok(Arc::new(pager.context("failed to start the pager")?))
+    let mut inheritance = keeper::find(&config.socket).map_err(unusable)?;
+    let legacy = inheritance.as_mut().map(Legacy::open).transpose().map_err(unusable)?.flatten();
+    let tables = inheritance.as_mut().map(|i| (i.take(Kept::Extents), i.take(Kept::Slots)));
+    let references = |each: &mut dyn FnMut(SlotIdx)| legacy.iter().for_each(|legacy| legacy.references(each));
+    let state = match tables {
+        Some((Some(extents), Some(slots))) => PoolState::Saved { extents, slots, references: &references },
+        _ if legacy.is_some() => return Err(unusable(LegacyError::Missing("pool's tables"))),
+        _ => PoolState::Fresh,
+    };
+    let pool = Pool::start(config.pool.clone(), state).map_err(|error| match error {
+        PoolError::Config(_) | PoolError::DonorMissing(_) => unusable(error),
+        other => Failure::Other(other.into()),
+    })?;
+    let (extents, slots) = pool.state_fds();
+    keeper.keep(Kept::Extents, extents);
+    keeper.keep(Kept::Slots, slots);
+    let legacy = legacy.zip(inheritance.as_ref().map(Inheritance::generation));
+    let pager = Pager::start(&config.pager, config.local, host, pool.clone(), keeper, legacy);
+    let pager = Arc::new(pager.context("failed to start the pager")?);
+    if let Some(inheritance) = inheritance {
+        inheritance.settle();
+    }
+    Ok((pool, pager))
 }

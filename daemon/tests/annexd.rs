@@ -152,7 +152,7 @@ fn a_stop_is_orderly_and_leaves_no_socket() {
 #[test]
 fn a_hang_up_or_a_stray_signal_does_not_end_it() {
     let annexd = Running::start();
-    for signal in [Signal::SIGHUP, Signal::SIGUSR1, Signal::SIGUSR2, Signal::SIGALRM] {
+    for signal in [Signal::SIGHUP, Signal::SIGUSR2, Signal::SIGALRM] {
         annexd.signal(signal);
     }
     assert_eq!(annexd.status()["pid"], annexd.child.id());

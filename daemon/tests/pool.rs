@@ -9,7 +9,10 @@ use annex_shared::fabric::Transport;
 use annex_shared::ids::SlotIdx;
 use annex_shared::page::PAGE_SIZE;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -23,7 +26,11 @@ struct Bed {
 }
 
 fn agent(dir: &tempfile::TempDir, name: &str) -> Agent {
-    let config = Config {
+    Agent::start(agent_config(dir.path(), name)).unwrap()
+}
+
+fn agent_config(dir: &std::path::Path, name: &str) -> Config {
+    Config {
         listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
         name: Some(name.to_owned()),
         capacity: Some(ByteSize(64 * SLAB)),
@@ -31,10 +38,9 @@ fn agent(dir: &tempfile::TempDir, name: &str) -> Agent {
         headroom: Some(ByteSize(SLAB)),
         lease_ttl: TimeSpan(Duration::from_secs(5)),
         grace: TimeSpan(Duration::from_millis(300)),
-        shm_socket: dir.path().join(format!("{name}.sock")),
+        shm_socket: dir.join(format!("{name}.sock")),
         ..Config::default()
-    };
-    Agent::start(config).unwrap()
+    }
 }
 
 /// One agent per entry of `transports`.
@@ -140,7 +146,7 @@ fn load(pool: &Arc<Pool>, stop: &AtomicBool, verified: &AtomicU64) {
             verify(&mut lane, run, generation);
             verified.fetch_add(run.count.into(), Ordering::Relaxed);
         }
-        if held.len() > 100 {
+        while held.len() > 100 {
             let (run, _) = held.swap_remove(generation as usize % 100);
             run.slots().for_each(|s| pool.release(s));
         }
@@ -211,6 +217,151 @@ fn injected_faults_on_both_donors_spoil_no_page() {
     });
     assert!(verified.load(Ordering::Relaxed) > 10_000);
     assert!(bed.pool.warnings().iter().any(|w| w.contains("injected faults")));
+}
+
+/// Not a test: an agent in a process of its own, which the tests below start, stop and kill.
+#[test]
+fn an_agent_of_its_own() {
+    let Some(terms) = std::env::var_os("ANNEX_TEST_AGENT") else { return };
+    let terms = terms.into_string().unwrap();
+    let (listen, dir) = terms.split_once(' ').unwrap();
+    // Two of three have room for all that the load holds.
+    let capacity = Some(ByteSize(100 * SLAB));
+    let listen = listen.parse().unwrap();
+    let config = Config { listen, capacity, ..agent_config(std::path::Path::new(dir), "own") };
+    let _agent = Agent::start(config).unwrap();
+    loop {
+        std::thread::park();
+    }
+}
+
+struct Donor {
+    dir: tempfile::TempDir,
+    addr: SocketAddr,
+    process: Child,
+}
+
+impl Donor {
+    fn start() -> Donor {
+        let free = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let addr = free.local_addr().unwrap();
+        drop(free);
+        let dir = tempfile::tempdir().unwrap();
+        let process = Self::spawn(addr, &dir);
+        Donor { dir, addr, process }
+    }
+
+    fn spawn(addr: SocketAddr, dir: &tempfile::TempDir) -> Child {
+        let process = Command::new(std::env::current_exe().unwrap())
+            .args(["an_agent_of_its_own", "--exact", "--nocapture"])
+            .env("ANNEX_TEST_AGENT", format!("{addr} {}", dir.path().display()))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        eventually("the agent answers", || std::net::TcpStream::connect(addr).is_ok());
+        process
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.process.id() as i32), signal).unwrap();
+    }
+
+    fn die(&mut self) {
+        self.signal(Signal::SIGKILL);
+        self.process.wait().unwrap();
+    }
+
+    fn come_back(&mut self) {
+        self.process = Self::spawn(self.addr, &self.dir);
+    }
+}
+
+impl Drop for Donor {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn pool_of(donors: &[Donor], transports: &[TransportChoice]) -> Arc<Pool> {
+    let donor = |(donor, transport): (&Donor, &TransportChoice)| DonorConfig {
+        name: Some(donor.addr.to_string()),
+        address: donor.addr.to_string(),
+        transport: *transport,
+        ..DonorConfig::default()
+    };
+    let config = PoolConfig {
+        donors: donors.iter().zip(transports).map(donor).collect(),
+        lost_after: TimeSpan(Duration::from_secs(1)),
+        op_timeout: TimeSpan(Duration::from_secs(1)),
+        control_timeout: TimeSpan(Duration::from_secs(1)),
+        ..PoolConfig::default()
+    };
+    let pool = Pool::start(config, PoolState::Fresh).unwrap();
+    pool.is_usable().unwrap();
+    pool
+}
+
+fn whole(pool: &Pool) -> bool {
+    let info = pool.info();
+    info.degraded_extents == 0 && info.lost_extents == 0 && info.joining_replicas + info.away_replicas == 0
+}
+
+#[test]
+fn donors_that_are_killed_one_after_the_other_and_come_back_lose_no_page() {
+    let mut donors: Vec<Donor> = (0..3).map(|_| Donor::start()).collect();
+    let pool = pool_of(&donors, &[TransportChoice::Tcp, TransportChoice::Shm, TransportChoice::Tcp]);
+    let (stop, verified) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|s| {
+        let loads: Vec<_> = (0..2).map(|_| s.spawn(|| load(&pool, &stop, &verified))).collect();
+        eventually("both threads verify pages", || verified.load(Ordering::Relaxed) > 2000);
+        for victim in [0, 1, 2, 1] {
+            donors[victim].die();
+            eventually("the donor is lost", || pool.donors()[victim].state == DonorState::Lost);
+            // Every page is on two donors again, under load.
+            eventually("repair is done", || loads.iter().any(|l| l.is_finished()) || whole(&pool));
+            donors[victim].come_back();
+            eventually("it is back", || pool.donors()[victim].state == DonorState::Up);
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    let info = pool.info();
+    assert!(info.repaired > 0 && info.gone_pages == 0, "{info:?}");
+}
+
+fn survives_a_hang(transport: TransportChoice) {
+    let donors: Vec<Donor> = (0..3).map(|_| Donor::start()).collect();
+    let pool = pool_of(&donors, &[transport, transport, transport]);
+    let (stop, verified) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|s| {
+        let loads: Vec<_> = (0..2).map(|_| s.spawn(|| load(&pool, &stop, &verified))).collect();
+        eventually("both threads verify pages", || verified.load(Ordering::Relaxed) > 2000);
+        for donor in &donors[..2] {
+            donor.signal(Signal::SIGSTOP);
+            // Past every time-out, the load goes on without it.
+            std::thread::sleep(Duration::from_secs(3));
+            let then = verified.load(Ordering::Relaxed);
+            eventually("pages go on being verified", || {
+                loads.iter().any(|l| l.is_finished()) || verified.load(Ordering::Relaxed) > then + 1000
+            });
+            donor.signal(Signal::SIGCONT);
+            eventually("every page is on two donors", || loads.iter().any(|l| l.is_finished()) || whole(&pool));
+            eventually("all are up", || pool.donors().iter().all(|d| d.state == DonorState::Up));
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert_eq!((pool.info().lost_extents, pool.info().gone_pages), (0, 0));
+}
+
+#[test]
+fn a_tcp_donor_that_hangs_and_goes_on_loses_no_page() {
+    survives_a_hang(TransportChoice::Tcp);
+}
+
+#[test]
+fn a_shm_donor_that_hangs_and_goes_on_loses_no_page() {
+    survives_a_hang(TransportChoice::Shm);
 }
 
 #[test]

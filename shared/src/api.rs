@@ -4,6 +4,9 @@
 //! | --- | --- | --- |
 //! | `GET /v1/status` | – | [`Status`] |
 //! | `GET /v1/slabs` | – | `[`[`SlabInfo`]`]` |
+//! | `GET /v1/donors` | – | `[`[`DonorInfo`]`]` |
+//! | `POST /v1/donors` | [`DonorRequest`] | [`DonorInfo`] |
+//! | `DELETE /v1/donors/{name}` | – | [`DonorInfo`]; it is emptied first, which `GET` shows |
 //! | `GET /v1/apps` | – | `[`[`AppInfo`]`]` |
 //! | `POST /v1/apps` | [`AttachRequest`] | [`AppInfo`] |
 //! | `PUT /v1/apps/{name}/limit` | [`LimitRequest`] | [`AppInfo`] |
@@ -222,6 +225,26 @@ pub struct DonorInfo {
     pub writes: u64,
     pub errors: u64,
     pub checksum_errors: u64,
+    /// Pages that gave wrong bytes here and were rewritten from another replica.
+    #[serde(default)]
+    pub healed: u64,
+    /// It is to be removed: what lies on it is being moved elsewhere.
+    #[serde(default)]
+    pub draining: bool,
+}
+
+/// One more donor.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DonorRequest {
+    /// `host:port` of its agent.
+    pub address: String,
+    /// The agent's own name if absent.
+    #[serde(default)]
+    pub name: Option<String>,
+    /// The best one if absent.
+    #[serde(default)]
+    pub transport: Option<Transport>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -244,6 +267,35 @@ pub struct PoolInfo {
     /// Extents with no live replica: their pages can't be read.
     pub lost_extents: u32,
     pub full: bool,
+    /// Replicas that are being filled, or wait for their donor to come back.
+    #[serde(default)]
+    pub joining_replicas: u32,
+    #[serde(default)]
+    pub away_replicas: u32,
+    /// Replicas that are to leave their donor (recalled, removed, evened out) and have not yet.
+    #[serde(default)]
+    pub moving_replicas: u32,
+    /// Bytes to be copied until every extent has all its replicas, and the seconds that takes at the configured rate.
+    #[serde(default)]
+    pub repair_left: u64,
+    #[serde(default)]
+    pub repair_eta_s: u64,
+    /// Since start: bytes copied to new or returned replicas, pages rewritten after wrong bytes, pages looked at by the scrubber,
+    /// reads that went to a second replica because the first was slow.
+    #[serde(default)]
+    pub repaired: u64,
+    #[serde(default)]
+    pub healed_pages: u64,
+    #[serde(default)]
+    pub scrubbed_pages: u64,
+    #[serde(default)]
+    pub hedged_reads: u64,
+    /// Pages that no replica could give when they were to be copied.
+    #[serde(default)]
+    pub gone_pages: u64,
+    /// Extents with two replicas on one host or rack, by the donors' labels.
+    #[serde(default)]
+    pub crowded_extents: u32,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -263,7 +315,7 @@ pub struct SlabInfo {
     pub size: u64,
     pub used: u64,
     pub transport: Option<Transport>,
-    /// `live` or `lost`.
+    /// `live`, `joining` (being filled), `away` (may come back) or `lost`.
     pub state: String,
 }
 

@@ -29,7 +29,7 @@ id!(
     DonorId(u16), "donor{}"
 );
 id!(
-    /// A slab on one agent: its index there, stable for one incarnation.
+    /// A slab on one agent: its index there. It stays the same when the agent is restarted and takes its memory over.
     SlabId(u32), "slab{}"
 );
 id!(

@@ -218,7 +218,7 @@ mod tests {
     fn the_layout_is_the_documented_one() {
         let bytes = bytes_of(Preamble::Data(PROOF));
         assert_eq!(bytes.len(), 48);
-        assert_eq!(&bytes[..16], b"annex\0\0\0\x01\0\x02\0\0\0\0\0");
+        assert_eq!(&bytes[..16], b"annex\0\0\0\x02\0\x02\0\0\0\0\0");
         assert_eq!((bytes[16], bytes[24], bytes[32], bytes[47]), (0x08, 0x18, 0x30, 0x21));
     }
 

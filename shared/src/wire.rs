@@ -2,7 +2,7 @@
 //!
 //! One TCP connection, opened by the client. Each message is a frame: `u32` length (little-endian, of what follows,
 //! at most [`MAX_FRAME`]) and the postcard encoding of a [`Request`] or an [`Event`]. A client sends requests;
-//! the agent answers each in order, and may send `Closing` at any time between answers.
+//! the agent answers each in order, and may send `Closing` and `Recall` at any time between answers.
 //! [`Frames`] reads them, [`write_frame`] writes them; both are blocking code over any `Read` and `Write`.
 //!
 //! The first bytes of *every* connection to the agent's port are a [`Preamble`](crate::preamble::Preamble), which says what it carries. Data
@@ -25,10 +25,12 @@ pub const AGENT_PORT: u16 = 7411;
 pub enum Version {
     /// First: hello, lease, renew, return; shm and tcp.
     V1 = 1,
+    /// `Welcome` says what an agent that was restarted still has; `Recall`; refusal `Draining`.
+    V2 = 2,
 }
 
 /// The version this build speaks.
-pub const VERSION: Version = Version::V1;
+pub const VERSION: Version = Version::V2;
 
 /// What a connection is for: its first 16 bytes are `MAGIC`, the version (`u16`), the role (`u16`) and 4 bytes of zeros, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +87,12 @@ pub enum Event {
     Closing {
         grace_ms: u64,
     },
+    /// The agent wants these slabs back: what is not returned within `deadline_ms` from now is revoked. A later one for the same slab
+    /// replaces the deadline.
+    Recall {
+        slabs: Vec<SlabId>,
+        deadline_ms: u64,
+    },
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -105,8 +113,12 @@ pub struct Welcome {
     pub labels: std::collections::BTreeMap<String, String>,
     /// Path of the agent's Unix socket if client and agent run on the same boot of the same host.
     pub shm_socket: Option<String>,
-    /// Slabs this client still holds from an earlier connection in the same incarnation.
+    /// Slabs this client still holds from an earlier connection in this incarnation, or in the `resumed` one.
     pub held: Vec<Lease>,
+    /// The agent was restarted since this client last took part, and took its memory over: every `held` slab has the bytes that it had
+    /// in this earlier incarnation, the last one the client is known to have taken up, under a new key. What was held then and
+    /// is not in `held` is gone. `None`: nothing was taken over.
+    pub resumed: Option<Incarnation>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -139,6 +151,8 @@ pub enum Refusal {
     ClientInUse { host: String, ends_in_s: u64 },
     #[error("did not understand the request: {0}")]
     Malformed(String),
+    #[error("is being drained for maintenance")]
+    Draining,
 }
 
 /// A control frame could not be read or written. After any of these the connection is of no further use.

@@ -3,11 +3,13 @@
 use super::*;
 use proptest::prelude::*;
 use std::collections::HashMap;
+use std::time::Duration;
 
 const TTL: Duration = Duration::from_secs(10);
 const ANNA: ClientId = ClientId(1);
 const BERT: ClientId = ClientId(2);
 const INCARNATION: Incarnation = Incarnation(77);
+const NEXT: Incarnation = Incarnation(78);
 const PLENTY: Room = Room { slabs: 1000, available_mib: 9000, headroom_mib: 500 };
 const TIGHT: Room = Room { slabs: 0, available_mib: 400, headroom_mib: 500 };
 
@@ -23,13 +25,29 @@ fn home() -> Machine {
     Machine { host: "home".into(), boot_id: "b1".into() }
 }
 
-fn book(capacity: u32, per_client: u32, keep: u32) -> Book {
-    let mut n = 100;
-    let draw = move || {
+fn counting_from(first: u64) -> Box<dyn FnMut() -> u64 + Send> {
+    let mut n = first;
+    Box::new(move || {
         n += 1;
         n
-    };
-    Book::new(Limits { capacity, per_client, ttl: TTL, keep }, INCARNATION, Box::new(draw))
+    })
+}
+
+fn book(capacity: u32, per_client: u32, keep: u32) -> Book {
+    Book::new(Limits { capacity, per_client, ttl: TTL, keep }, INCARNATION, counting_from(100))
+}
+
+/// The book of the agent that follows, in another incarnation.
+fn next_book(capacity: u32, saved: Saved, now: Moment) -> Book {
+    let limits = Limits { capacity, per_client: capacity, ttl: TTL, keep: 0 };
+    Book::resume(limits, NEXT, counting_from(10_000), saved, now)
+}
+
+/// ANNA at home, last seen in INCARNATION, with these slabs.
+fn annas(slabs: &[u32]) -> Saved {
+    let claim = SavedClaim { client: ANNA, machine: home(), seen: INCARNATION, until: at(10.0) };
+    let leases = slabs.iter().map(|slab| SavedLease { slab: SlabId(*slab), client: ANNA }).collect();
+    Saved { claims: vec![claim], leases }
 }
 
 /// Leases and fills until the request is answered.
@@ -228,18 +246,197 @@ fn spare_slabs_over_the_cache_and_under_pressure_go_back_to_the_host() {
     assert_eq!(book.free(PLENTY), 4);
 }
 
+#[test]
+fn saved_leases_go_on_under_new_keys_for_a_ttl_from_now() {
+    let now = at(1000.0);
+    let mut book = next_book(4, annas(&[0, 2]), now);
+    let actions = book.take_actions();
+    let opened: Vec<_> = actions
+        .iter()
+        .filter_map(|a| match a {
+            Action::Open { slab, client, rkey, until } => Some((*slab, *client, *rkey, *until)),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(opened.len(), 2);
+    assert!(opened.iter().all(|o| o.1 == ANNA && o.3 == now.after(TTL)));
+    book.tick(at(1009.9));
+    let greeting = book.hello(ANNA, home(), conn(1), at(1009.9)).unwrap();
+    assert_eq!(greeting.resumed, Some(INCARNATION));
+    let held: Vec<_> = greeting.held.iter().map(|l| (l.slab, l.rkey)).collect();
+    assert_eq!(held, [(opened[0].0, opened[0].2), (opened[1].0, opened[1].2)]);
+    assert_eq!(book.free(PLENTY), 2);
+}
+
+#[test]
+fn who_does_not_come_back_within_the_ttl_loses_what_was_taken_over() {
+    let mut book = next_book(4, annas(&[0, 2]), at(1000.0));
+    book.tick(at(1010.0));
+    assert_eq!(book.lent(), 0);
+    let greeting = book.hello(ANNA, home(), conn(1), at(1010.0)).unwrap();
+    assert_eq!((greeting.held.len(), greeting.resumed), (0, None));
+}
+
+#[test]
+fn every_welcome_names_the_earlier_incarnation_until_the_client_takes_part() {
+    let mut book = next_book(4, annas(&[1]), at(20.0));
+    for n in 1..4 {
+        assert_eq!(book.hello(ANNA, home(), conn(n), at(20.0)).unwrap().resumed, Some(INCARNATION));
+    }
+    book.take_actions();
+    book.renew(ANNA, conn(3), at(21.0)).unwrap();
+    assert!(book.take_actions().contains(&Action::Seen { client: ANNA }));
+    assert_eq!(book.hello(ANNA, home(), conn(4), at(21.0)).unwrap().resumed, None);
+
+    let mut book = next_book(4, annas(&[1]), at(20.0));
+    let session = book.hello(ANNA, home(), conn(1), at(20.0)).unwrap().session;
+    book.admit(&Proof { client: ANNA, incarnation: NEXT, session }).unwrap();
+    assert_eq!(book.hello(ANNA, home(), conn(2), at(20.0)).unwrap().resumed, None);
+}
+
+#[test]
+fn another_machine_does_not_inherit_a_client_s_leases() {
+    let mut book = next_book(4, annas(&[1]), at(20.0));
+    let elsewhere = Machine { host: "clone".into(), boot_id: "b2".into() };
+    assert!(matches!(book.hello(ANNA, elsewhere, conn(1), at(21.0)), Err(Refusal::ClientInUse { .. })));
+    assert!(matches!(book.hello(BERT, home(), conn(1), at(21.0)), Ok(g) if g.resumed.is_none() && g.held.is_empty()));
+}
+
+#[test]
+fn a_saved_session_key_is_not_guessable_by_its_absence() {
+    let mut book = next_book(4, annas(&[1]), at(20.0));
+    let proof = Proof { client: ANNA, incarnation: NEXT, session: SessionKey(0) };
+    assert_eq!(book.admit(&proof), Err(AdmitError::WrongSession));
+}
+
+#[test]
+fn slabs_over_a_smaller_capacity_are_held_and_not_lent_again() {
+    let mut book = next_book(2, annas(&[0, 5]), at(20.0));
+    book.take_actions();
+    assert_eq!(book.hello(ANNA, home(), conn(1), at(20.0)).unwrap().held.len(), 2);
+    book.give_back(ANNA, conn(1), &[SlabId(5)], at(20.0)).unwrap();
+    let closed = clean(&mut book);
+    assert!(closed.iter().any(|a| matches!(a, Action::Close { slab: SlabId(5), keep: false, .. })), "{closed:?}");
+    assert_eq!(book.free(PLENTY), 1);
+    assert_eq!(lease(&mut book, ANNA, 1, 9, at(20.0)).unwrap().len(), 1);
+}
+
+#[test]
+fn claims_without_leases_and_leases_without_claims_are_not_taken_over() {
+    let mut saved = annas(&[]);
+    saved.leases.push(SavedLease { slab: SlabId(0), client: BERT });
+    let mut book = next_book(2, saved, at(0.0));
+    assert_eq!(book.take_actions(), []);
+    assert_eq!((book.lent(), book.free(PLENTY)), (0, 2));
+}
+
+fn recalls(actions: &[Action]) -> Vec<(ConnectionId, Vec<SlabId>, Moment)> {
+    let recall = |a: &Action| match a {
+        Action::Recall { connection, slabs, until } => Some((*connection, slabs.clone(), *until)),
+        _ => None,
+    };
+    actions.iter().filter_map(recall).collect()
+}
+
+#[test]
+fn a_recalled_slab_that_is_not_returned_is_revoked_at_the_deadline_and_goes_back_to_the_host() {
+    let mut book = book(4, 4, 4);
+    book.hello(ANNA, home(), conn(1), at(0.0)).unwrap();
+    let lent = lease(&mut book, ANNA, 1, 3, at(0.0)).unwrap();
+    clean(&mut book);
+    book.recall(&[lent[0].slab, lent[1].slab, SlabId(99)], Duration::from_secs(5), at(0.0));
+    let told = recalls(&book.take_actions());
+    assert_eq!(told, [(conn(1), vec![lent[0].slab, lent[1].slab], at(5.0))]);
+    assert_eq!(book.coming().recalled, 2);
+    book.give_back(ANNA, conn(1), &[lent[0].slab], at(1.0)).unwrap();
+    assert!(clean(&mut book).iter().any(|a| matches!(a, Action::Close { keep: false, .. })), "its memory is wanted");
+    assert_eq!(book.renew(ANNA, conn(1), at(4.9)).unwrap().len(), 2);
+    assert_eq!(book.next_deadline(), Some(at(5.0)));
+    book.tick(at(5.0));
+    let actions = clean(&mut book);
+    assert!(actions.contains(&Action::Revoke { client: ANNA, slabs: 1 }), "{actions:?}");
+    assert_eq!(book.renew(ANNA, conn(1), at(5.0)).unwrap(), [lent[2].slab]);
+    assert_eq!((book.spare(), book.coming().recalled), (0, 0));
+}
+
+#[test]
+fn who_was_away_learns_of_a_recall_when_it_comes_back() {
+    let mut book = book(4, 4, 0);
+    book.hello(ANNA, home(), conn(1), at(0.0)).unwrap();
+    let lent = lease(&mut book, ANNA, 1, 2, at(0.0)).unwrap();
+    book.disconnected(ANNA, conn(1), at(0.5));
+    clean(&mut book);
+    book.recall(&[lent[1].slab], Duration::from_secs(5), at(1.0));
+    assert_eq!(recalls(&book.take_actions()), []);
+    book.hello(ANNA, home(), conn(2), at(2.0)).unwrap();
+    assert_eq!(book.recalled_from(ANNA), [(lent[1].slab, at(6.0))]);
+    assert_eq!(book.recalled_from(BERT), []);
+}
+
+#[test]
+fn a_donor_that_is_drained_lends_nothing_until_that_is_called_off() {
+    let mut book = book(4, 4, 4);
+    book.hello(ANNA, home(), conn(1), at(0.0)).unwrap();
+    let lent = lease(&mut book, ANNA, 1, 2, at(0.0)).unwrap();
+    clean(&mut book);
+    book.drain(Duration::from_secs(5), at(1.0));
+    assert_eq!(recalls(&clean(&mut book)), [(conn(1), lent.iter().map(|l| l.slab).collect(), at(6.0))]);
+    assert_eq!(refusal(book.lease(ANNA, conn(1), 1, PLENTY, at(2.0))), Refusal::Draining);
+    assert_eq!(book.free(PLENTY), 0);
+    book.drain(Duration::from_secs(5), at(4.0));
+    book.tick(at(8.0));
+    assert_eq!(book.lent(), 2, "it got more time");
+    clean(&mut book);
+    book.give_back(ANNA, conn(1), &[lent[0].slab], at(8.0)).unwrap();
+    clean(&mut book);
+    assert_eq!(book.spare(), 0);
+    book.stop_draining();
+    book.renew(ANNA, conn(1), at(9.5)).unwrap();
+    assert_eq!(book.lent(), 1, "nothing is revoked any more");
+    assert_eq!(lease(&mut book, ANNA, 1, 1, at(9.5)).unwrap().len(), 1);
+}
+
 /// One step of a random history.
 #[derive(Clone, Debug)]
 enum Step {
-    Hello { client: u64, elsewhere: bool },
-    Lease { client: u64, count: u32, room: u32 },
-    Filled { ok: bool },
-    Renew { client: u64 },
-    Return { client: u64, slab: u32 },
-    Disconnect { client: u64 },
+    Hello {
+        client: u64,
+        elsewhere: bool,
+    },
+    Lease {
+        client: u64,
+        count: u32,
+        room: u32,
+    },
+    Filled {
+        ok: bool,
+    },
+    Renew {
+        client: u64,
+    },
+    Return {
+        client: u64,
+        slab: u32,
+    },
+    Disconnect {
+        client: u64,
+    },
     Clean,
-    Trim { keep: u32 },
-    Wait { ms: u64 },
+    Trim {
+        keep: u32,
+    },
+    Wait {
+        ms: u64,
+    },
+    Recall {
+        slab: u32,
+        ms: u64,
+    },
+    Drain {
+        on: bool,
+    },
+    /// The agent is killed and another one goes on.
+    Restart,
 }
 
 fn steps() -> impl Strategy<Value = Step> {
@@ -254,6 +451,9 @@ fn steps() -> impl Strategy<Value = Step> {
         4 => Just(Step::Clean),
         1 => (0..3u32).prop_map(|keep| Step::Trim { keep }),
         3 => (0..6000u64).prop_map(|ms| Step::Wait { ms }),
+        1 => Just(Step::Restart),
+        2 => (0..6u32, 0..4000u64).prop_map(|(slab, ms)| Step::Recall { slab, ms }),
+        1 => any::<bool>().prop_map(|on| Step::Drain { on }),
     ]
 }
 
@@ -263,6 +463,7 @@ struct Observer {
     open: HashMap<SlabId, (ClientId, Rkey, Moment)>,
     dirty: HashMap<SlabId, bool>,
     keys_seen: HashSet<Rkey>,
+    machines: HashMap<ClientId, Machine>,
 }
 
 impl Observer {
@@ -288,9 +489,29 @@ impl Observer {
                     assert!(!self.open.contains_key(&slab));
                     self.dirty.insert(slab, false);
                 }
-                Action::Lapse { .. } | Action::Forget { .. } | Action::Supersede { .. } => {}
+                Action::Lapse { .. }
+                | Action::Forget { .. }
+                | Action::Supersede { .. }
+                | Action::Until { .. }
+                | Action::Recall { .. }
+                | Action::Revoke { .. }
+                | Action::Seen { .. } => {}
             }
         }
+    }
+
+    /// What is found when the agent dies now. Memory that nobody holds is thrown away.
+    fn saved(&mut self) -> Saved {
+        self.dirty.clear();
+        let open = std::mem::take(&mut self.open);
+        let claims = self.machines.iter().map(|(client, machine)| SavedClaim {
+            client: *client,
+            machine: machine.clone(),
+            seen: INCARNATION,
+            until: at(0.0),
+        });
+        let leases = open.iter().map(|(slab, (client, ..))| SavedLease { slab: *slab, client: *client });
+        Saved { claims: claims.collect(), leases: leases.collect() }
     }
 
     fn held_by(&self, client: ClientId) -> Vec<SlabId> {
@@ -312,6 +533,7 @@ proptest! {
         let mut now = at(0.0);
         let mut connections: HashMap<u64, u64> = HashMap::new();
         let mut next_connection = 0;
+        let mut restarts = 0u64;
         let mut filling: Vec<SlabId> = Vec::new();
         for step in history {
             let of = |client: u64| conn(connections.get(&client).copied().unwrap_or(0));
@@ -319,7 +541,8 @@ proptest! {
                 Step::Hello { client, elsewhere } => {
                     next_connection += 1;
                     let machine = Machine { host: "h".into(), boot_id: format!("{elsewhere}") };
-                    if let Ok(greeting) = book.hello(ClientId(client), machine, conn(next_connection), now) {
+                    if let Ok(greeting) = book.hello(ClientId(client), machine.clone(), conn(next_connection), now) {
+                        observer.machines.insert(ClientId(client), machine);
                         connections.insert(client, next_connection);
                         observer.watch(book.take_actions());
                         let held: Vec<SlabId> = greeting.held.iter().map(|l| l.slab).collect();
@@ -358,6 +581,25 @@ proptest! {
                     }
                 }
                 Step::Trim { keep } => book.trim(keep),
+                Step::Recall { slab, ms } => book.recall(&[SlabId(slab)], Duration::from_millis(ms), now),
+                Step::Drain { on: true } => book.drain(Duration::from_secs(3), now),
+                Step::Drain { on: false } => book.stop_draining(),
+                Step::Restart => {
+                    let before = observer.open.clone();
+                    restarts += 1;
+                    let limits = Limits { capacity: CAPACITY, per_client: PER_CLIENT, ttl: TTL, keep: 2 };
+                    let draw = counting_from(restarts << 32);
+                    book = Book::resume(limits, Incarnation(1000 + restarts), draw, observer.saved(), now);
+                    observer.watch(book.take_actions());
+                    connections.clear();
+                    filling.clear();
+                    let holders = |open: &HashMap<SlabId, (ClientId, Rkey, Moment)>| {
+                        let mut holders: Vec<_> = open.iter().map(|(slab, lease)| (*slab, lease.0)).collect();
+                        holders.sort();
+                        holders
+                    };
+                    prop_assert_eq!(holders(&before), holders(&observer.open), "a lease was lost or made up");
+                }
                 Step::Wait { ms } => {
                     now = now.after(Duration::from_millis(ms));
                     book.tick(now);
@@ -384,6 +626,7 @@ proptest! {
         for (slab, keep) in observer.dirty.drain() {
             book.cleaned(slab, keep);
         }
+        book.stop_draining();
         prop_assert_eq!(book.free(PLENTY), CAPACITY);
     }
 }

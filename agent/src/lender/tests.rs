@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::config::Config;
+use crate::config::Hugepages;
+use crate::pressure::HostMemory;
 use annex_shared::config::{ByteSize, TimeSpan};
 use nix::sys::stat::fstat;
 use std::path::PathBuf;
@@ -29,7 +31,7 @@ impl Rig {
         };
         change(&mut config);
         let terms = config.resolve(&HostMemory::now().unwrap(), "here").unwrap();
-        let lender = Arc::new(Lender::new(terms, Incarnation(7), true).unwrap());
+        let lender = Arc::new(Lender::open(terms, Incarnation(7), true, Store::none(), Found::new()).unwrap());
         let janitor = thread::spawn({
             let lender = lender.clone();
             move || lender.clean_up()
@@ -185,6 +187,27 @@ fn prefaulted_slabs_stay_allocated() {
     rig.give_back(ANNA, lease);
     rig.settle();
     assert_eq!(rig.lender.lock().book.spare(), 3);
+}
+
+/// A store that keeps a descriptor does not keep the memory.
+#[test]
+fn a_recalled_slab_s_memory_is_the_host_s_again_when_it_is_returned() {
+    let rig = Rig::new(2, |c| c.spare_slabs = 2);
+    rig.hello(ANNA);
+    let (recalled, other) = (rig.lease(ANNA), rig.lease(ANNA));
+    let descriptor = |lease: Lease| {
+        let memory = rig.lender.slot(lease.slab).memory.read().unwrap();
+        memory.as_ref().unwrap().slab.fd().try_clone_to_owned().unwrap()
+    };
+    let kept = [descriptor(recalled), descriptor(other)];
+    let resident = |fd| fstat(fd).unwrap().st_blocks as usize * 512;
+    assert_eq!(resident(&kept[0]), SLAB);
+    rig.lender.with_book(|book, now| book.recall(&[recalled.slab], Duration::from_secs(60), now));
+    rig.give_back(ANNA, recalled);
+    rig.give_back(ANNA, other);
+    rig.settle();
+    assert_eq!(resident(&kept[0]), 0);
+    assert_eq!(resident(&kept[1]), SLAB, "this one was merely returned, and waits for the next client");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use annex_agent::{Agent, Config};
 use annex_shared::config::{ByteSize, TimeSpan};
 use annex_shared::fabric::shm::ShmConnector;
 use annex_shared::fabric::tcp::TcpConnector;
-use annex_shared::fabric::{Arena, Connector, Endpoint, ErrorKind, Op, OpKind};
+use annex_shared::fabric::{Arena, ConnectError, Connector, Endpoint, ErrorKind, Op, OpKind};
 use annex_shared::ids::{ClientId, RemoteAddr, Rkey, SlabId};
 use annex_shared::preamble::Preamble;
 use annex_shared::wire::{Event, FrameError, Frames, Lease, Refusal, Request, VERSION, Welcome, write_frame};
@@ -62,10 +62,14 @@ pub struct Client {
 
 impl Client {
     pub fn connect(addr: SocketAddr) -> Client {
-        let mut stream = TcpStream::connect(addr).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        Preamble::Control.write_to(&mut stream).unwrap();
-        Client { frames: Frames::new(stream.try_clone().unwrap()), stream }
+        Client::try_connect(addr).unwrap()
+    }
+
+    pub fn try_connect(addr: SocketAddr) -> std::io::Result<Client> {
+        let mut stream = TcpStream::connect(addr)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        Preamble::Control.write_to(&mut stream)?;
+        Ok(Client { frames: Frames::new(stream.try_clone()?), stream })
     }
 
     /// Connects and is welcome.
@@ -83,6 +87,12 @@ impl Client {
 
     pub fn next(&mut self) -> Result<Event, FrameError> {
         self.frames.read().map(|event| event.expect("the agent says something in time"))
+    }
+
+    /// As [`Client::ask`], of an agent that may be gone.
+    pub fn try_ask(&mut self, request: &Request) -> Result<Event, FrameError> {
+        write_frame(&mut self.stream, request)?;
+        self.next()
     }
 
     pub fn ask(&mut self, request: &Request) -> Event {
@@ -137,9 +147,20 @@ impl Data {
     }
 
     fn of(connector: &dyn Connector) -> Data {
+        Data::try_of(connector).unwrap()
+    }
+
+    pub fn try_of(connector: &dyn Connector) -> Result<Data, ConnectError> {
         let arena = Arc::new(Arena::new(SLAB as usize).unwrap());
-        let endpoint = connector.open(&arena).unwrap();
-        Data { arena, endpoint }
+        let endpoint = connector.open(&arena)?;
+        Ok(Data { arena, endpoint })
+    }
+
+    /// Writes the whole slab.
+    pub fn write_bytes(&mut self, rkey: Rkey, bytes: &[u8]) -> Result<(), ErrorKind> {
+        // SAFETY: no operation is outstanding between calls.
+        unsafe { self.arena.bytes_mut(0, SLAB as usize) }.copy_from_slice(bytes);
+        self.run(OpKind::Write, rkey)
     }
 
     /// Fills the whole slab.

@@ -2,6 +2,12 @@
 
 mod bytes;
 mod client;
+mod drain;
 mod ending;
+mod fencing;
 mod leases;
+mod player;
 mod program;
+mod recall;
+mod restart;
+mod takeover;

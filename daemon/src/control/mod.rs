@@ -23,13 +23,14 @@ pub mod socket;
 pub mod stop;
 #[cfg(test)]
 mod tests;
+pub mod watchdog;
 
 pub use access::Operators;
 pub use server::Control;
-pub use socket::ControlSocket;
+pub use socket::{BindError, ControlSocket};
 
 use annex_shared::api::{
-    ApiError, AppInfo, AttachRequest, DonorInfo, Limit, PoolInfo, Progress, SlabInfo, WorkersInfo,
+    ApiError, AppInfo, AttachRequest, DonorInfo, DonorRequest, Limit, PoolInfo, Progress, SlabInfo, WorkersInfo,
 };
 
 /// Who asks: the peer of a control connection, as the kernel recorded it at `connect`.
@@ -53,6 +54,8 @@ pub trait Apps: Send + Sync + 'static {
     fn workers(&self) -> WorkersInfo;
     /// Memory of the page tables, in bytes.
     fn overhead_bytes(&self) -> u64;
+    /// What has stopped making progress, in words; `None` while all is well.
+    fn stalled(&self) -> Option<String>;
     /// Detaches everything, for an orderly stop; an error says what is missing.
     fn detach_all(&self, progress: &mut dyn FnMut(Progress)) -> Result<(), ApiError>;
 }
@@ -60,6 +63,9 @@ pub trait Apps: Send + Sync + 'static {
 /// What the control plane asks of the pool.
 pub trait Donors: Send + Sync + 'static {
     fn donors(&self) -> Vec<DonorInfo>;
+    fn add_donor(&self, request: &DonorRequest) -> Result<DonorInfo, ApiError>;
+    /// Begins to; what lies there is moved elsewhere first.
+    fn remove_donor(&self, name: &str) -> Result<DonorInfo, ApiError>;
     fn slabs(&self) -> Vec<SlabInfo>;
     fn info(&self) -> PoolInfo;
     fn warnings(&self) -> Vec<String>;

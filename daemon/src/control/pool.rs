@@ -1,8 +1,9 @@
 //! The pool as the control plane sees it.
 
 use super::Donors;
-use crate::pool::{Pool, PoolError};
-use annex_shared::api::{ApiError, DonorInfo, ErrorCode, PoolInfo, SlabInfo};
+use crate::pool::{DonorConfig, DonorError, Pool, PoolError, TransportChoice};
+use annex_shared::api::{ApiError, DonorInfo, DonorRequest, ErrorCode, PoolInfo, SlabInfo};
+use annex_shared::fabric::Transport;
 use std::sync::Arc;
 
 /// A running pool and the number of replicas it was configured for.
@@ -14,6 +15,20 @@ pub struct RunningPool {
 impl Donors for RunningPool {
     fn donors(&self) -> Vec<DonorInfo> {
         self.pool.donors()
+    }
+
+    fn add_donor(&self, request: &DonorRequest) -> Result<DonorInfo, ApiError> {
+        let transport = match request.transport {
+            None => TransportChoice::Auto,
+            Some(Transport::Tcp) => TransportChoice::Tcp,
+            Some(Transport::Shm) => TransportChoice::Shm,
+        };
+        let (address, name) = (request.address.clone(), request.name.clone());
+        self.pool.add_donor(DonorConfig { address, name, transport, ..DonorConfig::default() }).map_err(refused)
+    }
+
+    fn remove_donor(&self, name: &str) -> Result<DonorInfo, ApiError> {
+        self.pool.remove_donor(name).map_err(refused)
     }
 
     fn slabs(&self) -> Vec<SlabInfo> {
@@ -48,4 +63,13 @@ impl Donors for RunningPool {
     fn metadata_bytes(&self) -> u64 {
         self.pool.metadata_bytes()
     }
+}
+
+fn refused(error: DonorError) -> ApiError {
+    let (kind, remedy) = match &error {
+        DonorError::Unknown(_) => (ErrorCode::NotFound, "annex donors lists them"),
+        DonorError::Needed { .. } => (ErrorCode::NoDonors, "annex donors add HOST:PORT"),
+        DonorError::Config(_) | DonorError::Known(_) | DonorError::NameTaken(_) => (ErrorCode::BadRequest, ""),
+    };
+    ApiError { kind, message: error.to_string(), remedy: remedy.into() }
 }

@@ -2,8 +2,8 @@
 
 use super::{Apps, Caller, Donors};
 use annex_shared::api::{
-    ApiError, AppInfo, AppState, AttachRequest, DonorInfo, DonorState, ErrorCode, Faults, Limit, PoolInfo, Progress,
-    SlabInfo, Target, WorkersInfo,
+    ApiError, AppInfo, AppState, AttachRequest, DonorInfo, DonorRequest, DonorState, ErrorCode, Faults, Limit,
+    PoolInfo, Progress, SlabInfo, Target, WorkersInfo,
 };
 use annex_shared::fabric::Transport;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -201,6 +201,10 @@ impl Apps for ScriptedApps {
         WorkersInfo { fault_workers: 2, wait: "block".into(), evictors: 1 }
     }
 
+    fn stalled(&self) -> Option<String> {
+        None
+    }
+
     fn overhead_bytes(&self) -> u64 {
         0
     }
@@ -253,6 +257,8 @@ impl Donors for ScriptedDonors {
             writes: 2_345_678,
             errors: 0,
             checksum_errors: 0,
+            healed: 0,
+            draining: false,
         };
         let lost = DonorInfo {
             name: "rack2-db9".into(),
@@ -263,6 +269,21 @@ impl Donors for ScriptedDonors {
             ..up.clone()
         };
         vec![up, lost]
+    }
+
+    fn add_donor(&self, request: &DonorRequest) -> Result<DonorInfo, ApiError> {
+        let donor = self.donors().remove(0);
+        let name = request.name.clone().unwrap_or_else(|| request.address.clone());
+        Ok(DonorInfo { name, address: request.address.clone(), ..donor })
+    }
+
+    fn remove_donor(&self, name: &str) -> Result<DonorInfo, ApiError> {
+        let found = self.donors().into_iter().find(|d| d.name == name);
+        found.map(|d| DonorInfo { draining: true, ..d }).ok_or_else(|| ApiError {
+            kind: ErrorCode::NotFound,
+            message: format!("there is no donor {name}"),
+            remedy: "annex donors lists them".into(),
+        })
     }
 
     fn slabs(&self) -> Vec<SlabInfo> {
@@ -279,7 +300,7 @@ impl Donors for ScriptedDonors {
     }
 
     fn info(&self) -> PoolInfo {
-        PoolInfo { capacity: 1 << 30, used: 700 << 20, extents: 16, degraded_extents: 16, lost_extents: 0, full: false }
+        PoolInfo { capacity: 1 << 30, used: 700 << 20, extents: 16, degraded_extents: 16, ..PoolInfo::default() }
     }
 
     fn warnings(&self) -> Vec<String> {

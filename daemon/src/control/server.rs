@@ -9,7 +9,9 @@
 use super::access::{Authority, Operators, Peer};
 use super::progress::{self, Lines};
 use super::{Apps, Caller, Donors};
-use annex_shared::api::{ApiError, AppInfo, AttachRequest, ErrorCode, LimitRequest, SlabInfo, Status};
+use annex_shared::api::{
+    ApiError, AppInfo, AttachRequest, DonorInfo, DonorRequest, ErrorCode, LimitRequest, SlabInfo, Status,
+};
 use annex_shared::page::PAGE_SIZE;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::BytesRejection;
@@ -123,7 +125,13 @@ impl Control {
             overhead_per_page: (evicted_pages > 0).then(|| overhead as f64 / evicted_pages as f64),
             cpu_s: super::host::cpu_seconds(),
             apps,
-            warnings: self.shortcomings.iter().cloned().chain(self.pool.warnings()).collect(),
+            warnings: self
+                .shortcomings
+                .iter()
+                .cloned()
+                .chain(self.apps.stalled())
+                .chain(self.pool.warnings())
+                .collect(),
         }
     }
 }
@@ -233,6 +241,8 @@ fn router(control: Arc<Control>) -> Router {
     Router::new()
         .route("/v1/status", get(status))
         .route("/v1/slabs", get(slabs))
+        .route("/v1/donors", get(list_donors).post(add_donor))
+        .route("/v1/donors/{name}", axum::routing::delete(remove_donor))
         .route("/v1/apps", get(list_apps).post(attach))
         .route("/v1/apps/{name}/limit", put(set_limit))
         .route("/v1/apps/{name}", axum::routing::delete(detach))
@@ -248,6 +258,42 @@ async fn status(State(control): Shared, Extension(peer): Extension<Peer>) -> Res
 
 async fn slabs(State(control): Shared, Extension(peer): Extension<Peer>) -> Response {
     answer(control, peer, |control, _, _| Ok::<Vec<SlabInfo>, _>(control.pool.slabs())).await
+}
+
+async fn list_donors(State(control): Shared, Extension(peer): Extension<Peer>) -> Response {
+    answer(control, peer, |control, _, _| Ok::<Vec<DonorInfo>, _>(control.pool.donors())).await
+}
+
+async fn add_donor(State(control): Shared, Extension(peer): Extension<Peer>, body: RequestBody) -> Response {
+    answer(control, peer, move |control, caller, authority| {
+        let request: DonorRequest = parse(body)?;
+        may_change_donors(authority)?;
+        let donor = control.pool.add_donor(&request)?;
+        tracing::info!(donor = donor.name, address = donor.address, uid = caller.uid, "added a donor");
+        Ok(donor)
+    })
+    .await
+}
+
+async fn remove_donor(State(control): Shared, Extension(peer): Extension<Peer>, Path(name): Path<String>) -> Response {
+    answer(control, peer, move |control, caller, authority| {
+        may_change_donors(authority)?;
+        let donor = control.pool.remove_donor(&name)?;
+        tracing::info!(donor = donor.name, address = donor.address, uid = caller.uid, "removes a donor");
+        Ok(donor)
+    })
+    .await
+}
+
+fn may_change_donors(authority: Authority) -> Result<(), ApiError> {
+    match authority {
+        Authority::Everything => Ok(()),
+        Authority::Own(_) => Err(ApiError {
+            kind: ErrorCode::Forbidden,
+            message: "may not change the donors: they serve everybody on this host".into(),
+            remedy: "ask as root or as a member of group annex".into(),
+        }),
+    }
 }
 
 async fn list_apps(State(control): Shared, Extension(peer): Extension<Peer>) -> Response {

@@ -10,6 +10,10 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How long the descriptors of an annexd that has ended may live on.
+const LAST_OF_THE_DEAD: Duration = Duration::from_secs(2);
 
 /// A socket that listens at a path which is ours until this is dropped.
 #[derive(Debug)]
@@ -42,14 +46,7 @@ impl ControlSocket {
         if let Some(dir) = path.parent().filter(|d| !d.as_os_str().is_empty()) {
             fs::create_dir_all(dir).map_err(failed("create", dir))?;
         }
-        let lock = lock(path)?;
-        match fs::symlink_metadata(path) {
-            Ok(found) if !found.file_type().is_socket() => return Err(BindError::NotASocket(path.to_owned())),
-            // The lock is ours, so nobody should be there, unless someone removed the lock file under a live annexd.
-            Ok(_) if UnixStream::connect(path).is_ok() => return Err(already_running(path)),
-            Ok(_) => fs::remove_file(path).map_err(failed("remove the stale socket", path))?,
-            Err(_) => {}
-        }
+        let lock = own(path)?;
         let listener = UnixListener::bind(path).map_err(failed("listen on", path))?;
         fs::set_permissions(path, fs::Permissions::from_mode(0o666)).map_err(failed("open to all users", path))?;
         listener.set_nonblocking(true).map_err(failed("listen on", path))?;
@@ -64,6 +61,13 @@ impl ControlSocket {
     pub fn path(&self) -> &Path {
         &self.path
     }
+
+    /// False for a process that has ended, collected by its parent or not.
+    pub fn runs(pid: i32) -> bool {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok();
+        let state = stat.and_then(|stat| stat.rsplit_once(") ")?.1.chars().next());
+        !matches!(state, None | Some('Z' | 'X'))
+    }
 }
 
 impl Drop for ControlSocket {
@@ -71,6 +75,37 @@ impl Drop for ControlSocket {
         // Still under the lock, so this can't be a successor's socket.
         let _ = fs::remove_file(&self.path);
     }
+}
+
+/// Makes the path ours: the lock is, and nobody listens there. What an annexd that was killed had open lives until its keeper has closed it: a matter
+/// of milliseconds.
+fn own(path: &Path) -> Result<Flock<File>, BindError> {
+    let until = Instant::now() + LAST_OF_THE_DEAD;
+    loop {
+        match clear(path) {
+            Err(BindError::AlreadyRunning { pid, .. })
+                if !pid.is_some_and(ControlSocket::runs) && Instant::now() < until =>
+            {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            other => return other,
+        }
+    }
+}
+
+fn clear(path: &Path) -> Result<Flock<File>, BindError> {
+    let lock = lock(path)?;
+    match fs::symlink_metadata(path) {
+        Ok(found) if !found.file_type().is_socket() => return Err(BindError::NotASocket(path.to_owned())),
+        // The lock is ours, so nobody should be there, unless someone removed the lock file under a live annexd.
+        Ok(_) if UnixStream::connect(path).is_ok() => return Err(already_running(path)),
+        Ok(_) => {
+            let failed = |source| BindError::Io { what: "remove the stale socket", path: path.to_owned(), source };
+            fs::remove_file(path).map_err(failed)?;
+        }
+        Err(_) => {}
+    }
+    Ok(lock)
 }
 
 fn lock(path: &Path) -> Result<Flock<File>, BindError> {

@@ -6,7 +6,7 @@ use super::space::{Fault, Space};
 use annex_shared::api::{AppInfo, AppState, Faults, Limit, Target};
 use annex_shared::page::PAGE_SIZE;
 use parking_lot::Mutex;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -143,6 +143,10 @@ impl App {
         *self.note.lock() = text.into();
     }
 
+    pub fn current_note(&self) -> String {
+        self.note.lock().clone()
+    }
+
     /// Address spaces with a stub, and the PIDs they belong to.
     pub fn spaces(&self) -> Vec<(i32, Arc<Space>)> {
         self.members.lock().iter().filter_map(|m| Some((m.pid, m.space.clone()?))).collect()
@@ -240,7 +244,7 @@ impl App {
         tracing::error!(app = self.name, id = self.id, "stopping the app: {why}");
         self.note(format!("stopped by annexd: {why}"));
         for member in self.members.lock().iter() {
-            let _ = process::pidfd_kill(&member.pidfd, libc::SIGKILL);
+            let _ = process::pidfd_kill(member.pidfd.as_fd(), libc::SIGKILL);
         }
     }
 

@@ -1,13 +1,14 @@
 //! Getting a stub into a process: whether it may be, and which userfaultfd belongs to it.
 
+use super::apart;
 use super::app::App;
 use super::process::{self, Stat};
+use super::region;
 use super::registry::Registry;
 use super::scan::Pagemap;
 use super::space::{Space, SpaceId, Surroundings};
 use super::stub::{self, Pause, STAGING, Seed, StubError};
 use super::table::Table;
-use super::tracee;
 use super::uffd::{Probe, Uffd};
 use super::worker::Workers;
 use annex_shared::page::PAGE_SIZE;
@@ -15,7 +16,6 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::mpsc;
 
 /// Why a process can't be managed.
 #[derive(Debug, thiserror::Error)]
@@ -88,12 +88,11 @@ impl Means {
     fn attach_fresh(&self, app: &Arc<App>, pid: i32) -> Result<(Arc<Space>, Pause), AttachError> {
         self.inject(pid, Seed::Device(self.device.as_fd()), |stub, uffd| {
             let system = |what, source| AttachError::System { pid, what, source };
-            let uffd = uffd.ok_or(AttachError::Foreign { pid })?;
             let uffd = Uffd::handshake(uffd).map_err(|e| system("open the userfaultfd", e))?;
             let staging = uffd.register_missing(stub.staging(), STAGING);
             staging.map_err(|e| system("register the staging area", e.into()))?;
-            let table = Table::new(app.id).map_err(|e| system("make a page table", e))?;
             let id = SpaceId(self.around.ids.fetch_add(1, Relaxed));
+            let table = Table::new(app.id, id.0).map_err(|e| system("make a page table", e))?;
             let space = Arc::new(Space::new(id, app.clone(), uffd, table));
             space.furnish(pid, stub);
             self.registry.insert(space.clone());
@@ -102,41 +101,22 @@ impl Means {
         })
     }
 
-    /// Injects on a thread of its own (ptrace belongs to threads), which stays with the stub if that must remain traced.
     fn inject<T>(
         &self,
         pid: i32,
         seed: Seed<'_>,
-        then: impl FnOnce(stub::Stub, Option<OwnedFd>) -> Result<T, AttachError>,
-    ) -> Result<(T, Pause), AttachError>
-    where
-        T: Send,
-    {
+        then: impl FnOnce(stub::Stub, OwnedFd) -> Result<T, AttachError>,
+    ) -> Result<(T, Pause), AttachError> {
         let suspend_seccomp = process::identity(pid).is_ok_and(|i| i.seccomp);
-        let (send, receive) = mpsc::channel();
-        let (seed_fd, device) = match &seed {
-            Seed::Device(fd) => (fd.try_clone_to_owned(), true),
-            Seed::Inherited(fd) => (fd.try_clone_to_owned(), false),
+        let (fd, is_device) = match &seed {
+            Seed::Device(fd) => (*fd, true),
+            Seed::Inherited(fd) => (*fd, false),
         };
-        let system = |what| move |source| AttachError::System { pid, what, source };
-        let seed_fd = seed_fd.map_err(system("duplicate a descriptor"))?;
-        let tracer = move || {
-            process::hurry();
-            let seed = if device { Seed::Device(seed_fd.as_fd()) } else { Seed::Inherited(seed_fd.as_fd()) };
-            let injected = stub::inject(pid, thread_to_borrow(pid), suspend_seccomp, seed);
-            let stay = injected.as_ref().ok().filter(|i| i.accompany).map(|i| i.stub.pid());
-            let _ = send.send(injected);
-            if let Some(stub) = stay {
-                tracee::accompany(stub);
-            }
-        };
-        let thread = std::thread::Builder::new().name("annex-tracer".into());
-        thread.spawn(tracer).map_err(system("start a tracer thread"))?;
-        let injected = receive.recv().map_err(|_| system("trace it")(io::Error::other("the tracer thread ended")))?;
-        let injected = injected.map_err(|source| AttachError::Stub { pid, source })?;
-        let pause = injected.pause;
-        tracing::debug!(pid, stub = injected.stub.pid(), pause = ?pause.0, "stub in place");
-        then(injected.stub, injected.uffd).map(|t| (t, pause))
+        let failed = |source| AttachError::Stub { pid, source };
+        let (traces, pause) = apart::inject(pid, fd, is_device, suspend_seccomp).map_err(failed)?;
+        let (stub, uffd) = stub::Stub::placed(&traces, pid).map_err(failed)?;
+        tracing::debug!(pid, stub = stub.pid(), pause = ?pause.0, "stub in place");
+        then(stub, uffd).map(|t| (t, pause))
     }
 
     /// The fork child's context that belongs to `pid`, if any of the app's does.
@@ -147,7 +127,12 @@ impl Means {
         let orphans = self.registry.of_app(app.id).into_iter().filter(|s| s.pid().is_none() && !s.is_dead());
         let mut pagemap = Pagemap::open(pid).ok()?;
         orphans.into_iter().find(|space| {
-            let regions: Vec<(u64, u64)> = space.core().regions.iter().map(|r| (r.start, r.end)).collect();
+            let mut regions: Vec<(u64, u64)> = space.core().regions.iter().map(|r| (r.start, r.end)).collect();
+            if regions.is_empty() {
+                // Taken over: what its parent's were is not known any more.
+                let scanned = region::scan(pid, &[]).unwrap_or_default();
+                regions.extend(scanned.iter().map(|r| (r.start, r.end)));
+            }
             let proofs = regions.iter().filter(|(start, end)| {
                 let mut runs = Vec::new();
                 let _ = pagemap.resident(*start, *end, 64, &mut runs);

@@ -6,7 +6,7 @@
 //! would throw away the records of the mapping that landed.
 //!
 //! While any message is unread, every install and every MOVE answers EAGAIN. So it is enough to have it right by the time that one does not: the
-//! changes read until then form a [`Window`]. Within it,
+//! changes read until then form a [`Window`](super::window::Window). Within it,
 //!
 //! - what a REMAP lands upon is not dropped but *displaced*: the message that vacates it is still to come, and applies to it first;
 //! - a REMAP of what is displaced takes that; any other takes what is there now (it may be MREMAP_DONTUNMAP's, which unmaps nothing);
@@ -15,109 +15,75 @@
 //! - changes read after a FORK may have happened before it: the child's pages concerned are doubtful too, and the child is asked.
 //!
 //! While there are doubts, nothing is served, installed or evicted.
+//!
+//! Each change is one transaction of the table, the window with it, so that a kill in the middle leaves it to be applied again, whole. Slots that it lets go of
+//! are released after its end: they may be somebody else's at once. What a change of the parent does to its young children is a transaction of each
+//! child's; the child notes the change's number and does not follow it twice.
 
+use super::mortal;
 use super::space::{Core, Space, SpaceId, Surroundings};
 use super::table::{PageIdx, Record, Table, TableFull};
 use super::uffd::{Event, Probe, Uffd};
+use super::window::{Displaced, Range, overlap, without};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 
-/// Pages from the first up to the second.
-type Range = (PageIdx, PageIdx);
-
-fn overlap(a: Range, b: Range) -> Option<Range> {
-    let both = (a.0.max(b.0), a.1.min(b.1));
-    (both.0 < both.1).then_some(both)
-}
-
-/// `a` without `b`.
-fn without(a: Range, b: Range) -> impl Iterator<Item = Range> {
-    [(a.0, a.1.min(b.0)), (a.0.max(b.1), a.1)].into_iter().filter(|r| r.0 < r.1)
-}
-
-/// Records of a mapping that another one has landed upon, until the message that says where it went.
-#[derive(Clone)]
-struct Displaced {
-    at: Range,
-    records: Vec<(PageIdx, Record, u8)>,
-}
-
-/// Changes that were read since it was last known that none was unread.
-#[derive(Default)]
-pub struct Window {
-    landed: Vec<Range>,
-    /// What REMAPs have left: each is followed by an UNMAP of the same range, which says nothing new.
-    echoes: Vec<Range>,
-    /// Oldest first.
-    displaced: Vec<Displaced>,
-    doubtful: Vec<Range>,
-    children: Vec<Weak<Space>>,
-}
-
-impl Window {
-    fn is_open(&self) -> bool {
-        !(self.landed.is_empty() && self.displaced.is_empty() && self.doubtful.is_empty() && self.children.is_empty())
-    }
-
-    /// Takes what is displaced in `range` out: the records found, and the parts of the range in which nothing was displaced.
-    fn vacate(&mut self, range: Range) -> (Vec<(PageIdx, Record, u8)>, Vec<Range>) {
-        let (mut found, mut rest) = (Vec::new(), vec![range]);
-        let mut kept = Vec::new();
-        for mut displaced in std::mem::take(&mut self.displaced) {
-            let mut left = Vec::new();
-            let mut at = vec![displaced.at];
-            for part in std::mem::take(&mut rest) {
-                match overlap(part, displaced.at) {
-                    None => left.push(part),
-                    Some(both) => {
-                        found.extend(displaced.records.extract_if(.., |(page, ..)| both.0 <= *page && *page < both.1));
-                        left.extend(without(part, both));
-                        at = at.into_iter().flat_map(|a| without(a, both).collect::<Vec<_>>()).collect();
-                    }
-                }
-            }
-            rest = left;
-            for range in at {
-                let mine = |(page, ..): &mut (PageIdx, Record, u8)| range.0 <= *page && *page < range.1;
-                kept.push(Displaced { at: range, records: displaced.records.extract_if(.., mine).collect() });
-            }
-        }
-        self.displaced = kept;
-        (found, rest)
-    }
-}
-
 impl Space {
-    /// Applies a change that was read.
-    pub(super) fn apply(self: &Arc<Self>, core: &mut Core, change: Event, around: &Surroundings) {
-        let pages = |start: u64, end: u64| (PageIdx::of(start), PageIdx::of(end));
+    /// Applies a change that was read, the journal's `nth` message.
+    pub(super) fn change(self: &Arc<Self>, core: &mut Core, nth: usize, change: Event, around: &Surroundings) {
         tracing::trace!(space = self.id.0, "{change:x?}");
+        core.table.begin();
+        let number = core.table.count_change();
         match change {
-            Event::Fork { uffd } => self.fork(core, uffd, around),
-            Event::Unmap { start, end } => self.unmap(core, pages(start, end), around),
-            Event::Remap { from, to, len } => self.remap(core, pages(from, from + len), PageIdx::of(to), around),
-            Event::Remove { start, end } => {
-                let staging = *self.staging.lock();
-                if start >= staging.0 && end <= staging.0 + staging.1 {
-                    return;
-                }
-                let (from, to) = pages(start, end);
-                core.table.clear(from, to, |slot| around.pool.release(slot));
-                if core.set_all(from, to, Record::Gone).is_err() {
-                    // What can't be marked must not be evicted; nothing is then.
-                    core.frozen = true;
-                }
+            Event::Fork { uffd } => self.fork(core, nth, uffd, around),
+            Event::Unmap { start, end } => self.unmap(core, number, pages(start, end), around),
+            Event::Remap { from, to, len } => {
+                self.remap(core, number, pages(from, from + len), PageIdx::of(to), around);
             }
+            Event::Remove { start, end } => self.remove(core, start, end),
             Event::Fault { .. } => {}
             Event::Unknown(code) => self.app.stop(&format!("the kernel sent an unknown userfaultfd message ({code})")),
         }
+        mortal::point("change-applied");
+        core.commit(nth + 1, around);
+        mortal::point("change-committed");
+        core.table.forked();
+        // Not before: until here a successor would make the child anew, as if nothing had happened to it yet.
+        core.born.drain(..).for_each(|child| (around.watch)(&child));
     }
 
-    fn unmap(&self, core: &mut Core, range: Range, around: &Surroundings) {
-        for child in core.window.children.iter().filter_map(Weak::upgrade) {
-            child.core.lock().window.doubtful.push(range);
+    fn remove(&self, core: &mut Core, start: u64, end: u64) {
+        let staging = *self.staging.lock();
+        if start >= staging.0 && end <= staging.0 + staging.1 {
+            return;
         }
+        let (from, to) = pages(start, end);
+        core.clear((from, to));
+        if core.set_all(from, to, Record::Gone).is_err() {
+            // What can't be marked must not be evicted; nothing is then.
+            core.freeze();
+        }
+    }
+
+    /// Lets the children forked in this window follow the parent's change with this number.
+    fn lead(core: &Core, number: u64, around: &Surroundings, follow: impl Fn(&Arc<Space>, &mut Core)) {
+        for child in core.window.children.iter().filter_map(Weak::upgrade) {
+            let mut childs = child.core.lock();
+            if childs.table.followed() == number {
+                continue;
+            }
+            childs.table.begin();
+            follow(&child, &mut childs);
+            childs.table.follow(number);
+            let applied = childs.table.applied();
+            childs.commit(applied, around);
+            mortal::point("child-followed");
+        }
+    }
+
+    fn unmap(&self, core: &mut Core, number: u64, range: Range, around: &Surroundings) {
+        Self::lead(core, number, around, |_, childs| childs.window.doubtful.push(range));
         let lands_here = core.window.landed.iter().any(|landed| overlap(range, *landed).is_some());
         if let Some(nth) = core.window.echoes.iter().position(|echo| *echo == range) {
             core.window.echoes.remove(nth);
@@ -126,25 +92,21 @@ impl Space {
             }
         }
         let (gone, _) = core.window.vacate(range);
-        release(gone, around);
+        core.let_go(gone);
         let mut certain = vec![range];
         for landed in core.window.landed.clone() {
             core.window.doubtful.extend(overlap(range, landed));
             certain = certain.into_iter().flat_map(|r| without(r, landed).collect::<Vec<_>>()).collect();
         }
-        for (from, to) in certain {
-            core.table.clear(from, to, |slot| around.pool.release(slot));
-        }
+        certain.into_iter().for_each(|range| core.clear(range));
         core.forget(range);
     }
 
-    fn remap(&self, core: &mut Core, source: Range, to: PageIdx, around: &Surroundings) {
+    fn remap(&self, core: &mut Core, number: u64, source: Range, to: PageIdx, around: &Surroundings) {
         let target = (to, to.plus(source.1.0 - source.0.0));
-        for child in core.window.children.iter().filter_map(Weak::upgrade) {
-            child.remapped_around_fork(&mut child.core.lock(), source, to, around);
-        }
+        Self::lead(core, number, around, |child, childs| child.remapped_around_fork(childs, source, to));
         let leaving = core.leave(source);
-        self.settle_target(core, target, around);
+        Self::settle_target(core, target);
         let lands_on = core.take(target);
         if !lands_on.is_empty() {
             core.window.displaced.push(Displaced { at: target, records: lands_on });
@@ -157,11 +119,11 @@ impl Space {
     }
 
     /// Something lands on `target`, so what was there had left: an UNMAP that was unclear about it was meant so.
-    fn settle_target(&self, core: &mut Core, target: Range, around: &Surroundings) {
+    fn settle_target(core: &mut Core, target: Range) {
         for doubt in std::mem::take(&mut core.window.doubtful) {
             match overlap(doubt, target) {
                 Some(both) => {
-                    core.table.clear(both.0, both.1, |slot| around.pool.release(slot));
+                    core.clear(both);
                     core.window.doubtful.extend(without(doubt, both));
                 }
                 None => core.window.doubtful.push(doubt),
@@ -176,11 +138,15 @@ impl Space {
                 self.app.stop("its page table is full (2 TiB of scattered addresses)");
             }
             core.table.set_policy(target, policy);
+            if core.suspects.remove(&page) {
+                core.suspects.insert(target);
+                core.note_suspects();
+            }
         }
     }
 
     /// A REMAP of the parent was read after the FORK that made this child: it happened before it if the child has the target.
-    fn remapped_around_fork(&self, core: &mut Core, source: Range, to: PageIdx, around: &Surroundings) {
+    fn remapped_around_fork(&self, core: &mut Core, source: Range, to: PageIdx) {
         // The child is young: what it changes takes microseconds.
         let probe = (0..10_000).map(|_| self.uffd.is_registered(to.addr())).find(|probe| {
             let known = *probe != Probe::TryAgain;
@@ -199,18 +165,19 @@ impl Space {
         }
         let leaving = core.leave(source);
         let target = (to, to.plus(source.1.0 - source.0.0));
-        core.table.clear(target.0, target.1, |slot| around.pool.release(slot));
+        core.clear(target);
         self.place(core, leaving, source.0, to);
         core.forget(source);
         core.forget(target);
     }
 
     /// The child has the same pages missing as its parent had at the fork, and the slots are theirs together.
-    fn fork(self: &Arc<Self>, core: &mut Core, uffd: RawFd, around: &Surroundings) {
+    fn fork(self: &Arc<Self>, core: &mut Core, nth: usize, uffd: RawFd, around: &Surroundings) {
         // SAFETY: the kernel has just put the descriptor into our table; nobody else knows it.
         let uffd = Uffd::adopt(unsafe { OwnedFd::from_raw_fd(uffd) });
         let id = SpaceId(around.ids.fetch_add(1, Relaxed));
-        let mut table = match Table::new(self.app.id) {
+        core.table.forking(id.0, nth);
+        let mut table = match Table::new(self.app.id, id.0) {
             Ok(table) => table,
             Err(e) => return self.app.stop(&format!("failed to make a page table for a forked child: {e}")),
         };
@@ -229,6 +196,10 @@ impl Space {
             let mut childs = child.core.lock();
             childs.regions = core.regions.clone();
             childs.pins = core.pins.clone();
+            childs.suspects = core.suspects.clone();
+            if core.frozen {
+                childs.freeze();
+            }
             childs.window.doubtful = core.window.doubtful.clone();
             childs.window.displaced = core.window.displaced.clone();
             for displaced in &mut childs.window.displaced {
@@ -240,9 +211,12 @@ impl Space {
                     None => false,
                 });
             }
+            childs.save_window();
+            childs.note_suspects();
         }
         core.window.children.push(Arc::downgrade(&child));
-        (around.adopt)(child);
+        around.registry.insert(child.clone());
+        core.born.push(child);
     }
 
     /// Closes the window if no change is unread any more, and settles its doubts. False: there are doubts, and nothing may be
@@ -261,16 +235,25 @@ impl Space {
             Probe::Registered | Probe::NotRegistered => {}
         }
         let window = std::mem::take(&mut core.window);
-        release(window.displaced.into_iter().flat_map(|d| d.records).collect(), around);
-        for (nth, range) in window.doubtful.iter().enumerate() {
+        core.table.begin();
+        core.let_go(window.displaced.into_iter().flat_map(|d| d.records).collect());
+        let settled = self.settle_doubts(core, window.doubtful);
+        let applied = core.table.applied();
+        core.commit(applied, around);
+        settled
+    }
+
+    /// Asks the kernel which of the pages are mapped with us. False: it can't say now; what is left stays doubtful.
+    fn settle_doubts(&self, core: &mut Core, doubtful: Vec<Range>) -> bool {
+        for (nth, range) in doubtful.iter().enumerate() {
             let mut pages = Vec::new();
             core.table.walk(range.0, range.1, |page, _| pages.push(page));
             for page in pages {
                 match self.uffd.is_registered(page.addr()) {
                     Probe::Registered => {}
-                    Probe::NotRegistered => core.table.clear(page, page.plus(1), |slot| around.pool.release(slot)),
+                    Probe::NotRegistered => core.clear((page, page.plus(1))),
                     Probe::TryAgain => {
-                        core.window.doubtful = window.doubtful[nth..].to_vec();
+                        core.window.doubtful = doubtful[nth..].to_vec();
                         return false;
                     }
                     Probe::Dead => {
@@ -282,6 +265,10 @@ impl Space {
         }
         true
     }
+}
+
+fn pages(start: u64, end: u64) -> Range {
+    (PageIdx::of(start), PageIdx::of(end))
 }
 
 /// What a fork's child has of a record of its parent, with a reference of its own.
@@ -297,11 +284,36 @@ fn inherit(record: Record, around: &Surroundings) -> Option<Record> {
     }
 }
 
-fn release(records: Vec<(PageIdx, Record, u8)>, around: &Surroundings) {
-    records.iter().filter_map(|(_, record, _)| record.slot()).for_each(|slot| around.pool.release(slot));
-}
-
 impl Core {
+    /// Ends the transaction of a change: the window is saved with it, and what it let go of is released.
+    fn commit(&mut self, applied: usize, around: &Surroundings) {
+        self.save_window();
+        self.table.commit(applied);
+        self.released.drain(..).for_each(|slot| around.pool.release(slot));
+    }
+
+    fn save_window(&self) {
+        let words = self.window.save();
+        if !words.is_empty() || self.table.has_window() {
+            self.table.save_window(&words);
+        }
+    }
+
+    /// Nothing is evicted from this space any more; what is evicted can still be brought back.
+    fn freeze(&mut self) {
+        self.frozen = true;
+        self.table.freeze();
+    }
+
+    fn let_go(&mut self, records: Vec<(PageIdx, Record, u8)>) {
+        self.released.extend(records.iter().filter_map(|(_, record, _)| record.slot()));
+    }
+
+    /// Clears the records of a range.
+    fn clear(&mut self, (from, to): Range) {
+        self.table.clear(from, to, |slot| self.released.push(slot));
+    }
+
     /// Takes the records of a range out of the table, with their references.
     fn take(&mut self, range: Range) -> Vec<(PageIdx, Record, u8)> {
         let mut taken = Vec::new();
@@ -333,29 +345,5 @@ impl Core {
             self.table.set(page, record)?;
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use annex_shared::ids::SlotIdx;
-
-    fn range(from: u64, to: u64) -> Range {
-        (PageIdx(from), PageIdx(to))
-    }
-
-    #[test]
-    fn what_was_displaced_leaves_once_and_by_parts() {
-        let record = |page| (PageIdx(page), Record::Evicted(SlotIdx(page as u32)), 0);
-        let mut window = Window::default();
-        window.displaced.push(Displaced { at: range(10, 20), records: vec![record(11), record(15), record(19)] });
-        let (found, rest) = window.vacate(range(5, 16));
-        assert_eq!(found, [record(11), record(15)]);
-        assert_eq!(rest, [range(5, 10)], "only where nothing was displaced does the message mean what is there now");
-        let (found, rest) = window.vacate(range(10, 30));
-        assert_eq!(found, [record(19)]);
-        assert_eq!(rest, [range(10, 16), range(20, 30)]);
-        assert_eq!(window.vacate(range(10, 20)).1, [range(10, 20)]);
     }
 }

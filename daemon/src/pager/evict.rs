@@ -15,14 +15,15 @@
 //! While pages move, nobody reads the userfaultfd: an unread FORK, UNMAP, REMAP or REMOVE makes MOVE answer EAGAIN instead of touching
 //! an address that has become something else. If all replicas of a batch fail, its bytes go back into the app.
 
-use super::app::App;
 use super::clock::{Clock, Victims, recheck};
 use super::control_block;
+use super::mortal;
 use super::process;
 use super::registry::Registry;
-use super::space::{Core, Evicting, Space, Surroundings};
+use super::salvage;
+use super::space::{Core, Evicting, Fault, Space, Surroundings};
 use super::stub::{CallError, STAGING, Stub};
-use super::table::{PageIdx, Record, Table};
+use super::table::{PageIdx, Record, Table, Victim};
 use super::uffd::Probe;
 use super::worker::Workers;
 use crate::pool::{Buf, Busy, Done, Lane, Part, SlotRun};
@@ -63,6 +64,8 @@ pub enum Outcome {
 /// One moved page.
 struct Moved {
     page: PageIdx,
+    /// Its number in the intent.
+    nth: usize,
     /// Its place in staging, in pages.
     at: u64,
     slot: SlotIdx,
@@ -87,6 +90,9 @@ impl Evictor {
             return outcome;
         }
         let Some(pid) = space.pid() else { return Outcome::Dead };
+        if self.has_suspects(space) {
+            return Outcome::Again;
+        }
         let victims = match clock.choose(space, pid, stub, want.min(BATCH)) {
             Ok(victims) => victims,
             Err(outcome) => return outcome,
@@ -109,11 +115,18 @@ impl Evictor {
                 unshare(pid, &busy);
                 outcome
             }
-            Err(outcome) => outcome,
+            Err(outcome) => {
+                if space.core().table.intent().is_some() {
+                    self.salvage(space);
+                }
+                outcome
+            }
         };
         let parked = self.around.in_flight.settle(&runs);
         self.workers.serve(parked);
+        mortal::point("batch-written");
         space.core().table.conclude();
+        mortal::point("batch-concluded");
         // Dropped even if nothing arrived there as far as we know: the next batch needs it empty.
         let _ = stub.release_staging(STAGING);
         // The references that `reserve` took; every page that stayed evicted has one of its own.
@@ -140,7 +153,7 @@ impl Evictor {
         if few_threads {
             core.pins.extend(control_block::of_threads(pid));
         }
-        if core.frozen || space.is_dead() || space.app.state() == AppState::Detaching {
+        if core.frozen || !core.suspects.is_empty() || space.is_dead() || space.app.state() == AppState::Detaching {
             return Err(Outcome::NothingCold);
         }
         if !space.settle_changes(&mut core, &self.around) {
@@ -152,29 +165,33 @@ impl Evictor {
         }
         prepare(space, &mut core, pid, clock, &victims)?;
         let bytes: Vec<(u64, u64)> = victims.spans.iter().map(|(p, n)| (p.addr(), n * PAGE_SIZE as u64)).collect();
-        core.table.intend(&bytes, runs.iter().map(|r| (r.first, r.count)));
+        let plan = plan(&victims, runs);
+        mortal::point("batch-planned");
+        core.table.intend(plan.iter().copied());
         let mut results = Vec::new();
         if stub.move_pages(&bytes, 0, &mut results).is_err() {
+            // Killed in the middle of it: whatever it has moved must be in the records before a message is read.
+            salvage::settle_records(space, &mut core, &self.around);
             return Err(Outcome::Dead);
         }
+        mortal::point("batch-moved");
         clock.last_answer = Some(Instant::now());
 
-        let mut slots = runs.iter().flat_map(|r| r.slots());
-        let mut pages = victims.pages.iter().peekable();
+        let mut pages = plan.iter().zip(&victims.pages).enumerate().peekable();
         let mut moved = Vec::with_capacity(victims.pages.len());
-        let (mut busy, mut at, lap) = (Vec::new(), 0, core.lap);
+        let (mut busy, lap) = (Vec::new(), core.lap);
         for ((first, len), (bytes, error)) in victims.spans.iter().zip(&results) {
             let done = first.plus(bytes / PAGE_SIZE as u64);
-            while let Some((page, unwritten)) = pages.next_if(|(page, _)| *page < first.plus(*len)) {
-                if *page >= done {
+            while let Some((nth, (victim, (_, unwritten)))) = pages.next_if(|(_, (v, _))| v.page < first.plus(*len)) {
+                let Victim { page, slot, place, .. } = *victim;
+                if page >= done {
                     continue;
                 }
-                let Some(slot) = slots.next() else { break };
                 self.around.pool.retain(slot);
-                let before = core.table.set(*page, Record::Evicted(slot)).unwrap_or(Record::None);
-                core.table.set_policy(*page, lap);
-                let place = at + page.0 - first.0;
-                moved.push(Moved { page: *page, at: place, slot, copy: before.slot(), unwritten: *unwritten });
+                let before = core.table.set(page, Record::Evicted(slot)).unwrap_or(Record::None);
+                core.table.set_policy(page, lap);
+                moved.push(Moved { page, nth, at: place, slot, copy: before.slot(), unwritten: *unwritten });
+                mortal::point("record-flipped");
             }
             match error {
                 Some(Errno::EBUSY) => busy.push(done.addr()),
@@ -185,7 +202,6 @@ impl Evictor {
                 }
                 _ => {}
             }
-            at += len;
         }
         core.table.intent_moved();
         Ok((moved, busy))
@@ -198,6 +214,7 @@ impl Evictor {
             return Outcome::Again;
         }
         let Some(mut buf) = self.lane.alloc(n) else {
+            self.release_copies(&moved);
             // The lane is the evictor's own and idle between batches.
             return give_up(space, "annexd has no transfer buffer left");
         };
@@ -211,6 +228,7 @@ impl Evictor {
         }
         if let Err(error) = stub.read_staging(pid, &offsets, self.lane.bytes_mut(&mut buf)) {
             self.lane.free(buf);
+            self.release_copies(&moved);
             // The process is ending, and nobody misses what it had, except a child that was forked since the pages moved.
             let ending = error.raw_os_error() == Some(libc::ESRCH);
             let missed = moved.iter().any(|m| self.around.pool.references(m.slot) > 2);
@@ -230,12 +248,21 @@ impl Evictor {
             Ok(()) => Outcome::Evicted(n as u64),
             Err(()) => {
                 let ours = moved.iter().enumerate().map(|(i, m)| (m.slot, i)).collect();
-                self.take_back(&space.app, ours, self.lane.bytes(&buf));
+                space.app.note("no donor takes pages: eviction is suspended");
+                let workers = &self.workers;
+                salvage::put_back(&self.registry, &self.around, &space.app, &ours, self.lane.bytes(&buf), &|faults| {
+                    workers.serve(faults);
+                });
                 Outcome::WriteFailed
             }
         };
         self.lane.free(buf);
         outcome
+    }
+
+    /// The references that came over from the moved pages' old records.
+    fn release_copies(&self, moved: &[Moved]) {
+        moved.iter().filter_map(|m| m.copy).for_each(|copy| self.around.pool.release(copy));
     }
 
     /// Finds pages that need no write, and gathers the others at the start of the buffer and of the reserved slots: what is left is
@@ -296,6 +323,8 @@ impl Evictor {
             }
             if alone && let Some(better) = spare.pop_front() {
                 pool.retain(better);
+                core.table.intend_better(m.nth, better);
+                mortal::point("better-noted");
                 let _ = core.table.set(m.page, Record::Evicted(better));
                 pool.release(m.slot);
                 spare.push_back(std::mem::replace(&mut m.slot, better));
@@ -332,41 +361,35 @@ impl Evictor {
         }
     }
 
-    /// No replica took the batch: its bytes go back to wherever its slots went, forks and remaps included.
-    fn take_back(&self, app: &App, slots: std::collections::HashMap<SlotIdx, usize>, bytes: &[u8]) {
-        app.note("no donor takes pages: eviction is suspended");
-        for space in self.registry.of_app(app.id) {
-            for turn in 0.. {
-                let mut core = space.core();
-                // Changes first: a fork that was read late would bring a child that still needs the bytes.
-                let mut faults = Vec::new();
-                space.drain(&mut core, &self.around, &mut faults);
-                self.workers.serve(faults.into_iter().map(|f| (space.clone(), f)).collect());
-                let mut mine = Vec::new();
-                let (start, end) = Table::everything();
-                core.table.walk(start, end, |page, record| {
-                    if let Record::Evicted(slot) = record
-                        && let Some(i) = slots.get(&slot)
-                    {
-                        mine.push((page, slot, *i));
-                    }
-                });
-                let mut again = false;
-                for (page, slot, i) in mine {
-                    let bytes = &bytes[i * PAGE_SIZE..(i + 1) * PAGE_SIZE];
-                    again |= !space.put_back(&mut core, page, bytes, slot, &self.around);
-                }
-                drop(core);
-                if turn == 10_000 {
-                    app.stop("pages that no donor took could not be given back to it for seconds");
-                }
-                if !again || turn > 10_000 || space.is_dead() {
-                    break;
-                }
-                std::thread::sleep(Duration::from_micros(200));
-            }
+    /// An eviction that was cut short: what is in staging goes back into the app.
+    fn salvage(&self, space: &Arc<Space>) {
+        let salvaged = salvage::bring_back(&self.registry, &self.around, space, &|faults| self.workers.serve(faults));
+        if let Err(error) = salvaged {
+            space.app.stop(&format!("an eviction was cut short, and {error}"));
         }
     }
+
+    /// Pages of which it is not known whether they are there must be asked for before anything moves.
+    fn has_suspects(&self, space: &Arc<Space>) -> bool {
+        let suspects: Vec<PageIdx> = space.core().suspects.iter().copied().collect();
+        self.workers.serve(suspects.iter().map(|page| (space.clone(), Fault::suspected(*page))).collect());
+        !suspects.is_empty()
+    }
+}
+
+/// Each victim's slot and its place in staging: the spans lie there one after the other.
+fn plan(victims: &Victims, runs: &[SlotRun]) -> Vec<Victim> {
+    let mut slots = runs.iter().flat_map(|r| r.slots());
+    let mut plan = Vec::with_capacity(victims.pages.len());
+    let (mut spans, mut at) = (victims.spans.iter().peekable(), 0);
+    for (page, _) in &victims.pages {
+        while let Some((_, len)) = spans.next_if(|(first, len)| *page >= first.plus(*len)) {
+            at += len;
+        }
+        let (Some((first, _)), Some(slot)) = (spans.peek(), slots.next()) else { break };
+        plan.push(Victim { page: *page, slot, before: slot, place: at + page.0 - first.0 });
+    }
+    plan
 }
 
 fn give_up(space: &Space, why: &str) -> Outcome {

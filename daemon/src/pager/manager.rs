@@ -3,15 +3,16 @@
 //!
 //! Neither is ever waited for by a fault.
 
+use super::apart;
 use super::app::{App, Watermarks};
-use super::attach::{Means, thread_to_borrow};
+use super::attach::Means;
 use super::evict::{BATCH, Evictor, Outcome};
+use super::ledger::Ledger;
 use super::membership::Census;
 use super::process;
 use super::restore;
 use super::sentinel::Sentinel;
 use super::space::Space;
-use super::stub;
 use crate::keeper::Kept;
 use annex_shared::api::{AppState, Target};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -37,14 +38,21 @@ pub struct Roster {
     apps: RwLock<Vec<Arc<App>>>,
     bell: EventFd,
     pub stop: AtomicBool,
+    /// What a successor finds of the apps.
+    pub ledger: Ledger,
     /// Held while an app is attached, detached or dropped, so that none of these meet.
     pub changing: Mutex<()>,
 }
 
 impl Roster {
-    pub fn new() -> io::Result<Roster> {
+    pub fn new(ledger: Ledger) -> io::Result<Roster> {
         let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-        Ok(Roster { apps: RwLock::default(), bell, stop: AtomicBool::new(false), changing: Mutex::new(()) })
+        Ok(Roster { apps: RwLock::default(), bell, stop: AtomicBool::new(false), ledger, changing: Mutex::new(()) })
+    }
+
+    /// Writes down who there is.
+    pub fn write_down(&self) {
+        self.ledger.write(&self.all());
     }
 
     pub fn all(&self) -> Vec<Arc<App>> {
@@ -57,11 +65,13 @@ impl Roster {
 
     pub fn add(&self, app: Arc<App>) {
         self.apps.write().push(app);
+        self.write_down();
         self.ring();
     }
 
     pub fn remove(&self, id: u64) {
         self.apps.write().retain(|a| a.id != id);
+        self.write_down();
     }
 
     pub fn ring(&self) {
@@ -73,6 +83,7 @@ pub struct Manager {
     pub roster: Arc<Roster>,
     pub means: Arc<Means>,
     pub census: Census,
+    pub has_stalled: bool,
 }
 
 impl Manager {
@@ -87,10 +98,24 @@ impl Manager {
             }
             let stubs: HashSet<i32> = self.means.registry.all().iter().filter_map(|s| s.stub_pid()).collect();
             self.census.update(&apps, &stubs);
+            // Before any of them gets a stub: what is evicted must have an owner that is known.
+            self.roster.write_down();
             for app in &apps {
                 self.follow(app);
             }
+            self.look_after_workers();
         }
+    }
+
+    /// Says it when a worker has stopped making progress, and when it goes on.
+    fn look_after_workers(&mut self) {
+        let stalled = self.means.workers.stalled();
+        match (&stalled, self.has_stalled) {
+            (Some(what), false) => tracing::error!("{what}: programs may stand still"),
+            (None, true) => tracing::warn!("the fault worker that had stalled goes on"),
+            _ => {}
+        }
+        self.has_stalled = stalled.is_some();
     }
 
     /// Until a process ends, somebody rings, or it is time to look.
@@ -139,12 +164,14 @@ impl Manager {
             let there = self.discard(&space);
             tracing::debug!(pid, app = app.name, "followed an exec");
             if let Some(there) = there {
-                reap_after_exec(pid, there);
+                // The stub of the program before is a zombie child of the new one.
+                apart::reap(pid, there, &[]);
             }
         }
         // Children that were forked and have no process of ours yet: only their memory tells that they are gone.
         for space in self.means.registry.of_app(app.id) {
-            if space.pid().is_none() && (space.is_dead() || space.uffd.is_dead()) {
+            let owned = app.members.lock().iter().any(|m| m.space.as_ref().is_some_and(|s| Arc::ptr_eq(s, &space)));
+            if !owned && (space.is_dead() || space.uffd.is_dead()) {
                 self.discard(&space);
             }
         }
@@ -225,7 +252,7 @@ impl Manager {
                 let gone = space.evicting.lock().stub.take();
                 if let Some(gone) = gone {
                     tracing::warn!(app = app.name, pid, "the stub was killed; setting up another");
-                    restore::remove_stub(pid, gone, &space);
+                    gone.remove(pid, &space.uffd);
                 }
                 if let Err(error) = self.means.refurnish(&space, pid) {
                     tracing::warn!(app = app.name, pid, "{error}");
@@ -233,15 +260,6 @@ impl Manager {
             }
         }
     }
-}
-
-/// The stub of the program before is a zombie child of the new one.
-fn reap_after_exec(pid: i32, stub_there: i32) {
-    let reap = move || {
-        let seccomp = process::identity(pid).is_ok_and(|i| i.seccomp);
-        stub::reap(pid, thread_to_borrow(pid), seccomp, stub_there, &[]);
-    };
-    let _ = std::thread::Builder::new().name("annex-tracer".into()).spawn(reap).map(|t| t.join());
 }
 
 /// The evictor's loop.

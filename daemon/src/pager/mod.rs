@@ -22,6 +22,7 @@
 //! Nothing but the [`stub`]'s three mappings and userfaultfd registrations of the mappings that pages were evicted from. Locked,
 //! shared, file-backed, special and small mappings are left alone ([`region`]).
 
+mod apart;
 mod app;
 mod attach;
 mod changes;
@@ -30,22 +31,27 @@ mod control_block;
 mod evict;
 mod inflight;
 mod latency;
+mod ledger;
 mod manager;
 mod membership;
+pub mod mortal;
 mod policy;
 pub mod probe;
 mod process;
 mod region;
 mod registry;
 mod restore;
+mod salvage;
 mod scan;
 mod sentinel;
 mod space;
 mod stream;
 mod stub;
 mod table;
+mod takeover;
 mod tracee;
 mod uffd;
+mod window;
 mod worker;
 
 use crate::control::{Apps, Caller};
@@ -58,12 +64,13 @@ use annex_shared::page::PAGE_SIZE;
 use app::App;
 use attach::{AttachError, Means};
 use evict::Evictor;
+use ledger::{Ledger, LedgerError};
 use manager::{Manager, Roster};
 use process::Stat;
 use registry::Registry;
 use restore::RestoreError;
 use serde::{Deserialize, Serialize};
-use space::{Space, Surroundings};
+use space::{Surroundings, Watch};
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
@@ -71,6 +78,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use worker::Workers;
 
+pub use takeover::{Legacy, LegacyError};
 pub use worker::Wait;
 
 /// `[pager]` in annexd's configuration.
@@ -90,6 +98,10 @@ pub enum StartError {
     Lane(#[from] crate::pool::LaneError),
     #[error("failed to start the pager: {0}")]
     System(#[from] io::Error),
+    #[error("failed to start the pager: {0}")]
+    Ledger(#[from] LedgerError),
+    #[error("failed to take over from the annexd before: {0}")]
+    Legacy(#[from] LegacyError),
 }
 
 pub struct Pager {
@@ -107,17 +119,19 @@ impl Pager {
         host: probe::Host,
         pool: Arc<Pool>,
         keeper: Keeper,
+        legacy: Option<(Legacy, u64)>,
     ) -> Result<Pager, StartError> {
         let registry = Arc::new(Registry::new(keeper)?);
+        let first_id = legacy.as_ref().map_or(1, |(legacy, _)| legacy.next_id());
         let workers: Arc<OnceLock<Weak<Workers>>> = Arc::default();
-        let adopt = adopter(registry.clone(), workers.clone());
+        let watch = watcher(workers.clone());
         let around = Arc::new(Surroundings {
             pool,
             in_flight: Default::default(),
             registry: registry.clone(),
             evictor: AtomicI32::new(0),
-            adopt,
-            ids: AtomicU64::new(1),
+            watch,
+            ids: AtomicU64::new(first_id),
         });
         let fault_workers = Arc::new(Workers::start(config.fault_workers, config.wait, &around, &registry)?);
         let _ = workers.set(Arc::downgrade(&fault_workers));
@@ -127,10 +141,17 @@ impl Pager {
             workers: fault_workers.clone(),
             device: host.device,
         });
-        let roster = Arc::new(Roster::new()?);
+        let ledger = Ledger::create()?;
+        registry.keeper.keep(Kept::Ledger, ledger.fd());
+        let roster = Arc::new(Roster::new(ledger)?);
+        match legacy {
+            Some((legacy, generation)) => legacy.adopt(&means, &roster, generation)?,
+            None => registry.keeper.complete(1),
+        }
         let lane = around.pool.lane("evict", 2 * evict::BATCH)?;
         let evictor = Evictor { lane, around, registry, workers: fault_workers };
-        let manager = Manager { roster: roster.clone(), means: means.clone(), census: Default::default() };
+        let manager =
+            Manager { roster: roster.clone(), means: means.clone(), census: Default::default(), has_stalled: false };
         let spawn =
             |name: &str, body: Box<dyn FnOnce() + Send>| std::thread::Builder::new().name(name.into()).spawn(body);
         let roster_too = roster.clone();
@@ -173,8 +194,13 @@ impl Pager {
     fn attach_process(&self, app: Arc<App>, pid: i32, now: bool) -> Result<Arc<App>, ApiError> {
         let stat = attach::check(pid).map_err(refused)?;
         membership::join(&app, pid, &stat);
+        // Written down before anything of it can be evicted.
+        self.roster.add(app.clone());
         if now {
-            let (space, pause) = self.means.attach(&app, pid).map_err(refused)?;
+            let (space, pause) = self.means.attach(&app, pid).map_err(|error| {
+                self.roster.remove(app.id);
+                refused(error)
+            })?;
             tracing::info!(app = app.name, pid, pause = ?pause.0, "process attached");
             if let Some(member) = app.members.lock().iter_mut().find(|m| m.pid == pid) {
                 self.means.registry.keeper.keep(Kept::Process(pid), member.pidfd.as_fd());
@@ -200,11 +226,10 @@ impl Pager {
     }
 }
 
-/// A fork's child joins the registry and is watched.
-fn adopter(registry: Arc<Registry>, workers: Arc<OnceLock<Weak<Workers>>>) -> Box<dyn Fn(Arc<Space>) + Send + Sync> {
+/// A fork's child is watched by whoever watches its parent.
+fn watcher(workers: Arc<OnceLock<Weak<Workers>>>) -> Watch {
     Box::new(move |space| {
-        registry.insert(space.clone());
-        let watched = workers.get().and_then(Weak::upgrade).map(|w| w.watch(&space));
+        let watched = workers.get().and_then(Weak::upgrade).map(|w| w.watch(space));
         if !matches!(watched, Some(Ok(()))) {
             space.app.stop("a forked child's userfaultfd could not be watched");
         }
@@ -271,10 +296,10 @@ impl Apps for Pager {
                         membership::join(&app, pid, &stat);
                     }
                 }
+                self.roster.add(app.clone());
                 app
             }
         };
-        self.roster.add(app.clone());
         Ok(app.info(self.evicted(&app)))
     }
 
@@ -315,6 +340,7 @@ impl Apps for Pager {
     fn set_limit(&self, id: u64, limit: Limit) -> Result<AppInfo, ApiError> {
         let app = self.roster.find(id).ok_or_else(|| no_app(id))?;
         app.set_limit(limit);
+        self.roster.write_down();
         self.roster.ring();
         Ok(app.info(self.evicted(&app)))
     }
@@ -339,6 +365,10 @@ impl Apps for Pager {
             Wait::Spin => "spin",
         };
         WorkersInfo { fault_workers: self.means.workers.len() as u32, wait: wait.into(), evictors: 1 }
+    }
+
+    fn stalled(&self) -> Option<String> {
+        self.means.workers.stalled()
     }
 
     fn overhead_bytes(&self) -> u64 {

@@ -5,7 +5,8 @@ use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 use std::fs;
 use std::io::{self, IoSliceMut};
-use std::os::fd::{FromRawFd, OwnedFd};
+
+pub use crate::pidfd::{pidfd_getfd, pidfd_kill, pidfd_open};
 
 /// A line of /proc/PID/maps.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -187,34 +188,6 @@ pub fn same_address_space(a: i32, b: i32) -> Option<bool> {
         Ok(order) => Some(order == 0),
         Err(_) => None,
     }
-}
-
-pub fn pidfd_open(pid: i32) -> io::Result<OwnedFd> {
-    // SAFETY: takes numbers only; a non-negative result is a new descriptor that nobody else owns.
-    unsafe { owned(libc::syscall(libc::SYS_pidfd_open, pid, 0)) }
-}
-
-/// A copy of descriptor `fd` of the process behind `pidfd`.
-pub fn pidfd_getfd(pidfd: &OwnedFd, fd: i32) -> io::Result<OwnedFd> {
-    use std::os::fd::AsRawFd;
-    // SAFETY: as above.
-    unsafe { owned(libc::syscall(libc::SYS_pidfd_getfd, pidfd.as_raw_fd(), fd, 0)) }
-}
-
-/// # Safety
-/// A non-negative `result` must be a descriptor that nobody owns.
-unsafe fn owned(result: i64) -> io::Result<OwnedFd> {
-    // SAFETY: the caller's promise.
-    Errno::result(result).map(|fd| unsafe { OwnedFd::from_raw_fd(fd as i32) }).map_err(io::Error::from)
-}
-
-/// Sends a signal through a pidfd: it can't hit a recycled PID.
-pub fn pidfd_kill(pidfd: &OwnedFd, signal: i32) -> io::Result<()> {
-    use std::os::fd::AsRawFd;
-    let none = std::ptr::null::<libc::siginfo_t>();
-    // SAFETY: a null siginfo is allowed.
-    let result = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), signal, none, 0) };
-    Errno::result(result).map(drop).map_err(io::Error::from)
 }
 
 /// Puts the calling thread before ordinary ones: somebody's program stands still until it has done its work. Without

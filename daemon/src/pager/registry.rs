@@ -1,5 +1,6 @@
 //! Every address space that has a userfaultfd, by its id, and the bell of the thread that evicts.
 
+use super::mortal;
 use super::space::{Space, SpaceId};
 use crate::keeper::{Keeper, Kept};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -29,12 +30,15 @@ impl Registry {
 
     pub fn insert(&self, space: Arc<Space>) {
         self.keeper.keep(Kept::Userfaultfd(space.id.0), space.uffd.as_fd());
+        mortal::point("userfaultfd-kept");
+        self.keeper.keep(Kept::Table(space.id.0), space.core().table.fd());
         self.spaces.write().insert(space.id.0, space);
     }
 
     pub fn remove(&self, id: SpaceId) {
         self.spaces.write().remove(&id.0);
         self.keeper.drop(Kept::Userfaultfd(id.0));
+        self.keeper.drop(Kept::Table(id.0));
     }
 
     pub fn all(&self) -> Vec<Arc<Space>> {

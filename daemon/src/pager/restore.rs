@@ -4,7 +4,7 @@
 //! up as a space before the install in its parent that it raced with can succeed. Only then are the mappings unregistered and the stubs removed.
 
 use super::app::App;
-use super::attach::{Means, thread_to_borrow};
+use super::attach::Means;
 use super::process;
 use super::space::{Space, Surroundings, Why};
 use super::table::{PageIdx, Record, Table};
@@ -177,7 +177,7 @@ pub fn let_go(means: &Means, space: Arc<Space>) {
         }
         if let Some(stub) = stub {
             space.forget_staging();
-            remove_stub(pid, stub, &space);
+            stub.remove(pid, &space.uffd);
         }
     }
     space.release_all(&means.around);
@@ -188,21 +188,4 @@ pub fn let_go(means: &Means, space: Arc<Space>) {
         }
         std::thread::sleep(Duration::from_millis(1));
     }
-}
-
-/// ptrace belongs to the thread, so the removal has one of its own.
-pub fn remove_stub(pid: i32, stub: super::stub::Stub, space: &Space) {
-    let seccomp = process::identity(pid).is_ok_and(|i| i.seccomp);
-    let tid = thread_to_borrow(pid);
-    std::thread::scope(|scope| {
-        let removed = scope
-            .spawn(move || {
-                process::hurry();
-                stub.remove(pid, tid, seccomp, &space.uffd)
-            })
-            .join();
-        if let Ok(Some(pause)) = removed {
-            tracing::debug!(pid, pause = ?pause.0, "stub removed");
-        }
-    });
 }

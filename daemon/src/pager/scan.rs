@@ -8,6 +8,7 @@ use std::os::fd::AsRawFd;
 const WRITTEN: u64 = 1 << 1;
 const FILE: u64 = 1 << 2;
 const PRESENT: u64 = 1 << 3;
+const SWAPPED: u64 = 1 << 4;
 const PFNZERO: u64 = 1 << 5;
 const HUGE: u64 = 1 << 6;
 
@@ -69,8 +70,25 @@ impl Pagemap {
         Ok(Pagemap { file, vector: Box::new([PageRegion::default(); VECTOR]) })
     }
 
+    /// Appends runs of anonymous pages from `start` up to `end` that have content, swapped out or not; returns where to go on.
+    pub fn in_memory(&mut self, start: u64, end: u64, runs: &mut Vec<Run>) -> io::Result<u64> {
+        let mask = ScanArg { category_anyof_mask: PRESENT | SWAPPED, return_mask: PRESENT, ..ScanArg::default() };
+        self.scan(start, end, 0, mask, runs)
+    }
+
     /// Appends runs of resident anonymous pages from `start` up to `end`, at most `max_pages` pages; returns where to go on.
     pub fn resident(&mut self, start: u64, end: u64, max_pages: u64, runs: &mut Vec<Run>) -> io::Result<u64> {
+        let mask = ScanArg {
+            // Present, and neither file-backed nor the shared zero page.
+            category_inverted: PFNZERO | FILE,
+            category_mask: PRESENT | PFNZERO | FILE,
+            return_mask: WRITTEN | HUGE,
+            ..ScanArg::default()
+        };
+        self.scan(start, end, max_pages, mask, runs)
+    }
+
+    fn scan(&mut self, start: u64, end: u64, max_pages: u64, mask: ScanArg, runs: &mut Vec<Run>) -> io::Result<u64> {
         let mut arg = ScanArg {
             size: size_of::<ScanArg>() as u64,
             start,
@@ -78,11 +96,7 @@ impl Pagemap {
             vec: self.vector.as_mut_ptr() as u64,
             vec_len: VECTOR as u64,
             max_pages,
-            // Present, and neither file-backed nor the shared zero page.
-            category_inverted: PFNZERO | FILE,
-            category_mask: PRESENT | PFNZERO | FILE,
-            return_mask: WRITTEN | HUGE,
-            ..Default::default()
+            ..mask
         };
         // SAFETY: `arg` is the struct this ioctl takes, and its vector is ours and as long as it says.
         let found = unsafe { pagemap_scan(self.file.as_raw_fd(), &mut arg) }? as usize;

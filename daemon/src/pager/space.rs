@@ -14,8 +14,8 @@
 //! Lock order: [`Space::evicting`] before [`Space::core`]; a parent's core before its new child's.
 
 use super::app::App;
-use super::changes::Window;
 use super::inflight::InFlight;
+use super::mortal;
 use super::policy;
 use super::region::Regions;
 use super::registry::Registry;
@@ -23,6 +23,7 @@ use super::stream::Streams;
 use super::stub::Stub;
 use super::table::{JOURNAL_MESSAGES, PageIdx, Record, Table};
 use super::uffd::{Event, Installed, Message, Uffd};
+use super::window::Window;
 use crate::pool::Pool;
 use annex_shared::ids::SlotIdx;
 use annex_shared::page::PAGE_SIZE;
@@ -47,6 +48,16 @@ pub struct Fault {
     pub evictors: bool,
 }
 
+impl Fault {
+    /// Nobody waits; but whether the page is there must be found out.
+    pub fn suspected(page: PageIdx) -> Fault {
+        Fault { page, write: false, since: Instant::now(), evictors: true }
+    }
+}
+
+/// Has somebody watch a space.
+pub type Watch = Box<dyn Fn(&Arc<Space>) + Send + Sync>;
+
 /// What the space needs of the rest of the pager.
 pub struct Surroundings {
     pub pool: Arc<Pool>,
@@ -54,8 +65,8 @@ pub struct Surroundings {
     pub registry: Arc<Registry>,
     /// The evictor's thread ID.
     pub evictor: AtomicI32,
-    /// Takes in a fork's child.
-    pub adopt: Box<dyn Fn(Arc<Space>) + Send + Sync>,
+    /// Has a fork's child watched.
+    pub watch: Watch,
     pub ids: std::sync::atomic::AtomicU64,
 }
 
@@ -93,6 +104,12 @@ pub struct Core {
     pub window: Window,
     /// Something went wrong that makes further eviction unsafe, but what is evicted can still be brought back.
     pub frozen: bool,
+    /// Pages that are evicted by their records, and may be there all the same: their install was cut short by the end of an annexd.
+    pub suspects: BTreeSet<PageIdx>,
+    /// Slots that the change under way lets go of.
+    pub(super) released: Vec<SlotIdx>,
+    /// The child that the change under way brings.
+    pub(super) born: Vec<Arc<Space>>,
     faults: Vec<Fault>,
 }
 
@@ -122,6 +139,7 @@ static ZEROS: [u8; ZERO_AROUND as usize * PAGE_SIZE] = [0; ZERO_AROUND as usize 
 
 impl Space {
     pub fn new(id: SpaceId, app: Arc<App>, uffd: Uffd, table: Table) -> Space {
+        let table_is_frozen = table.is_frozen();
         let core = Core {
             table,
             regions: Regions::default(),
@@ -129,7 +147,10 @@ impl Space {
             lap: 0,
             pins: BTreeSet::new(),
             window: Window::default(),
-            frozen: false,
+            frozen: table_is_frozen,
+            suspects: BTreeSet::new(),
+            released: Vec::new(),
+            born: Vec::new(),
             faults: Vec::with_capacity(JOURNAL_MESSAGES),
         };
         Space {
@@ -158,10 +179,18 @@ impl Space {
     pub fn furnish(&self, pid: i32, stub: Stub) {
         self.pid.store(pid, Relaxed);
         self.stub_pid.store(stub.pid(), Relaxed);
-        let staging = (stub.staging(), super::stub::STAGING);
-        *self.staging.lock() = staging;
-        self.core.lock().table.describe(pid, stub.pid(), staging);
+        let traces = stub.traces();
+        *self.staging.lock() = traces.staging;
+        self.core.lock().table.describe(pid, &traces);
         self.evicting.lock().stub = Some(stub);
+    }
+
+    /// Says which process this is, as the annexd before knew it, and gives it the stub that it had if that is still of use.
+    pub fn resume(&self, pid: i32, stub: Option<Stub>, staging: Option<(u64, u64)>) {
+        self.pid.store(pid, Relaxed);
+        self.stub_pid.store(stub.as_ref().map_or(0, Stub::pid), Relaxed);
+        *self.staging.lock() = staging.unwrap_or_default();
+        self.evicting.lock().stub = stub;
     }
 
     pub fn core(&self) -> MutexGuard<'_, Core> {
@@ -211,13 +240,10 @@ impl Space {
                         let evictors = thread == around.evictor.load(Relaxed);
                         core.faults.push(Fault { page: PageIdx::of(addr), write, since, evictors });
                     }
-                    change => self.apply(core, change, around),
+                    change => self.change(core, i, change, around),
                 }
             }
-            for i in 0..count {
-                // SAFETY: as above. Applied: a successor need not look at it.
-                unsafe { journal.add(i).cast::<u8>().write_volatile(0) };
-            }
+            core.table.clear_journal(count);
             if count < FEW {
                 break;
             }
@@ -233,6 +259,9 @@ impl Space {
             return Next::Again;
         }
         let record = core.table.record(page);
+        if !matches!(record, Record::Evicted(_)) {
+            core.clear_suspect(page);
+        }
         let adds_memory = matches!(record, Record::Evicted(_) | Record::None | Record::Gone);
         if adds_memory && !fault.evictors && self.app.hold(self, fault) {
             around.registry.wake_evictor();
@@ -343,11 +372,18 @@ impl Space {
             }
             let addr = first.plus(i).addr();
             let from = &bytes[i as usize * PAGE_SIZE..(i + n) as usize * PAGE_SIZE];
+            core.table.installing(first.plus(i), n);
             // SAFETY: `from` is readable for its length.
             let done = match unsafe { self.uffd.copy(addr, from.as_ptr(), from.len() as u64, keep_copy, true) } {
                 Installed::Done => n,
                 Installed::Partly(bytes) => bytes / PAGE_SIZE as u64,
                 Installed::TryAgain => return false,
+                Installed::Exists if core.suspects.contains(&first.plus(i)) => {
+                    core.is_there(first.plus(i), around);
+                    self.uffd.wake(addr, PAGE_SIZE as u64);
+                    i += 1;
+                    continue;
+                }
                 Installed::Exists => {
                     // The record says the page is in the pool only, and yet there is one: whose bytes are right can't be told.
                     self.app.stop(&format!("page {addr:#x} is both evicted and present"));
@@ -363,9 +399,12 @@ impl Space {
                     return true;
                 }
             };
+            mortal::point("page-copied");
             for k in i..i + done {
                 core.installed(first.plus(k), SlotIdx(slot.0 + k as u32), keep_copy, k == 0, around);
+                core.clear_suspect(first.plus(k));
             }
+            core.table.installed();
             self.app.add_resident(done as i64);
             i += done;
         }
@@ -374,13 +413,21 @@ impl Space {
 
     /// Installs a page that was evicted to `slot` from bytes at hand. False: not now, or not any more.
     pub fn put_back(&self, core: &mut Core, page: PageIdx, bytes: &[u8], slot: SlotIdx, around: &Surroundings) -> bool {
+        core.table.installing(page, 1);
         // SAFETY: `bytes` is readable for its length.
         let installed = unsafe { self.uffd.copy(page.addr(), bytes.as_ptr(), PAGE_SIZE as u64, false, true) };
+        mortal::point("page-put-back");
         match installed {
             Installed::Done => {
                 let _ = core.table.set(page, Record::None);
+                core.table.installed();
+                core.clear_suspect(page);
                 around.pool.release(slot);
                 self.app.add_resident(1);
+            }
+            Installed::Exists if core.suspects.contains(&page) => {
+                core.is_there(page, around);
+                return true;
             }
             Installed::Exists => self.app.stop(&format!("page {:#x} is both evicted and present", page.addr())),
             Installed::Dead => self.set_dead(),
@@ -398,13 +445,17 @@ impl Space {
             self.uffd.wake(page.addr(), PAGE_SIZE as u64);
             return true;
         }
-        let poisoned = self.uffd.poison(page.addr());
-        if poisoned == Installed::TryAgain {
-            return false;
-        }
+        core.table.installing(page, 1);
+        let poisoned = match self.uffd.poison(page.addr()) {
+            Installed::TryAgain => return false,
+            Installed::Exists if core.suspects.contains(&page) => Installed::Done,
+            other => other,
+        };
         tracing::error!(app = self.app.name, "page {:#x} is lost: no replica has its bytes", page.addr());
         self.app.note(format!("lost page {:#x}: no replica has its bytes", page.addr()));
         let _ = core.table.set(page, Record::Poisoned);
+        core.table.installed();
+        core.clear_suspect(page);
         around.pool.release(slot);
         if poisoned != Installed::Done {
             self.app.stop(&format!("page {:#x} is lost and could not be poisoned", page.addr()));
@@ -426,6 +477,29 @@ impl Space {
 }
 
 impl Core {
+    /// Writes down who is suspected; call it when that has changed.
+    pub fn note_suspects(&self) {
+        let mut ranges: Vec<(PageIdx, u32)> = Vec::new();
+        for page in &self.suspects {
+            match ranges.last_mut() {
+                Some((first, n)) if first.plus(u64::from(*n)) == *page => *n += 1,
+                _ => ranges.push((*page, 1)),
+            }
+        }
+        if !self.table.note_suspects(&ranges) {
+            tracing::error!("more pages are half installed than can be noted");
+        }
+    }
+
+    /// No longer in doubt. True if it was.
+    fn clear_suspect(&mut self, page: PageIdx) -> bool {
+        let was = !self.suspects.is_empty() && self.suspects.remove(&page);
+        if was {
+            self.note_suspects();
+        }
+        was
+    }
+
     /// How many pages from `page` on are evicted to consecutive slots that can be read, up to `window`.
     fn run_length(&self, page: PageIdx, slot: SlotIdx, window: u32, around: &Surroundings) -> u32 {
         let extent = around.pool.slots_per_extent().max(1);
@@ -438,6 +512,13 @@ impl Core {
             n += 1;
         }
         n
+    }
+
+    /// A suspect turned out to have been installed: what the app has is the page.
+    fn is_there(&mut self, page: PageIdx, around: &Surroundings) {
+        let before = self.table.set(page, Record::None).unwrap_or(Record::None);
+        self.clear_suspect(page);
+        before.slot().into_iter().for_each(|slot| around.pool.release(slot));
     }
 
     fn installed(&mut self, page: PageIdx, slot: SlotIdx, clean: bool, asked: bool, around: &Surroundings) {

@@ -119,7 +119,7 @@ nix::ioctl_readwrite!(uffdio_poison, 0xAA, 0x08, ModeCountArg);
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Message {
     pub event: u8,
-    reserved: [u8; 7],
+    pub reserved: [u8; 7],
     pub args: [u64; 3],
 }
 

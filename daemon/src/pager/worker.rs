@@ -18,7 +18,8 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -48,7 +49,17 @@ struct Handle {
     epoll: Arc<Epoll>,
     inbox: Sender<(Arc<Space>, Fault)>,
     bell: Arc<EventFd>,
+    /// When its present turn began, in ms since `EPOCH`, plus 1; 0 while it sleeps.
+    busy_since: Arc<AtomicU64>,
     thread: Option<JoinHandle<()>>,
+}
+
+static EPOCH: OnceLock<Instant> = OnceLock::new();
+/// A turn takes microseconds; one that takes this long has stalled.
+const STALLED: Duration = Duration::from_secs(2);
+
+fn millis() -> u64 {
+    EPOCH.get_or_init(Instant::now).elapsed().as_millis() as u64 + 1
 }
 
 pub struct Workers {
@@ -71,10 +82,12 @@ impl Workers {
             epoll.add(lane.event_fd(), EpollEvent::new(EpollFlags::EPOLLIN, LANE))?;
             epoll.add(&*bell, EpollEvent::new(EpollFlags::EPOLLIN, INBOX))?;
             let (inbox, mail) = crossbeam::channel::unbounded();
+            let busy_since = Arc::new(AtomicU64::new(0));
             let worker = Worker {
                 epoll: epoll.clone(),
                 bell: bell.clone(),
                 mail,
+                busy_since: busy_since.clone(),
                 lane,
                 wait,
                 around: around.clone(),
@@ -89,7 +102,7 @@ impl Workers {
             let pin = (count <= cpus).then_some(n);
             let name = format!("annex-fault-{n}");
             let thread = std::thread::Builder::new().name(name).spawn(move || worker.run(pin))?;
-            handles.push(Handle { epoll, inbox, bell, thread: Some(thread) });
+            handles.push(Handle { epoll, inbox, bell, busy_since, thread: Some(thread) });
         }
         Ok(Workers { handles, stop, wait })
     }
@@ -98,11 +111,24 @@ impl Workers {
         self.handles.len()
     }
 
+    /// A worker that has not come to the end of its turn for long, in words.
+    pub fn stalled(&self) -> Option<String> {
+        let now = millis();
+        let turns = self.handles.iter().map(|h| h.busy_since.load(Ordering::Relaxed)).enumerate();
+        let mut long = turns.filter(|(_, since)| *since != 0 && now - since.min(&now) > STALLED.as_millis() as u64);
+        long.next().map(|(n, since)| format!("fault worker {n} has made no progress for {} s", (now - since) / 1000))
+    }
+
     /// Has every worker watch the space.
     pub fn watch(&self, space: &Space) -> io::Result<()> {
         let exclusive = if self.handles.len() > HERD { EpollFlags::EPOLLEXCLUSIVE } else { EpollFlags::empty() };
         for handle in &self.handles {
-            handle.epoll.add(space.uffd.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN | exclusive, space.id.0))?;
+            let event = EpollEvent::new(EpollFlags::EPOLLIN | exclusive, space.id.0);
+            match handle.epoll.add(space.uffd.as_fd(), event) {
+                // A take-over meets children that were watched as they were made.
+                Ok(()) | Err(nix::errno::Errno::EEXIST) => {}
+                Err(errno) => return Err(errno.into()),
+            }
         }
         Ok(())
     }
@@ -158,6 +184,7 @@ struct Worker {
     epoll: Arc<Epoll>,
     bell: Arc<EventFd>,
     mail: Receiver<(Arc<Space>, Fault)>,
+    busy_since: Arc<AtomicU64>,
     lane: Lane,
     wait: Wait,
     around: Arc<Surroundings>,
@@ -185,6 +212,7 @@ impl Worker {
         let mut stalled_since = None;
         while !self.stop.load(Ordering::Acquire) {
             let timeout = self.timeout(&mut stalled_since);
+            self.busy_since.store(0, Ordering::Relaxed);
             let ready = match self.epoll.wait(&mut events, timeout) {
                 Ok(n) => n,
                 Err(nix::errno::Errno::EINTR) => 0,
@@ -194,6 +222,7 @@ impl Worker {
                     return;
                 }
             };
+            self.busy_since.store(millis(), Ordering::Relaxed);
             for event in &events[..ready] {
                 match event.data() {
                     LANE => {}

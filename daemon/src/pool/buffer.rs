@@ -26,6 +26,7 @@ impl Buf {
 #[derive(Debug)]
 pub(super) struct FreeList {
     ranges: Vec<(u32, u32)>,
+    pages: u32,
 }
 
 impl FreeList {
@@ -33,7 +34,12 @@ impl FreeList {
         // Free ranges are separated by used pages, so there are never more than half as many.
         let mut ranges = Vec::with_capacity(pages as usize / 2 + 2);
         ranges.push((0, pages));
-        FreeList { ranges }
+        FreeList { ranges, pages }
+    }
+
+    /// How many pages are free, together.
+    pub fn free_pages(&self) -> u32 {
+        self.pages
     }
 
     pub fn alloc(&mut self, pages: u32) -> Option<u32> {
@@ -44,10 +50,12 @@ impl FreeList {
         } else {
             self.ranges[i] = (at + pages, len - pages);
         }
+        self.pages -= pages;
         Some(at)
     }
 
     pub fn free(&mut self, at: u32, pages: u32) {
+        self.pages += pages;
         let i = self.ranges.partition_point(|r| r.0 < at);
         let joins_left = i > 0 && self.ranges[i - 1].0 + self.ranges[i - 1].1 == at;
         let joins_right = i < self.ranges.len() && at + pages == self.ranges[i].0;

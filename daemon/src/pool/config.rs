@@ -25,8 +25,20 @@ pub struct PoolConfig {
     pub max_bytes: ByteSize,
     /// How long a start waits for the first donors to answer. annexd starts without them too.
     pub start_wait: TimeSpan,
-    /// How long a donor may be without a working connection before its replicas count as lost.
+    /// How long a donor may be without a working connection before writes go on without it. What it misses is copied to it when it is back.
+    pub away_after: TimeSpan,
+    /// How long a donor may be without a working connection before its replicas count as lost and are rebuilt elsewhere.
     pub lost_after: TimeSpan,
+    /// A read that takes longer than this is sent to the next replica too, whatever its donor's usual latency.
+    pub read_timeout: TimeSpan,
+    /// A read that takes longer than 99 of 100 lately, and at least this long, is sent to the next replica too; 0 = off.
+    pub hedge_after: TimeSpan,
+    /// Bytes per second that are copied to make lost replicas anew; 0 = as fast as can be.
+    pub repair_rate: ByteSize,
+    /// Bytes per second that are read to find decayed pages before they are needed; 0 = off.
+    pub scrub_rate: ByteSize,
+    /// Whether replicas move from full donors to empty ones, such as a donor that was added.
+    pub rebalance: bool,
     /// How long one fabric operation may take before its connection counts as broken.
     pub op_timeout: TimeSpan,
     /// How long one connection attempt or control request may take.
@@ -43,7 +55,13 @@ impl Default for PoolConfig {
             slab_size: ByteSize(0),
             max_bytes: ByteSize(0),
             start_wait: TimeSpan(Duration::from_millis(2000)),
+            away_after: TimeSpan(Duration::from_millis(300)),
             lost_after: TimeSpan(Duration::from_millis(5000)),
+            read_timeout: TimeSpan(Duration::from_millis(500)),
+            hedge_after: TimeSpan(Duration::from_millis(2)),
+            repair_rate: ByteSize(256 << 20),
+            scrub_rate: ByteSize(1 << 20),
+            rebalance: true,
             op_timeout: TimeSpan(Duration::from_millis(3000)),
             control_timeout: TimeSpan(Duration::from_millis(5000)),
             idle_return: TimeSpan(Duration::from_millis(10_000)),
@@ -65,6 +83,20 @@ pub struct DonorConfig {
 }
 
 impl DonorConfig {
+    /// Checks what the types can't express.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let address = &self.address;
+        let port_ok = address.rsplit_once(':').is_some_and(|(h, p)| !h.is_empty() && p.parse::<u16>().is_ok());
+        if !port_ok || address.len() > MAX_ADDRESS {
+            return Err(ConfigError::Address(address.clone()));
+        }
+        if let Some(plan) = &self.faults {
+            plan.parse::<FaultPlan>()
+                .map_err(|source| ConfigError::Faults { donor: self.label().to_owned(), source })?;
+        }
+        Ok(())
+    }
+
     /// The name to use before the agent has told its own.
     pub fn label(&self) -> &str {
         self.name.as_deref().unwrap_or(&self.address)
@@ -97,6 +129,10 @@ pub enum ConfigError {
     Faults { donor: String, source: PlanError },
     #[error("donor {0} is listed twice: two replicas would share its fate")]
     Duplicate(String),
+    #[error("away_after = {away:?} in [pool] is longer than lost_after = {lost:?}: make it shorter")]
+    AwayAfterLost { away: Duration, lost: Duration },
+    #[error("read_timeout = 0 in [pool]: give a time such as 500ms")]
+    NoReadTimeout,
 }
 
 impl PoolConfig {
@@ -108,19 +144,18 @@ impl PoolConfig {
         if self.slab_size.0 != 0 && !is_slab_size(self.slab_size.0) {
             return Err(ConfigError::SlabSize(self.slab_size));
         }
+        if self.away_after.0 > self.lost_after.0 {
+            return Err(ConfigError::AwayAfterLost { away: self.away_after.0, lost: self.lost_after.0 });
+        }
+        if self.read_timeout.0.is_zero() {
+            return Err(ConfigError::NoReadTimeout);
+        }
         if self.donors.len() > MAX_DONORS {
             return Err(ConfigError::TooManyDonors(self.donors.len()));
         }
         for (i, donor) in self.donors.iter().enumerate() {
+            donor.check()?;
             let address = &donor.address;
-            let port_ok = address.rsplit_once(':').is_some_and(|(h, p)| !h.is_empty() && p.parse::<u16>().is_ok());
-            if !port_ok || address.len() > MAX_ADDRESS {
-                return Err(ConfigError::Address(address.clone()));
-            }
-            if let Some(plan) = &donor.faults {
-                plan.parse::<FaultPlan>()
-                    .map_err(|source| ConfigError::Faults { donor: donor.label().to_owned(), source })?;
-            }
             if self.donors[..i].iter().any(|d| d.address == *address) {
                 return Err(ConfigError::Duplicate(address.clone()));
             }

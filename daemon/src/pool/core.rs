@@ -1,34 +1,60 @@
 //! What all threads of the pool share: the tables, what is known of each donor, and who to tell.
 
-use super::config::PoolConfig;
+use super::config::{DonorConfig, MAX_DONORS, PoolConfig};
 use super::extents::ExtentTable;
 use super::keeper::News;
 use super::mailbox::Mailbox;
+use super::repair;
 use super::slots::{SlotRun, SlotTable};
 use annex_shared::api::DonorState;
 use annex_shared::fabric::{Arena, Transport};
 use annex_shared::ids::{DonorId, ExtentId, SlotIdx};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Shared by the pool's handle, its lanes, the keeper and the donor threads.
 pub(super) struct Core {
     pub config: PoolConfig,
     pub extents: ExtentTable,
     pub slots: SlotTable,
-    /// By `DonorId`: every donor the extent table names.
-    pub donors: Vec<Donor>,
+    /// By `DonorId`: every donor the extent table names. It grows, and never shrinks.
+    donors: Box<[OnceLock<Donor>]>,
     pub lanes: Mutex<Vec<LaneEntry>>,
     keeper: Sender<News>,
-    /// Grows whenever a replica is lost, so that lanes look again at what they wait for.
-    losses: AtomicU64,
+    repair: Sender<repair::Task>,
+    /// Grows whenever a replica changes its state, so that lanes look again at what they wait for.
+    changes: AtomicU64,
+    pub counts: Counts,
+    /// Held while donors are added or removed.
+    pub membership: Mutex<()>,
     /// The extents that slots are taken from. Its lock makes `reserve` one at a time.
     pub shelf: Mutex<Shelf>,
     /// Signalled when the shelf got a new extent, or when it is clear that it gets none.
     pub shelf_changed: Condvar,
     pub stopping: AtomicBool,
+}
+
+/// What the pool's repairs did and have to do.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    /// Pages copied to joining replicas.
+    pub copied: AtomicU64,
+    /// Pages rewritten after wrong bytes.
+    pub healed: AtomicU64,
+    /// Pages the scrubber read, on all replicas together.
+    pub scrubbed: AtomicU64,
+    /// Reads that were sent to a second replica because the first one was slow.
+    pub hedged: AtomicU64,
+    /// Pages that no replica could give when they were to be copied.
+    pub gone: AtomicU64,
+    /// Heals asked for and not done yet.
+    pub heals: AtomicU32,
+    /// Extents with two replicas in one failure domain.
+    pub crowded: AtomicU32,
+    /// Replicas on their way to another donor.
+    pub moving: AtomicU32,
 }
 
 /// What a control thread must know of a lane to open an endpoint for it.
@@ -46,6 +72,8 @@ pub(super) struct Shelf {
     pub wanted: u64,
     /// Pages taken since the keeper last looked.
     pub taken: u64,
+    /// How often the keeper looked.
+    pub looks: u64,
     /// No extent is on its way: waiting is of no use.
     pub dry: bool,
     /// Nothing was to be had lately, and nothing is free.
@@ -63,6 +91,8 @@ pub(super) struct Shelved {
 pub(super) struct Donor {
     pub id: DonorId,
     pub address: String,
+    /// `None` = not used any more.
+    pub config: Mutex<Option<DonorConfig>>,
     pub stats: DonorStats,
     pub view: Mutex<DonorView>,
 }
@@ -74,6 +104,7 @@ pub(super) struct DonorStats {
     pub writes: AtomicU64,
     pub errors: AtomicU64,
     pub checksum_errors: AtomicU64,
+    pub healed: AtomicU64,
     /// Smoothed time of an operation, in nanoseconds; 0 = not known.
     pub latency_ns: AtomicU64,
 }
@@ -89,6 +120,8 @@ pub(super) struct DonorView {
     pub held: u32,
     pub free: u32,
     pub capacity: u32,
+    /// It is to be removed.
+    pub draining: bool,
 }
 
 impl Core {
@@ -96,17 +129,20 @@ impl Core {
         config: PoolConfig,
         extents: ExtentTable,
         slots: SlotTable,
-        donors: Vec<Donor>,
         keeper: Sender<News>,
+        repair: Sender<repair::Task>,
     ) -> Self {
         Core {
             config,
             extents,
             slots,
-            donors,
+            donors: (0..MAX_DONORS).map(|_| OnceLock::new()).collect(),
             lanes: Mutex::default(),
             keeper,
-            losses: AtomicU64::new(0),
+            repair,
+            changes: AtomicU64::new(0),
+            counts: Counts::default(),
+            membership: Mutex::default(),
             shelf: Mutex::default(),
             shelf_changed: Condvar::new(),
             stopping: AtomicBool::new(false),
@@ -118,21 +154,40 @@ impl Core {
         let _ = self.keeper.send(news);
     }
 
+    /// Tells the repair thread, likewise.
+    pub fn mend(&self, task: repair::Task) {
+        let _ = self.repair.send(task);
+    }
+
     #[inline]
-    pub fn losses(&self) -> u64 {
-        self.losses.load(Acquire)
+    pub fn changes(&self) -> u64 {
+        self.changes.load(Acquire)
     }
 
-    /// Marks a replica as lost; everybody who waits for it finds out. True if it was live until now.
-    pub fn lose(&self, extent: ExtentId, replica: u8) -> bool {
-        let was_live = self.extents.lose(extent, replica);
-        if was_live {
-            self.losses.fetch_add(1, AcqRel);
+    /// A replica changed its state: who waits for it looks again, soon.
+    pub fn changed(&self) {
+        self.changes.fetch_add(1, AcqRel);
+    }
+
+    /// Marks a replica as lost. True if it counted for something until now.
+    pub fn lose(&self, extent: ExtentId, place: u8, generation: u16) -> bool {
+        let was_kept = self.extents.lose(extent, place, generation);
+        if was_kept {
+            self.changed();
         }
-        was_live
+        was_kept
     }
 
-    /// After losses: lanes look at what they wait for.
+    /// Marks a replica as away. True if it was written until now.
+    pub fn leave(&self, extent: ExtentId, place: u8, generation: u16) -> bool {
+        let was_written = self.extents.leave(extent, place, generation);
+        if was_written {
+            self.changed();
+        }
+        was_written
+    }
+
+    /// After changes: lanes look at what they wait for.
     pub fn wake_lanes(&self) {
         lock(&self.lanes).iter().for_each(|l| l.mailbox.wake());
     }
@@ -153,8 +208,18 @@ impl Core {
         }
     }
 
+    #[inline]
     pub fn donor(&self, id: DonorId) -> Option<&Donor> {
-        self.donors.get(usize::from(id.0))
+        self.donors.get(usize::from(id.0))?.get()
+    }
+
+    pub fn donors(&self) -> impl Iterator<Item = &Donor> {
+        self.donors.iter().filter_map(OnceLock::get)
+    }
+
+    /// Makes a donor known. False if its number is taken.
+    pub fn add_donor(&self, donor: Donor) -> bool {
+        self.donors.get(usize::from(donor.id.0)).is_some_and(|place| place.set(donor).is_ok())
     }
 }
 

@@ -9,6 +9,7 @@ use annex_shared::fabric::{Arena, ConnectError, Connector, Endpoint, Transport};
 use annex_shared::ids::{ClientId, Rkey};
 use annex_shared::preamble::Preamble;
 use annex_shared::wire::{Event, FrameError, Frames, Refusal, Request, VERSION, Welcome, write_frame};
+use std::collections::VecDeque;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
@@ -124,7 +125,7 @@ impl Dialer for NetDialer {
             frames: Frames::new(stream),
             address: address.clone(),
             timeout: self.control_timeout,
-            heard: None,
+            heard: VecDeque::new(),
         };
         let hello = Request::Hello {
             version: VERSION as u16,
@@ -180,7 +181,7 @@ struct NetLink {
     address: String,
     timeout: Duration,
     /// Came while an answer was awaited.
-    heard: Option<Event>,
+    heard: VecDeque<Event>,
 }
 
 impl NetLink {
@@ -206,7 +207,7 @@ impl Link for NetLink {
             let stream = self.frames.stream();
             stream.set_read_timeout(Some(left)).map_err(|e| self.io(e))?;
             match self.frames.read::<Event>().map_err(|e| self.failed(e))? {
-                Some(event @ Event::Closing { .. }) => self.heard = Some(event),
+                Some(event @ (Event::Closing { .. } | Event::Recall { .. })) => self.heard.push_back(event),
                 Some(answer) => return Ok(answer),
                 None => {}
             }
@@ -214,7 +215,7 @@ impl Link for NetLink {
     }
 
     fn hear(&mut self) -> Result<Option<Event>, DialError> {
-        if let Some(event) = self.heard.take() {
+        if let Some(event) = self.heard.pop_front() {
             return Ok(Some(event));
         }
         self.frames.stream().set_nonblocking(true).map_err(|e| self.io(e))?;

@@ -85,6 +85,11 @@ impl DonorThread {
         }
     }
 
+    /// Has it return what it holds and end, without waiting for it.
+    pub fn dismiss(self) {
+        self.send(Command::Stop { give_back: true });
+    }
+
     pub fn join(self) {
         if self.thread.join().is_err() {
             tracing::error!("a donor's control thread panicked");
@@ -93,7 +98,8 @@ impl DonorThread {
 }
 
 impl Donor {
-    pub fn new(id: DonorId, address: String, name: String) -> Self {
+    pub fn new(id: DonorId, address: String, config: Option<DonorConfig>) -> Self {
+        let name = config.as_ref().map_or(address.clone(), |c| c.label().to_owned());
         let view = DonorView {
             name,
             state: DonorState::Connecting,
@@ -102,8 +108,9 @@ impl Donor {
             held: 0,
             free: 0,
             capacity: 0,
+            draining: false,
         };
-        Donor { id, address, stats: DonorStats::default(), view: Mutex::new(view) }
+        Donor { id, address, config: Mutex::new(config), stats: DonorStats::default(), view: Mutex::new(view) }
     }
 }
 
@@ -204,17 +211,13 @@ impl Keep {
         self.open_wanted()?;
         drop(self.path.replace(path));
         self.session.connected(Instant::now(), Duration::from_millis(welcome.lease_ttl_ms));
-        self.view(|view| {
-            view.name = config.name.clone().unwrap_or_else(|| welcome.name.clone());
-            view.state = DonorState::Up;
-            view.transport = Some(transport);
-            view.why = fabric.why.clone();
-            view.free = welcome.free_slabs;
-            view.capacity = welcome.capacity_slabs;
-        });
         tracing::info!("donor {} at {} is up over {transport}: {}", welcome.name, config.address, fabric.why);
+        let free = welcome.free_slabs;
+        let capacity = welcome.capacity_slabs;
+        let name = config.name.clone().unwrap_or_else(|| welcome.name.clone());
         let greeting = Greeting {
             incarnation: welcome.incarnation,
+            resumed: welcome.resumed,
             host: welcome.labels.get("host").cloned(),
             rack: welcome.labels.get("rack").cloned(),
             held: welcome.held,
@@ -222,6 +225,15 @@ impl Keep {
         };
         let ttl = Duration::from_millis(welcome.lease_ttl_ms);
         self.core.tell(News::Up { donor: self.id, slots_per_extent: slots, ttl, greeting });
+        // Shown as up only when the keeper knows.
+        self.view(|view| {
+            view.name = name;
+            view.state = DonorState::Up;
+            view.transport = Some(transport);
+            view.why = fabric.why;
+            view.free = free;
+            view.capacity = capacity;
+        });
         Ok(())
     }
 
@@ -337,6 +349,12 @@ impl Keep {
                 tracing::warn!("{} is shutting down and takes its memory along in {grace_ms} ms", self.id);
                 self.view(|view| (view.state, view.why) = (DonorState::Connecting, "it is shutting down".to_owned()));
                 self.core.tell(News::Closing { donor: self.id, grace: Duration::from_millis(grace_ms) });
+                Ok(())
+            }
+            Some(Event::Recall { slabs, deadline_ms }) => {
+                tracing::info!("{} wants {} slabs back within {deadline_ms} ms", self.id, slabs.len());
+                let deadline = Instant::now() + Duration::from_millis(deadline_ms);
+                self.core.tell(News::Recalled { donor: self.id, slabs, deadline });
                 Ok(())
             }
             Some(_) => Err(DialError::Confused),

@@ -1,58 +1,64 @@
 //! The extent table: where the replicas of every extent lie. A memfd, so that it outlives annexd.
 //!
-//! # Layout, version 1 (little-endian, offsets in bytes)
+//! # Layout, version 2 (little-endian, offsets in bytes)
 //! ```text
-//! 0        magic "annexext"                       8
-//! 8        version = 1                            u32
-//! 12       slots per extent, 0 = not known yet    u32   (a power of two)
-//! 16       donor entries                          u32   = 256
-//! 20       extent entries                         u32   = 65536
-//! 24       client id                              u64
-//! 32       extent entries ever used               u32   (those from here on read as free without being touched)
-//! 4096     donor entries, 256 bytes each:
-//!            +0 bytes of the address, 0 = unused   u32
-//!            +8 the address, padded with zeros     240
-//! 69632    extent entries, 128 bytes each:
-//!            +0 state: 0 free, 1 live, 2 returning u32
-//!            +4 replicas                           u32   1..=4
-//!            +8 unused                             8
-//!            +16 replica entries, 24 bytes each:
-//!               +0 donor (low 16 bits) | state << 16 (0 none, 1 live, 2 lost)   u32
-//!               +4 slab                            u32
-//!               +8 agent's incarnation             u64
-//!               +16 rkey                           u64
+//! 0         magic "annexext"                       8
+//! 8         version = 2                            u32
+//! 12        slots per extent, 0 = not known yet    u32   (a power of two)
+//! 16        donor entries                          u32   = 256
+//! 20        extent entries                         u32   = 65536
+//! 24        client id                              u64
+//! 32        extent entries ever used               u32   (those from here on read as free without being touched)
+//! 4096      donor entries, 256 bytes each:
+//!             +0 bytes of the address, 0 = unused   u32
+//!             +4 origin: 0 configured, 1 added at run time   u32
+//!             +8 the address, padded with zeros     240
+//! 69632     extent entries, 256 bytes each:
+//!             +0 state: 0 free, 1 live, 2 returning u32
+//!             +16 six places for replicas, 32 bytes each (see `replicas`):
+//!                +0 donor (16 bits) | state << 16 (4 bits) | generation << 20 (12 bits)   u32
+//!                +4 slab                            u32
+//!                +8 agent's incarnation             u64
+//!                +16 rkey                           u64
+//!                +24 copying: first place (u32) | slots << 32   u64
+//! 16846848  missed bits of place 0, one per slot of the pool   2^30 bits, then those of places 1 to 5
 //! ```
+//! Version 1 had 128 bytes per extent, four places of 24 bytes, a count of replicas at +4 and no missed bits; `migrate` reads it.
 //!
 //! # Order of updates
-//! - *A donor's entry* is written before any replica names it: address first, its length last.
-//! - *A new extent*: the number of entries used first if it grows, then its replicas, then the count, then state `live` with release ordering. Killed before: the entry is free, and the
-//!   slabs are found in the agents' `held` lists as nobody's and given back.
-//! - *A lost replica*: one store turns `live` into `lost`. Nothing ever turns it back. It happens before any write is reported done
-//!   that the replica did not take, so that a reader never trusts a replica that missed a write.
+//! - *A donor's entry* is written before any replica names it: origin and address first, its length last.
+//! - *A new extent*: the number of entries used first if it grows, then its replicas, then state `live` with release ordering. Killed before: the
+//!   entry is free, and the slabs are found in the agents' `held` lists as nobody's and given back.
+//! - *A replica's changes* are told in `replicas`.
 //! - *A returned extent*: state `returning`, then its slot-table pages are punched out, then the slabs are given back, then state
 //!   `free`. `returning` found at a take-over counts as free. No slot of it is in use at that time.
 //!
-//! The keeper alone writes, except for `lost`, which a lane may store too. Everybody reads without locks.
+//! The keeper alone writes, except for what `replicas` allows lanes and the repair thread. Everybody reads without locks.
 
-use super::config::MAX_REPLICAS;
 use super::mapped::{MapError, Mapped};
-use annex_shared::ids::{ClientId, DonorId, ExtentId, Incarnation, Rkey, SlabId, SlotIdx};
+use super::migrate;
+use super::replicas::{PLACES, Replica};
+use annex_shared::ids::{ClientId, DonorId, ExtentId, SlotIdx};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
-const MAGIC: u64 = u64::from_le_bytes(*b"annexext");
-const VERSION: u32 = 1;
-const DONORS: usize = 256;
-const DONOR_AT: usize = 4096;
-const DONOR_LEN: usize = 256;
-const EXTENT_AT: usize = DONOR_AT + DONORS * DONOR_LEN;
-const EXTENT_LEN: usize = 128;
-const REPLICA_AT: usize = 16;
-const REPLICA_LEN: usize = 24;
-const LEN: usize = EXTENT_AT + MAX_EXTENTS * EXTENT_LEN;
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"annexext");
+const VERSION: u32 = 2;
+pub(super) const DONORS: usize = 256;
+pub(super) const DONOR_AT: usize = 4096;
+pub(super) const DONOR_LEN: usize = 256;
+pub(super) const EXTENT_AT: usize = DONOR_AT + DONORS * DONOR_LEN;
+const EXTENT_LEN: usize = 256;
+const PLACE_AT: usize = 16;
+const PLACE_LEN: usize = 32;
+const MISSED_AT: usize = EXTENT_AT + MAX_EXTENTS * EXTENT_LEN;
+/// Bytes of one place's missed bits.
+const MISSED_LEN: usize = (1 << SLOT_BITS) / 8;
+const LEN: usize = MISSED_AT + PLACES * MISSED_LEN;
 
 const FREE: u32 = 0;
-const LIVE: u32 = 1;
+pub(super) const LIVE: u32 = 1;
 const RETURNING: u32 = 2;
 
 /// The most extents a pool can have.
@@ -75,46 +81,6 @@ pub enum TableError {
     Damaged(&'static str),
 }
 
-/// Whether a replica may be read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ReplicaState {
-    Live,
-    /// Missed a write or is gone: never read again.
-    Lost,
-}
-
-/// One copy of an extent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Replica {
-    pub donor: DonorId,
-    pub state: ReplicaState,
-    pub slab: SlabId,
-    pub incarnation: Incarnation,
-    pub rkey: Rkey,
-}
-
-/// The replicas of one extent, by value: small enough to copy on the fault path.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Replicas {
-    items: [Replica; MAX_REPLICAS],
-    count: u8,
-}
-
-impl Replicas {
-    pub fn iter(&self) -> impl Iterator<Item = (u8, &Replica)> {
-        (0..self.count).zip(&self.items)
-    }
-
-    /// The replica with this number.
-    pub fn nth(&self, replica: u8) -> Option<&Replica> {
-        self.items[..usize::from(self.count)].get(usize::from(replica))
-    }
-
-    pub fn live(&self) -> usize {
-        self.iter().filter(|(_, r)| r.state == ReplicaState::Live).count()
-    }
-}
-
 /// See the module's header.
 #[derive(Debug)]
 pub(super) struct ExtentTable {
@@ -132,26 +98,26 @@ impl ExtentTable {
         Ok(ExtentTable { map })
     }
 
+    /// Takes a table over. One of an older version is copied into a new descriptor and left as it is.
     pub fn open(fd: OwnedFd) -> Result<Self, TableError> {
         let map = Mapped::open("annex-extents", fd)?;
         if map.len() < 4096 || map.u64(0).load(Acquire) != MAGIC {
             return Err(TableError::Magic);
         }
-        let version = map.u32(8).load(Relaxed);
-        if version != VERSION {
-            return Err(TableError::Version(version));
-        }
-        if map.len() != LEN {
-            return Err(TableError::Damaged("its length is not the layout's"));
-        }
-        let table = ExtentTable { map };
+        let table = match map.u32(8).load(Relaxed) {
+            1 => migrate::from_v1(&map)?,
+            VERSION if map.len() == LEN => ExtentTable { map },
+            VERSION => return Err(TableError::Damaged("its length is not the layout's")),
+            other => return Err(TableError::Version(other)),
+        };
         let per_extent = table.map.u32(12).load(Relaxed);
         if per_extent != 0 && !per_extent.is_power_of_two() {
             return Err(TableError::Damaged("its slots per extent are not a power of two"));
         }
-        for extent in table.ids().filter(|e| table.field(*e, 0).load(Relaxed) == RETURNING) {
-            table.field(extent, 0).store(FREE, Relaxed);
+        for extent in table.ids().filter(|e| table.state(*e).load(Relaxed) == RETURNING) {
+            table.state(extent).store(FREE, Relaxed);
         }
+        table.settle_in();
         Ok(table)
     }
 
@@ -200,8 +166,10 @@ impl ExtentTable {
     }
 
     /// The entry of the donor with this address, made if there is none. `None` if the table is full.
-    pub fn donor(&self, address: &str) -> Option<DonorId> {
+    pub fn donor(&self, address: &str, at_run_time: bool) -> Option<DonorId> {
         if let Some(known) = self.donors().find(|(_, a)| a == address) {
+            let at = DONOR_AT + usize::from(known.0.0) * DONOR_LEN;
+            self.map.u32(at + 4).store(u32::from(at_run_time), Relaxed);
             return Some(known.0);
         }
         let free = (0..DONORS).find(|i| self.map.u32(DONOR_AT + i * DONOR_LEN).load(Relaxed) == 0)?;
@@ -211,8 +179,14 @@ impl ExtentTable {
             word[..chunk.len()].copy_from_slice(chunk);
             self.map.u64(at + 8 + i * 8).store(u64::from_le_bytes(word), Relaxed);
         }
+        self.map.u32(at + 4).store(u32::from(at_run_time), Relaxed);
         self.map.u32(at).store(address.len() as u32, Release);
         Some(DonorId(free as u16))
+    }
+
+    /// True for a donor that no configuration file need name.
+    pub fn is_added_at_run_time(&self, donor: DonorId) -> bool {
+        self.map.u32(DONOR_AT + usize::from(donor.0) * DONOR_LEN + 4).load(Relaxed) == 1
     }
 
     /// All donors ever named, with their addresses.
@@ -226,89 +200,128 @@ impl ExtentTable {
         })
     }
 
-    /// Makes a free entry live.
+    /// Makes a free entry live, with one replica in each place from the first on.
     pub fn publish(&self, extent: ExtentId, replicas: &[Replica]) {
         self.map.u32(32).fetch_max(extent.0 + 1, Relaxed);
-        for (i, replica) in replicas.iter().take(MAX_REPLICAS).enumerate() {
-            let at = REPLICA_AT + i * REPLICA_LEN;
-            self.field(extent, at).store(tag(replica.donor, replica.state), Relaxed);
-            self.field(extent, at + 4).store(replica.slab.0, Relaxed);
-            self.wide(extent, at + 8).store(replica.incarnation.0, Relaxed);
-            self.wide(extent, at + 16).store(replica.rkey.0, Relaxed);
+        for n in 0..PLACES as u8 {
+            self.found(extent, n, replicas.get(usize::from(n)));
         }
-        self.field(extent, 4).store(replicas.len().min(MAX_REPLICAS) as u32, Relaxed);
-        self.field(extent, 0).store(LIVE, Release);
+        self.state(extent).store(LIVE, Release);
     }
 
     /// Marks an extent as about to be given back.
     pub fn begin_return(&self, extent: ExtentId) {
-        self.field(extent, 0).store(RETURNING, Release);
+        self.state(extent).store(RETURNING, Release);
     }
 
     /// Frees the entry.
     pub fn free(&self, extent: ExtentId) {
-        self.field(extent, 0).store(FREE, Release);
+        self.state(extent).store(FREE, Release);
     }
 
-    /// Marks a replica as never to be read again. True if it was live.
-    pub fn lose(&self, extent: ExtentId, replica: u8) -> bool {
-        let word = self.field(extent, REPLICA_AT + usize::from(replica) * REPLICA_LEN);
-        let live = word.load(Acquire);
-        live >> 16 == 1 && word.compare_exchange(live, (live & 0xffff) | 2 << 16, Release, Relaxed).is_ok()
-    }
-
-    /// The replicas of a live extent.
     #[inline]
-    pub fn replicas(&self, extent: ExtentId) -> Option<Replicas> {
-        if self.field(extent, 0).load(Acquire) != LIVE {
-            return None;
-        }
-        let count = self.field(extent, 4).load(Relaxed).min(MAX_REPLICAS as u32) as u8;
-        let items = std::array::from_fn(|i| {
-            let at = REPLICA_AT + i * REPLICA_LEN;
-            let word = self.field(extent, at).load(Acquire);
-            Replica {
-                donor: DonorId(word as u16),
-                state: if word >> 16 == 1 { ReplicaState::Live } else { ReplicaState::Lost },
-                slab: SlabId(self.field(extent, at + 4).load(Relaxed)),
-                incarnation: Incarnation(self.wide(extent, at + 8).load(Relaxed)),
-                rkey: Rkey(self.wide(extent, at + 16).load(Relaxed)),
-            }
-        });
-        Some(Replicas { items, count })
+    pub fn is_live(&self, extent: ExtentId) -> bool {
+        (extent.0 as usize) < MAX_EXTENTS && self.state(extent).load(Acquire) == LIVE
     }
 
-    /// The live extents.
-    pub fn live(&self) -> impl Iterator<Item = (ExtentId, Replicas)> {
-        self.ids().filter_map(|e| self.replicas(e).map(|r| (e, r)))
-    }
-
-    fn ids(&self) -> impl Iterator<Item = ExtentId> + use<> {
+    pub(super) fn ids(&self) -> impl Iterator<Item = ExtentId> + use<> {
         (0..self.map.u32(32).load(Relaxed).min(self.max_extents())).map(ExtentId)
     }
 
     #[inline]
-    fn field(&self, extent: ExtentId, at: usize) -> &std::sync::atomic::AtomicU32 {
-        self.map.u32(EXTENT_AT + extent.0 as usize * EXTENT_LEN + at)
+    fn state(&self, extent: ExtentId) -> &AtomicU32 {
+        self.map.u32(EXTENT_AT + extent.0 as usize * EXTENT_LEN)
+    }
+
+    /// A 4-byte field of a place.
+    #[inline]
+    pub(super) fn narrow(&self, extent: ExtentId, place: u8, at: usize) -> &AtomicU32 {
+        #[cfg(test)]
+        accessed();
+        self.map.u32(Self::place(extent, place) + at)
+    }
+
+    /// An 8-byte field of a place.
+    #[inline]
+    pub(super) fn wide(&self, extent: ExtentId, place: u8, at: usize) -> &AtomicU64 {
+        #[cfg(test)]
+        accessed();
+        self.map.u64(Self::place(extent, place) + at)
+    }
+
+    /// 64 missed bits of a place: those of the slots from `64 * word` on.
+    #[inline]
+    pub(super) fn missed_word(&self, place: u8, word: u32) -> &AtomicU64 {
+        #[cfg(test)]
+        accessed();
+        self.map.u64(MISSED_AT + usize::from(place) * MISSED_LEN + word as usize * 8)
     }
 
     #[inline]
-    fn wide(&self, extent: ExtentId, at: usize) -> &std::sync::atomic::AtomicU64 {
-        self.map.u64(EXTENT_AT + extent.0 as usize * EXTENT_LEN + at)
+    fn place(extent: ExtentId, place: u8) -> usize {
+        EXTENT_AT + extent.0 as usize * EXTENT_LEN + PLACE_AT + usize::from(place) * PLACE_LEN
+    }
+
+    /// What an annexd that starts now would find of one extent: a copy, taken over.
+    #[cfg(test)]
+    pub(super) fn image(&self, extent: ExtentId) -> ExtentTable {
+        let copy = Mapped::create("test", LEN).unwrap();
+        let entry = EXTENT_AT + extent.0 as usize * EXTENT_LEN;
+        let slots = self.slots_per_extent().unwrap() as usize;
+        let bits = |n: usize| MISSED_AT + n * MISSED_LEN + extent.0 as usize * slots / 8;
+        let mut ranges = vec![(0, 64), (entry, entry + EXTENT_LEN)];
+        ranges.extend((0..PLACES).map(|n| (bits(n), bits(n) + slots / 8)));
+        for at in ranges.into_iter().flat_map(|(from, to)| (from..to).step_by(8)) {
+            copy.u64(at).store(self.map.u64(at).load(Relaxed), Relaxed);
+        }
+        ExtentTable::open(copy.fd().try_clone_to_owned().unwrap()).unwrap()
+    }
+
+    /// For `migrate`: another table's donors and numbers.
+    pub(super) fn copy_head(&self, from: &Mapped) {
+        for at in [12, 32] {
+            self.map.u32(at).store(from.u32(at).load(Relaxed), Relaxed);
+        }
+        for at in (DONOR_AT..EXTENT_AT).step_by(8) {
+            let word = from.u64(at).load(Relaxed);
+            if word != 0 {
+                self.map.u64(at).store(word, Relaxed);
+            }
+        }
     }
 }
 
-fn tag(donor: DonorId, state: ReplicaState) -> u32 {
-    u32::from(donor.0) | if state == ReplicaState::Live { 1 << 16 } else { 2 << 16 }
+#[cfg(test)]
+type Hook = Box<dyn FnMut()>;
+
+#[cfg(test)]
+thread_local! {
+    static HOOK: std::cell::RefCell<Option<Hook>> = const { std::cell::RefCell::new(None) };
+}
+
+/// Has a test look at the table before each access to a replica's fields or bits by this thread.
+#[cfg(test)]
+pub(super) fn on_access(hook: Option<Hook>) {
+    HOOK.set(hook);
+}
+
+#[cfg(test)]
+fn accessed() {
+    // Taken out while it runs, since it looks at tables itself.
+    if let Some(mut hook) = HOOK.take() {
+        hook();
+        HOOK.set(Some(hook));
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::replicas::ReplicaState;
     use super::*;
+    use annex_shared::ids::{Incarnation, Rkey, SlabId};
 
     fn replica(donor: u16) -> Replica {
-        let state = ReplicaState::Live;
-        Replica { donor: DonorId(donor), state, slab: SlabId(3), incarnation: Incarnation(9), rkey: Rkey(77) }
+        Replica::live(DonorId(donor), SlabId(3), Incarnation(9), Rkey(77))
     }
 
     fn reopened(table: &ExtentTable) -> ExtentTable {
@@ -320,19 +333,23 @@ mod tests {
         let table = ExtentTable::create(ClientId(42)).unwrap();
         assert!(table.fix_slots_per_extent(256));
         assert!(!table.fix_slots_per_extent(512));
-        let a = table.donor("10.0.0.1:7411").unwrap();
-        let b = table.donor("a-rather-long-host-name.example.org:7411").unwrap();
+        let a = table.donor("10.0.0.1:7411", false).unwrap();
+        let b = table.donor("a-rather-long-host-name.example.org:7411", true).unwrap();
         table.publish(ExtentId(5), &[replica(a.0), replica(b.0)]);
-        assert!(table.lose(ExtentId(5), 1));
-        assert!(!table.lose(ExtentId(5), 1));
+        let generation = table.replica(ExtentId(5), 1).generation;
+        assert!(table.lose(ExtentId(5), 1, generation));
+        assert!(!table.lose(ExtentId(5), 1, generation));
 
         let next = reopened(&table);
         assert_eq!(next.client(), ClientId(42));
-        assert_eq!(next.donor("a-rather-long-host-name.example.org:7411"), Some(b));
+        assert!(next.is_added_at_run_time(b) && !next.is_added_at_run_time(a));
+        assert_eq!(next.donor("a-rather-long-host-name.example.org:7411", true), Some(b));
         let found: Vec<_> = next.live().collect();
         assert_eq!(found.len(), 1);
-        assert_eq!(found[0].1.nth(0), Some(&replica(a.0)));
+        let first = found[0].1.nth(0).unwrap();
+        assert_eq!((first.donor, first.slab, first.rkey), (a, SlabId(3), Rkey(77)));
         assert_eq!(found[0].1.live(), 1);
+        assert_eq!(found[0].1.nth(1).unwrap().state, ReplicaState::Lost);
         assert_eq!(next.locate(SlotIdx(5 * 256 + 7)), Some((ExtentId(5), 7)));
     }
 
@@ -347,16 +364,20 @@ mod tests {
     }
 
     #[test]
-    fn foreign_and_newer_state_is_refused_with_words() {
+    fn foreign_and_newer_state_is_refused_with_words_and_left_alone() {
         let foreign = Mapped::create("test", LEN).unwrap();
         let error = ExtentTable::open(foreign.fd().try_clone_to_owned().unwrap()).unwrap_err();
         assert!(matches!(error, TableError::Magic));
         let table = ExtentTable::create(ClientId(1)).unwrap();
+        table.fix_slots_per_extent(256);
+        table.publish(ExtentId(0), &[replica(0)]);
+        table.begin_return(ExtentId(0));
         table.map.u32(8).store(9, Relaxed);
         let error = ExtentTable::open(table.fd().try_clone_to_owned().unwrap()).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "the pool's saved state has layout version 9, this annexd knows 1: start the version that wrote it"
+            "the pool's saved state has layout version 9, this annexd knows 2: start the version that wrote it"
         );
+        assert_eq!(table.state(ExtentId(0)).load(Relaxed), RETURNING);
     }
 }

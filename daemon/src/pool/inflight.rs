@@ -3,9 +3,10 @@
 //! Three tables of fixed size, made once. A fabric operation's tag holds its index and a number that grows with each
 //! use of the entry, so that a completion that comes twice or too late meets nobody.
 
+use super::IoError;
 use super::buffer::Buf;
+use super::replicas::{PLACES, Took};
 use super::slots::SlotRun;
-use super::{IoError, config::MAX_REPLICAS};
 use annex_shared::ids::{DonorId, ExtentId, RemoteAddr, Rkey};
 use std::ops::{Index, IndexMut};
 use std::time::Instant;
@@ -34,11 +35,34 @@ pub(super) struct ReadWork {
     /// Pages verified so far: the run's first `at` are good.
     pub at: u32,
     /// Failed attempts at page `at`, per replica.
-    pub tries: [u8; MAX_REPLICAS],
+    pub tries: [u8; PLACES],
     /// Some replica gave bytes with a wrong checksum for page `at`.
     pub mismatch: bool,
     /// The replica that last gave good bytes.
     pub good: Option<u8>,
+    /// Read this place and no other, once.
+    pub only: Option<u8>,
+    /// Attempts under way, the older one first.
+    pub attempts: [u32; 2],
+}
+
+impl ReadWork {
+    pub fn is_under_way(&self) -> bool {
+        self.attempts[0] != NIL
+    }
+
+    pub fn add(&mut self, op: u32) {
+        let at = usize::from(self.attempts[0] != NIL);
+        self.attempts[at] = op;
+    }
+
+    pub fn remove(&mut self, op: u32) {
+        if self.attempts[0] == op {
+            self.attempts = [self.attempts[1], NIL];
+        } else if self.attempts[1] == op {
+            self.attempts[1] = NIL;
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -58,8 +82,12 @@ pub(super) struct PartState {
     pub run: SlotRun,
     /// Operations not settled yet.
     pub pending: u32,
-    /// Operations done, per replica; a long part has several on each.
-    pub done: [u16; MAX_REPLICAS],
+    /// The places it is written to, each in the generation it had then.
+    pub to: Took,
+    /// Operations done, per place; a long part has several on each.
+    pub done: [u16; PLACES],
+    /// Only this place is written, with what others have already: nothing is to be settled.
+    pub heals: bool,
     /// How many operations each replica needs.
     pub chunks: u16,
     /// Some operation's outcome is unknown: it may still be on its way to the donor.
@@ -81,7 +109,8 @@ pub(super) struct Pending {
     pub part: u32,
     pub extent: ExtentId,
     pub donor: DonorId,
-    pub replica: u8,
+    pub place: u8,
+    pub generation: u16,
     /// How much trouble it had; see the lane's limits.
     pub trouble: u8,
     pub len: u32,
@@ -92,6 +121,12 @@ pub(super) struct Pending {
     pub time: Instant,
     /// The next one in its queue.
     pub next: u32,
+    /// For a read: the pieces of the arena it reads into, as its buffer's page and pages.
+    pub buf: (u32, u32),
+    /// For a posted read: its neighbours in its end's list.
+    pub older: u32,
+    pub newer: u32,
+    pub is_posted: bool,
 }
 
 /// Entries with a free list, never growing past its capacity.
@@ -113,6 +148,11 @@ struct Entry<T> {
 impl<T> Pool<T> {
     pub fn with_capacity(capacity: u32) -> Self {
         Pool { entries: Vec::with_capacity(capacity as usize), free: NIL, used: 0, capacity }
+    }
+
+    #[cfg(test)]
+    pub fn capacity(&self) -> u32 {
+        self.capacity
     }
 
     pub fn used(&self) -> usize {
@@ -181,6 +221,50 @@ impl<T> Index<u32> for Pool<T> {
 impl<T> IndexMut<u32> for Pool<T> {
     fn index_mut(&mut self, at: u32) -> &mut T {
         self.entries[at as usize].value.as_mut().expect("an entry that is referred to is in use")
+    }
+}
+
+/// Posted reads, oldest first, linked through their entries both ways.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Posted {
+    oldest: u32,
+    newest: u32,
+}
+
+impl Default for Posted {
+    fn default() -> Self {
+        Posted { oldest: NIL, newest: NIL }
+    }
+}
+
+impl Posted {
+    pub fn oldest(self) -> Option<u32> {
+        (self.oldest != NIL).then_some(self.oldest)
+    }
+
+    pub fn push(&mut self, ops: &mut Pool<Pending>, op: u32) {
+        (ops[op].older, ops[op].newer, ops[op].is_posted) = (self.newest, NIL, true);
+        if self.newest == NIL {
+            self.oldest = op;
+        } else {
+            ops[self.newest].newer = op;
+        }
+        self.newest = op;
+    }
+
+    pub fn remove(&mut self, ops: &mut Pool<Pending>, op: u32) {
+        if !std::mem::take(&mut ops[op].is_posted) {
+            return;
+        }
+        let (older, newer) = (ops[op].older, ops[op].newer);
+        match older {
+            NIL => self.oldest = newer,
+            at => ops[at].newer = newer,
+        }
+        match newer {
+            NIL => self.newest = older,
+            at => ops[at].older = older,
+        }
     }
 }
 

@@ -5,14 +5,15 @@ use super::book::{Action, Book, Greeting, Placed, Room, Rules};
 use super::core::{Core, Shelved, lock};
 use super::dial::Dialer;
 use super::donor::{Command, DonorThread};
-use super::extents::{Replica, ReplicaState};
+use super::repair::{self, Task};
+use super::replicas::{PLACES, Replica, ReplicaState};
 use super::slots::SlotRun;
 use annex_shared::api::DonorState;
 use annex_shared::fabric::Endpoint;
 use annex_shared::ids::{DonorId, ExtentId, SlabId};
 use annex_shared::page::PAGE_SIZE;
 use annex_shared::wire::Lease;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -42,6 +43,11 @@ pub(super) enum News {
         donor: DonorId,
         grace: Duration,
     },
+    Recalled {
+        donor: DonorId,
+        slabs: Vec<SlabId>,
+        deadline: Instant,
+    },
     Leased {
         donor: DonorId,
         leases: Vec<Lease>,
@@ -67,8 +73,31 @@ pub(super) enum News {
     },
     ReplicaLost {
         extent: ExtentId,
-        replica: u8,
+        place: u8,
+        generation: u16,
         why: &'static str,
+    },
+    ReplicaAway {
+        extent: ExtentId,
+        place: u8,
+        generation: u16,
+        why: &'static str,
+    },
+    /// These places (by bit) were live without a write; they are joining now.
+    Demoted {
+        extent: ExtentId,
+        places: u8,
+    },
+    /// An operation had all its time and got no answer.
+    Hung {
+        donor: DonorId,
+    },
+    // From the repair thread.
+    /// A joining replica lacks nothing, as far as can be seen.
+    Filled {
+        extent: ExtentId,
+        place: u8,
+        generation: u16,
     },
     /// Release these after the quarantine.
     Quarantine(SlotRun),
@@ -76,6 +105,12 @@ pub(super) enum News {
     Taken,
     Wanted,
     // From the pool.
+    DonorAdded {
+        donor: DonorId,
+    },
+    DonorRemoved {
+        donor: DonorId,
+    },
     Stop {
         give_back: bool,
     },
@@ -84,7 +119,8 @@ pub(super) enum News {
 struct Keeper {
     core: Arc<Core>,
     book: Book,
-    donors: Vec<DonorThread>,
+    dialer: Arc<dyn Dialer>,
+    donors: BTreeMap<DonorId, DonorThread>,
     quarantine: VecDeque<(Instant, SlotRun)>,
     quarantine_for: Duration,
     /// Pages taken since `since`, and in the window before it.
@@ -97,11 +133,14 @@ pub(super) fn start(
     core: &Arc<Core>,
     dialer: Arc<dyn Dialer>,
     news: Receiver<News>,
+    tasks: Receiver<Task>,
 ) -> Result<Vec<JoinHandle<()>>, PoolError> {
     let now = Instant::now();
     let rules = Rules {
         replicas: core.config.replicas.into(),
+        away_after: core.config.away_after.0,
         lost_after: core.config.lost_after.0,
+        rebalance: core.config.rebalance,
         idle_return: core.config.idle_return.0,
         max_extents: 0,
         slots_per_extent: 0,
@@ -110,25 +149,27 @@ pub(super) fn start(
     if let Some(slots) = core.extents.slots_per_extent() {
         book.set_geometry(slots, max_extents(core, slots));
     }
-    for (extent, replicas) in core.extents.live() {
-        let placed = |r: &Replica| Placed {
+    for (extent, _) in core.extents.live() {
+        let placed = |r: Replica| Placed {
             donor: r.donor,
             incarnation: r.incarnation,
             lease: Lease { slab: r.slab, rkey: r.rkey },
-            live: r.state == ReplicaState::Live,
+            state: r.state,
         };
-        let healthy = replicas.live() >= usize::from(core.config.replicas);
-        book.adopt(extent, replicas.iter().map(|(_, r)| placed(r)).collect(), now);
-        lock(&core.shelf).extents.push(Shelved { extent, healthy });
+        let places = (0..PLACES as u8).map(|n| placed(core.extents.replica(extent, n)));
+        // The book says which are not whole.
+        lock(&core.shelf).extents.push(Shelved { extent, healthy: true });
+        book.adopt(extent, places.collect(), now);
     }
-    let mut donors = Vec::new();
-    for donor in &core.donors {
-        let config = core.config.donors.iter().find(|d| d.address == donor.address).cloned();
-        donors.push(DonorThread::start(core, donor.id, config, dialer.clone())?);
+    let mut donors = BTreeMap::new();
+    for donor in core.donors() {
+        let config = lock(&donor.config).clone();
+        donors.insert(donor.id, DonorThread::start(core, donor.id, config, dialer.clone())?);
     }
     let mut keeper = Keeper {
         core: core.clone(),
         book,
+        dialer,
         donors,
         quarantine: VecDeque::new(),
         quarantine_for: QUARANTINE,
@@ -136,8 +177,12 @@ pub(super) fn start(
         since: now,
     };
     let name = "annex-keeper".to_owned();
-    let thread = std::thread::Builder::new().name(name.clone()).spawn(move || keeper.run(&news));
-    Ok(vec![thread.map_err(|source| PoolError::Thread { name, source })?])
+    let thread = std::thread::Builder::new().name(name.clone()).spawn(move || {
+        keeper.act();
+        keeper.run(&news);
+    });
+    let keeper = thread.map_err(|source| PoolError::Thread { name, source })?;
+    Ok(vec![repair::start(core, tasks)?, keeper])
 }
 
 /// As many as slot numbers and `max_bytes` allow.
@@ -177,31 +222,63 @@ impl Keeper {
             News::Up { donor, slots_per_extent, ttl, greeting } => {
                 self.quarantine_for = self.quarantine_for.max(ttl * 3 / 2);
                 self.book.set_geometry(slots_per_extent, max_extents(&self.core, slots_per_extent));
-                self.book.up(donor, greeting);
+                self.book.up(donor, greeting, now);
             }
             News::Down { donor } => self.book.down(donor, now),
             News::Closing { donor, grace } => self.book.closing(donor, grace, now),
+            News::Recalled { donor, slabs, deadline } => self.book.recalled(donor, &slabs, deadline),
+            News::Hung { donor } => {
+                tracing::warn!("{donor} does not answer: writes go on without it");
+                self.book.hung(donor, now);
+            }
             News::Leased { donor, leases } => self.book.leased(donor, leases, now),
             News::LeaseRefused { donor } => self.book.refused(donor, now),
             News::Renewed { donor, held, free } => {
                 let latency = self.core.donor(donor).map_or(0, |d| d.stats.latency_ns.load(Relaxed));
                 self.book.measured(donor, latency);
-                self.book.renewed(donor, &held, free);
+                self.book.renewed(donor, &held, free, now);
             }
-            News::LaneOpened(lane) => self.donors.iter().for_each(|d| d.send(Command::Open { lane, old: None })),
+            News::LaneOpened(lane) => self.donors.values().for_each(|d| d.send(Command::Open { lane, old: None })),
             News::EndpointBroken { lane, donor, endpoint } => {
-                if let Some(thread) = self.donors.get(usize::from(donor.0)) {
+                if let Some(thread) = self.donors.get(&donor) {
                     thread.send(Command::Open { lane, old: endpoint });
                 }
             }
             News::EndpointRetired { endpoint } => drop(endpoint),
-            News::ReplicaLost { extent, replica, why } => {
-                self.report(extent, replica, why);
+            News::ReplicaLost { extent, place, generation, why } => {
+                self.report(extent, place, "lost", why);
                 self.core.wake_lanes();
-                self.book.replica_lost(extent, replica);
+                if let Some(donor) = self.still(extent, place, generation, ReplicaState::Lost) {
+                    self.book.replica_lost(extent, place, donor);
+                }
+            }
+            News::ReplicaAway { extent, place, generation, why } => {
+                self.report(extent, place, "away", why);
+                self.core.wake_lanes();
+                if let Some(donor) = self.still(extent, place, generation, ReplicaState::Away) {
+                    self.book.replica_away(extent, place, donor, now);
+                }
+            }
+            News::Demoted { extent, places } => {
+                self.core.wake_lanes();
+                for place in (0..PLACES as u8).filter(|n| places & 1 << n != 0) {
+                    self.demoted(extent, place, now);
+                }
+            }
+            News::Filled { extent, place, generation } => {
+                if self.core.extents.go_live(extent, place, generation) {
+                    self.core.changed();
+                    self.core.wake_lanes();
+                    tracing::info!("replica {place} of {extent} is whole and live");
+                    self.book.joined(extent, place, now);
+                } else if self.still(extent, place, generation, ReplicaState::Joining).is_some() {
+                    self.fill(extent, place, generation);
+                }
             }
             News::Quarantine(run) => self.quarantine.push_back((now + self.quarantine_for, run)),
             News::Taken | News::Wanted => {}
+            News::DonorAdded { donor } => self.add_donor(donor),
+            News::DonorRemoved { donor } => self.book.remove(donor),
             News::Stop { .. } => {}
         }
         self.act();
@@ -220,11 +297,14 @@ impl Keeper {
         {
             let mut shelf = lock(&self.core.shelf);
             (shelf.dry, shelf.full) = (self.book.is_dry(), self.book.is_full());
+            shelf.looks += 1;
         }
         self.core.shelf_changed.notify_all();
-        for donor in &self.core.donors {
+        for donor in self.core.donors() {
             lock(&donor.view).held = self.book.held(donor.id);
         }
+        self.core.counts.crowded.store(self.book.crowded(), Relaxed);
+        self.core.counts.moving.store(self.book.moving(), Relaxed);
     }
 
     fn room(&mut self, now: Instant) -> Room {
@@ -249,7 +329,7 @@ impl Keeper {
     }
 
     fn act(&mut self) {
-        let mut lost = false;
+        let mut changed = false;
         loop {
             let actions = self.book.actions();
             if actions.is_empty() {
@@ -260,13 +340,30 @@ impl Keeper {
                     Action::Lease(donor) => self.command(donor, Command::Lease),
                     Action::Return(donor, leases) => self.command(donor, Command::Return(leases)),
                     Action::Publish(extent, replicas) => self.publish(extent, &replicas),
-                    Action::Lose { extent, replica, why } => {
-                        if self.core.lose(extent, replica) {
-                            self.report(extent, replica, why);
-                            lost = true;
+                    Action::Lose { extent, place, why } => {
+                        let generation = self.core.extents.replica(extent, place).generation;
+                        if self.core.lose(extent, place, generation) {
+                            self.report(extent, place, "lost", why);
+                            changed = true;
                         }
                     }
-                    Action::Degrade(extent) => self.degrade(extent),
+                    Action::Leave { extent, place, why } => {
+                        let generation = self.core.extents.replica(extent, place).generation;
+                        if self.core.leave(extent, place, generation) {
+                            self.report(extent, place, "away", why);
+                            changed = true;
+                        }
+                    }
+                    Action::Join { extent, place, placed } => changed |= self.join(extent, place, &placed),
+                    Action::Rejoin { extent, place, placed } => changed |= self.rejoin(extent, place, &placed),
+                    Action::Promote { extent, place } => changed |= self.promote(extent, place),
+                    Action::Vacate { extent, place } => {
+                        let generation = self.core.extents.replica(extent, place).generation;
+                        changed |= self.core.extents.vacate(extent, place, generation);
+                    }
+                    Action::Degrade(extent) => self.weighed(extent, false),
+                    Action::Restore(extent) => self.weighed(extent, true),
+                    Action::Removed(donor) => self.removed(donor),
                     Action::Retire(extent) => self.retire(extent),
                     Action::Abandon(donor) => {
                         if let Some(donor) = self.core.donor(donor) {
@@ -279,26 +376,100 @@ impl Keeper {
                 }
             }
         }
-        if lost {
+        if changed {
+            self.core.changed();
             self.core.wake_lanes();
         }
     }
 
+    fn add_donor(&mut self, id: DonorId) {
+        let Some(donor) = self.core.donor(id) else { return };
+        lock(&donor.view).draining = false;
+        let config = lock(&donor.config).clone();
+        match DonorThread::start(&self.core, id, config, self.dialer.clone()) {
+            Ok(thread) => {
+                tracing::info!("donor {} was added", donor.address);
+                self.book.welcome_back(id);
+                if let Some(before) = self.donors.insert(id, thread) {
+                    before.dismiss();
+                }
+            }
+            Err(error) => tracing::error!("failed to add donor {}: {error}", donor.address),
+        }
+    }
+
+    fn removed(&mut self, id: DonorId) {
+        if let Some(thread) = self.donors.remove(&id) {
+            thread.dismiss();
+        }
+        let Some(donor) = self.core.donor(id) else { return };
+        // The next annexd need not know it.
+        self.core.extents.donor(&donor.address, false);
+        *lock(&donor.config) = None;
+        let mut view = lock(&donor.view);
+        (view.state, view.draining) = (DonorState::Lost, false);
+        view.why = "it was removed".to_owned();
+        tracing::info!("donor {} is empty and was removed", view.name);
+    }
+
     fn command(&self, donor: DonorId, command: Command) {
-        if let Some(thread) = self.donors.get(usize::from(donor.0)) {
+        if let Some(thread) = self.donors.get(&donor) {
             thread.send(command);
         }
     }
 
+    /// The donor of a replica that is still the one and in the state that was told.
+    fn still(&self, extent: ExtentId, place: u8, generation: u16, state: ReplicaState) -> Option<DonorId> {
+        let now = self.core.extents.replica(extent, place);
+        (now.generation == generation && now.state == state).then_some(now.donor)
+    }
+
+    fn fill(&self, extent: ExtentId, place: u8, generation: u16) {
+        let live = self.core.extents.replicas(extent).map_or(0, |r| r.live());
+        self.core.mend(Task::Fill { extent, place, generation, live });
+    }
+
+    fn demoted(&mut self, extent: ExtentId, place: u8, now: Instant) {
+        let replica = self.core.extents.replica(extent, place);
+        if replica.state == ReplicaState::Joining {
+            self.book.replica_demoted(extent, place, now);
+            self.fill(extent, place, replica.generation);
+        }
+    }
+
+    fn join(&self, extent: ExtentId, place: u8, placed: &Placed) -> bool {
+        let replica = Replica::live(placed.donor, placed.lease.slab, placed.incarnation, placed.lease.rkey);
+        let Some(generation) = self.core.extents.join(extent, place, &replica) else { return false };
+        tracing::info!("{extent} gets a new replica on {}", placed.donor);
+        self.fill(extent, place, generation);
+        true
+    }
+
+    fn rejoin(&self, extent: ExtentId, place: u8, placed: &Placed) -> bool {
+        let before = self.core.extents.replica(extent, place);
+        let same = before.incarnation == placed.incarnation && before.rkey == placed.lease.rkey;
+        let joined = match same {
+            true => self.core.extents.rejoin(extent, place),
+            false => self.core.extents.resume(extent, place, placed.incarnation, placed.lease.rkey),
+        };
+        let Some(generation) = joined else { return false };
+        let missed = self.core.extents.missed_count(extent, place, |_, bits| bits);
+        tracing::info!("replica {place} of {extent} on {} is back: {missed} slots to copy", placed.donor);
+        self.fill(extent, place, generation);
+        true
+    }
+
+    fn promote(&self, extent: ExtentId, place: u8) -> bool {
+        let Some(lacking) = self.core.extents.promote(extent, place) else { return false };
+        if lacking > 0 {
+            tracing::error!("replica {place} of {extent} is all that is left of it: what it had not got yet is gone");
+        }
+        true
+    }
+
     fn publish(&self, extent: ExtentId, replicas: &[Placed]) {
         let Some(slots) = self.core.extents.slots_per_extent() else { return };
-        let replica = |p: &Placed| Replica {
-            donor: p.donor,
-            state: if p.live { ReplicaState::Live } else { ReplicaState::Lost },
-            slab: p.lease.slab,
-            incarnation: p.incarnation,
-            rkey: p.lease.rkey,
-        };
+        let replica = |p: &Placed| Replica::live(p.donor, p.lease.slab, p.incarnation, p.lease.rkey);
         let replicas: Vec<Replica> = replicas.iter().map(replica).collect();
         self.core.slots.adopt(extent, slots);
         self.core.extents.publish(extent, &replicas);
@@ -307,9 +478,9 @@ impl Keeper {
         tracing::debug!("{extent} taken on {:?}", replicas.iter().map(|r| r.donor).collect::<Vec<_>>());
     }
 
-    fn degrade(&self, extent: ExtentId) {
+    fn weighed(&self, extent: ExtentId, healthy: bool) {
         for shelved in lock(&self.core.shelf).extents.iter_mut().filter(|s| s.extent == extent) {
-            shelved.healthy = false;
+            shelved.healthy = healthy;
         }
     }
 
@@ -330,19 +501,17 @@ impl Keeper {
         tracing::debug!("{extent} given back");
     }
 
-    fn report(&self, extent: ExtentId, replica: u8, why: &str) {
-        let name = self.core.extents.replicas(extent).and_then(|r| {
-            let donor = r.nth(replica)?.donor;
-            Some(lock(&self.core.donor(donor)?.view).name.clone())
-        });
-        tracing::warn!("replica {replica} of {extent} on donor {} is lost: {why}", name.unwrap_or_default());
+    fn report(&self, extent: ExtentId, place: u8, what: &str, why: &str) {
+        let donor = self.core.donor(self.core.extents.replica(extent, place).donor);
+        let name = donor.map(|d| lock(&d.view).name.clone()).unwrap_or_default();
+        tracing::warn!("replica {place} of {extent} on donor {name} is {what}: {why}");
     }
 
     fn stop(&mut self, give_back: bool) {
-        for donor in &self.donors {
+        for donor in self.donors.values() {
             donor.send(Command::Stop { give_back });
         }
-        self.donors.drain(..).for_each(DonorThread::join);
+        std::mem::take(&mut self.donors).into_values().for_each(DonorThread::join);
         self.core.shelf_changed.notify_all();
     }
 }

@@ -8,14 +8,15 @@
 //! - One **donor thread** per donor keeps the control connection: hello, leases, renewal, reconnection with back-off; it opens
 //!   endpoints for lanes. It may block on the network.
 //! - The **keeper** is the one who decides: which donors a new extent goes to, when one is given back, when a donor's replicas are
-//!   lost. It never blocks on the network; its decisions are made by `book`, which is pure.
+//!   away or lost and where others are made. It never blocks on the network; its decisions are made by `book`, which is pure.
+//! - The **repair thread** copies what joining replicas lack, rewrites pages that decayed, and looks for such pages. It has a lane of its own.
 //!
 //! # State
 //! Where the replicas lie (`extents`) and what each slot holds (`slots`) is in two memfds with documented layouts, so that the
 //! next annexd can take them over. Everything else can be made anew from them and from what the agents say.
 //!
 //! # What holds
-//! - A replica that is *live* has every write that was reported done. One that missed a write is marked lost first and never read again.
+//! - A replica that is *live* has every write that was reported done. One that missed a write is not read before it got it. (`replicas`)
 //! - No byte reaches the owner of a lane that does not have the checksum of what was last written to its slot.
 //! - A slot is not reused before every operation on it is over, nor within a lease's time after a write to it whose end was never seen.
 
@@ -26,13 +27,21 @@ mod core;
 mod dial;
 mod donor;
 mod extents;
+mod fills;
 mod inflight;
 mod keeper;
 mod lane;
 mod mailbox;
-mod mapped;
+mod members;
+mod migrate;
 mod placement;
+mod recount;
+mod repair;
+mod replicas;
+mod report;
 mod session;
+#[cfg(test)]
+mod sim;
 mod slots;
 #[cfg(test)]
 mod testbed;
@@ -40,13 +49,15 @@ mod testbed;
 mod tests;
 
 use self::core::{Core, Donor, DonorView, lock};
+use crate::mapped;
 use annex_shared::api::{DonorInfo, DonorState, PoolInfo, SlabInfo};
 use annex_shared::fabric::ArenaError;
-use annex_shared::ids::{ClientId, DonorId, SlotIdx};
+use annex_shared::ids::{ClientId, SlotIdx};
 use annex_shared::page::PAGE_SIZE;
-use extents::{ExtentTable, ReplicaState, TableError};
+use extents::{ExtentTable, TableError};
 use mapped::MapError;
 use slots::SlotTable;
+use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex, mpsc};
@@ -74,14 +85,33 @@ pub enum PoolError {
     Map(#[from] MapError),
     #[error("the pool's saved slot table has another size than this version's")]
     SlotTable,
+    #[error("the pool's saved state is damaged: a page is in {0}, which is in no extent")]
+    Reference(SlotIdx),
     #[error("donor {0} holds pages of running programs but is not configured any more: add it to [pool] again")]
     DonorMissing(String),
     #[error("failed to start the pool's thread {name}: {source}")]
     Thread { name: String, source: std::io::Error },
+    #[error("failed to start the pool's repair thread: {0}")]
+    Lane(#[from] LaneError),
     #[error("no donors are configured: add [[pool.donors]] with an address, or start annexd with --donor HOST:PORT")]
     NoDonors,
     #[error("{up} of {needed} donors needed for {replicas} replicas are up; {missing}")]
     TooFewDonors { up: usize, needed: usize, replicas: u8, missing: String },
+}
+
+/// A donor could not be added or removed.
+#[derive(Debug, thiserror::Error)]
+pub enum DonorError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error("donor {0} is used already")]
+    Known(String),
+    #[error("there is a donor named {0} already: choose another name")]
+    NameTaken(String),
+    #[error("there is no donor {0}")]
+    Unknown(String),
+    #[error("without donor {donor} only {staying} would be left for {replicas} replicas: add another one first")]
+    Needed { donor: String, staying: usize, replicas: u8 },
 }
 
 /// A lane could not be made.
@@ -127,14 +157,18 @@ pub struct Done {
     pub result: Result<(), IoError>,
 }
 
+/// Tells each reference to a slot to whom it is given.
+pub type References<'a> = &'a dyn Fn(&mut dyn FnMut(SlotIdx));
+
 /// The pool's tables: fresh, or those of the annexd before.
-#[derive(Debug)]
-pub enum PoolState {
+pub enum PoolState<'a> {
     Fresh,
     /// Descriptors of an extent table and a slot table, as [`Pool::state_fds`] gave them.
     Saved {
         extents: OwnedFd,
         slots: OwnedFd,
+        /// Tells every reference there is, once for each: what nobody refers to is free.
+        references: References<'a>,
     },
 }
 
@@ -147,7 +181,7 @@ pub struct Pool {
 
 impl Pool {
     /// Starts the pool: connects to the donors in the background and waits for them a moment (`start_wait`), not for ever.
-    pub fn start(config: PoolConfig, state: PoolState) -> Result<Arc<Pool>, PoolError> {
+    pub fn start(config: PoolConfig, state: PoolState<'_>) -> Result<Arc<Pool>, PoolError> {
         let dialer = Arc::new(dial::NetDialer::new(&config));
         Self::start_with(config, state, dialer)
     }
@@ -155,26 +189,38 @@ impl Pool {
     /// As [`Pool::start`], reaching donors through another dialer.
     pub(crate) fn start_with(
         config: PoolConfig,
-        state: PoolState,
+        state: PoolState<'_>,
         dialer: Arc<dyn dial::Dialer>,
     ) -> Result<Arc<Pool>, PoolError> {
         config.check()?;
         let taken_over = matches!(state, PoolState::Saved { .. });
-        let (extents, slots) = match state {
-            PoolState::Fresh => (ExtentTable::create(ClientId(rand::random()))?, SlotTable::create()?),
-            PoolState::Saved { extents, slots } => {
-                (ExtentTable::open(extents)?, SlotTable::open(slots)?.ok_or(PoolError::SlotTable)?)
+        let (extents, slots, unsettled) = match state {
+            PoolState::Fresh => (ExtentTable::create(ClientId(rand::random()))?, SlotTable::create()?, Vec::new()),
+            PoolState::Saved { extents, slots, references } => {
+                let extents = ExtentTable::open(extents)?;
+                let slots = SlotTable::open(slots)?.ok_or(PoolError::SlotTable)?;
+                let unsettled = recount::recount(&extents, &slots, references)?;
+                (extents, slots, unsettled)
             }
         };
         let donors = Self::name_donors(&config, &extents)?;
         let (keeper, news) = mpsc::channel();
-        let core = Arc::new(Core::new(config, extents, slots, donors, keeper));
+        let (repair, tasks) = mpsc::channel();
+        let core = Arc::new(Core::new(config, extents, slots, keeper, repair));
+        donors.into_iter().for_each(|donor| {
+            core.add_donor(donor);
+        });
         if let Some(slots) = core.extents.slots_per_extent() {
             core.extents.live().for_each(|(extent, _)| core.slots.adopt(extent, slots));
         }
-        let threads = keeper::start(&core, dialer, news)?;
+        let threads = keeper::start(&core, dialer, news, tasks)?;
+        // A write that was under way when the annexd before ended may arrive yet.
+        unsettled.into_iter().for_each(|run| core.tell(keeper::News::Quarantine(run)));
         let pool = Arc::new(Pool { core, threads: Mutex::new(threads), taken_over });
-        pool.wait_for_donors();
+        if !taken_over {
+            // Programs stand still meanwhile if there are any already; what they need waits for its donor alone.
+            pool.wait_for_donors();
+        }
         Ok(pool)
     }
 
@@ -200,6 +246,8 @@ impl Pool {
         let mut got = 0;
         let mut shelf = lock(&self.core.shelf);
         let mut healthy_only = true;
+        // What the shelf says may be from before the first donor was there: only a fresh word counts.
+        let looks = shelf.looks;
         while got < pages {
             if let Some(run) = self.take(&shelf, (pages - got).min(u32::MAX as usize) as u32, healthy_only) {
                 got += run.count as usize;
@@ -208,12 +256,13 @@ impl Pool {
                 continue;
             }
             let left = until.saturating_duration_since(Instant::now());
-            if healthy_only && (shelf.dry || left.is_zero()) {
+            let dry = shelf.dry && shelf.looks > looks + 1;
+            if healthy_only && (dry || left.is_zero()) {
                 // Degraded extents take pages only when there is nothing better.
                 healthy_only = false;
                 continue;
             }
-            if shelf.dry || left.is_zero() || self.core.stopping.load(Acquire) {
+            if dry || left.is_zero() || self.core.stopping.load(Acquire) {
                 break;
             }
             shelf.wanted = (pages - got) as u64;
@@ -270,7 +319,7 @@ impl Pool {
         let free: u64 =
             shelf.extents.iter().filter(|s| s.healthy).map(|s| u64::from(self.core.slots.free_count(s.extent))).sum();
         drop(shelf);
-        let views = self.core.donors.iter().map(|d| lock(&d.view).clone());
+        let views = self.core.donors().map(|d| lock(&d.view).clone());
         let donors: Vec<u64> = views.filter(|v| v.state == DonorState::Up).map(|v| u64::from(v.free)).collect();
         let more = placement::extents_possible(&donors, usize::from(self.core.config.replicas));
         let allowed = match self.core.config.max_bytes.0 {
@@ -283,10 +332,11 @@ impl Pool {
     /// Whether enough donors are up to place R replicas. The error says which are missing and why.
     pub fn is_usable(&self) -> Result<(), PoolError> {
         let replicas = self.core.config.replicas;
-        if self.core.donors.is_empty() {
+        let used = self.core.donors().filter(|d| lock(&d.config).is_some());
+        let views: Vec<DonorView> = used.map(|d| lock(&d.view).clone()).collect();
+        if views.is_empty() {
             return Err(PoolError::NoDonors);
         }
-        let views: Vec<DonorView> = self.core.donors.iter().map(|d| lock(&d.view).clone()).collect();
         let up = views.iter().filter(|v| v.state == DonorState::Up).count();
         if up >= usize::from(replicas) {
             return Ok(());
@@ -300,16 +350,14 @@ impl Pool {
     }
 
     pub fn donors(&self) -> Vec<DonorInfo> {
-        let mut used = vec![0; self.core.donors.len()];
+        let mut used = BTreeMap::new();
         for (extent, replicas) in self.core.extents.live() {
             let bytes = self.used_bytes(extent);
-            for (_, replica) in replicas.iter().filter(|(_, r)| r.state == ReplicaState::Live) {
-                if let Some(sum) = used.get_mut(usize::from(replica.donor.0)) {
-                    *sum += bytes;
-                }
+            for (_, replica) in replicas.iter().filter(|(_, r)| r.state.is_kept()) {
+                *used.entry(replica.donor).or_insert(0) += bytes;
             }
         }
-        let info = |(donor, used): (&Donor, u64)| {
+        let info = |donor: &Donor| {
             let view = lock(&donor.view).clone();
             DonorInfo {
                 name: view.name,
@@ -320,14 +368,18 @@ impl Pool {
                 slabs_held: view.held,
                 slabs_free: view.free,
                 slabs_capacity: view.capacity,
-                used,
+                used: used.get(&donor.id).copied().unwrap_or(0),
                 reads: donor.stats.reads.load(Relaxed),
                 writes: donor.stats.writes.load(Relaxed),
                 errors: donor.stats.errors.load(Relaxed),
                 checksum_errors: donor.stats.checksum_errors.load(Relaxed),
+                healed: donor.stats.healed.load(Relaxed),
+                draining: view.draining,
             }
         };
-        self.core.donors.iter().zip(used).map(info).collect()
+        // One that was removed is shown as long as something of it is left.
+        let shown = |d: &&Donor| lock(&d.config).is_some() || used.contains_key(&d.id);
+        self.core.donors().filter(shown).map(info).collect()
     }
 
     pub fn slabs(&self) -> Vec<SlabInfo> {
@@ -346,7 +398,7 @@ impl Pool {
                     size,
                     used,
                     transport: view.transport,
-                    state: if replica.state == ReplicaState::Live { "live" } else { "lost" }.to_owned(),
+                    state: replica.state.name().to_owned(),
                 });
             }
         }
@@ -361,11 +413,12 @@ impl Pool {
             info.capacity += extent_bytes;
             info.used += self.used_bytes(extent);
             match replicas.live() {
-                0 => info.lost_extents += 1,
+                0 if !replicas.is_kept() => info.lost_extents += 1,
                 n if n < usize::from(self.core.config.replicas) => info.degraded_extents += 1,
                 _ => {}
             }
         }
+        self.tell_repair(&mut info);
         let shelf = lock(&self.core.shelf);
         info.full =
             (shelf.dry || shelf.full) && shelf.extents.iter().all(|s| self.core.slots.free_count(s.extent) == 0);
@@ -395,10 +448,25 @@ impl Pool {
             let (n, replicas) = (info.degraded_extents, self.core.config.replicas);
             warnings.push(format!("{n} extents have fewer than {replicas} replicas: another loss may lose pages"));
         }
+        if info.repair_left > 0 {
+            let left = annex_shared::api::format_bytes(info.repair_left);
+            let eta = info.repair_eta_s;
+            warnings.push(format!("repair is under way: {left} to copy, {eta} s at the configured rate"));
+        }
+        if info.gone_pages > 0 {
+            let n = info.gone_pages;
+            warnings.push(format!("{n} pages are gone: no replica has them, and programs that touch them get SIGBUS"));
+        }
+        if info.crowded_extents > 0 {
+            let n = info.crowded_extents;
+            warnings
+                .push(format!("{n} extents have two replicas on one host or rack: another donor elsewhere is needed"));
+        }
         if info.full {
             warnings.push("the pool is full: programs keep their pages until donors lend more".to_owned());
         }
-        for config in self.core.config.donors.iter().filter(|d| d.faults.is_some()) {
+        let configs = self.core.donors().filter_map(|d| lock(&d.config).clone());
+        for config in configs.filter(|d| d.faults.is_some()) {
             warnings.push(format!("donor {} runs with injected faults, for tests", config.label()));
         }
         warnings
@@ -407,6 +475,11 @@ impl Pool {
     /// Memory that the pool's tables really take, in bytes.
     pub fn metadata_bytes(&self) -> u64 {
         self.core.extents.resident() + self.core.slots.resident()
+    }
+
+    /// Gives up a reference to each of the run's slots once no operation that was under way at the last annexd's end can reach them any more.
+    pub fn rest(&self, run: SlotRun) {
+        self.core.tell(keeper::News::Quarantine(run));
     }
 
     /// The tables' descriptors, to be kept where they outlive this process: (extents, slots).
@@ -461,7 +534,7 @@ impl Pool {
 
     fn wait_for_donors(&self) {
         let until = Instant::now() + self.core.config.start_wait.0;
-        let settled = |p: &Pool| p.core.donors.iter().all(|d| lock(&d.view).state == DonorState::Up);
+        let settled = |p: &Pool| p.core.donors().all(|d| lock(&d.view).state == DonorState::Up);
         while !settled(self) && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -470,17 +543,18 @@ impl Pool {
     /// Gives every configured donor its number, the one it had before if there are saved tables.
     fn name_donors(config: &PoolConfig, extents: &ExtentTable) -> Result<Vec<Donor>, PoolError> {
         for donor in &config.donors {
-            extents.donor(&donor.address).ok_or(ConfigError::TooManyDonors(config.donors.len()))?;
+            extents.donor(&donor.address, false).ok_or(ConfigError::TooManyDonors(config.donors.len()))?;
         }
         let mut donors = Vec::new();
         for (id, address) in extents.donors() {
-            let known = config.donors.iter().find(|d| d.address == address);
-            let holds = |id: DonorId| extents.live().any(|(_, r)| r.iter().any(|(_, r)| r.donor == id));
-            if known.is_none() && holds(id) {
+            let configured = config.donors.iter().find(|d| d.address == address).cloned();
+            let added = || DonorConfig { address: address.clone(), ..DonorConfig::default() };
+            let known = configured.or_else(|| extents.is_added_at_run_time(id).then(added));
+            let kept = |r: &replicas::Replica| r.donor == id && r.state.is_kept();
+            if known.is_none() && extents.live().any(|(_, r)| r.iter().any(|(_, r)| kept(r))) {
                 return Err(PoolError::DonorMissing(address));
             }
-            let name = known.map_or(address.clone(), |d| d.label().to_owned());
-            donors.push(Donor::new(id, address, name));
+            donors.push(Donor::new(id, address, known));
         }
         Ok(donors)
     }

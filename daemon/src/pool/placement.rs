@@ -19,23 +19,28 @@ pub(super) struct Candidate {
 }
 
 /// Picks `replicas` donors; `None` if there aren't as many with something free. `draw(n)` gives a random number below `n`.
-pub(super) fn choose(
-    all: &[Candidate],
-    replicas: usize,
-    draw: &mut impl FnMut(usize) -> usize,
-) -> Option<Vec<DonorId>> {
+pub(super) fn choose(all: &[Candidate], replicas: usize, draw: &mut dyn FnMut(usize) -> usize) -> Option<Vec<DonorId>> {
     let mut chosen: Vec<&Candidate> = Vec::with_capacity(replicas);
     while chosen.len() < replicas {
-        let left = all.iter().filter(|c| c.free > 0 && chosen.iter().all(|x| x.donor != c.donor));
-        let left: Vec<&Candidate> = left.collect();
-        let apart = left.iter().map(|c| apart(c, &chosen)).max()?;
-        let allowed: Vec<&Candidate> = left.into_iter().filter(|c| self::apart(c, &chosen) == apart).collect();
-        let first = draw(allowed.len());
-        // The second draw is among the others, so that two candidates are always compared if there are two.
-        let second = (first + 1 + draw(allowed.len().max(2) - 1)) % allowed.len();
-        chosen.push(better(allowed[first], allowed[second]));
+        chosen.push(choose_beside(all, &chosen, draw)?);
     }
     Some(chosen.into_iter().map(|c| c.donor).collect())
+}
+
+/// Picks one more donor beside those that are chosen.
+pub(super) fn choose_beside<'a>(
+    all: &'a [Candidate],
+    chosen: &[&Candidate],
+    draw: &mut dyn FnMut(usize) -> usize,
+) -> Option<&'a Candidate> {
+    let left = all.iter().filter(|c| c.free > 0 && chosen.iter().all(|x| x.donor != c.donor));
+    let left: Vec<&Candidate> = left.collect();
+    let apart = left.iter().map(|c| apart(c, chosen)).max()?;
+    let allowed: Vec<&Candidate> = left.into_iter().filter(|c| self::apart(c, chosen) == apart).collect();
+    let first = draw(allowed.len());
+    // The second draw is among the others, so that two candidates are always compared if there are two.
+    let second = (first + 1 + draw(allowed.len().max(2) - 1)) % allowed.len();
+    Some(better(allowed[first], allowed[second]))
 }
 
 /// How many extents fit into donors with so many free slabs each, every replica on another donor.
@@ -54,7 +59,7 @@ pub(super) fn extents_possible(free: &[u64], replicas: usize) -> u64 {
 }
 
 /// How far apart from those already chosen: 2 = another rack and host, 1 = another host, 0 = same host as one of them.
-fn apart(candidate: &Candidate, chosen: &[&Candidate]) -> u8 {
+pub(super) fn apart(candidate: &Candidate, chosen: &[&Candidate]) -> u8 {
     let shares = |label: fn(&Candidate) -> &Option<String>| {
         chosen.iter().any(|x| label(x).is_some() && label(x) == label(candidate))
     };

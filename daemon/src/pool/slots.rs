@@ -149,9 +149,20 @@ impl SlotTable {
         self.crc(slot).store(crc, Release);
     }
 
+    /// Which of the 64 slots from `64 * word` on are in use.
+    pub fn used_bits(&self, word: u32) -> u64 {
+        let used = |bit: u32| u64::from(self.references(SlotIdx(word * 64 + bit)) > 0) << bit;
+        (0..64).map(used).sum()
+    }
+
     /// References to a slot.
     pub fn references(&self, slot: SlotIdx) -> u16 {
         self.count(slot).load(Acquire)
+    }
+
+    /// Puts a count right, while nobody uses the table yet.
+    pub fn set_references(&self, slot: SlotIdx, count: u16) {
+        self.count(slot).store(count, Release);
     }
 
     /// One more reference. False, and nothing done, if the slot is free: whoever asks has no right to it.

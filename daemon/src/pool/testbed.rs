@@ -3,7 +3,7 @@
 use super::config::{DonorConfig, PoolConfig};
 use super::dial::{DataPath, DialError, Dialed, Dialer, Fabric, Link};
 use super::{Buf, Done, Lane, Part, Pool, PoolState, SlotRun};
-use annex_shared::config::TimeSpan;
+use annex_shared::config::{ByteSize, TimeSpan};
 use annex_shared::fabric::{Arena, Completion, ConnectError, Endpoint, ErrorKind, Op, OpKind, QueueFull, Transport};
 use annex_shared::ids::{ClientId, Incarnation, Rkey, SessionKey, SlabId};
 use annex_shared::page::PAGE_SIZE;
@@ -45,12 +45,13 @@ struct State {
     next_key: u64,
     slabs: BTreeMap<SlabId, (Rkey, Vec<u8>)>,
     closing: Option<u64>,
+    recall: Option<u64>,
+    resumed: Option<Incarnation>,
     held: bool,
     script: Script,
     hears: Vec<Arc<EventFd>>,
     endpoints: Vec<Arc<EventFd>>,
     hellos: u32,
-    served: u64,
 }
 
 impl Agent {
@@ -63,12 +64,13 @@ impl Agent {
             next_key: 1,
             slabs: BTreeMap::new(),
             closing: None,
+            recall: None,
+            resumed: None,
             held: false,
             script: Box::new(|_| Fate::Do),
             hears: Vec::new(),
             endpoints: Vec::new(),
             hellos: 0,
-            served: 0,
         })))
     }
 
@@ -107,8 +109,30 @@ impl Agent {
             s.incarnation += 1;
             s.epoch += 1;
             s.reachable = true;
+            s.resumed = None;
             s.slabs.clear();
         });
+    }
+
+    /// Another incarnation with the same bytes, under new keys.
+    pub fn restart_with_bytes(&self) {
+        self.with(|s| {
+            s.resumed = Some(Incarnation(s.incarnation));
+            s.incarnation += 1;
+            s.epoch += 1;
+            s.reachable = true;
+            let (incarnation, mut key) = (s.incarnation, s.next_key);
+            for (rkey, _) in s.slabs.values_mut() {
+                *rkey = Rkey(incarnation << 32 | key);
+                key += 1;
+            }
+            s.next_key = key;
+        });
+    }
+
+    /// Asks for all slabs back.
+    pub fn recall(&self, deadline_ms: u64) {
+        self.with(|s| s.recall = Some(deadline_ms));
     }
 
     pub fn say_goodbye(&self, grace_ms: u64) {
@@ -130,10 +154,6 @@ impl Agent {
 
     pub fn hellos(&self) -> u32 {
         self.with(|s| s.hellos)
-    }
-
-    pub fn served(&self) -> u64 {
-        self.with(|s| s.served)
     }
 
     /// Changes a byte of every page it holds.
@@ -181,6 +201,7 @@ impl Dialer for Donors {
             labels: BTreeMap::new(),
             shm_socket: None,
             held: state.slabs.iter().map(|(slab, (rkey, _))| Lease { slab: *slab, rkey: *rkey }).collect(),
+            resumed: state.resumed,
         };
         let epoch = state.epoch;
         drop(state);
@@ -234,6 +255,9 @@ impl Link for ScriptedLink {
         let mut state = self.agent.0.lock().unwrap();
         if !state.reachable || state.epoch != self.epoch {
             return Err(unreachable(&self.address));
+        }
+        if let Some(deadline_ms) = state.recall.take() {
+            return Ok(Some(Event::Recall { slabs: state.slabs.keys().copied().collect(), deadline_ms }));
         }
         Ok(state.closing.take().map(|grace_ms| Event::Closing { grace_ms }))
     }
@@ -316,7 +340,6 @@ impl Endpoint for ScriptedEndpoint {
             && !self.broken
             && let Some(op) = self.posted.pop_front()
         {
-            state.served += 1;
             let fate = (state.script)(&op);
             let result = match fate {
                 Fate::Fail(kind) => {
@@ -390,6 +413,8 @@ impl Bed {
             replicas,
             lost_after: TimeSpan(Duration::from_millis(400)),
             idle_return: TimeSpan(Duration::from_millis(100)),
+            scrub_rate: ByteSize(0),
+            rebalance: false,
             ..PoolConfig::default()
         };
         change(&mut config);

@@ -16,7 +16,7 @@ pub mod process;
 use annex_shared::api::{AppInfo, DonorState, Status};
 pub use job::{Job, Outcome};
 use process::Process;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -32,6 +32,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub struct Donor {
     pub transport: &'static str,
     pub capacity: &'static str,
+    /// How long a lease lasts that nobody renews, if not as long as by default.
+    pub lease_ttl: Option<&'static str>,
     /// A plan of faults the fabric is to have.
     pub faults: Option<String>,
     /// The agent does not run: the address leads nowhere.
@@ -40,7 +42,7 @@ pub struct Donor {
 
 impl Donor {
     pub fn shm() -> Donor {
-        Donor { transport: "shm", capacity: "3G", faults: None, absent: false }
+        Donor { transport: "shm", capacity: "3G", lease_ttl: None, faults: None, absent: false }
     }
 
     pub fn tcp() -> Donor {
@@ -49,6 +51,10 @@ impl Donor {
 
     pub fn capacity(self, capacity: &'static str) -> Donor {
         Donor { capacity, ..self }
+    }
+
+    pub fn lease_ttl(self, ttl: &'static str) -> Donor {
+        Donor { lease_ttl: Some(ttl), ..self }
     }
 
     pub fn faults(self, plan: &str) -> Donor {
@@ -99,9 +105,9 @@ impl Builder {
         let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         std::fs::set_permissions(dir.path(), open).expect("the testbed's directory is ours");
         let mut agents = Vec::new();
-        let mut daemon = Command::new(bins::find("annexd"));
         let socket = dir.path().join("annexd.sock");
-        daemon.arg("--socket").arg(&socket).args(["--replicas", &self.replicas.to_string()]);
+        let mut args: Vec<OsString> = vec!["--socket".into(), socket.clone().into()];
+        args.extend(["--replicas".into(), self.replicas.to_string().into()]);
         for (i, donor) in self.donors.iter().enumerate() {
             let address = free_address();
             let name = format!("{}{i}", donor.transport);
@@ -113,11 +119,11 @@ impl Builder {
                 spec.push_str(",faults=");
                 spec.push_str(plan);
             }
-            daemon.args(["--donor", &spec]);
+            args.extend(["--donor".into(), spec.into()]);
         }
-        daemon.args(&self.daemon_args);
-        let annexd = Process::start("annexd", daemon, dir.path());
-        let mut bed = Testbed { annexd, agents, socket, dir, _turn: turn };
+        args.extend(self.daemon_args.iter().map(OsString::from));
+        let annexd = start_annexd(&args, None, dir.path());
+        let mut bed = Testbed { annexd, agents, socket, args, dir, _turn: turn };
         bed.wait_ready(self.donors.iter().filter(|d| !d.absent).count());
         bed
     }
@@ -129,6 +135,8 @@ pub struct Testbed {
     pub annexd: Process,
     pub agents: Vec<Process>,
     pub socket: PathBuf,
+    /// annexd's arguments.
+    args: Vec<OsString>,
     dir: TempDir,
     _turn: Option<Turn>,
 }
@@ -227,6 +235,68 @@ impl Testbed {
         wait_for(&format!("app {name} to be gone"), PATIENCE, || self.app(name).is_none());
     }
 
+    /// Starts annexd once more, after the last one has ended, and waits until it answers: how long that took. `die_at` is a point at which it is to
+    /// kill itself; then it may end before it answers.
+    ///
+    /// # Panics
+    /// When it does not answer in time, or ends unasked.
+    pub fn start_again(&mut self, die_at: Option<&str>) -> Duration {
+        self.annexd.kill();
+        let started = Instant::now();
+        self.annexd = start_annexd(&self.args, die_at, self.dir.path());
+        self.wait_answers(started, die_at.is_some());
+        started.elapsed()
+    }
+
+    /// Starts another annexd that takes the running one's place.
+    ///
+    /// # Panics
+    /// When it does not answer in time, or ends.
+    pub fn take_over(&mut self) -> Duration {
+        let started = Instant::now();
+        let args: Vec<OsString> = self.args.iter().cloned().chain(["--take-over".into()]).collect();
+        let next = start_annexd(&args, None, self.dir.path());
+        let mut before = std::mem::replace(&mut self.annexd, next);
+        before.wait(PATIENCE).expect("the annexd before hands over");
+        self.wait_answers(started, false);
+        started.elapsed()
+    }
+
+    /// Starts an annexd that is expected to refuse: its exit code and what it said.
+    ///
+    /// # Panics
+    /// When it does not end.
+    pub fn start_in_vain(&mut self) -> (Option<i32>, String) {
+        self.annexd = start_annexd(&self.args, None, self.dir.path());
+        let status = self.annexd.wait(PATIENCE).expect("annexd refuses to start");
+        (status.code(), self.annexd.log())
+    }
+
+    fn wait_answers(&mut self, started: Instant, may_end: bool) {
+        while api::fetch::<Status>(&self.socket, "/v1/status").is_err() {
+            if !self.annexd.is_running() {
+                assert!(may_end, "annexd ended at its start:\n{}", self.annexd.log());
+                return;
+            }
+            assert!(started.elapsed() < PATIENCE, "annexd does not answer:\n{}", self.annexd.log());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// What all annexds of this testbed have said, the latest last.
+    pub fn annexd_logs(&self) -> String {
+        let entries = std::fs::read_dir(self.path()).into_iter().flatten().flatten();
+        let mut logs: Vec<(u32, PathBuf)> = entries
+            .filter_map(|e| {
+                let serial = e.file_name().to_str()?.strip_suffix("-annexd.err")?.parse().ok()?;
+                Some((serial, e.path()))
+            })
+            .collect();
+        logs.sort();
+        let last = &logs[logs.len().saturating_sub(4)..];
+        last.iter().map(|(n, path)| format!("--- annexd {n} ---\n{}\n", process::read_lossy(path))).collect()
+    }
+
     fn wait_ready(&mut self, donors: usize) {
         let started = Instant::now();
         loop {
@@ -267,9 +337,16 @@ pub fn stress_seconds() -> u64 {
     std::env::var("ANNEX_STRESS_SECONDS").ok().and_then(|s| s.parse().ok()).unwrap_or(15)
 }
 
+fn start_annexd(args: &[OsString], die_at: Option<&str>, dir: &Path) -> Process {
+    let mut daemon = Command::new(bins::find("annexd"));
+    daemon.args(args).envs(die_at.map(|point| ("ANNEXD_DIE_AT", point)));
+    Process::start("annexd", daemon, dir)
+}
+
 fn start_agent(dir: &Path, name: &str, address: &str, donor: &Donor) -> Process {
     let mut agent = Command::new(bins::find("annex-agent"));
     agent.args(["--listen", address, "--capacity", donor.capacity, "--name", name]);
+    agent.args(donor.lease_ttl.map(|ttl| ["--lease-ttl", ttl]).into_iter().flatten());
     agent.arg("--shm-socket").arg(dir.join(format!("{name}.sock")));
     Process::start(name, agent, dir)
 }

@@ -114,6 +114,6 @@ impl Drop for Process {
     }
 }
 
-fn read_lossy(path: &Path) -> String {
+pub fn read_lossy(path: &Path) -> String {
     std::fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
 }

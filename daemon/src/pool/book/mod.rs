@@ -7,12 +7,18 @@
 //! extent beyond the spare one goes back after it was idle for a while; a degraded one as soon as it is empty.
 //!
 //! # The life of a replica
-//! Live until one of these: its donor was out of reach for too long; its donor said goodbye; its donor came back under a new
-//! incarnation, or without this slab on its list; a lane found that its operations are refused or keep failing. Then lost, for good.
+//! `members` tells it: live, away, joining, lost. `repair` decides where to put another one when there are too few, when a donor wants its slabs
+//! back, or when donors are filled unevenly: a *join* names one donor for one extent, and is carried out when its slab is there.
+
+mod members;
+mod repair;
 
 use super::placement::{self, Candidate};
+use super::replicas::{PLACES, ReplicaState};
 use annex_shared::ids::{DonorId, ExtentId, Incarnation, SlabId};
 use annex_shared::wire::Lease;
+use members::Member;
+use repair::Join;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -27,11 +33,15 @@ const AHEAD: u64 = 1;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rules {
     pub replicas: usize,
+    /// How long a donor may be out of reach before writes go on without it.
+    pub away_after: Duration,
     pub lost_after: Duration,
     pub idle_return: Duration,
     /// The most extents to hold.
     pub max_extents: u32,
     pub slots_per_extent: u32,
+    /// Move replicas from full donors to empty ones.
+    pub rebalance: bool,
 }
 
 /// What the keeper is to do.
@@ -44,13 +54,27 @@ pub(super) enum Action {
     /// Make the extent known and let pages be put there.
     Publish(ExtentId, Vec<Placed>),
     /// Mark the replica as lost.
-    Lose { extent: ExtentId, replica: u8, why: &'static str },
+    Lose { extent: ExtentId, place: u8, why: &'static str },
+    /// Mark it as away: neither read nor written until it joins again.
+    Leave { extent: ExtentId, place: u8, why: &'static str },
+    /// Put a replica without content there, and have it filled.
+    Join { extent: ExtentId, place: u8, placed: Placed },
+    /// What was away is written again, under this lease; what it missed is to be copied.
+    Rejoin { extent: ExtentId, place: u8, placed: Placed },
+    /// Nobody has what this joining replica lacks: make it live as it is.
+    Promote { extent: ExtentId, place: u8 },
+    /// Its bytes are elsewhere now: forget it.
+    Vacate { extent: ExtentId, place: u8 },
     /// Take no more pages there unless there is nothing better.
     Degrade(ExtentId),
+    /// It is whole again.
+    Restore(ExtentId),
     /// If it is still empty, take the extent away and say [`Book::retired`].
     Retire(ExtentId),
     /// All replicas on the donor are lost.
     Abandon(DonorId),
+    /// Nothing is left on a donor that was to be removed.
+    Removed(DonorId),
 }
 
 /// A replica of an extent.
@@ -59,13 +83,15 @@ pub(super) struct Placed {
     pub donor: DonorId,
     pub incarnation: Incarnation,
     pub lease: Lease,
-    pub live: bool,
+    pub state: ReplicaState,
 }
 
 /// What a donor says of itself at its welcome.
 #[derive(Clone, Debug)]
 pub(super) struct Greeting {
     pub incarnation: Incarnation,
+    /// The incarnation before, if the bytes of what is held came through.
+    pub resumed: Option<Incarnation>,
     pub host: Option<String>,
     pub rack: Option<String>,
     pub held: Vec<Lease>,
@@ -91,9 +117,13 @@ struct DonorEntry {
     host: Option<String>,
     rack: Option<String>,
     up: bool,
-    /// Lost when this moment comes, unless it is up again.
+    /// When it last said something.
+    heard: Option<Instant>,
+    /// Its replicas are away when this moment comes, and lost at the other, unless it is up again.
+    away_at: Option<Instant>,
     lost_at: Option<Instant>,
     closing: bool,
+    removing: bool,
     free: u32,
     latency_ns: u64,
     stock: Vec<Lease>,
@@ -102,14 +132,24 @@ struct DonorEntry {
     stock_since: Option<Instant>,
 }
 
+impl DonorEntry {
+    fn is_taking(&self) -> bool {
+        self.up && !self.closing && !self.removing
+    }
+}
+
 /// See the module's header.
 #[derive(Debug)]
 pub(super) struct Book {
     rules: Rules,
     donors: BTreeMap<DonorId, DonorEntry>,
-    extents: BTreeMap<ExtentId, Vec<Placed>>,
+    /// By place; lost ones stay until the place is used again.
+    extents: BTreeMap<ExtentId, Vec<Member>>,
+    /// Extents that are not whole.
+    degraded: std::collections::BTreeSet<ExtentId>,
     idle_since: BTreeMap<ExtentId, Instant>,
     plans: Vec<Vec<DonorId>>,
+    joins: Vec<Join>,
     dry: bool,
     full: bool,
     actions: Vec<Action>,
@@ -122,8 +162,10 @@ impl Book {
             rules,
             donors: BTreeMap::new(),
             extents: BTreeMap::new(),
+            degraded: Default::default(),
             idle_since: BTreeMap::new(),
             plans: Vec::new(),
+            joins: Vec::new(),
             dry: false,
             full: false,
             actions: Vec::new(),
@@ -133,12 +175,14 @@ impl Book {
 
     /// An extent that was there before this book. Its donors have until `lost_after` to show up.
     pub fn adopt(&mut self, extent: ExtentId, replicas: Vec<Placed>, now: Instant) {
-        for placed in &replicas {
+        for placed in replicas.iter().filter(|p| p.state.is_kept()) {
             let donor = self.donors.entry(placed.donor).or_default();
             donor.incarnation = Some(placed.incarnation);
+            donor.away_at.get_or_insert(now + self.rules.away_after.max(self.rules.lost_after / 2));
             donor.lost_at.get_or_insert(now + self.rules.lost_after);
         }
-        self.extents.insert(extent, replicas);
+        self.extents.insert(extent, replicas.into_iter().map(|p| Member::new(p, now)).collect());
+        self.weigh(extent);
     }
 
     /// Fixes what is known only when the first donor has answered.
@@ -164,36 +208,41 @@ impl Book {
     /// The slabs held on a donor, by the book.
     pub fn held(&self, donor: DonorId) -> u32 {
         let stock = self.donors.get(&donor).map_or(0, |d| d.stock.len());
-        let placed = self.extents.values().flatten().filter(|p| p.donor == donor && p.live).count();
-        (stock + placed) as u32
+        let mine = |m: &&Member| m.placed.donor == donor && m.placed.state.is_kept();
+        (stock + self.extents.values().flatten().filter(mine).count()) as u32
     }
 
     // ---- what donors do ----
 
     /// A control connection stands.
-    pub fn up(&mut self, donor: DonorId, greeting: Greeting) {
+    pub fn up(&mut self, donor: DonorId, greeting: Greeting, now: Instant) {
         let entry = self.donors.entry(donor).or_default();
         let restarted = entry.incarnation.is_some_and(|i| i != greeting.incarnation);
         entry.incarnation = Some(greeting.incarnation);
         (entry.host, entry.rack) = (greeting.host, greeting.rack);
-        (entry.up, entry.closing, entry.lost_at, entry.full_until) = (true, false, None, None);
+        (entry.up, entry.closing, entry.heard) = (true, false, Some(now));
+        (entry.away_at, entry.lost_at, entry.full_until) = (None, None, None);
         (entry.free, entry.asked) = (greeting.free, 0);
         if restarted {
             entry.stock.clear();
         }
         entry.stock.retain(|l| greeting.held.contains(l));
-        self.plans.retain(|p| !p.contains(&donor));
-        let mut mine = self.donors[&donor].stock.clone();
-        let mut lost = Vec::new();
-        for (extent, n, placed) in self.live_on(donor) {
+        let mut mine = entry.stock.clone();
+        self.forget_plans(donor);
+        for (extent, place, placed) in self.kept_on(donor) {
+            let same = greeting.held.iter().find(|l| l.slab == placed.lease.slab);
             if placed.incarnation == greeting.incarnation && greeting.held.contains(&placed.lease) {
                 mine.push(placed.lease);
+                self.back(extent, place);
+            } else if let (Some(lease), true) = (same, greeting.resumed == Some(placed.incarnation)) {
+                mine.push(*lease);
+                self.resume(extent, place, greeting.incarnation, *lease);
             } else {
-                lost.push((extent, n));
+                let restarted = placed.incarnation != greeting.incarnation;
+                let why = if restarted { "its donor was restarted" } else { NOT_KNOWN };
+                self.lose(extent, place, why);
             }
         }
-        let why = if restarted { "its donor was restarted" } else { "its donor does not know the lease any more" };
-        lost.into_iter().for_each(|(extent, n)| self.lose(extent, n, why));
         let strays: Vec<Lease> = greeting.held.into_iter().filter(|l| !mine.contains(l)).collect();
         if !strays.is_empty() {
             self.actions.push(Action::Return(donor, strays));
@@ -202,16 +251,23 @@ impl Book {
 
     /// The connection failed or could not be made.
     pub fn down(&mut self, donor: DonorId, now: Instant) {
-        let lost_at = now + self.rules.lost_after;
+        let (away_at, lost_at) = (now + self.rules.away_after, now + self.rules.lost_after);
         let entry = self.donors.entry(donor).or_default();
         entry.up = false;
         entry.asked = 0;
-        entry.lost_at = match (entry.lost_at, entry.incarnation) {
-            (Some(at), _) => Some(at.min(lost_at)),
-            (None, Some(_)) => Some(lost_at),
-            (None, None) => None,
-        };
-        self.plans.retain(|p| !p.contains(&donor));
+        if entry.incarnation.is_some() || entry.lost_at.is_some() {
+            entry.away_at = Some(entry.away_at.map_or(away_at, |at| at.min(away_at)));
+            entry.lost_at = Some(entry.lost_at.map_or(lost_at, |at| at.min(lost_at)));
+        }
+        self.forget_plans(donor);
+    }
+
+    /// An operation had all its time and got no answer: nothing waits for this donor until it is heard again.
+    pub fn hung(&mut self, donor: DonorId, now: Instant) {
+        let entry = self.donors.entry(donor).or_default();
+        entry.heard = None;
+        entry.away_at = Some(now);
+        self.tick(now);
     }
 
     /// The agent said that its memory is gone after `grace`.
@@ -220,10 +276,43 @@ impl Book {
         entry.closing = true;
         let lost_at = now + grace;
         entry.lost_at = Some(entry.lost_at.map_or(lost_at, |at| at.min(lost_at)));
-        self.plans.retain(|p| !p.contains(&donor));
         let stock = std::mem::take(&mut entry.stock);
+        self.forget_plans(donor);
         if !stock.is_empty() {
             self.actions.push(Action::Return(donor, stock));
+        }
+        self.send_off(donor, |_| true, Some(lost_at));
+    }
+
+    /// The agent wants these slabs back until then.
+    pub fn recalled(&mut self, donor: DonorId, slabs: &[SlabId], deadline: Instant) {
+        let entry = self.donors.entry(donor).or_default();
+        let (back, stock) = entry.stock.drain(..).partition::<Vec<_>, _>(|l| slabs.contains(&l.slab));
+        entry.stock = stock;
+        entry.full_until = Some(deadline);
+        if !back.is_empty() {
+            self.actions.push(Action::Return(donor, back));
+        }
+        self.send_off(donor, |p| slabs.contains(&p.lease.slab), Some(deadline));
+    }
+
+    /// Everything is to leave this donor for good; [`Action::Removed`] says when it has.
+    pub fn remove(&mut self, donor: DonorId) {
+        let entry = self.donors.entry(donor).or_default();
+        entry.removing = true;
+        let stock = std::mem::take(&mut entry.stock);
+        self.forget_plans(donor);
+        if !stock.is_empty() {
+            self.actions.push(Action::Return(donor, stock));
+        }
+        self.send_off(donor, |_| true, None);
+    }
+
+    /// A donor that was removed is wanted again.
+    pub fn welcome_back(&mut self, donor: DonorId) {
+        self.donors.entry(donor).or_default().removing = false;
+        for member in self.extents.values_mut().flatten().filter(|m| m.placed.donor == donor) {
+            member.leaving = None;
         }
     }
 
@@ -232,13 +321,13 @@ impl Book {
         let entry = self.donors.entry(donor).or_default();
         entry.asked = entry.asked.saturating_sub(1);
         entry.free = entry.free.saturating_sub(leases.len() as u32);
-        if entry.closing {
+        if entry.closing || entry.removing {
             self.actions.push(Action::Return(donor, leases));
             return;
         }
         entry.stock.extend(leases);
         entry.stock_since = Some(now);
-        self.build();
+        self.build(now);
     }
 
     /// It has none to lend now.
@@ -248,74 +337,76 @@ impl Book {
         entry.full_until = Some(now + FULL_FOR);
         // What it has on stock still serves plans made before.
         let mut left = entry.stock.len();
-        self.plans.retain(|p| {
-            let keep = !p.contains(&donor) || left > 0;
-            if keep && p.contains(&donor) {
+        let mut serves = |named: bool| {
+            let keep = !named || left > 0;
+            if keep && named {
                 left -= 1;
             }
             keep
-        });
+        };
+        self.joins.retain(|j| serves(j.donor == donor));
+        self.plans.retain(|p| serves(p.contains(&donor)));
     }
 
     /// The agent's books after a renewal.
-    pub fn renewed(&mut self, donor: DonorId, held: &[SlabId], free: u32) {
+    pub fn renewed(&mut self, donor: DonorId, held: &[SlabId], free: u32, now: Instant) {
         let entry = self.donors.entry(donor).or_default();
         entry.free = free;
+        entry.heard = Some(now);
+        if entry.up && !entry.closing {
+            entry.away_at = None;
+        }
         entry.stock.retain(|l| held.contains(&l.slab));
-        let gone = self.live_on(donor).into_iter().filter(|(_, _, p)| !held.contains(&p.lease.slab));
-        let gone: Vec<(ExtentId, u8)> = gone.map(|(e, n, _)| (e, n)).collect();
-        gone.into_iter().for_each(|(e, n)| self.lose(e, n, "its donor does not know the lease any more"));
+        for (extent, place, placed) in self.kept_on(donor) {
+            if !held.contains(&placed.lease.slab) {
+                self.lose(extent, place, NOT_KNOWN);
+            }
+        }
     }
 
     pub fn measured(&mut self, donor: DonorId, latency_ns: u64) {
         self.donors.entry(donor).or_default().latency_ns = latency_ns;
     }
 
-    // ---- what lanes find ----
-
-    /// A lane has marked the replica as lost.
-    pub fn replica_lost(&mut self, extent: ExtentId, replica: u8) {
-        let Some(placed) = self.extents.get(&extent).and_then(|r| r.get(usize::from(replica))) else { return };
-        if !placed.live {
-            return;
-        }
-        self.forsake(extent, replica);
-    }
-
     /// The keeper has taken the empty extent away.
     pub fn retired(&mut self, extent: ExtentId) {
         self.idle_since.remove(&extent);
-        for placed in self.extents.remove(&extent).into_iter().flatten().filter(|p| p.live) {
-            self.actions.push(Action::Return(placed.donor, vec![placed.lease]));
+        self.degraded.remove(&extent);
+        self.joins.retain(|j| j.extent != extent);
+        for member in self.extents.remove(&extent).into_iter().flatten().filter(|m| m.placed.state.is_kept()) {
+            self.actions.push(Action::Return(member.placed.donor, vec![member.placed.lease]));
         }
     }
 
     // ---- time and demand ----
 
-    /// Declares donors lost whose time is up.
+    /// What time brings: donors and replicas that are away or lost by now, or may come back.
     pub fn tick(&mut self, now: Instant) {
-        let due = |d: &DonorEntry| d.lost_at.is_some_and(|at| now >= at);
-        let lost: Vec<DonorId> = self.donors.iter().filter(|(_, d)| due(d)).map(|(id, _)| *id).collect();
-        for donor in lost {
-            let closing = {
-                let entry = self.donors.entry(donor).or_default();
-                entry.lost_at = None;
+        let ids: Vec<DonorId> = self.donors.keys().copied().collect();
+        for id in ids {
+            let Some(entry) = self.donors.get_mut(&id) else { continue };
+            if entry.away_at.take_if(|at| *at <= now).is_some() {
+                self.all_away(id, now);
+            }
+            let Some(entry) = self.donors.get_mut(&id) else { continue };
+            if entry.lost_at.take_if(|at| *at <= now).is_some() {
                 entry.stock.clear();
-                entry.closing
-            };
-            let why = if closing { "its donor was shut down" } else { "its donor was out of reach for too long" };
-            let lost: Vec<_> = self.live_on(donor).into_iter().map(|(e, n, _)| (e, n)).collect();
-            lost.into_iter().for_each(|(e, n)| self.lose(e, n, why));
-            self.actions.push(Action::Abandon(donor));
+                let why =
+                    if entry.closing { "its donor was shut down" } else { "its donor was out of reach for too long" };
+                self.kept_on(id).into_iter().for_each(|(e, n, _)| self.lose(e, n, why));
+                self.actions.push(Action::Abandon(id));
+            }
         }
+        self.tick_members(now);
     }
 
     /// The next moment at which [`Book::tick`] has something to do.
     pub fn due(&self) -> Option<Instant> {
-        self.donors.values().filter_map(|d| d.lost_at).min()
+        let donors = self.donors.values().flat_map(|d| [d.away_at, d.lost_at]).flatten();
+        donors.chain(self.extents.values().flatten().filter_map(Member::due)).min()
     }
 
-    /// Takes extents ahead of demand and gives idle ones back.
+    /// Takes extents ahead of demand, gives idle ones back, and has replicas put where they are missing.
     pub fn balance(&mut self, room: &Room, now: Instant) {
         let slots = u64::from(self.rules.slots_per_extent);
         if slots == 0 {
@@ -327,23 +418,26 @@ impl Book {
         let mut free = room.free;
         let spare = free.saturating_sub(target);
         self.retire(room, spare / slots, now);
+        self.plan_joins(&room.empty, now);
         free += self.plans.len() as u64 * slots;
         while free < target && self.plans.len() < MAX_PLANS && self.plan(now) {
             free += slots;
         }
         self.dry = free < target;
         self.full = if self.full { room.free < slots } else { self.is_dry() && room.free == 0 };
-        self.build();
+        self.build(now);
         self.return_stock(now);
+        self.finish_removals();
     }
 
     fn retire(&mut self, room: &Room, mut spare: u64, now: Instant) {
         self.idle_since.retain(|e, _| room.empty.contains(e));
         for extent in &room.empty {
             let since = *self.idle_since.entry(*extent).or_insert(now);
-            let Some(replicas) = self.extents.get(extent) else { continue };
-            let healthy = replicas.iter().all(|p| p.live);
-            if !healthy {
+            if !self.extents.contains_key(extent) {
+                continue;
+            }
+            if self.degraded.contains(extent) {
                 self.actions.push(Action::Retire(*extent));
             } else if spare > 0 && now.duration_since(since) >= self.rules.idle_return {
                 spare -= 1;
@@ -356,37 +450,61 @@ impl Book {
         if self.extents.len() + self.plans.len() >= self.rules.max_extents as usize {
             return false;
         }
-        let promised = |d: DonorId| self.plans.iter().filter(|p| p.contains(&d)).count() as u32;
-        let candidate = |(id, d): (&DonorId, &DonorEntry)| {
-            let lendable = if d.full_until.is_some_and(|t| now < t) { 0 } else { d.free };
-            let free = (lendable + d.stock.len() as u32).saturating_sub(promised(*id));
-            let (host, rack) = (d.host.clone(), d.rack.clone());
-            Candidate { donor: *id, free, latency_ns: d.latency_ns, host, rack }
-        };
-        let up = self.donors.iter().filter(|(_, d)| d.up && !d.closing);
-        let candidates: Vec<Candidate> = up.map(candidate).collect();
-        let mut state = self.draw;
-        let mut draw = |n: usize| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 33) as usize % n.max(1)
-        };
-        let chosen = placement::choose(&candidates, self.rules.replicas, &mut draw);
-        self.draw = state;
-        let Some(chosen) = chosen else { return false };
+        let candidates = self.candidates(now);
+        let replicas = self.rules.replicas;
+        let Some(chosen) = self.drawing(|draw| placement::choose(&candidates, replicas, draw)) else { return false };
         self.plans.push(chosen.clone());
-        for id in chosen {
-            let promised = self.plans.iter().filter(|p| p.contains(&id)).count() as u32;
-            let donor = self.donors.entry(id).or_default();
-            if donor.stock.len() as u32 + donor.asked < promised {
-                donor.asked += 1;
-                self.actions.push(Action::Lease(id));
-            }
-        }
+        chosen.into_iter().for_each(|id| self.ask(id));
         true
     }
 
-    /// Publishes the plans whose slabs are all there.
-    fn build(&mut self) {
+    /// Donors that could lend a slab beyond what is promised already.
+    fn candidates(&self, now: Instant) -> Vec<Candidate> {
+        let candidate = |(id, d): (&DonorId, &DonorEntry)| {
+            let lendable = if d.full_until.is_some_and(|t| now < t) { 0 } else { d.free };
+            let free = (lendable + d.stock.len() as u32).saturating_sub(self.promised(*id));
+            Candidate { free, ..self.label(*id, d) }
+        };
+        self.donors.iter().filter(|(_, d)| d.is_taking()).map(candidate).collect()
+    }
+
+    fn label(&self, id: DonorId, d: &DonorEntry) -> Candidate {
+        Candidate { donor: id, free: 0, latency_ns: d.latency_ns, host: d.host.clone(), rack: d.rack.clone() }
+    }
+
+    fn promised(&self, donor: DonorId) -> u32 {
+        let plans = self.plans.iter().filter(|p| p.contains(&donor)).count();
+        (plans + self.joins.iter().filter(|j| j.donor == donor).count()) as u32
+    }
+
+    /// Asks for a slab unless there are enough for all that is promised.
+    fn ask(&mut self, id: DonorId) {
+        let promised = self.promised(id);
+        let donor = self.donors.entry(id).or_default();
+        if donor.stock.len() as u32 + donor.asked < promised {
+            donor.asked += 1;
+            self.actions.push(Action::Lease(id));
+        }
+    }
+
+    fn drawing<T>(&mut self, f: impl FnOnce(&mut dyn FnMut(usize) -> usize) -> T) -> T {
+        let mut state = self.draw;
+        let result = f(&mut |n: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize % n.max(1)
+        });
+        self.draw = state;
+        result
+    }
+
+    fn forget_plans(&mut self, donor: DonorId) {
+        self.plans.retain(|p| !p.contains(&donor));
+        self.joins.retain(|j| j.donor != donor);
+    }
+
+    /// Carries out the joins and publishes the plans whose slabs are all there.
+    fn build(&mut self, now: Instant) {
+        self.build_joins(now);
         let mut at = 0;
         while at < self.plans.len() {
             let ready = self.plans[at].iter().all(|d| self.donors.get(d).is_some_and(|d| !d.stock.is_empty()));
@@ -399,45 +517,29 @@ impl Book {
             for id in self.plans.remove(at) {
                 let Some(donor) = self.donors.get_mut(&id) else { continue };
                 if let (Some(lease), Some(incarnation)) = (donor.stock.pop(), donor.incarnation) {
-                    replicas.push(Placed { donor: id, incarnation, lease, live: true });
+                    replicas.push(Placed { donor: id, incarnation, lease, state: ReplicaState::Live });
                 }
             }
-            self.extents.insert(extent, replicas.clone());
+            self.extents.insert(extent, replicas.iter().map(|p| Member::new(*p, now)).collect());
             self.actions.push(Action::Publish(extent, replicas));
         }
     }
 
     /// Stock that no plan has wanted for a while goes back.
     fn return_stock(&mut self, now: Instant) {
-        for (id, donor) in &mut self.donors {
-            let wanted = self.plans.iter().filter(|p| p.contains(id)).count();
+        let ids: Vec<DonorId> = self.donors.keys().copied().collect();
+        for id in ids {
+            let wanted = self.promised(id) as usize;
+            let Some(donor) = self.donors.get_mut(&id) else { continue };
             let old = donor.stock_since.is_some_and(|t| now.duration_since(t) >= self.rules.idle_return);
             if old && donor.stock.len() > wanted {
-                self.actions.push(Action::Return(*id, donor.stock.split_off(wanted)));
+                self.actions.push(Action::Return(id, donor.stock.split_off(wanted)));
             }
         }
     }
-
-    fn lose(&mut self, extent: ExtentId, replica: u8, why: &'static str) {
-        self.actions.push(Action::Lose { extent, replica, why });
-        self.forsake(extent, replica);
-    }
-
-    /// The replica is lost: its extent is degraded, and its slab goes back if somebody is there to take it.
-    fn forsake(&mut self, extent: ExtentId, replica: u8) {
-        let Some(placed) = self.extents.get_mut(&extent).and_then(|r| r.get_mut(usize::from(replica))) else { return };
-        placed.live = false;
-        self.actions.push(Action::Degrade(extent));
-        if self.donors.get(&placed.donor).is_some_and(|d| d.up && d.incarnation == Some(placed.incarnation)) {
-            self.actions.push(Action::Return(placed.donor, vec![placed.lease]));
-        }
-    }
-
-    fn live_on(&self, donor: DonorId) -> Vec<(ExtentId, u8, Placed)> {
-        let replicas = self.extents.iter().flat_map(|(e, r)| (0u8..).zip(r).map(move |(n, p)| (*e, n, *p)));
-        replicas.filter(|(_, _, p)| p.donor == donor && p.live).collect()
-    }
 }
+
+const NOT_KNOWN: &str = "its donor does not know the lease any more";
 
 #[cfg(test)]
 mod tests;

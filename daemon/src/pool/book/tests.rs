@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 
 const SLOTS: u64 = 64;
 const LOST_AFTER: Duration = Duration::from_secs(5);
+const AWAY_AFTER: Duration = Duration::from_millis(300);
 
 /// Donors that do what the book asks, and a check of every action against what was there before.
 struct World {
@@ -17,18 +18,22 @@ struct World {
     lent: Vec<BTreeMap<SlabId, u64>>,
     up: Vec<bool>,
     incarnation: Vec<u64>,
+    resumed: Vec<Option<u64>>,
     asked: Vec<u32>,
     capacity: u32,
+    removed: Vec<DonorId>,
     next_key: u64,
+    /// By place.
     extents: BTreeMap<ExtentId, Vec<Placed>>,
-    lost: BTreeSet<(ExtentId, u8)>,
 }
 
 impl World {
     fn new(donors: usize, replicas: usize, capacity: u32) -> World {
         let rules = Rules {
             replicas,
+            away_after: AWAY_AFTER,
             lost_after: LOST_AFTER,
+            rebalance: false,
             idle_return: Duration::from_secs(10),
             max_extents: 100,
             slots_per_extent: SLOTS as u32,
@@ -40,11 +45,12 @@ impl World {
             lent: vec![BTreeMap::new(); donors],
             up: vec![false; donors],
             incarnation: vec![1; donors],
+            resumed: vec![None; donors],
             asked: vec![0; donors],
             capacity,
+            removed: Vec::new(),
             next_key: 0,
             extents: BTreeMap::new(),
-            lost: BTreeSet::new(),
         }
     }
 
@@ -61,8 +67,9 @@ impl World {
         self.asked[donor] = 0;
         let held = self.lent[donor].iter().map(|(slab, key)| Lease { slab: *slab, rkey: Rkey(*key) }).collect();
         let incarnation = Incarnation(self.incarnation[donor]);
-        let greeting = Greeting { incarnation, host: None, rack: None, held, free: self.free(donor) };
-        self.book.up(Self::id(donor), greeting);
+        let resumed = self.resumed[donor].map(Incarnation);
+        let greeting = Greeting { incarnation, resumed, host: None, rack: None, held, free: self.free(donor) };
+        self.book.up(Self::id(donor), greeting, self.now);
         self.act();
     }
 
@@ -88,6 +95,53 @@ impl World {
             self.book.leased(Self::id(donor), vec![lease], self.now);
         }
         self.act();
+    }
+
+    /// The agent starts anew; `with_bytes`: its slabs come through, under new keys.
+    fn restart(&mut self, donor: usize, with_bytes: bool) {
+        self.resumed[donor] = with_bytes.then_some(self.incarnation[donor]);
+        self.incarnation[donor] += 1;
+        for key in self.lent[donor].values_mut() {
+            self.next_key += 1;
+            *key = self.next_key;
+        }
+        if !with_bytes {
+            self.lent[donor].clear();
+        }
+        self.disconnect(donor);
+    }
+
+    fn fill_and_settle(&mut self) {
+        for _ in 0..8 {
+            self.fill_all();
+            self.now += Duration::from_secs(1);
+            self.settle(&Room { free: SLOTS, ..nothing_free() });
+        }
+    }
+
+    /// What is joining has got all it lacks.
+    fn fill_all(&mut self) {
+        let all: Vec<(ExtentId, u8)> =
+            self.extents.iter().flat_map(|(e, r)| (0..r.len() as u8).map(move |n| (*e, n))).collect();
+        for (extent, place) in all {
+            if self.state(extent, place) == ReplicaState::Joining {
+                self.set(extent, place, ReplicaState::Live);
+                self.book.joined(extent, place, self.now);
+                self.act();
+            }
+        }
+    }
+
+    fn state(&self, extent: ExtentId, place: u8) -> ReplicaState {
+        self.extents[&extent][usize::from(place)].state
+    }
+
+    fn set(&mut self, extent: ExtentId, place: u8, state: ReplicaState) {
+        self.extents.get_mut(&extent).unwrap()[usize::from(place)].state = state;
+    }
+
+    fn states(&self, extent: ExtentId) -> Vec<ReplicaState> {
+        self.extents[&extent].iter().map(|p| p.state).collect()
     }
 
     fn balance(&mut self, room: Room) {
@@ -122,11 +176,8 @@ impl World {
             }
             Action::Return(donor, leases) => {
                 for lease in leases {
-                    let used = |(e, n, p): (&ExtentId, u8, &Placed)| {
-                        p.donor == donor && p.lease == lease && !self.lost.contains(&(*e, n))
-                    };
-                    let mut all = self.extents.iter().flat_map(|(e, r)| (0..).zip(r).map(move |(n, p)| (e, n, p)));
-                    assert!(!all.any(used), "a live replica's slab was given back");
+                    let used = |p: &Placed| p.donor == donor && p.lease == lease && p.state.is_kept();
+                    assert!(!self.extents.values().flatten().any(used), "a slab in use was given back");
                     if self.up[donor.0 as usize] && self.lent[donor.0 as usize].get(&lease.slab) == Some(&lease.rkey.0)
                     {
                         self.lent[donor.0 as usize].remove(&lease.slab);
@@ -136,28 +187,63 @@ impl World {
             Action::Publish(extent, replicas) => {
                 let donors: BTreeSet<DonorId> = replicas.iter().map(|p| p.donor).collect();
                 assert_eq!(donors.len(), self.replicas, "replicas share a donor, or some are missing");
-                for placed in &replicas {
-                    let held = self.lent[placed.donor.0 as usize].get(&placed.lease.slab);
-                    assert_eq!(held, Some(&placed.lease.rkey.0), "an extent on a slab that is not ours");
-                }
-                self.lost.retain(|(e, _)| *e != extent);
+                replicas.iter().for_each(|p| self.check_slab(p));
                 assert!(self.extents.insert(extent, replicas).is_none(), "{extent} was there already");
             }
-            Action::Lose { extent, replica, .. } => {
-                assert!(self.lost.insert((extent, replica)), "a replica was lost twice");
+            Action::Lose { extent, place, .. } => {
+                assert!(self.state(extent, place).is_kept(), "a replica was lost twice");
+                self.set(extent, place, ReplicaState::Lost);
+            }
+            Action::Leave { extent, place, .. } => {
+                assert!(self.state(extent, place).is_written(), "a replica that was not written was left");
+                self.set(extent, place, ReplicaState::Away);
+            }
+            Action::Join { extent, place, placed } => {
+                self.check_slab(&placed);
+                let places = self.extents.get_mut(&extent).unwrap();
+                match places.get_mut(usize::from(place)) {
+                    Some(old) => {
+                        assert!(!old.state.is_kept(), "a place in use was given to another replica");
+                        *old = placed;
+                    }
+                    None => places.push(placed),
+                }
+                let kept: Vec<DonorId> = places.iter().filter(|p| p.state.is_kept()).map(|p| p.donor).collect();
+                let donors: BTreeSet<&DonorId> = kept.iter().collect();
+                assert!(places.len() <= PLACES && donors.len() == kept.len(), "two replicas on one donor: {kept:?}");
+            }
+            Action::Rejoin { extent, place, placed } => {
+                self.check_slab(&placed);
+                assert!(self.state(extent, place).is_kept(), "a lost replica came back");
+                self.extents.get_mut(&extent).unwrap()[usize::from(place)] = placed;
+            }
+            Action::Promote { extent, place } => {
+                assert_eq!(self.live(extent), 0, "a replica that lacks something was made live beside a whole one");
+                self.set(extent, place, ReplicaState::Live);
+            }
+            Action::Vacate { extent, place } => {
+                self.set(extent, place, ReplicaState::Vacant);
+                assert!(self.live(extent) >= self.replicas, "a replica was let go before there were enough");
             }
             Action::Retire(extent) => {
                 self.extents.remove(&extent);
-                self.lost.retain(|(e, _)| *e != extent);
                 self.book.retired(extent);
             }
-            Action::Degrade(_) | Action::Abandon(_) => {}
+            Action::Removed(donor) => self.removed.push(donor),
+            Action::Degrade(_) | Action::Restore(_) | Action::Abandon(_) => {}
         }
     }
 
+    /// The slab is lent to us under this key, and nothing else is on it.
+    fn check_slab(&self, placed: &Placed) {
+        let held = self.lent[placed.donor.0 as usize].get(&placed.lease.slab);
+        assert_eq!(held, Some(&placed.lease.rkey.0), "a replica on a slab that is not ours");
+        let same = |p: &&Placed| p.state.is_kept() && p.donor == placed.donor && p.lease.slab == placed.lease.slab;
+        assert!(self.extents.values().flatten().filter(same).count() <= 1, "a slab was used twice");
+    }
+
     fn live(&self, extent: ExtentId) -> usize {
-        let replicas = &self.extents[&extent];
-        (0..replicas.len() as u8).filter(|n| !self.lost.contains(&(extent, *n))).count()
+        self.extents[&extent].iter().filter(|p| p.state == ReplicaState::Live).count()
     }
 }
 
@@ -204,6 +290,9 @@ fn a_short_absence_loses_nothing_a_long_one_everything_there() {
     world.connect(0);
     world.now += LOST_AFTER;
     world.balance(Room { free: SLOTS, ..nothing_free() });
+    // Away for a while: what it missed is copied, and all is as it was.
+    assert!(extents.iter().all(|e| world.states(*e).contains(&ReplicaState::Joining)));
+    world.fill_all();
     assert!(extents.iter().all(|e| world.live(*e) == 2));
     world.disconnect(0);
     // Attempts that fail don't put it off.
@@ -224,10 +313,130 @@ fn an_old_lease_in_a_new_incarnation_is_not_believed() {
     let mut world = World::new(2, 2, 8);
     (0..2).for_each(|d| world.connect(d));
     world.settle(&nothing_free());
-    world.disconnect(1);
-    world.incarnation[1] += 1;
+    world.restart(1, false);
     world.connect(1);
     assert!(world.extents.keys().all(|e| world.live(*e) == 1));
+}
+
+#[test]
+fn a_restart_that_kept_the_bytes_is_no_loss() {
+    let mut world = World::new(2, 2, 8);
+    (0..2).for_each(|d| world.connect(d));
+    world.settle(&nothing_free());
+    world.restart(1, true);
+    world.connect(1);
+    let joining = |w: &World, e| w.states(e).contains(&ReplicaState::Joining);
+    assert!(!world.extents.is_empty() && world.extents.keys().all(|e| joining(&world, *e)));
+    world.fill_all();
+    assert!(world.extents.keys().all(|e| world.live(*e) == 2));
+    assert_eq!(world.lent[1].len(), world.extents.len(), "slabs that nobody uses were not given back");
+}
+
+#[test]
+fn a_restart_that_was_not_seen_in_between_is_a_loss() {
+    let mut world = World::new(2, 2, 8);
+    (0..2).for_each(|d| world.connect(d));
+    world.settle(&nothing_free());
+    // Whose bytes the second one kept is not what we knew: between the two, anything may have happened to them.
+    world.restart(1, true);
+    world.restart(1, true);
+    world.connect(1);
+    assert!(world.extents.keys().all(|e| world.live(*e) == 1));
+}
+
+#[test]
+fn a_lost_replica_is_made_anew_on_another_donor() {
+    let mut world = World::new(3, 2, 8);
+    (0..2).for_each(|d| world.connect(d));
+    world.settle(&Room { free: SLOTS - 1, ..nothing_free() });
+    world.connect(2);
+    let extent = *world.extents.keys().next().unwrap();
+    world.restart(0, false);
+    world.now += LOST_AFTER;
+    world.settle(&Room { free: SLOTS, ..nothing_free() });
+    world.fill_all();
+    assert_eq!(world.live(extent), 2);
+    assert!(world.extents[&extent].iter().any(|p| p.donor == DonorId(2) && p.state == ReplicaState::Live));
+}
+
+#[test]
+fn recalled_slabs_go_back_when_their_pages_are_elsewhere_and_are_lost_at_the_deadline_if_not() {
+    let mut world = World::new(3, 2, 8);
+    (0..2).for_each(|d| world.connect(d));
+    world.settle(&nothing_free());
+    let extent = *world.extents.keys().next().unwrap();
+    let slabs: Vec<SlabId> = world.lent[0].keys().copied().collect();
+    world.book.recalled(DonorId(0), &slabs, world.now + Duration::from_secs(60));
+    world.settle(&Room { free: SLOTS, ..nothing_free() });
+    assert_eq!(world.live(extent), 2, "given up though nobody else has it");
+    world.connect(2);
+    world.settle(&Room { free: SLOTS, ..nothing_free() });
+    assert_eq!(world.live(extent), 2, "let go before the new replica was whole");
+    assert!(!world.lent[0].is_empty());
+    world.fill_and_settle();
+    assert_eq!((world.live(extent), world.lent[0].len()), (2, 0));
+
+    let slabs: Vec<SlabId> = world.lent[1].keys().copied().collect();
+    world.disconnect(0);
+    world.book.recalled(DonorId(1), &slabs, world.now + Duration::from_secs(1));
+    world.now += Duration::from_secs(1);
+    world.settle(&Room { free: SLOTS, ..nothing_free() });
+    assert_eq!(world.live(extent), 1);
+}
+
+#[test]
+fn a_donor_that_is_removed_is_emptied_first() {
+    let mut world = World::new(3, 2, 8);
+    (0..3).for_each(|d| world.connect(d));
+    for _ in 0..3 {
+        world.balance(nothing_free());
+        (0..3).for_each(|d| world.answer(d));
+    }
+    let victim = world.extents.values().next().unwrap()[0].donor;
+    world.book.remove(victim);
+    world.settle(&Room { free: SLOTS, ..nothing_free() });
+    assert!(world.removed.is_empty());
+    world.fill_and_settle();
+    assert_eq!(world.removed, [victim]);
+    assert_eq!(world.lent[victim.0 as usize].len(), 0);
+    assert!(world.extents.keys().all(|e| world.live(*e) == 2));
+}
+
+#[test]
+fn a_donor_that_was_added_takes_its_share_of_replicas() {
+    let mut world = World::new(3, 2, 12);
+    world.book.rules.rebalance = true;
+    (0..2).for_each(|d| world.connect(d));
+    for _ in 0..8 {
+        let free = world.extents.len() as u64;
+        world.settle(&Room { free: if free < 8 { 0 } else { 2 * SLOTS }, ..nothing_free() });
+    }
+    let extents = world.extents.len();
+    assert!(extents >= 8, "{extents}");
+    world.connect(2);
+    for _ in 0..30 {
+        world.settle(&Room { free: 2 * SLOTS, ..nothing_free() });
+        world.fill_all();
+        world.now += Duration::from_secs(1);
+    }
+    let held: Vec<usize> = world.lent.iter().map(BTreeMap::len).collect();
+    assert!(held.iter().max().unwrap() - held.iter().min().unwrap() <= 4, "{held:?}");
+    assert!(world.extents.keys().all(|e| world.live(*e) == 2));
+}
+
+#[test]
+fn what_only_joining_replicas_hold_is_made_live_when_nobody_else_can_come_back() {
+    let mut world = World::new(2, 1, 8);
+    (0..2).for_each(|d| world.connect(d));
+    world.settle(&nothing_free());
+    let (extent, donor) = world.extents.iter().next().map(|(e, r)| (*e, r[0].donor)).unwrap();
+    world.restart(donor.0.into(), true);
+    world.connect(donor.0.into());
+    world.balance(Room { free: SLOTS, ..nothing_free() });
+    assert_eq!(world.live(extent), 0, "a joining replica was trusted at once");
+    world.now += Duration::from_secs(10);
+    world.balance(Room { free: SLOTS, ..nothing_free() });
+    assert_eq!(world.live(extent), 1);
 }
 
 #[test]
@@ -239,36 +448,37 @@ fn a_slab_that_the_agent_does_not_list_is_lost() {
     let victim = replicas[1].donor;
     let held: Vec<SlabId> =
         world.lent[victim.0 as usize].keys().copied().filter(|s| *s != replicas[1].lease.slab).collect();
-    world.book.renewed(victim, &held, 3);
+    world.book.renewed(victim, &held, 3, world.now);
     world.act();
-    assert!(world.lost.contains(&(extent, 1)));
+    assert_eq!(world.state(extent, 1), ReplicaState::Lost);
 }
 
 proptest! {
     #[test]
     fn whatever_happens_no_live_slab_is_given_back_and_no_loss_is_undone(
         replicas in 1usize..4,
-        steps in prop::collection::vec((0u8..10, 0usize..4, any::<u16>()), 1..120),
+        steps in prop::collection::vec((0u8..14, 0usize..4, any::<u16>()), 1..120),
     ) {
         let mut world = World::new(4, replicas, 6);
         for (what, donor, n) in steps {
             match what {
                 0 | 1 if !world.up[donor] => world.connect(donor),
                 2 => world.disconnect(donor),
-                3 => {
-                    world.incarnation[donor] += 1;
-                    world.lent[donor].clear();
-                    world.disconnect(donor);
-                }
+                3 => world.restart(donor, n % 2 == 0),
                 4 => {
                     let extent = world.extents.keys().nth(usize::from(n) % world.extents.len().max(1)).copied();
                     if let Some(extent) = extent {
-                        let replica = (usize::from(n) % replicas) as u8;
+                        let place = (usize::from(n) % world.extents[&extent].len()) as u8;
+                        let placed = world.extents[&extent][usize::from(place)];
                         // A lane marks it in the table first, as the keeper does for the book's own.
-                        if world.lost.insert((extent, replica)) {
-                            world.book.replica_lost(extent, replica);
-                            world.act();
+                        if n % 2 == 0 && placed.state.is_kept() {
+                            world.set(extent, place, ReplicaState::Lost);
+                            world.book.replica_lost(extent, place, placed.donor);
+                        } else if placed.state.is_written() {
+                            world.set(extent, place, ReplicaState::Away);
+                            world.book.replica_away(extent, place, placed.donor, world.now);
                         }
+                        world.act();
                     }
                 }
                 5 => {
@@ -281,6 +491,12 @@ proptest! {
                     let empty = world.extents.keys().copied().filter(|e| e.0 % 3 == u32::from(n) % 3).collect();
                     world.balance(Room { free: 2 * SLOTS, empty, ..nothing_free() });
                 }
+                8 => world.fill_all(),
+                9 => {
+                    let slabs: Vec<SlabId> = world.lent[donor].keys().copied().filter(|s| s.0 % 2 == u32::from(n) % 2).collect();
+                    world.book.recalled(World::id(donor), &slabs, world.now + Duration::from_millis(u64::from(n)));
+                    world.act();
+                }
                 7 => world.balance(Room { wanted: u64::from(n) % 300, ..nothing_free() }),
                 _ => world.answer(donor),
             }
@@ -291,8 +507,11 @@ proptest! {
         }
         // In quiet times everything comes to rest, and nothing is held that nobody knows of.
         (0..4).for_each(|d| if !world.up[d] { world.connect(d) });
-        world.now += Duration::from_secs(20);
-        world.settle(&Room { free: SLOTS, ..nothing_free() });
+        for _ in 0..8 {
+            world.now += Duration::from_secs(20);
+            world.settle(&Room { free: SLOTS, ..nothing_free() });
+            world.fill_all();
+        }
         for (id, lent) in world.lent.iter().enumerate() {
             prop_assert_eq!(world.book.held(World::id(id)) as usize, lent.len(), "donor {}", id);
         }

@@ -26,6 +26,9 @@ impl Lane {
         if posted {
             end.outstanding += 1;
             end.posted = true;
+            if kind == OpKind::Read {
+                end.reads.push(ops, at);
+            }
         }
         posted
     }
@@ -60,9 +63,10 @@ impl Lane {
 
     pub(super) fn complete(&mut self, end_at: usize, completion: Completion, now: Instant) {
         let Some(at) = self.ops.by_tag(completion.tag) else { return };
-        let op = self.ops[at];
         let end = &mut self.ends[end_at];
         end.outstanding = end.outstanding.saturating_sub(1);
+        end.reads.remove(&mut self.ops, at);
+        let op = self.ops[at];
         let Some(donor) = self.core.donor(op.donor) else { return };
         match (op.direction, completion.result) {
             (_, Ok(())) => {
@@ -70,6 +74,7 @@ impl Lane {
                 donor.stats.observe(ns);
                 if op.direction == Direction::Read {
                     end.latency_ns = end.latency_ns - end.latency_ns / 8 + ns / 8;
+                    end.quantile.observe(ns);
                 }
             }
             (_, Err(_)) => {
@@ -78,19 +83,24 @@ impl Lane {
             }
         }
         match (op.direction, completion.result) {
-            (Direction::Read, Ok(())) => {
-                donor.stats.reads.fetch_add(1, Relaxed);
+            (Direction::Read, result) => {
+                donor.stats.reads.fetch_add(u64::from(result.is_ok()), Relaxed);
                 self.ops.remove(at);
-                self.verify(op, now);
-            }
-            (Direction::Read, Err(kind)) => {
-                self.ops.remove(at);
-                self.read_failed(op, kind, now);
+                if op.job == NIL {
+                    // Its job went on without it. Now its piece of the arena is nobody's.
+                    self.return_spare(op.buf);
+                } else {
+                    self.attempt_over(op.job, at);
+                    match result {
+                        Ok(()) => self.verify(op, now),
+                        Err(kind) => self.read_failed(op, kind, now),
+                    }
+                }
             }
             (Direction::Write, Ok(())) => {
                 donor.stats.writes.fetch_add(1, Relaxed);
                 self.ops.remove(at);
-                self.settle(op.part, Some(op.replica));
+                self.settle(op.part, Some(op.place));
             }
             (Direction::Write, Err(kind)) => self.write_failed(at, kind, now),
         }
@@ -101,7 +111,12 @@ impl Lane {
 
     /// A fresh endpoint came.
     pub(super) fn receive(&mut self, delivery: Delivery) {
-        let Some(end) = self.ends.get_mut(usize::from(delivery.donor.0)) else { return };
+        let at = usize::from(delivery.donor.0);
+        if at >= self.ends.len() {
+            // A donor that was added after the lane was made.
+            self.ends.resize_with(at + 1, End::default);
+        }
+        let end = &mut self.ends[at];
         end.next = Some(delivery.endpoint);
         if end.outstanding == 0 {
             self.replace(usize::from(delivery.donor.0));
@@ -141,25 +156,32 @@ impl Lane {
         }
     }
 
-    pub(super) fn is_lost(&self, op: &Pending) -> bool {
-        let replicas = self.core.extents.replicas(op.extent);
-        replicas.is_none_or(|r| r.nth(op.replica).is_none_or(|r| r.state == ReplicaState::Lost))
+    /// Nothing is to be posted to it any more.
+    pub(super) fn is_gone(&self, op: &Pending) -> bool {
+        let replica = self.core.extents.replica(op.extent, op.place);
+        !replica.state.is_written() || replica.generation != op.generation
     }
 
-    pub(super) fn lose(&self, extent: ExtentId, replica: u8, why: &'static str) {
-        if self.core.lose(extent, replica) {
-            self.core.tell(News::ReplicaLost { extent, replica, why });
+    pub(super) fn lose(&self, op: &Pending, why: &'static str) {
+        if self.core.lose(op.extent, op.place, op.generation) {
+            self.core.tell(News::ReplicaLost { extent: op.extent, place: op.place, generation: op.generation, why });
         }
     }
 
-    /// Some replica was lost: what waits for it is settled or goes elsewhere.
-    pub(super) fn sweep_lost(&mut self, now: Instant) {
-        self.seen_losses = self.core.losses();
+    pub(super) fn leave(&self, op: &Pending, why: &'static str) {
+        if self.core.leave(op.extent, op.place, op.generation) {
+            self.core.tell(News::ReplicaAway { extent: op.extent, place: op.place, generation: op.generation, why });
+        }
+    }
+
+    /// Some replica changed its state: what waits for it is settled or goes elsewhere.
+    pub(super) fn sweep(&mut self, now: Instant) {
+        self.seen_changes = self.core.changes();
         for at in 0..self.ends.len() {
             self.redistribute(at, now);
         }
         for i in (0..self.deferred.len()).rev() {
-            if self.is_lost(&self.ops[self.deferred[i]]) {
+            if self.is_gone(&self.ops[self.deferred[i]]) {
                 let op = self.deferred.swap_remove(i);
                 self.keep_or_drop(op, now);
             }
@@ -177,14 +199,20 @@ impl Lane {
 
     pub(super) fn keep_or_drop(&mut self, at: u32, now: Instant) {
         let op = self.ops[at];
-        let lost = self.is_lost(&op);
+        let gone = self.is_gone(&op);
         match op.direction {
-            Direction::Write if lost => {
+            Direction::Write if gone => {
                 self.ops.remove(at);
                 self.settle(op.part, None);
             }
-            Direction::Read if lost || !self.ends[usize::from(op.donor.0)].usable() => {
+            Direction::Read if op.job == NIL => {
                 self.ops.remove(at);
+                self.return_spare(op.buf);
+            }
+            Direction::Read if gone || !self.ends[usize::from(op.donor.0)].usable() => {
+                self.ops.remove(at);
+                self.attempt_over(op.job, at);
+                self.drop_spare(&op);
                 self.read_on(op.job, now);
             }
             _ => self.ends[usize::from(op.donor.0)].waiting.push(&mut self.ops, at),

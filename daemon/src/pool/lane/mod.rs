@@ -1,27 +1,29 @@
 //! A lane: one thread's way into the pool. It owns an arena of page buffers and one fabric endpoint per donor.
 //!
 //! A *read* goes to one replica, the fastest live one, and every page's CRC32C is compared with the slot table before the owner may
-//! see it. A failed attempt or a wrong page makes the next replica's turn, from the first page that is not verified yet. Only when every
-//! live replica failed several times is the read an error.
+//! see it. A failed attempt or a wrong page makes the next replica's turn, from the first page that is not verified yet; one that is slow
+//! gets company (`hedge`). Only when every live replica failed several times is the read an error. A wrong page is told to the repair thread.
 //!
-//! A *write* goes to all live replicas. One that fails in passing is tried again, on a fresh endpoint if the old one broke, until the replica
-//! has it or is declared lost: by the donor's own word (remote access error), by failing too often, or by the keeper when the
-//! donor was out of reach for too long. It is done when every replica of every part is settled, and well done if each part has a
-//! live replica that took it. So a replica that is live holds every write that was reported done.
+//! A *write* goes to all live and joining replicas. One that fails in passing is tried again, on a fresh endpoint if the old one broke, until the replica
+//! has it or is given up: lost by the donor's own word (remote access error), away by failing too often or by the keeper when the
+//! donor is out of reach. It is done when every replica of every part is settled (`replicas` tells how), and well done if each part has a
+//! live replica that took it. So a replica that is live holds every write that was reported done, and of others it is known what they lack.
 //!
 //! Nothing here blocks or allocates once the lane is made. Broken endpoints go to the donor's control thread, which sends a fresh one.
 
 mod ends;
+mod hedge;
+mod latency;
 mod read;
 mod write;
 
 use super::buffer::{Buf, FreeList};
-use super::config::MAX_REPLICAS;
 use super::core::{Core, LaneEntry, lock};
-use super::extents::{Replica, ReplicaState};
-use super::inflight::{Direction, Job, NIL, PartState, Pending, Pool, Queue, ReadWork, Work, WriteWork};
+use super::inflight::{Direction, Job, NIL, PartState, Pending, Pool, Posted, Queue, ReadWork, Work, WriteWork};
 use super::keeper::News;
 use super::mailbox::{Delivery, Mailbox};
+use super::repair;
+use super::replicas::{PLACES, Replica, ReplicaState};
 use super::slots::SlotRun;
 use super::{Busy, Done, IoError, LaneError, Part};
 use annex_shared::fabric::{Arena, Completion, Endpoint, ErrorKind, MAX_OP_LEN, Op, OpKind, Transport};
@@ -51,6 +53,9 @@ pub struct Lane {
     arena: Arc<Arena>,
     epoll: Epoll,
     free: FreeList,
+    /// Pages of the arena that nobody has but hedges may take.
+    spare: u32,
+    timer: hedge::Timer,
     jobs: Pool<Job>,
     parts: Pool<PartState>,
     ops: Pool<Pending>,
@@ -60,9 +65,11 @@ pub struct Lane {
     /// Reads for which no live replica has an endpoint now.
     stalled: Vec<u32>,
     scratch: Vec<Completion>,
-    seen_losses: u64,
+    seen_changes: u64,
     idle_check: Instant,
     reads: u32,
+    /// Wrong bytes are told to the repair thread (which does not tell itself).
+    reports: bool,
 }
 
 /// One donor's end, as this lane holds it.
@@ -76,6 +83,9 @@ struct End {
     waiting: Queue,
     posted: bool,
     latency_ns: u64,
+    /// Reads that are posted.
+    reads: Posted,
+    quantile: latency::Quantile,
 }
 
 impl End {
@@ -87,25 +97,32 @@ impl End {
 impl Lane {
     pub(super) fn new(core: Arc<Core>, pages: usize) -> Result<Lane, LaneError> {
         let pages = u32::try_from(pages.max(1)).map_err(|_| LaneError::TooLarge(pages))?;
-        let arena = Arc::new(Arena::new(pages as usize * PAGE_SIZE)?);
+        let spare = hedge::spare(pages, &core.config);
+        let arena = Arc::new(Arena::new((pages + spare) as usize * PAGE_SIZE)?);
         let mailbox = Arc::new(Mailbox::new().map_err(|e| LaneError::Events(e.into()))?);
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(|e| LaneError::Events(e.into()))?;
         let watch = EpollEvent::new(EpollFlags::EPOLLIN, 0);
         epoll.add(mailbox.event_fd(), watch).map_err(|e| LaneError::Events(e.into()))?;
+        let timer = hedge::Timer::new().map_err(|e| LaneError::Events(e.into()))?;
+        epoll.add(timer.fd(), watch).map_err(|e| LaneError::Events(e.into()))?;
         let id = NEXT_LANE.fetch_add(1, Relaxed);
         let entry = LaneEntry { id, arena: arena.clone(), mailbox: mailbox.clone() };
         lock(&core.lanes).push(entry);
         core.tell(News::LaneOpened(id));
         // Every job needs a page of the arena at least, a part too, and each part a few operations.
-        let (jobs, ops) = (pages, pages.saturating_mul(u32::from(core.config.replicas)).saturating_add(64));
-        let seen_losses = core.losses();
+        let per_page = u32::from(core.config.replicas) + 1;
+        let (jobs, ops) = (pages, pages.saturating_mul(per_page).saturating_add(64));
+        let seen_changes = core.changes();
+        let ends = core.donors().map(|d| usize::from(d.id.0) + 1).max().unwrap_or(0);
         Ok(Lane {
             id,
             mailbox,
-            ends: core.donors.iter().map(|_| End::default()).collect(),
+            ends: (0..ends).map(|_| End::default()).collect(),
             arena,
             epoll,
-            free: FreeList::new(pages),
+            free: FreeList::new(pages + spare),
+            spare,
+            timer,
             jobs: Pool::with_capacity(jobs),
             parts: Pool::with_capacity(pages.saturating_add(64)),
             ops: Pool::with_capacity(ops),
@@ -113,9 +130,10 @@ impl Lane {
             deferred: Vec::with_capacity(ops as usize),
             stalled: Vec::with_capacity(jobs as usize),
             scratch: Vec::with_capacity(1024),
-            seen_losses,
+            seen_changes,
             idle_check: Instant::now(),
             reads: 0,
+            reports: true,
             core,
         })
     }
@@ -123,6 +141,9 @@ impl Lane {
     /// A piece of the arena; `None` if no piece of this size is free.
     pub fn alloc(&mut self, pages: usize) -> Option<Buf> {
         let pages = u32::try_from(pages).ok()?;
+        if pages.saturating_add(self.spare) > self.free.free_pages() {
+            return None;
+        }
         let page = self.free.alloc(pages)?;
         Some(Buf { lane: self.id, page, pages })
     }
@@ -154,7 +175,17 @@ impl Lane {
     }
 
     /// Reads the slots of a run into a buffer of at least its size. The run's slots are retained until it is done.
+    /// The buffer that comes back may be another one of the same size.
     pub fn read(&mut self, run: SlotRun, buf: Buf, token: u64) -> Result<(), Busy> {
+        self.read_as(run, buf, token, None)
+    }
+
+    /// Reads one replica and no other, once.
+    pub(super) fn read_only(&mut self, run: SlotRun, place: u8, buf: Buf, token: u64) -> Result<(), Busy> {
+        self.read_as(run, buf, token, Some(place))
+    }
+
+    fn read_as(&mut self, run: SlotRun, buf: Buf, token: u64, only: Option<u8>) -> Result<(), Busy> {
         self.own(&buf);
         if self.jobs.room() == 0 || self.ops.room() == 0 {
             return Err(Busy(buf));
@@ -163,7 +194,8 @@ impl Lane {
             self.finished.push(Done { token, buf, result: Err(IoError::Misuse) });
             return Ok(());
         }
-        let work = ReadWork { run, at: 0, tries: [0; MAX_REPLICAS], mismatch: false, good: None };
+        let (tries, attempts) = ([0; PLACES], [NIL; 2]);
+        let work = ReadWork { run, at: 0, tries, mismatch: false, good: None, only, attempts };
         if let Some(job) = self.jobs.insert(Job { token, buf, work: Work::Read(work) }) {
             self.read_on(job, Instant::now());
         }
@@ -175,7 +207,7 @@ impl Lane {
     pub fn write(&mut self, parts: &[Part], buf: Buf, token: u64) -> Result<(), Busy> {
         self.own(&buf);
         let chunks = |p: &Part| p.run.count.div_ceil(MAX_OP_PAGES) as usize;
-        let needed = parts.iter().map(chunks).sum::<usize>() * usize::from(self.core.config.replicas);
+        let needed = parts.iter().map(chunks).sum::<usize>() * (usize::from(self.core.config.replicas) + 1);
         if self.jobs.room() == 0 || self.parts.room() < parts.len() || self.ops.room() < needed {
             return Err(Busy(buf));
         }
@@ -199,6 +231,31 @@ impl Lane {
             self.write_part(job, part.run, (first_page + part.at) * PAGE_SIZE, now);
         }
         Ok(())
+    }
+
+    /// Writes bytes that other replicas have already to one that lacks them. The slots are retained until it is done; it is well done if
+    /// the place still stands for that replica and took all.
+    pub(super) fn heal(&mut self, run: SlotRun, place: u8, generation: u16, buf: Buf, token: u64) -> Result<(), Busy> {
+        self.own(&buf);
+        if self.jobs.room() == 0 || self.parts.room() == 0 || self.ops.room() < 2 {
+            return Err(Busy(buf));
+        }
+        let fits = run.count > 0 && run.count <= buf.pages.min(MAX_OP_PAGES);
+        if !fits || self.one_extent(run).is_none() || !self.retain(run) {
+            self.finished.push(Done { token, buf, result: Err(IoError::Misuse) });
+            return Ok(());
+        }
+        let local = buf.page as usize * PAGE_SIZE;
+        let work = WriteWork { parts: NIL, parts_left: 1, error: None };
+        if let Some(job) = self.jobs.insert(Job { token, buf, work: Work::Write(work) }) {
+            self.heal_part(job, run, local, place, generation, Instant::now());
+        }
+        Ok(())
+    }
+
+    /// Wrong bytes are not told to the repair thread: this is its own lane.
+    pub(super) fn keep_quiet(&mut self) {
+        self.reports = false;
     }
 
     /// Rings the doorbell of every endpoint that has something posted.
@@ -229,9 +286,10 @@ impl Lane {
         for at in 0..self.ends.len() {
             self.poll_end(at, idle_too, now);
         }
-        if self.seen_losses != self.core.losses() {
-            self.sweep_lost(now);
+        if self.seen_changes != self.core.changes() {
+            self.sweep(now);
         }
+        self.hedge(now);
         if !self.deferred.is_empty() {
             self.retry_deferred(now);
         }
@@ -250,6 +308,7 @@ impl Lane {
                 again |= endpoint.arm();
             }
         }
+        self.set_timer();
         again
     }
 
@@ -266,6 +325,12 @@ impl Lane {
     /// Donors this lane has a working endpoint to.
     pub fn connected(&self) -> usize {
         self.ends.iter().filter(|e| e.usable()).count()
+    }
+
+    /// Pages of the arena that late answers may still write to.
+    #[cfg(test)]
+    pub(super) fn pages_out(&self) -> u32 {
+        hedge::spare(self.jobs.capacity(), &self.core.config) - self.spare
     }
 
     fn own(&self, buf: &Buf) {

@@ -1,15 +1,18 @@
 //! A read's way: choose a replica, verify what it brought, go on from the first page that is not good.
 
 use super::*;
+use annex_shared::ids::SlotIdx;
 
 /// How often a page is read from one replica before that counts as failed.
 const READ_TRIES: u8 = 4;
 /// Every so many reads the second-best replica is taken, so that its latency stays known.
 const PROBE_EVERY: u32 = 512;
+/// Pages on the list of those to heal at most. What does not fit is found by the scrubber.
+const MAX_HEALS: u32 = 256;
 
 pub(super) enum Choice {
     Replica(u8),
-    /// All that are left have no endpoint now.
+    /// All that are left have no endpoint now, or may come back.
     Wait,
     None,
 }
@@ -18,23 +21,55 @@ impl Lane {
     /// The next attempt of a read, or its end.
     pub(super) fn read_on(&mut self, job: u32, now: Instant) {
         let Work::Read(read) = self.jobs[job].work else { return };
+        if read.is_under_way() {
+            return;
+        }
         if read.at == read.run.count {
             return self.finish_read(job, Ok(()));
         }
-        let Some((extent, place)) = self.one_extent(read.run) else {
-            return self.finish_read(job, Err(IoError::Misuse));
+        match self.attempt(job, &read, now) {
+            Choice::Replica(_) => {}
+            Choice::Wait => self.stalled.push(job),
+            Choice::None if read.mismatch => self.finish_read(job, Err(IoError::Corrupt)),
+            Choice::None => self.finish_read(job, Err(IoError::Lost)),
+        }
+    }
+
+    /// Starts an attempt on the best replica that has none under way. The second one of a job reads into spare pages.
+    pub(super) fn attempt(&mut self, job: u32, read: &ReadWork, now: Instant) -> Choice {
+        let Some((extent, place)) = self.one_extent(read.run) else { return Choice::None };
+        let Some(replicas) = self.core.extents.replicas(extent) else { return Choice::None };
+        let busy = read.attempts.map(|op| if op == NIL { None } else { Some(self.ops[op].place) });
+        let tries = if read.only.is_some() { 1 } else { READ_TRIES };
+        let open = |(n, r): &(u8, &Replica)| {
+            // Who asks for one that is joining knows that it has got these pages.
+            (r.state == ReplicaState::Live || (read.only.is_some() && r.state == ReplicaState::Joining))
+                && read.tries[usize::from(*n)] < tries
+                && !busy.contains(&Some(*n))
+                && read.only.is_none_or(|only| only == *n)
         };
-        let Some(replicas) = self.core.extents.replicas(extent) else {
-            return self.finish_read(job, Err(IoError::Lost));
-        };
-        let open = |(n, r): &(u8, &Replica)| r.state == ReplicaState::Live && read.tries[usize::from(*n)] < READ_TRIES;
-        let choice = match self.choose(&read, replicas.iter().filter(open)) {
+        let choice = match self.choose(read, replicas.iter().filter(open)) {
             Choice::Replica(n) => n,
-            Choice::Wait => return self.stalled.push(job),
-            Choice::None if read.mismatch => return self.finish_read(job, Err(IoError::Corrupt)),
-            Choice::None => return self.finish_read(job, Err(IoError::Lost)),
+            // What is away or joining may be live again soon; the keeper sees to it that this ends.
+            Choice::None
+                if read.only.is_none()
+                    && !read.mismatch
+                    && replicas.live() == 0
+                    && (replicas.has(ReplicaState::Away) || replicas.has(ReplicaState::Joining)) =>
+            {
+                return Choice::Wait;
+            }
+            other => return other,
         };
-        let Some(replica) = replicas.nth(choice) else { return };
+        let Some(replica) = replicas.nth(choice) else { return Choice::None };
+        let home = (self.jobs[job].buf.page, self.jobs[job].buf.pages);
+        let buf = match read.is_under_way() {
+            false => home,
+            true => match self.take_spare(home.1) {
+                Some(page) => (page, home.1),
+                None => return Choice::Wait,
+            },
+        };
         let pages = (read.run.count - read.at).min(MAX_OP_PAGES);
         let pending = Pending {
             direction: Direction::Read,
@@ -42,20 +77,32 @@ impl Lane {
             part: NIL,
             extent,
             donor: replica.donor,
-            replica: choice,
+            place: choice,
+            generation: replica.generation,
             trouble: 0,
             len: pages * PAGE_SIZE as u32,
-            local: (self.jobs[job].buf.page + read.at) as usize * PAGE_SIZE,
+            local: (buf.0 + read.at) as usize * PAGE_SIZE,
             rkey: replica.rkey,
             addr: RemoteAddr(u64::from(place + read.at) * PAGE_SIZE as u64),
             time: now,
             next: NIL,
+            buf,
+            older: NIL,
+            newer: NIL,
+            is_posted: false,
         };
-        match self.ops.insert(pending) {
-            Some(op) => self.enqueue(op, now),
+        let Some(op) = self.ops.insert(pending) else {
             // The table is full of writes: this read goes on when one of them is done.
-            None => self.stalled.push(job),
+            if buf != home {
+                self.return_spare(buf);
+            }
+            return Choice::Wait;
+        };
+        if let Work::Read(read) = &mut self.jobs[job].work {
+            read.add(op);
         }
+        self.enqueue(op, now);
+        Choice::Replica(choice)
     }
 
     /// The best of the replicas that are still open to this read: fewest failures, then the least expected wait.
@@ -86,42 +133,67 @@ impl Lane {
 
     /// Checks what a READ brought and goes on from the first bad page.
     pub(super) fn verify(&mut self, op: Pending, now: Instant) {
-        let Work::Read(mut read) = self.jobs[op.job].work else { return };
+        let Work::Read(read) = self.jobs[op.job].work else { return };
         let pages = op.len / PAGE_SIZE as u32;
         // SAFETY: the READ into this range is complete, and the job holds the buffer, so nothing else moves it.
         let bytes = unsafe { self.arena.bytes(op.local, op.len as usize) };
         let first = read.run.first.0 + read.at;
-        let wanted = |i: u32| self.core.slots.checksum(annex_shared::ids::SlotIdx(first + i));
+        let wanted = |i: u32| self.core.slots.checksum(SlotIdx(first + i));
         let good =
             (0..pages).zip(bytes.chunks_exact(PAGE_SIZE)).take_while(|(i, page)| checksum(page) == wanted(*i)).count();
         if good > 0 {
+            self.adopt(&op);
+        } else {
+            self.drop_spare(&op);
+        }
+        let Work::Read(read) = &mut self.jobs[op.job].work else { return };
+        if good > 0 {
             read.at += good as u32;
-            read.tries = [0; MAX_REPLICAS];
+            read.tries = [0; PLACES];
             read.mismatch = false;
-            read.good = Some(op.replica);
+            read.good = Some(op.place);
         }
         if (good as u32) < pages {
+            read.tries[usize::from(op.place)] += 1;
+            read.mismatch = true;
+            read.good = None;
             if let Some(donor) = self.core.donor(op.donor) {
                 donor.stats.checksum_errors.fetch_add(1, Relaxed);
             }
-            read.tries[usize::from(op.replica)] += 1;
-            read.mismatch = true;
-            read.good = None;
+            self.report(SlotIdx(first + good as u32), &op);
         }
-        self.jobs[op.job].work = Work::Read(read);
         self.read_on(op.job, now);
     }
 
+    /// Has the repair thread look at a replica's page.
+    fn report(&self, slot: SlotIdx, op: &Pending) {
+        if !self.reports || self.core.counts.heals.fetch_add(1, Relaxed) >= MAX_HEALS {
+            if self.reports {
+                self.core.counts.heals.fetch_sub(1, Relaxed);
+            }
+            return;
+        }
+        self.core.mend(repair::Task::Heal { slot, place: op.place, generation: op.generation });
+    }
+
     pub(super) fn read_failed(&mut self, op: Pending, kind: ErrorKind, now: Instant) {
+        self.drop_spare(&op);
         let Work::Read(read) = &mut self.jobs[op.job].work else { return };
         read.good = None;
-        read.tries[usize::from(op.replica)] += 1;
+        read.tries[usize::from(op.place)] += 1;
         match kind {
-            ErrorKind::RemoteAccess => self.lose(op.extent, op.replica, "its donor refuses access: the lease is gone"),
-            ErrorKind::LocalProtection => return self.finish_read(op.job, Err(IoError::Misuse)),
+            ErrorKind::RemoteAccess => self.lose(&op, "its donor refuses access: the lease is gone"),
+            // Retried, since another attempt may still be writing into the job's buffer; it can't succeed.
+            ErrorKind::LocalProtection => tracing::error!("a read of {} pages is outside its lane's arena", op.buf.1),
             ErrorKind::RemoteOperation | ErrorKind::RetryExceeded | ErrorKind::Flushed => {}
         }
         self.read_on(op.job, now);
+    }
+
+    pub(super) fn attempt_over(&mut self, job: u32, op: u32) {
+        if let Work::Read(read) = &mut self.jobs[job].work {
+            read.remove(op);
+        }
     }
 
     pub(super) fn finish_read(&mut self, job: u32, result: Result<(), IoError>) {

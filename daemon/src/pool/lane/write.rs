@@ -1,8 +1,11 @@
-//! A write's way: every part to every live replica, again until it is there or the replica is lost.
+//! A write's way: every part to every live and joining replica, again until it is there or the replica is given up.
 
 use super::*;
+use crate::pool::replicas::Took;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::fence;
 
-/// A write's trouble on one replica may add up to this before the replica counts as lost.
+/// A write's trouble on one replica may add up to this before the replica counts as away.
 const WRITE_TROUBLE: u8 = 32;
 /// What an error adds to it: eight refusals, eight time-outs, or 32 times swept away by another operation's failure.
 const TROUBLE_OWN: u8 = 4;
@@ -18,60 +21,85 @@ impl Lane {
         for (slot, page) in run.slots().zip(bytes.chunks_exact(PAGE_SIZE)) {
             self.core.slots.set_checksum(slot, checksum(page));
         }
-        let Work::Write(work) = &mut self.jobs[job].work else { return };
-        let chunks = run.count.div_ceil(MAX_OP_PAGES);
-        let state = PartState {
+        // Who fills a replica that is published after this look sees the new checksums. See `replicas`.
+        fence(SeqCst);
+        let Some(part) = self.new_part(job, extent, run) else { return };
+        if let Some(replicas) = self.core.extents.replicas(extent) {
+            for (n, replica) in replicas.iter().filter(|(_, r)| r.state.is_written()) {
+                self.post_part(part, n, replica, place, local, now);
+            }
+        }
+        self.settle(part, None);
+    }
+
+    pub(super) fn heal_part(&mut self, job: u32, run: SlotRun, local: usize, place: u8, generation: u16, now: Instant) {
+        let Some((extent, at)) = self.one_extent(run) else { return };
+        let Some(part) = self.new_part(job, extent, run) else { return };
+        self.parts[part].heals = true;
+        let replica = self.core.extents.replica(extent, place);
+        if replica.state.is_written() && replica.generation == generation {
+            self.post_part(part, place, &replica, at, local, now);
+        }
+        self.settle(part, None);
+    }
+
+    /// One more operation is counted as pending, for the caller to settle when it has added all: the part must not settle before.
+    fn new_part(&mut self, job: u32, extent: ExtentId, run: SlotRun) -> Option<u32> {
+        let Work::Write(work) = &mut self.jobs[job].work else { return None };
+        let part = self.parts.insert(PartState {
             job,
             next: work.parts,
             extent,
             run,
-            // One more, taken back below: the part must not settle while operations are still being added.
             pending: 1,
-            done: [0; MAX_REPLICAS],
-            chunks: chunks as u16,
+            to: [None; PLACES],
+            done: [0; PLACES],
+            chunks: run.count.div_ceil(MAX_OP_PAGES) as u16,
             unknown: false,
-        };
-        let Some(part) = self.parts.insert(state) else { return };
+            heals: false,
+        })?;
         work.parts = part;
-        if let Some(replicas) = self.core.extents.replicas(extent) {
-            for (n, replica) in replicas.iter().filter(|(_, r)| r.state == ReplicaState::Live) {
-                for chunk in 0..chunks {
-                    let at = chunk * MAX_OP_PAGES;
-                    let pending = Pending {
-                        direction: Direction::Write,
-                        job,
-                        part,
-                        extent,
-                        donor: replica.donor,
-                        replica: n,
-                        trouble: 0,
-                        len: (run.count - at).min(MAX_OP_PAGES) * PAGE_SIZE as u32,
-                        local: local + at as usize * PAGE_SIZE,
-                        rkey: replica.rkey,
-                        addr: RemoteAddr(u64::from(place + at) * PAGE_SIZE as u64),
-                        time: now,
-                        next: NIL,
-                    };
-                    self.parts[part].pending += 1;
-                    match self.ops.insert(pending) {
-                        Some(op) => self.enqueue(op, now),
-                        // Room was checked for the configured number of replicas; an extent from a time with more has more.
-                        None => {
-                            self.lose(extent, n, "it is one more than are configured");
-                            self.settle(part, None);
-                        }
-                    }
-                }
-            }
+        Some(part)
+    }
+
+    /// Posts all of a part to one replica. `first` is the place of its first slot in the extent.
+    fn post_part(&mut self, part: u32, n: u8, replica: &Replica, first: u32, local: usize, now: Instant) {
+        let PartState { job, extent, run, chunks, .. } = self.parts[part];
+        self.parts[part].to[usize::from(n)] = Some(replica.generation);
+        for chunk in 0..u32::from(chunks) {
+            let at = chunk * MAX_OP_PAGES;
+            let pending = Pending {
+                direction: Direction::Write,
+                job,
+                part,
+                extent,
+                donor: replica.donor,
+                place: n,
+                generation: replica.generation,
+                trouble: 0,
+                len: (run.count - at).min(MAX_OP_PAGES) * PAGE_SIZE as u32,
+                local: local + at as usize * PAGE_SIZE,
+                rkey: replica.rkey,
+                addr: RemoteAddr(u64::from(first + at) * PAGE_SIZE as u64),
+                time: now,
+                next: NIL,
+                buf: (0, 0),
+                older: NIL,
+                newer: NIL,
+                is_posted: false,
+            };
+            // Room was checked for one replica more than configured. If there are still more, settling marks what this one misses.
+            let Some(op) = self.ops.insert(pending) else { return };
+            self.parts[part].pending += 1;
+            self.enqueue(op, now);
         }
-        self.settle(part, None);
     }
 
     pub(super) fn write_failed(&mut self, at: u32, kind: ErrorKind, now: Instant) {
         let op = self.ops[at];
         let trouble = match kind {
             ErrorKind::RemoteAccess => {
-                self.lose(op.extent, op.replica, "its donor refuses access: the lease is gone");
+                self.lose(&op, "its donor refuses access: the lease is gone");
                 WRITE_TROUBLE
             }
             ErrorKind::LocalProtection => {
@@ -81,6 +109,11 @@ impl Lane {
                 WRITE_TROUBLE
             }
             ErrorKind::RemoteOperation => TROUBLE_OWN,
+            // It had all its time and gave no answer: who waits for the next attempt waits as long again.
+            ErrorKind::RetryExceeded if now.saturating_duration_since(op.time) >= self.core.config.op_timeout.0 => {
+                self.core.tell(News::Hung { donor: op.donor });
+                WRITE_TROUBLE
+            }
             ErrorKind::RetryExceeded => TROUBLE_OWN,
             ErrorKind::Flushed => TROUBLE_FLUSHED,
         };
@@ -89,9 +122,9 @@ impl Lane {
         }
         let trouble = op.trouble.saturating_add(trouble);
         self.ops[at].trouble = trouble;
-        if self.is_lost(&op) || trouble >= WRITE_TROUBLE {
+        if self.is_gone(&op) || trouble >= WRITE_TROUBLE {
             if kind != ErrorKind::LocalProtection {
-                self.lose(op.extent, op.replica, "writes to it keep failing");
+                self.leave(&op, "writes to it keep failing");
             }
             self.ops.remove(at);
             self.settle(op.part, None);
@@ -101,6 +134,17 @@ impl Lane {
         } else {
             self.ends[usize::from(op.donor.0)].waiting.push(&mut self.ops, at);
         }
+    }
+
+    /// The second look of a write: whoever lacks it is marked. True if a live replica has it.
+    fn look_again(&self, state: &PartState, took: &Took) -> bool {
+        let Some((_, first)) = self.one_extent(state.run) else { return false };
+        let settled = self.core.extents.settle(state.extent, first, state.run.count, took);
+        if settled.demoted != 0 {
+            self.core.changed();
+            self.core.tell(News::Demoted { extent: state.extent, places: settled.demoted });
+        }
+        settled.held
     }
 
     /// One operation of a part is over: done on a replica, or given up with it.
@@ -114,9 +158,11 @@ impl Lane {
             return;
         }
         let state = *state;
-        let holds =
-            |(n, r): (u8, &Replica)| r.state == ReplicaState::Live && state.done[usize::from(n)] == state.chunks;
-        let held = self.core.extents.replicas(state.extent).is_some_and(|r| r.iter().any(holds));
+        let mut took = state.to;
+        for (took, done) in took.iter_mut().zip(state.done) {
+            *took = took.filter(|_| done == state.chunks);
+        }
+        let held = if state.heals { took != [None; PLACES] } else { self.look_again(&state, &took) };
         let Work::Write(work) = &mut self.jobs[state.job].work else { return };
         if !held {
             work.error.get_or_insert(IoError::Lost);

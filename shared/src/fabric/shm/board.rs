@@ -1,7 +1,7 @@
 //! The lease board: how a client on the same host knows, without asking, that a lease still holds.
 //!
-//! The agent owns a memfd with one entry of 64 bytes (a cache line) per slab, and clients map it read-only: it is sealed with
-//! `F_SEAL_FUTURE_WRITE`, so that no second writer can come to be.
+//! The agent owns a memfd with one entry of 64 bytes (a cache line) per slab. Clients get it through a descriptor that was opened
+//! read-only, which can't be mapped to write. (A seal against writing would bind the agent's own successor as well.)
 //!
 //! ```text
 //!  0  rkey         8   of the lease; 0 = never lent
@@ -14,7 +14,10 @@
 //! expiry in the future is that lease, and it holds. A client looks before an operation and again after it: the bytes that it read
 //! in between were those of its own lease.
 //!
-//! An agent that dies renews nothing: its leases run out on the board by themselves.
+//! An agent that dies renews nothing: its leases run out on the board by themselves. Until then its client may go on: what it writes
+//! lies in the slab's memfd, which an agent that is restarted takes over. That one takes the board over too, and before it does anything
+//! else it revokes every entry ([`Board::reopen`]): no operation under an old key succeeds from then on. Without a board that outlives the
+//! agent, the memory is gone with it, and what clients still write reaches nobody.
 
 use crate::ids::{Incarnation, Rkey};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
@@ -51,6 +54,8 @@ pub fn monotonic_ns() -> u64 {
 #[derive(Debug)]
 pub struct Board {
     fd: OwnedFd,
+    /// The same memory, read-only.
+    shown: OwnedFd,
     entries: Mapping,
 }
 
@@ -60,17 +65,30 @@ impl Board {
         let fd = memfd_create(c"annex-lease-board", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
         let len = slabs.max(1) as usize * ENTRY_LEN;
         nix::unistd::ftruncate(&fd, len as i64)?;
-        let entries = Mapping::new(fd.as_fd(), len, true)?;
-        let seals = SealFlag::F_SEAL_SHRINK
-            | SealFlag::F_SEAL_GROW
-            | SealFlag::from_bits_retain(libc::F_SEAL_FUTURE_WRITE)
-            | SealFlag::F_SEAL_SEAL;
+        let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
         fcntl(&fd, FcntlArg::F_ADD_SEALS(seals))?;
-        Ok(Board { fd, entries })
+        // So that nobody opens it anew to write by mere accident.
+        nix::sys::stat::fchmod(&fd, nix::sys::stat::Mode::S_IRUSR)?;
+        Board::reopen(fd)
     }
 
-    /// What goes to clients.
+    /// Takes over the board of an agent that is gone, and revokes every lease on it.
+    pub fn reopen(fd: OwnedFd) -> io::Result<Board> {
+        let len = sealed_len(&fd)?;
+        let entries = Mapping::new(fd.as_fd(), len as usize, true)?;
+        let shown = std::fs::File::open(format!("/proc/self/fd/{}", fd.as_raw_fd()))?.into();
+        let board = Board { fd, shown, entries };
+        (0..board.slots()).for_each(|slot| board.revoke(slot));
+        Ok(board)
+    }
+
+    /// What goes to clients: good for reading only.
     pub fn fd(&self) -> BorrowedFd<'_> {
+        self.shown.as_fd()
+    }
+
+    /// What an agent's successor needs for [`Board::reopen`].
+    pub fn own_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
@@ -235,7 +253,21 @@ mod tests {
     #[test]
     fn a_client_can_not_map_the_board_to_write() {
         let (board, _view) = pair();
-        assert_eq!(Mapping::new(board.fd(), ENTRY_LEN, true).unwrap_err().raw_os_error(), Some(libc::EPERM));
+        assert_eq!(Mapping::new(board.fd(), ENTRY_LEN, true).unwrap_err().raw_os_error(), Some(libc::EACCES));
+    }
+
+    #[test]
+    fn a_board_that_is_taken_over_says_dead_to_those_who_mapped_it_before() {
+        let (board, view) = pair();
+        board.grant(1, RKEY, INCARNATION, u64::MAX);
+        let kept = board.own_fd().try_clone_to_owned().unwrap();
+        drop(board);
+        assert!(view.holds(1, RKEY, INCARNATION, 0), "while the agent is away a lease runs on");
+        let board = Board::reopen(kept).unwrap();
+        assert!(!view.holds(1, RKEY, INCARNATION, 0));
+        board.grant(1, Rkey(2), Incarnation(6), 100);
+        assert!(!view.holds(1, RKEY, INCARNATION, 0));
+        assert!(view.holds(1, Rkey(2), Incarnation(6), 0));
     }
 
     #[test]

@@ -1,15 +1,23 @@
 //! The page table of one address space: where each of its pages is.
 //!
-//! It lies in a memfd, so that it can outlive this process. All numbers little-endian, offsets in bytes:
+//! It lies in a memfd, so that it outlives this process. All numbers little-endian, offsets in bytes:
 //!
 //! ```text
-//! 0            header      magic "annexpgt" (8), version u32 = 1, chunks u32 (high-water mark),
-//!                          app id u64, pid u32 (0: unknown), stub pid u32, staging address u64, staging length u64
+//! 0            header      magic "annexpgt" (8), version u32 = 2, chunks u32 (high-water mark),
+//!   16                     app id u64, pid u32 (0: unknown), stub pid u32, staging address u64, staging length u64
+//!   48                     progress u64: undo entries (low half), journal messages applied (high half)
+//!   56                     space id u64, stub: code u64, comm u64, staging mapping u64 (addresses),
+//!   88                     its pid in the app's namespace u32, its descriptor numbers u32 x 4 (comm, command, done, userfaultfd), version u32
+//!   112                    install under way: first page u64, pages u32; flags u32 (1: frozen)
+//!   128                    fork under way: child's space id u64, journal index + 1 u32; words of the window u32
+//!   144                    changes applied u64; the parent's change followed last u64 (a fork's child, see `changes`)
+//!   160                    pages found in an install note at a take-over: ranges u32, pad u32, 64 x {first u64, pages u32, pad u32}
 //! 4096         journal     messages read but not yet applied: 64 x 32 bytes, as the kernel wrote them (event byte 0 = none)
-//! 8192         intent      the eviction under way: phase u32 (0 none, 1 moving, 2 moved), ranges u32, then
-//!                          256 x {address u64, length u64}, then runs u32, pad u32, 256 x {first slot u32, count u32}
+//! 8192         intent      the eviction under way, see `intent`
+//! 64 KiB       window      changes not yet known to be complete, see `window`: 240 Ki words u32
 //! 1 MiB        directory   2^26 x u32, indexed by address >> 21: 0 = no chunk, else chunk number + 1
 //! 257 MiB      chunks      2^20 x 2304 bytes: 512 x u32 records, then 512 x 4 bits of policy, low nibble first
+//! then         undo        2^29 x {offset / 4 u32, word before u32}, see `undo`
 //! ```
 //!
 //! The file is sparse: only what is used takes memory. A record is a 2-bit kind and 30 bits of slot:
@@ -22,23 +30,52 @@
 //! | 1 | slot | *evicted*: its bytes are in the slot and nowhere else |
 //! | 2 | slot | *clean*: resident, and unless written since, the slot has the same bytes |
 //!
-//! A record that names a slot holds one reference to it. Order of updates: the reference first, then the record; the record
-//! first, then the release: a kill in between can only leak a reference, which a recount from the tables finds.
-//!
 //! The policy nibble of a resident page is its heat, of an evicted one the clock lap it left in (see `policy`).
+//!
+//! # A kill between any two instructions
+//! - A record that names a slot holds one reference to it. The counts are recounted from the records at a take-over, so only the records
+//!   must be right.
+//! - What a message changes is one transaction (`undo`): its successor sees all of it or none, and with it whether the message still has to be applied.
+//! - An install is noted before the COPY and the note taken back after the record: the pages in the note that are still *evicted* may be there
+//!   already, and a second COPY's EEXIST says so.
+//! - An eviction is noted with every page and its slot before the first MOVE (`intent`).
+//!
+//! Version 1 had no undo log, no window and another intent, and nobody to take it over from.
+
+mod intent;
+mod notes;
+mod undo;
+
+pub use intent::{Intent, Phase, Victim};
 
 use super::uffd::Message;
 use annex_shared::ids::SlotIdx;
 use annex_shared::page::PAGE_SHIFT;
 use memmap2::MmapRaw;
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::unistd::{Whence, lseek};
+use serde::{Deserialize, Serialize};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"annexpgt");
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const JOURNAL: usize = 4096;
+const PROGRESS: usize = 48;
+const SPACE: usize = 56;
+const STUB: usize = 64;
+const INSTALL: usize = 112;
+const FLAGS: usize = 124;
+const FORKING: usize = 128;
+const WINDOW_WORDS: usize = 140;
+const CHANGES: usize = 144;
+const FOLLOWED: usize = 152;
+const SUSPECTS: usize = 160;
+const SUSPECT_RANGES: usize = 64;
 const INTENT: usize = 8192;
+const WINDOW: usize = 64 << 10;
+/// Words the window's place holds.
+const WINDOW_ROOM: usize = (DIRECTORY - WINDOW) / 4;
 const DIRECTORY: usize = 1 << 20;
 const DIRECTORY_ENTRIES: usize = 1 << 26;
 const CHUNKS: usize = DIRECTORY + DIRECTORY_ENTRIES * 4;
@@ -46,12 +83,16 @@ const CHUNK_PAGES: usize = 512;
 /// A record of 4 bytes and a policy nibble for each page.
 const CHUNK_BYTES: usize = CHUNK_PAGES * 4 + CHUNK_PAGES / 2;
 const MAX_CHUNKS: u32 = 1 << 20;
-const FILE_BYTES: usize = CHUNKS + MAX_CHUNKS as usize * CHUNK_BYTES;
+const UNDO: usize = CHUNKS + MAX_CHUNKS as usize * CHUNK_BYTES;
+const FILE_BYTES: usize = UNDO + undo::ENTRIES * 8;
+const FROZEN: u32 = 1;
 
 /// Messages the journal holds: what one read may take.
 pub const JOURNAL_MESSAGES: usize = 64;
 /// Ranges one eviction may move.
 pub const INTENT_RANGES: usize = 256;
+/// Pages one eviction may move.
+pub const INTENT_PAGES: usize = 512;
 
 /// The highest slot a record can name.
 pub const MAX_SLOT: u32 = (1 << 30) - 1;
@@ -85,7 +126,7 @@ pub enum Record {
 }
 
 impl Record {
-    fn encode(self) -> u32 {
+    pub fn encode(self) -> u32 {
         match self {
             Record::None => 0,
             Record::Gone => 1,
@@ -95,7 +136,7 @@ impl Record {
         }
     }
 
-    fn decode(word: u32) -> Record {
+    pub fn decode(word: u32) -> Record {
         let slot = SlotIdx(word & MAX_SLOT);
         match (word >> 30, slot.0) {
             (1, _) => Record::Evicted(slot),
@@ -119,36 +160,178 @@ impl Record {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableFull;
 
+/// A page table could not be made or taken over.
+#[derive(Debug, thiserror::Error)]
+pub enum TableError {
+    #[error("failed to make or map a page table: {0}")]
+    System(#[from] io::Error),
+    #[error("the saved state is not a page table of annex")]
+    Magic,
+    #[error("the saved page table has layout version {0}, this annexd knows {VERSION}: start the annexd that wrote it")]
+    Version(u32),
+    #[error("the saved page table is damaged: {0}")]
+    Damaged(&'static str),
+}
+
+/// Where a stub's things are, for the annexd that comes after.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StubTraces {
+    pub pid: i32,
+    /// Its PID in the app's namespace.
+    pub pid_there: i32,
+    pub staging: (u64, u64),
+    pub code_at: u64,
+    pub comm_at: u64,
+    pub staging_map_at: u64,
+    /// Descriptor numbers in the stub's table: shared page, doorbell, answer, userfaultfd.
+    pub fds: [i32; 4],
+    /// Of the stub's code and shared page.
+    pub version: u32,
+}
+
 #[derive(Debug)]
 pub struct Table {
     /// Keeps the memory reachable for a successor, who gets the descriptor.
-    _memfd: OwnedFd,
+    memfd: OwnedFd,
     map: MmapRaw,
     /// Chunks given back, for use again. Recomputable: chunks below the mark that the directory does not name.
     free: Vec<u32>,
     /// Directory entries in use, for walks. Recomputable from the directory.
     used: std::collections::BTreeSet<u32>,
     evicted: u64,
+    /// A transaction is open: what is overwritten goes to the undo log.
+    logging: bool,
 }
 
 impl Table {
-    pub fn new(app: u64) -> io::Result<Table> {
+    pub fn new(app: u64, space: u64) -> io::Result<Table> {
         let memfd = memfd_create(c"annex-pages", MFdFlags::MFD_CLOEXEC)?;
         nix::unistd::ftruncate(&memfd, FILE_BYTES as i64)?;
-        let map = MmapRaw::map_raw(&memfd)?;
-        let table = Table { _memfd: memfd, map, free: Vec::new(), used: Default::default(), evicted: 0 };
-        table.write_u64(0, MAGIC);
+        let table = Table::over(memfd)?;
         table.write(8, VERSION);
         table.write_u64(16, app);
+        table.write_u64(SPACE, space);
+        table.write_u64(0, MAGIC);
         Ok(table)
     }
 
-    /// What a successor needs to find the address space again.
-    pub fn describe(&self, pid: i32, stub: i32, staging: (u64, u64)) {
+    fn over(memfd: OwnedFd) -> io::Result<Table> {
+        let map = MmapRaw::map_raw(&memfd)?;
+        Ok(Table { memfd, map, free: Vec::new(), used: Default::default(), evicted: 0, logging: false })
+    }
+
+    /// The table of an annexd that is gone. A transaction that it left open is undone: its message is to be applied again.
+    pub fn open(memfd: OwnedFd) -> Result<Table, TableError> {
+        let len = nix::sys::stat::fstat(&memfd).map_err(io::Error::from)?.st_size;
+        if len < 4096 {
+            return Err(TableError::Magic);
+        }
+        let mut table = Table::over(memfd)?;
+        if table.read_u64(0) != MAGIC {
+            return Err(TableError::Magic);
+        }
+        match table.read(8) {
+            VERSION if len as usize == FILE_BYTES => {}
+            VERSION => return Err(TableError::Damaged("its length is not the layout's")),
+            other => return Err(TableError::Version(other)),
+        }
+        table.roll_back()?;
+        table.recount()?;
+        Ok(table)
+    }
+
+    /// Makes what is on the heap anew from the directory.
+    fn recount(&mut self) -> Result<(), TableError> {
+        let mark = self.read(12);
+        if mark > MAX_CHUNKS {
+            return Err(TableError::Damaged("it claims more chunks than there is room for"));
+        }
+        let mut taken = vec![false; mark as usize];
+        for entry in self.directory_entries() {
+            let chunk = self.read(DIRECTORY + entry as usize * 4) - 1;
+            match taken.get_mut(chunk as usize) {
+                Some(taken) if !*taken => *taken = true,
+                _ => return Err(TableError::Damaged("its directory names a chunk twice, or one that is not there")),
+            }
+            self.used.insert(entry);
+        }
+        self.free = (0..mark).filter(|c| !taken[*c as usize]).collect();
+        let (start, end) = Table::everything();
+        let mut evicted = 0;
+        self.walk(start, end, |_, record| evicted += u64::from(matches!(record, Record::Evicted(_))));
+        self.evicted = evicted;
+        Ok(())
+    }
+
+    /// Directory entries that name a chunk. Skips what was never touched, which in a sparse file is nearly everything.
+    fn directory_entries(&self) -> Vec<u32> {
+        let (mut at, end) = (DIRECTORY as i64, CHUNKS as i64);
+        let mut found = Vec::new();
+        while at < end {
+            let Ok(data) = lseek(&self.memfd, at, Whence::SeekData) else { break };
+            let hole = lseek(&self.memfd, data, Whence::SeekHole).unwrap_or(end).min(end);
+            let entries = (data.max(at)..hole).step_by(4).map(|at| (at as usize - DIRECTORY) as u32 / 4);
+            found.extend(entries.filter(|entry| self.read(DIRECTORY + *entry as usize * 4) != 0));
+            at = hole.max(data + 4096);
+        }
+        found
+    }
+
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.memfd.as_fd()
+    }
+
+    pub fn app(&self) -> u64 {
+        self.read_u64(16)
+    }
+
+    pub fn space(&self) -> u64 {
+        self.read_u64(SPACE)
+    }
+
+    /// The process this is; 0 while it is not known.
+    pub fn pid(&self) -> i32 {
+        self.read(24) as i32
+    }
+
+    /// What a successor needs to find the process and its stub again.
+    pub fn describe(&self, pid: i32, stub: &StubTraces) {
+        self.write_u64(32, stub.staging.0);
+        self.write_u64(40, stub.staging.1);
+        self.write_u64(STUB, stub.code_at);
+        self.write_u64(STUB + 8, stub.comm_at);
+        self.write_u64(STUB + 16, stub.staging_map_at);
+        self.write(STUB + 24, stub.pid_there as u32);
+        for (i, fd) in stub.fds.iter().enumerate() {
+            self.write(STUB + 28 + i * 4, *fd as u32);
+        }
+        self.write(STUB + 44, stub.version);
+        self.write(28, stub.pid as u32);
         self.write(24, pid as u32);
-        self.write(28, stub as u32);
-        self.write_u64(32, staging.0);
-        self.write_u64(40, staging.1);
+    }
+
+    /// The stub as it was described, if there was one.
+    pub fn stub(&self) -> Option<StubTraces> {
+        let pid = self.read(28) as i32;
+        (pid != 0).then(|| StubTraces {
+            pid,
+            pid_there: self.read(STUB + 24) as i32,
+            staging: (self.read_u64(32), self.read_u64(40)),
+            code_at: self.read_u64(STUB),
+            comm_at: self.read_u64(STUB + 8),
+            staging_map_at: self.read_u64(STUB + 16),
+            fds: [0, 1, 2, 3].map(|i| self.read(STUB + 28 + i * 4) as i32),
+            version: self.read(STUB + 44),
+        })
+    }
+
+    /// Eviction from this space is over for good; a successor must know.
+    pub fn freeze(&self) {
+        self.write(FLAGS, FROZEN);
+    }
+
+    pub fn is_frozen(&self) -> bool {
+        self.read(FLAGS) & FROZEN != 0
     }
 
     /// Pages whose bytes are in the pool only.
@@ -271,38 +454,6 @@ impl Table {
         self.at(JOURNAL).cast()
     }
 
-    /// Notes what is about to be moved and where its bytes will go. In force from `intend`'s return until `conclude`.
-    pub fn intend(&self, ranges: &[(u64, u64)], runs: impl ExactSizeIterator<Item = (SlotIdx, u32)>) {
-        let after = INTENT + 8 + INTENT_RANGES * 16;
-        self.write(INTENT + 4, ranges.len() as u32);
-        for (i, (addr, len)) in ranges.iter().enumerate() {
-            self.write_u64(INTENT + 8 + i * 16, *addr);
-            self.write_u64(INTENT + 16 + i * 16, *len);
-        }
-        self.write(after, runs.len() as u32);
-        for (i, (first, count)) in runs.enumerate().take(INTENT_RANGES) {
-            self.write(after + 8 + i * 8, first.0);
-            self.write(after + 12 + i * 8, count);
-        }
-        self.set_phase(1);
-    }
-
-    /// The moves are done and the records say so; the bytes are in staging still.
-    pub fn intent_moved(&self) {
-        self.set_phase(2);
-    }
-
-    /// The bytes are in the pool, or back in the app.
-    pub fn conclude(&self) {
-        self.set_phase(0);
-    }
-
-    fn set_phase(&self, phase: u32) {
-        // SAFETY: in bounds, 4-aligned, and atomic like every word of the table.
-        let word = unsafe { &*self.at(INTENT).cast::<std::sync::atomic::AtomicU32>() };
-        word.store(phase, std::sync::atomic::Ordering::SeqCst);
-    }
-
     fn chunk_of(&self, page: PageIdx) -> Option<u32> {
         let entry = entry_of(page) as usize;
         if entry >= DIRECTORY_ENTRIES {
@@ -340,14 +491,26 @@ impl Table {
     }
 
     fn write(&self, offset: usize, value: u32) {
-        // SAFETY: in bounds and 4-aligned; the word is only ever accessed atomically.
-        let word = unsafe { &*self.at(offset).cast::<std::sync::atomic::AtomicU32>() };
-        word.store(value, std::sync::atomic::Ordering::Release);
+        if self.logging {
+            self.log(offset);
+        }
+        self.put(offset, value);
     }
 
     fn write_u64(&self, offset: usize, value: u64) {
         self.write(offset, value as u32);
         self.write(offset + 4, (value >> 32) as u32);
+    }
+
+    /// As `write`, whether a transaction is open or not.
+    fn put(&self, offset: usize, value: u32) {
+        // SAFETY: in bounds and 4-aligned; the word is only ever accessed atomically.
+        let word = unsafe { &*self.at(offset).cast::<std::sync::atomic::AtomicU32>() };
+        word.store(value, std::sync::atomic::Ordering::Release);
+    }
+
+    fn read_u64(&self, offset: usize) -> u64 {
+        u64::from(self.read(offset)) | u64::from(self.read(offset + 4)) << 32
     }
 }
 
@@ -369,77 +532,4 @@ fn nibble_of(page: PageIdx) -> u32 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-    use std::collections::BTreeMap;
-
-    #[test]
-    fn a_covered_chunk_is_given_back_and_used_again() {
-        let mut table = Table::new(1).unwrap();
-        let far = PageIdx::of(0x7fff_ff00_0000);
-        table.set(far, Record::Evicted(SlotIdx(MAX_SLOT))).unwrap();
-        assert_eq!(table.record(far), Record::Evicted(SlotIdx(MAX_SLOT)));
-        let mut released = Vec::new();
-        table.clear(PageIdx(0), Table::everything().1, |slot| released.push(slot));
-        assert_eq!((released, table.evicted(), table.record(far)), (vec![SlotIdx(MAX_SLOT)], 0, Record::None));
-        table.set(PageIdx(5), Record::Gone).unwrap();
-        assert_eq!(table.read(12), 1, "the freed chunk is used again");
-        assert_eq!(table.record(PageIdx(6)), Record::None, "and carries nothing over");
-    }
-
-    #[test]
-    fn neighbours_have_policies_of_their_own() {
-        let mut table = Table::new(1).unwrap();
-        table.ensure(PageIdx(510), 4).unwrap();
-        for page in 510..514 {
-            table.set_policy(PageIdx(page), page as u8);
-        }
-        table.set_policy(PageIdx(511), 0);
-        let found: Vec<u8> = (510..514).map(|p| table.policy(PageIdx(p))).collect();
-        assert_eq!(found, [510u64 as u8 & 15, 0, 512u64 as u8 & 15, 513u64 as u8 & 15]);
-        assert_eq!(table.record(PageIdx(511)), Record::None, "records lie elsewhere");
-    }
-
-    #[derive(Clone, Debug)]
-    enum Step {
-        Set(u64, u32),
-        Clear(u64, u64),
-    }
-
-    proptest! {
-        #[test]
-        fn the_table_is_a_map_from_pages_to_records(
-            steps in proptest::collection::vec(prop_oneof![
-                (0u64..3000, 0u32..50).prop_map(|(p, r)| Step::Set(p, r)),
-                (0u64..3000, 0u64..1500).prop_map(|(p, n)| Step::Clear(p, n)),
-            ], 1..200)
-        ) {
-            let mut table = Table::new(1).unwrap();
-            let mut model = BTreeMap::new();
-            for step in steps {
-                match step {
-                    Step::Set(page, r) => {
-                        let record = match r { 0 => Record::None, 1 => Record::Gone, 2..20 => Record::Clean(SlotIdx(r)), _ => Record::Evicted(SlotIdx(r)) };
-                        let before = table.set(PageIdx(page), record).unwrap();
-                        let expected = if record == Record::None { model.remove(&page) } else { model.insert(page, record) };
-                        prop_assert_eq!(before, expected.unwrap_or(Record::None));
-                    }
-                    Step::Clear(page, n) => {
-                        let mut released = Vec::new();
-                        table.clear(PageIdx(page), PageIdx(page + n), |s| released.push(s));
-                        let gone: Vec<_> = model.range(page..page + n).map(|(p, r)| (*p, *r)).collect();
-                        gone.iter().for_each(|(p, _)| { model.remove(p); });
-                        prop_assert_eq!(released, gone.iter().filter_map(|(_, r)| r.slot()).collect::<Vec<_>>());
-                    }
-                }
-                let mut walked = Vec::new();
-                let (start, end) = Table::everything();
-                table.walk(start, end, |p, r| walked.push((p.0, r)));
-                prop_assert_eq!(&walked, &model.iter().map(|(p, r)| (*p, *r)).collect::<Vec<_>>());
-                let evicted = model.values().filter(|r| matches!(r, Record::Evicted(_))).count() as u64;
-                prop_assert_eq!(table.evicted(), evicted);
-            }
-        }
-    }
-}
+mod tests;

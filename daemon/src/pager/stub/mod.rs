@@ -11,7 +11,11 @@
 //! | comm, 28 KiB | read + write, shared with annexd | doorbell words, calls, MOVE arguments ([`Comm`]) |
 //! | staging, [`STAGING`] | read + write, private | where MOVE puts evicted pages until they are written |
 
+mod found;
+
+use super::mortal;
 use super::process;
+use super::table::StubTraces;
 use super::tracee::{self, TraceError, Tracee};
 use super::uffd::{MOVE_DONTWAKE, MOVE_SOURCE_HOLES, MoveArg, UFFDIO_MOVE, USERFAULTFD_IOC_NEW, Uffd};
 use memmap2::MmapRaw;
@@ -29,12 +33,24 @@ use std::time::{Duration, Instant};
 
 /// Bytes of staging: what the spans of one batch cover. 2 MiB-aligned so that a transparent huge page can be moved whole.
 pub const STAGING: u64 = 8 << 20;
+/// Of the code and the shared page: a stub of another version is replaced, not adopted.
+const VERSION: u32 = 1;
+/// The stub's shared page in its program's mappings: a name that nobody else's mapping has.
+pub const SHARED_PAGE: &str = "/memfd:annex-stub-page";
+const SHARED_PAGE_MEMFD: &std::ffi::CStr = c"annex-stub-page";
 /// What the stub is called in process listings.
 pub const NAME: &str = "annex-stub";
 /// Ranges one doorbell can move.
 pub const MAX_MOVES: usize = super::table::INTENT_RANGES;
 
 const HUGE: u64 = 2 << 20;
+
+impl StubTraces {
+    /// Everything the stub has mapped in the app.
+    pub fn mappings(&self) -> [(u64, u64); 3] {
+        [(self.code_at, 4096), (self.comm_at, size_of::<Comm>() as u64), (self.staging_map_at, STAGING + HUGE)]
+    }
+}
 
 /// How long the app was stopped, for the attach benchmark and the log.
 #[derive(Clone, Copy, Debug)]
@@ -127,6 +143,11 @@ pub enum StubError {
     Trace(#[from] TraceError),
     #[error("failed to {what}: {source}")]
     System { what: &'static str, source: io::Error },
+    /// As the tracing process said it.
+    #[error("{0}")]
+    Apart(String),
+    #[error("the stub does not answer")]
+    Silent,
 }
 
 fn system(what: &'static str) -> impl Fn(io::Error) -> StubError {
@@ -160,8 +181,8 @@ pub struct Stub {
     comm: MmapRaw,
     command: EventFd,
     done: EventFd,
-    /// The descriptor number of the userfaultfd in the stub's table.
-    uffd_there: i32,
+    /// Descriptor numbers in the stub's table: shared page, doorbell, answer, userfaultfd.
+    fds_there: [i32; 4],
     code_at: u64,
     comm_at: u64,
     staging_map: (u64, u64),
@@ -172,11 +193,9 @@ pub struct Stub {
 // SAFETY: the mapping is shared memory addressed through atomics and volatile accesses; nothing is tied to a thread.
 unsafe impl Send for Stub {}
 
-/// A new stub, what came with it, and whether the calling thread must [`tracee::accompany`] it.
+/// A new stub, and whether the calling thread must [`tracee::accompany`] it.
 pub struct Injected {
     pub stub: Stub,
-    /// The new context, if the seed was a device; not through its handshake yet.
-    pub uffd: Option<OwnedFd>,
     pub pause: Pause,
     pub accompany: bool,
 }
@@ -191,11 +210,11 @@ pub fn inject(pid: i32, tid: i32, suspend_seccomp: bool, seed: Seed<'_>) -> Resu
     let pause = Pause(start.elapsed());
     let (mut child, pid_there) = cloned?;
     let stub_pid = child.tid();
-    let result = released.map_err(StubError::from).and_then(|()| furnish(&mut child, stub_pid, pid_there, &seed));
+    let result = released.map_err(StubError::from).and_then(|()| furnish(&mut child, pid, stub_pid, pid_there, &seed));
     match result {
-        Ok((stub, uffd)) => {
+        Ok(stub) => {
             child.jump(stub.code_at, stub.comm_at, suspend_seccomp)?;
-            Ok(Injected { stub, uffd, pause, accompany: suspend_seccomp })
+            Ok(Injected { stub, pause, accompany: suspend_seccomp })
         }
         Err(e) => {
             // SAFETY: our own tracee, so the PID can't have been recycled.
@@ -209,24 +228,23 @@ pub fn inject(pid: i32, tid: i32, suspend_seccomp: bool, seed: Seed<'_>) -> Resu
 }
 
 /// Everything between the clone and the loop, done by the stub itself while the app runs on.
-fn furnish(
-    child: &mut Tracee,
-    pid: i32,
-    pid_there: i32,
-    seed: &Seed<'_>,
-) -> Result<(Stub, Option<OwnedFd>), StubError> {
+fn furnish(child: &mut Tracee, app: i32, pid: i32, pid_there: i32, seed: &Seed<'_>) -> Result<Stub, StubError> {
     let pidfd = process::pidfd_open(pid).map_err(system("open the stub's pidfd"))?;
     const UNSHARE: u64 = 2;
     child.call("close_range", libc::SYS_close_range, [0, u32::MAX as u64, UNSHARE, 0, 0, 0])?;
     let death = [libc::PR_SET_PDEATHSIG as u64, libc::SIGKILL as u64, 0, 0, 0, 0];
     child.call("prctl(PR_SET_PDEATHSIG)", libc::SYS_prctl, death)?;
+    // A parent that ended before this took effect is never told of: nobody else would end the stub.
+    if process::Stat::read(pid).is_none_or(|stat| stat.parent != app) {
+        return Err(TraceError::Died { tid: app }.into());
+    }
     child.call("setsid", libc::SYS_setsid, [0; 6])?;
 
     let scratch = map(child, "mmap scratch", 4096, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_ANONYMOUS, None)?;
     child.poke(scratch, &[NAME.as_bytes(), b"\0"].concat())?;
     child.syscall(libc::SYS_prctl, [libc::PR_SET_NAME as u64, scratch, 0, 0, 0, 0])?;
 
-    let memfd = memfd_create(c"annex-stub", MFdFlags::MFD_CLOEXEC)
+    let memfd = memfd_create(SHARED_PAGE_MEMFD, MFdFlags::MFD_CLOEXEC)
         .and_then(|fd| nix::unistd::ftruncate(&fd, size_of::<Comm>() as i64).map(|()| fd))
         .map_err(|e| system("create the stub's shared page")(e.into()))?;
     let comm = MmapRaw::map_raw(&memfd).map_err(system("map the stub's shared page"))?;
@@ -239,14 +257,14 @@ fn furnish(
     let [seed_there, memfd_there, command_there, done_there] =
         pass(child, &pidfd, scratch, [seed_fd, memfd.as_fd(), command.as_fd(), done.as_fd()])?;
 
-    let (uffd_there, uffd) = match seed {
-        Seed::Inherited(_) => (seed_there, None),
+    let uffd_there = match seed {
+        Seed::Inherited(_) => seed_there,
         Seed::Device(_) => {
             let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64;
             let args = [seed_there as u64, USERFAULTFD_IOC_NEW, flags, 0, 0, 0];
             let there = child.call("USERFAULTFD_IOC_NEW", libc::SYS_ioctl, args)? as i32;
             child.call("close", libc::SYS_close, [seed_there as u64, 0, 0, 0, 0, 0])?;
-            (there, Some(process::pidfd_getfd(&pidfd, there).map_err(system("fetch the userfaultfd"))?))
+            there
         }
     };
 
@@ -261,7 +279,6 @@ fn furnish(
     }
     advise(child, staging_map.0, staging_map.1, libc::MADV_NOHUGEPAGE)?;
     child.call("munmap", libc::SYS_munmap, [scratch, 4096, 0, 0, 0, 0])?;
-    child.call("close", libc::SYS_close, [memfd_there as u64, 0, 0, 0, 0, 0])?;
 
     let staging = staging_map.0.next_multiple_of(HUGE);
     let stub = Stub {
@@ -271,7 +288,7 @@ fn furnish(
         comm,
         command,
         done,
-        uffd_there,
+        fds_there: [memfd_there, command_there, done_there, uffd_there],
         code_at,
         comm_at,
         staging_map,
@@ -280,7 +297,7 @@ fn furnish(
     };
     stub.shared().command.store(command_there as i64, Ordering::Relaxed);
     stub.shared().done.store(done_there as i64, Ordering::Release);
-    Ok((stub, uffd))
+    Ok(stub)
 }
 
 fn map(
@@ -368,6 +385,20 @@ impl Stub {
         nix::poll::poll(&mut fds, PollTimeout::ZERO) == Ok(0)
     }
 
+    /// What a successor of this annexd finds it by.
+    pub fn traces(&self) -> StubTraces {
+        StubTraces {
+            pid: self.pid,
+            pid_there: self.pid_there,
+            staging: (self.staging, STAGING),
+            code_at: self.code_at,
+            comm_at: self.comm_at,
+            staging_map_at: self.staging_map.0,
+            fds: self.fds_there,
+            version: VERSION,
+        }
+    }
+
     /// Everything the stub has mapped in the app, never to be paged.
     pub fn mappings(&self) -> [(u64, u64); 3] {
         [(self.code_at, 4096), (self.comm_at, size_of::<Comm>() as u64), self.staging_map]
@@ -448,10 +479,11 @@ impl Stub {
             // SAFETY: the slot is in bounds, and the stub does not look at it before the doorbell.
             unsafe { self.move_slot(i).write_volatile(arg) };
             let there = self.comm_at + (self.move_slot(i).addr() - self.comm.as_ptr().addr()) as u64;
-            self.prepare(i, libc::SYS_ioctl, [self.uffd_there as u64, UFFDIO_MOVE, there, 0, 0, 0]);
+            self.prepare(i, libc::SYS_ioctl, [self.fds_there[3] as u64, UFFDIO_MOVE, there, 0, 0, 0]);
             dst += len;
         }
         self.ring(ranges.len())?;
+        mortal::point("moves-rung");
         // While it is not known what moved, nobody may touch this address space's records: there is no giving up, except with the app.
         while let Err(e) = self.wait(Duration::from_secs(1)) {
             if e == CallError::Dead {
@@ -509,18 +541,23 @@ impl Stub {
         Ok(())
     }
 
-    /// Ends the stub and takes everything of it out of the app. `tid` is the thread to borrow for it.
-    pub fn remove(self, app: i32, tid: i32, suspend_seccomp: bool, uffd: &Uffd) -> Option<Pause> {
+    /// Ends the stub and takes everything of it out of the app.
+    pub fn remove(self, app: i32, uffd: &Uffd) {
         // Unregistered first: the unmapping would otherwise send an event to us and wait for ourselves.
         let _ = uffd.unregister(self.staging, STAGING);
-        let _ = process::pidfd_kill(&self.pidfd, libc::SIGKILL);
+        let _ = process::pidfd_kill(self.pidfd.as_fd(), libc::SIGKILL);
         let mut fds = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];
         let _ = nix::poll::poll(&mut fds, 2000u16);
-        reap(app, tid, suspend_seccomp, self.pid_there, &self.mappings())
+        super::apart::reap(app, self.pid_there, &self.mappings());
+    }
+
+    /// True if the answer to a doorbell is still out.
+    pub fn is_ringing(&self) -> bool {
+        self.outstanding
     }
 
     /// Kills the stub of an address space that is dead or abandoned (exec), so that its memory can go.
     pub fn kill(&self) {
-        let _ = process::pidfd_kill(&self.pidfd, libc::SIGKILL);
+        let _ = process::pidfd_kill(self.pidfd.as_fd(), libc::SIGKILL);
     }
 }

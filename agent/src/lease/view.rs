@@ -1,0 +1,56 @@
+//! The book as a listing shows it.
+
+use super::{Book, Machine, Moment};
+use annex_shared::ids::{ClientId, SlabId};
+
+/// The whole book at one moment.
+#[derive(Clone, Debug)]
+pub struct View {
+    pub clients: Vec<ClientView>,
+    pub lent: u32,
+    pub spare: u32,
+    pub cleaning: u32,
+    pub vacant: u32,
+    pub recalled: u32,
+    pub is_draining: bool,
+}
+
+/// One client's claim.
+#[derive(Clone, Debug)]
+pub struct ClientView {
+    pub client: ClientId,
+    pub machine: Machine,
+    pub is_connected: bool,
+    pub held: Vec<SlabId>,
+    /// When all of them end unless renewed.
+    pub until: Moment,
+    /// Those that are wanted back, and by when.
+    pub recalled: Vec<(SlabId, Moment)>,
+}
+
+impl Book {
+    pub fn view(&self) -> View {
+        let mut clients: Vec<ClientView> = self
+            .claims
+            .iter()
+            .map(|(client, claim)| ClientView {
+                client: *client,
+                machine: claim.machine.clone(),
+                is_connected: claim.connection.is_some(),
+                held: claim.held.iter().copied().collect(),
+                until: claim.deadline,
+                recalled: self.recalled_from(*client),
+            })
+            .collect();
+        clients.sort_by_key(|c| c.client);
+        View {
+            clients,
+            lent: self.tally.lent,
+            spare: self.tally.spare,
+            cleaning: self.tally.cleaning_kept + self.tally.cleaning_dropped,
+            vacant: self.tally.vacant + self.tally.filling,
+            recalled: self.recalls.len() as u32,
+            is_draining: self.draining,
+        }
+    }
+}

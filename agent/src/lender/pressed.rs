@@ -1,0 +1,93 @@
+//! What the lender does for its own host: room for new slabs, and memory given back.
+
+use super::{Books, Candidate, Event, Lender, Moment, Room, Verdict, monotonic_ns, recall};
+use crate::config::Hugepages;
+use crate::slab::Pages;
+use annex_shared::ids::{ClientId, SlabId};
+use std::collections::BTreeMap;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+use tracing::{error, info};
+
+impl Lender {
+    /// New slabs that this host has memory for now.
+    pub(super) fn room(&self) -> Room {
+        let none = Room { slabs: 0, available_mib: 0, headroom_mib: self.terms.headroom >> 20 };
+        match self.terms.host.memory() {
+            Ok(host) => {
+                let room = host.room(self.terms.slab_size, self.terms.headroom, self.terms.hugepages);
+                if self.lock().watch.is_pressed() { Room { slabs: 0, ..room } } else { room }
+            }
+            Err(e) => {
+                error!("failed to see how much memory is free, so no new slab is lent: {e}");
+                none
+            }
+        }
+    }
+
+    /// True if there is memory that could be given back, or pressure that may be over.
+    pub(super) fn must_look(&self, books: &Books) -> bool {
+        // Prefaulted memory and huge pages are set aside for lending: giving them back would help nobody.
+        let is_set_aside = self.terms.prefault || self.terms.hugepages == Hugepages::TwoMib;
+        !is_set_aside && (books.book.with_memory() > 0 || books.watch.is_pressed())
+    }
+
+    pub(super) fn relieve_pressure(&self) {
+        let Ok(sample) = self.terms.host.sample() else { return };
+        let now = Moment(monotonic_ns());
+        let mut books = self.lock();
+        let coming = books.book.coming();
+        let was_pressed = books.watch.is_pressed();
+        let Verdict { trim, recall } = books.watch.look(sample, coming, now);
+        let is_pressed = books.watch.is_pressed();
+        drop(books);
+        if is_pressed != was_pressed {
+            let available = sample.available >> 20;
+            match is_pressed {
+                true => info!("this host is short of memory ({available} MiB available): giving slabs back to it"),
+                false => info!("this host has memory to spare again ({available} MiB available)"),
+            }
+        }
+        if trim {
+            self.with_book(|book, _| book.trim(0));
+        }
+        if recall > 0 {
+            let mut wanted = recall::order(self.candidates(), now);
+            wanted.truncate(recall as usize);
+            if !wanted.is_empty() {
+                let within = self.terms.recall_deadline;
+                info!("{} slabs are recalled, to be returned within {} ms", wanted.len(), within.as_millis());
+                self.with_book(|book, now| book.recall(&wanted, within, now));
+            }
+        }
+    }
+
+    /// What is lent, not recalled yet, and of memory whose return helps.
+    fn candidates(&self) -> Vec<Candidate> {
+        let lent: Vec<(SlabId, ClientId)> = {
+            let books = self.lock();
+            let lent = books.book.lent_slabs().into_iter();
+            lent.filter(|(slab, _)| books.book.recalled(*slab).is_none()).collect()
+        };
+        let of = |(slab, client)| {
+            let slot = self.slot(slab);
+            let memory = slot.memory.read().unwrap_or_else(PoisonError::into_inner);
+            let memory = memory.as_ref().filter(|m| m.slab.pages() == Pages::Small)?;
+            let is_seen = !memory.is_shared.load(Ordering::Relaxed);
+            let used = is_seen.then(|| Moment(slot.used.load(Ordering::Relaxed)));
+            Some(Candidate { slab, client, leased: Moment(slot.leased.load(Ordering::Relaxed)), used })
+        };
+        lent.into_iter().filter_map(of).collect()
+    }
+
+    /// What is wanted back from a client that has just connected.
+    pub fn recalls(&self, client: ClientId) -> Vec<Event> {
+        let now = Moment(monotonic_ns());
+        let mut by_deadline: BTreeMap<Moment, Vec<SlabId>> = BTreeMap::new();
+        for (slab, until) in self.lock().book.recalled_from(client) {
+            by_deadline.entry(until).or_default().push(slab);
+        }
+        let event = |(until, slabs)| Event::Recall { slabs, deadline_ms: now.until(until).as_millis() as u64 };
+        by_deadline.into_iter().map(event).collect()
+    }
+}

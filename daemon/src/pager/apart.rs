@@ -1,0 +1,145 @@
+//! ptrace in a process of its own, which outlives annexd.
+//!
+//! A thread that is stopped runs our system calls with our registers. Were its tracer killed in the middle, the kernel would let it go as it is,
+//! and the program would crash. So what traces is a child of annexd, forked for the occasion: if annexd is killed meanwhile, the child
+//! finishes what it has begun. It has annexd's memory by copy, the descriptors it is given and no others, and ends without running anything of annexd's.
+//!
+//! The child of an annexd with many threads must not touch a lock of theirs: what runs here does not log.
+
+use super::process;
+use super::stub::{self, Pause, Seed, StubError};
+use super::table::StubTraces;
+use super::tracee;
+use nix::sys::signal::{SigHandler, Signal, signal};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::{ForkResult, Pid, fork};
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+/// What the child says.
+#[derive(Serialize, Deserialize)]
+enum Report {
+    Placed { traces: StubTraces, pause_ns: u64 },
+    Failed(String),
+}
+
+/// Puts a stub into process `pid`, around the context behind `seed` or, if that is `/dev/userfaultfd`, a new one.
+pub fn inject(
+    pid: i32,
+    seed: BorrowedFd<'_>,
+    is_device: bool,
+    suspend_seccomp: bool,
+) -> Result<(StubTraces, Pause), StubError> {
+    let said = run(&[seed.as_raw_fd()], |mut report| {
+        let seed = if is_device { Seed::Device(seed) } else { Seed::Inherited(seed) };
+        let injected = stub::inject(pid, super::attach::thread_to_borrow(pid), suspend_seccomp, seed);
+        let stay = injected.as_ref().ok().filter(|i| i.accompany).map(|i| i.stub.pid());
+        report.send(&match &injected {
+            Ok(injected) => {
+                let pause_ns = injected.pause.0.as_nanos() as u64;
+                Report::Placed { traces: injected.stub.traces(), pause_ns }
+            }
+            Err(error) => Report::Failed(error.to_string()),
+        });
+        drop((report, injected));
+        if let Some(stub) = stay {
+            tracee::accompany(stub);
+        }
+    });
+    match said.map(|bytes| serde_json::from_slice(&bytes)) {
+        Ok(Ok(Report::Placed { traces, pause_ns })) => Ok((traces, Pause(Duration::from_nanos(pause_ns)))),
+        Ok(Ok(Report::Failed(why))) => Err(StubError::Apart(why)),
+        Ok(Err(_)) => Err(StubError::Apart("the tracing process ended without a word".into())),
+        Err(error) => Err(StubError::Apart(format!("failed to start a tracing process: {error}"))),
+    }
+}
+
+/// [`stub::reap`], from there. Unmaps only what is still the stub's: if the process has called exec since, the same addresses are another program's.
+pub fn reap(pid: i32, pid_there: i32, mappings: &[(u64, u64)]) {
+    let ours = |maps: &[process::Mapping]| {
+        let named = |m: &process::Mapping| m.name.starts_with(stub::SHARED_PAGE);
+        mappings.iter().any(|(at, _)| maps.iter().any(|m| m.start == *at && named(m)))
+    };
+    let is_ours = process::maps(pid).is_ok_and(|maps| ours(&maps));
+    let mappings = if is_ours { mappings } else { &[] };
+    let seccomp = process::identity(pid).is_ok_and(|i| i.seccomp);
+    let done = run(&[], |_| {
+        stub::reap(pid, super::attach::thread_to_borrow(pid), seccomp, pid_there, mappings);
+    });
+    if let Err(error) = done {
+        tracing::warn!(pid, "failed to start a tracing process: {error}");
+    }
+}
+
+/// Where the child puts its report; dropping it ends the report.
+struct Reporter(File);
+
+impl Reporter {
+    fn send(&mut self, report: &Report) {
+        // If annexd is gone there is nobody to tell.
+        let _ = serde_json::to_vec(report).map(|bytes| self.0.write_all(&bytes));
+    }
+}
+
+/// Runs `body` in a child that has these descriptors; what it reported. The child may go on after its report.
+fn run(keep: &[RawFd], body: impl FnOnce(Reporter)) -> io::Result<Vec<u8>> {
+    let (ours, theirs) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC)?;
+    // SAFETY: the child runs only `body`, on this thread's copy, and ends by _exit. The C library makes its allocator usable there.
+    match unsafe { fork() }? {
+        ForkResult::Child => {
+            let ended = catch_unwind(AssertUnwindSafe(|| {
+                settle_in(keep, &theirs);
+                body(Reporter(File::from(theirs)));
+            }));
+            // SAFETY: ends this process at once; nothing of annexd's may be taken down here.
+            unsafe { libc::_exit(i32::from(ended.is_err())) }
+        }
+        ForkResult::Parent { child } => {
+            drop(theirs);
+            let mut said = Vec::new();
+            let read = File::from(ours).read_to_end(&mut said);
+            collect(child);
+            read.map(|_| said)
+        }
+    }
+}
+
+fn settle_in(keep: &[RawFd], report: &OwnedFd) {
+    for kind in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT, Signal::SIGUSR1, Signal::SIGPIPE] {
+        // SAFETY: ignoring a signal installs no handler.
+        let _ = unsafe { signal(kind, SigHandler::SigIgn) };
+    }
+    let _ = nix::unistd::setsid();
+    // SAFETY: the name is a C string; setpriority takes numbers only.
+    unsafe {
+        libc::prctl(libc::PR_SET_NAME, c"annex-tracer".as_ptr());
+        libc::setpriority(libc::PRIO_PROCESS, 0, -20);
+    }
+    let mut keep: Vec<RawFd> = keep.iter().copied().chain([0, 1, 2, report.as_fd().as_raw_fd()]).collect();
+    keep.sort_unstable();
+    let mut from = 0u32;
+    for fd in keep.into_iter().map(|fd| fd as u32).chain([u32::MAX]) {
+        if fd > from {
+            // SAFETY: these are copies of annexd's descriptors; nothing in this child uses them.
+            unsafe { libc::syscall(libc::SYS_close_range, from, fd - 1, 0) };
+        }
+        from = from.max(fd.saturating_add(1));
+    }
+}
+
+/// No zombie stays: at once, or when a child that goes on has ended.
+fn collect(child: Pid) {
+    let flags = WaitPidFlag::__WALL;
+    for _ in 0..50 {
+        if !matches!(waitpid(child, Some(flags | WaitPidFlag::WNOHANG)), Ok(WaitStatus::StillAlive)) {
+            return;
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    let thread = std::thread::Builder::new().name("annex-tracer".into());
+    let _ = thread.spawn(move || waitpid(child, Some(flags)));
+}

@@ -1,0 +1,187 @@
+//! Evictions that were cut short: by the death of the stub, of annexd, or of all donors. The pages go back into the app.
+//!
+//! Nothing of such a batch counts as written: a WRITE that was under way may still arrive, so its slots rest before they are used again. Wherever a
+//! record names one of them (forked children and remapped places included) the bytes are put, from staging or from the batch's buffer.
+
+use super::app::App;
+use super::process::{self, Stat};
+use super::registry::Registry;
+use super::scan::Pagemap;
+use super::space::{Core, Fault, Space, Surroundings};
+use super::table::{Intent, Phase, Record, Table};
+use annex_shared::ids::SlotIdx;
+use annex_shared::page::PAGE_SIZE;
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Turns of 200 us that an app which keeps changing its mappings is given.
+const PATIENCE: u32 = 50_000;
+
+/// Who takes faults that were read on the way.
+pub type Serve<'a> = &'a dyn Fn(Vec<(Arc<Space>, Fault)>);
+
+/// What is in staging did not get back.
+#[derive(Debug, thiserror::Error)]
+pub enum SalvageError {
+    #[error("the process of its pages is not known")]
+    NoProcess,
+    #[error("a child of its process was forked meanwhile, whose pages ended with the process")]
+    Gone,
+    #[error("its staging area could not be read: {0}")]
+    Staging(#[source] io::Error),
+}
+
+/// Makes the records of an eviction that was cut short while it moved say what moved. Before any message is read: until then the pages are where the
+/// intent says.
+pub fn settle_records(space: &Space, core: &mut Core, around: &Surroundings) {
+    match records_as_moved(&mut core.table, space.pid()) {
+        Ok(changed) => {
+            for (before, after) in changed {
+                after.slot().into_iter().for_each(|slot| around.pool.retain(slot));
+                before.slot().into_iter().for_each(|slot| around.pool.release(slot));
+            }
+        }
+        Err(error) => space.app.stop(&format!("an eviction was cut short, and {error}")),
+    }
+}
+
+/// The records that had to change, before and after. The moves must be over.
+pub fn records_as_moved(table: &mut Table, pid: Option<i32>) -> Result<Vec<(Record, Record)>, SalvageError> {
+    let Some(Intent { phase: Phase::Moving, victims }) = table.intent() else { return Ok(Vec::new()) };
+    let staged = match staged(table, pid) {
+        // Its pages are nobody's any more, unless a child was forked meanwhile: that must not take them for zeros.
+        Err(SalvageError::Gone) => victims.iter().map(|v| v.place).collect(),
+        staged => staged?,
+    };
+    let mut changed = Vec::new();
+    for victim in victims {
+        let now = table.record(victim.page);
+        let named = now == Record::Evicted(victim.slot);
+        let after = match staged.contains(&victim.place) {
+            true if !named => Record::Evicted(victim.slot),
+            // It had vanished before it could be moved: zeros, as ever.
+            false if named => Record::None,
+            _ => continue,
+        };
+        let before = table.set(victim.page, after).unwrap_or(Record::None);
+        changed.push((before, after));
+    }
+    table.intent_moved();
+    Ok(changed)
+}
+
+/// Brings the pages of the space's intent back and concludes it. Nothing to do without one.
+pub fn bring_back(
+    registry: &Registry,
+    around: &Surroundings,
+    space: &Arc<Space>,
+    serve: Serve<'_>,
+) -> Result<(), SalvageError> {
+    let (intent, staging) = {
+        let core = space.core();
+        let Some(intent) = core.table.intent() else { return Ok(()) };
+        let staging = core.table.stub().ok_or(SalvageError::NoProcess)?.staging;
+        (intent, staging)
+    };
+    let slots = intent.slots();
+    let named = |space: &Arc<Space>| names_any(&space.core().table, &slots);
+    if registry.of_app(space.app.id).iter().any(named) {
+        let pid = space.pid().ok_or(SalvageError::NoProcess)?;
+        let staged = staged(&space.core().table, Some(pid));
+        let staged = match staged {
+            Err(SalvageError::Gone) => {
+                let mut faults = Vec::new();
+                space.drain(&mut space.core(), around, &mut faults);
+                let missed = registry.of_app(space.app.id).iter().any(|other| other.id != space.id && named(other));
+                return if missed { Err(SalvageError::Gone) } else { Ok(()) };
+            }
+            staged => staged?,
+        };
+        let mut bytes = vec![0; intent.victims.len() * PAGE_SIZE];
+        for (victim, page) in intent.victims.iter().zip(bytes.chunks_mut(PAGE_SIZE)) {
+            if staged.contains(&victim.place) {
+                let at = staging.0 + victim.place * PAGE_SIZE as u64;
+                process::read_memory(pid, at, page).map_err(SalvageError::Staging)?;
+            }
+        }
+        put_back(registry, around, &space.app, &slots, &bytes, serve);
+    }
+    space.core().table.conclude();
+    Ok(())
+}
+
+/// Puts bytes back wherever a record of the app names their slot: `slots` says which page of `bytes` belongs into each.
+pub fn put_back(
+    registry: &Registry,
+    around: &Surroundings,
+    app: &App,
+    slots: &HashMap<SlotIdx, usize>,
+    bytes: &[u8],
+    serve: Serve<'_>,
+) {
+    // A fork that is read on the way brings a child that needs them too.
+    let mut done = HashSet::new();
+    loop {
+        let Some(space) = registry.of_app(app.id).into_iter().find(|space| !done.contains(&space.id)) else { return };
+        done.insert(space.id);
+        for turn in 0..=PATIENCE {
+            let mut core = space.core();
+            let mut faults = Vec::new();
+            space.drain(&mut core, around, &mut faults);
+            let mut mine = Vec::new();
+            let (start, end) = Table::everything();
+            core.table.walk(start, end, |page, record| {
+                if let Record::Evicted(slot) = record
+                    && let Some(i) = slots.get(&slot)
+                {
+                    mine.push((page, slot, *i));
+                }
+            });
+            let settled = mine.is_empty() || space.settle_changes(&mut core, around);
+            let mut again = !settled;
+            for (page, slot, i) in mine.into_iter().filter(|_| settled) {
+                let bytes = &bytes[i * PAGE_SIZE..(i + 1) * PAGE_SIZE];
+                again |= !space.put_back(&mut core, page, bytes, slot, around);
+            }
+            drop(core);
+            serve(faults.into_iter().map(|f| (space.clone(), f)).collect());
+            if !again || space.is_dead() {
+                break;
+            }
+            if turn == PATIENCE {
+                app.stop("pages that no donor has could not be given back to it for seconds");
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+}
+
+fn names_any(table: &Table, slots: &HashMap<SlotIdx, usize>) -> bool {
+    let mut named = false;
+    let (start, end) = Table::everything();
+    table.walk(start, end, |_, record| named |= matches!(record, Record::Evicted(slot) if slots.contains_key(&slot)));
+    named
+}
+
+/// Which places of staging have a page, in pages.
+fn staged(table: &Table, pid: Option<i32>) -> Result<HashSet<u64>, SalvageError> {
+    let (pid, stub) = pid.zip(table.stub()).ok_or(SalvageError::NoProcess)?;
+    if Stat::read(pid).is_none_or(|stat| stat.is_zombie()) {
+        return Err(SalvageError::Gone);
+    }
+    let (start, len) = stub.staging;
+    let mut runs = Vec::new();
+    let mut pagemap = Pagemap::open(pid).map_err(SalvageError::Staging)?;
+    let mut at = start;
+    while at < start + len {
+        let next = pagemap.in_memory(at, start + len, &mut runs).map_err(SalvageError::Staging)?;
+        if next <= at {
+            break;
+        }
+        at = next;
+    }
+    let first = start / PAGE_SIZE as u64;
+    Ok(runs.iter().flat_map(|run| run.first.0..run.end().0).map(|page| page - first).collect())
+}

@@ -1,0 +1,98 @@
+//! Stubs that were there before this annexd, or that another process has put there: found by their traces, adopted or ended.
+
+use super::{Comm, HUGE, NAME, STAGING, Stub, StubError, VERSION, system};
+use crate::pager::process;
+use crate::pager::table::StubTraces;
+use memmap2::MmapRaw;
+use nix::poll::{PollFd, PollFlags, PollTimeout};
+use nix::sys::eventfd::EventFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+impl Stub {
+    /// The stub that the annexd before had here, if it lives and does as ours do.
+    pub fn adopt(traces: &StubTraces, app: i32) -> Option<Stub> {
+        let named = process::Stat::read(traces.pid).is_some_and(|stat| stat.comm == NAME && !stat.is_zombie());
+        if !named || traces.version != VERSION || process::same_address_space(traces.pid, app) != Some(true) {
+            return None;
+        }
+        let pidfd = process::pidfd_open(traces.pid).ok()?;
+        let [comm, command, done, _] = traces.fds;
+        let fetch = |fd| process::pidfd_getfd(&pidfd, fd).ok();
+        let comm = MmapRaw::map_raw(&fetch(comm)?).ok().filter(|map| map.len() == size_of::<Comm>())?;
+        // SAFETY: both are eventfds: they are the descriptors that `furnish` passed to this stub.
+        let (command, done) =
+            unsafe { (EventFd::from_owned_fd(fetch(command)?), EventFd::from_owned_fd(fetch(done)?)) };
+        let mut stub = Stub {
+            pid: traces.pid,
+            pid_there: traces.pid_there,
+            pidfd,
+            comm,
+            command,
+            done,
+            fds_there: traces.fds,
+            code_at: traces.code_at,
+            comm_at: traces.comm_at,
+            staging_map: (traces.staging_map_at, STAGING + HUGE),
+            staging: traces.staging.0,
+            outstanding: true,
+        };
+        if stub.is_idle() {
+            // An answer that nobody has read may be left.
+            let _ = stub.done.read();
+            stub.outstanding = false;
+        }
+        Some(stub)
+    }
+
+    /// True if it lives in another address space than process `app`: that has called exec since.
+    pub fn is_elsewhere(traces: &StubTraces, app: i32) -> bool {
+        process::Stat::read(traces.pid).is_some_and(|stat| stat.comm == NAME)
+            && process::same_address_space(traces.pid, app) == Some(false)
+    }
+
+    /// True if it sleeps at its doorbell and nobody has rung.
+    fn is_idle(&self) -> bool {
+        let Ok(text) = std::fs::read_to_string(format!("/proc/{}/syscall", self.pid)) else { return false };
+        let mut fields = text.split_ascii_whitespace();
+        let reads = fields.next() == Some("0");
+        let fd = fields.next().and_then(|f| i64::from_str_radix(f.trim_start_matches("0x"), 16).ok());
+        let mut rung = [PollFd::new(self.command.as_fd(), PollFlags::POLLIN)];
+        reads && fd == Some(i64::from(self.fds_there[1])) && nix::poll::poll(&mut rung, PollTimeout::ZERO) == Ok(0)
+    }
+
+    /// Waits until it has done all it was rung for. False: it has not, and can't be relied on.
+    pub fn come_to_rest(&mut self, limit: Duration) -> bool {
+        let until = Instant::now() + limit;
+        while !self.is_idle() {
+            if Instant::now() > until || !self.is_alive() {
+                return false;
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        let _ = self.done.read();
+        self.outstanding = false;
+        true
+    }
+
+    /// Kills it and waits for its end, so that nothing it was rung for happens any more.
+    pub fn end(traces: &StubTraces) {
+        if process::Stat::read(traces.pid).is_none_or(|stat| stat.comm != NAME) {
+            return;
+        }
+        let Ok(pidfd) = process::pidfd_open(traces.pid) else { return };
+        let _ = process::pidfd_kill(pidfd.as_fd(), libc::SIGKILL);
+        let mut fds = [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)];
+        let _ = nix::poll::poll(&mut fds, 2000u16);
+    }
+
+    /// The stub that was just put there, and the context it made if it did.
+    pub fn placed(traces: &StubTraces, app: i32) -> Result<(Stub, OwnedFd), StubError> {
+        let mut stub = Stub::adopt(traces, app).ok_or(StubError::Silent)?;
+        if !stub.come_to_rest(Duration::from_secs(2)) {
+            return Err(StubError::Silent);
+        }
+        let uffd = process::pidfd_getfd(&stub.pidfd, traces.fds[3]).map_err(system("fetch the userfaultfd"))?;
+        Ok((stub, uffd))
+    }
+}

@@ -1,0 +1,144 @@
+//! The eviction under way, noted so that a successor can bring its pages back.
+//!
+//! ```text
+//! 8192         phase u32 (0 none, 1 moving, 2 moved), pages u32
+//! 8200         512 x {page u64, slot u32, slot before u32, place in staging (pages) u32, unused u32}
+//! ```
+//!
+//! - *Moving*: the stub may have moved any of the pages. A page that is in staging was moved; its record may still be the old one.
+//! - *Moved*: the records name the slots, and the bytes are in staging. A page whose bytes go to another slot than noted first gets the new
+//!   one noted before its record changes; the slot before is kept beside it, for whoever inherited that.
+//!
+//! The slots were reserved by this eviction, so no record outside it names one of them.
+
+use super::{INTENT, INTENT_PAGES, PageIdx, Table};
+use annex_shared::ids::SlotIdx;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+const ENTRY: usize = 24;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    Moving,
+    Moved,
+}
+
+/// A page to be moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Victim {
+    pub page: PageIdx,
+    pub slot: SlotIdx,
+    /// The slot it had first, if it was given a better one.
+    pub before: SlotIdx,
+    /// Where it is in staging, in pages.
+    pub place: u64,
+}
+
+/// What was under way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Intent {
+    pub phase: Phase,
+    pub victims: Vec<Victim>,
+}
+
+impl Intent {
+    /// The page whose bytes belong into each slot that a record may name.
+    pub fn slots(&self) -> std::collections::HashMap<SlotIdx, usize> {
+        let mut slots: std::collections::HashMap<_, _> =
+            self.victims.iter().enumerate().map(|(i, v)| (v.slot, i)).collect();
+        // A slot that was given up may have become another page's; if not, somebody may still know it by its first owner.
+        for (i, victim) in self.victims.iter().enumerate() {
+            slots.entry(victim.before).or_insert(i);
+        }
+        slots
+    }
+}
+
+impl Table {
+    /// Notes what is about to be moved. In force until [`Table::conclude`].
+    pub fn intend(&self, victims: impl IntoIterator<Item = Victim>) {
+        let mut pages = 0;
+        for (i, victim) in victims.into_iter().take(INTENT_PAGES).enumerate() {
+            let at = INTENT + 8 + i * ENTRY;
+            self.write_u64(at, victim.page.0);
+            self.write(at + 8, victim.slot.0);
+            self.write(at + 12, victim.before.0);
+            self.write(at + 16, victim.place as u32);
+            pages = i + 1;
+        }
+        self.write(INTENT + 4, pages as u32);
+        self.set_phase(1);
+    }
+
+    /// The moves are done and the records say so; the bytes are in staging still.
+    pub fn intent_moved(&self) {
+        self.set_phase(2);
+    }
+
+    /// The n-th page's bytes will go to another slot than noted first.
+    pub fn intend_better(&self, nth: usize, slot: SlotIdx) {
+        self.write(INTENT + 8 + nth * ENTRY + 8, slot.0);
+    }
+
+    /// The bytes are in the pool, or back in the app.
+    pub fn conclude(&self) {
+        self.set_phase(0);
+    }
+
+    /// The eviction that was under way, if any.
+    pub fn intent(&self) -> Option<Intent> {
+        let phase = match self.read(INTENT) {
+            1 => Phase::Moving,
+            2 => Phase::Moved,
+            _ => return None,
+        };
+        let pages = (self.read(INTENT + 4) as usize).min(INTENT_PAGES);
+        let victim = |i: usize| {
+            let at = INTENT + 8 + i * ENTRY;
+            Victim {
+                page: PageIdx(self.read_u64(at)),
+                slot: SlotIdx(self.read(at + 8)),
+                before: SlotIdx(self.read(at + 12)),
+                place: u64::from(self.read(at + 16)),
+            }
+        };
+        Some(Intent { phase, victims: (0..pages).map(victim).collect() })
+    }
+
+    fn set_phase(&self, phase: u32) {
+        // SAFETY: in bounds, 4-aligned, and atomic like every word of the table.
+        let word = unsafe { &*self.at(INTENT).cast::<AtomicU32>() };
+        word.store(phase, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn victim(page: u64, slot: u32) -> Victim {
+        Victim { page: PageIdx(page), slot: SlotIdx(slot), before: SlotIdx(slot), place: page - 100 }
+    }
+
+    #[test]
+    fn an_intent_is_found_until_it_is_concluded() {
+        let table = Table::new(1, 1).unwrap();
+        let victims = [victim(100, 7), victim(103, 8)];
+        table.intend(victims);
+        assert_eq!(table.intent(), Some(Intent { phase: Phase::Moving, victims: victims.to_vec() }));
+        table.intent_moved();
+        assert_eq!(table.intent().unwrap().phase, Phase::Moved);
+        table.conclude();
+        assert_eq!(table.intent(), None);
+    }
+
+    #[test]
+    fn a_slot_given_up_belongs_to_its_new_page_or_else_to_its_first() {
+        let table = Table::new(1, 1).unwrap();
+        table.intend([victim(100, 7), victim(101, 8), victim(102, 9)]);
+        table.intent_moved();
+        table.intend_better(1, SlotIdx(7));
+        let slots = table.intent().unwrap().slots();
+        assert_eq!((slots[&SlotIdx(7)], slots[&SlotIdx(8)], slots[&SlotIdx(9)]), (1, 1, 2));
+    }
+}

@@ -1,0 +1,196 @@
+//! Changes whose company is not known to be complete, see `changes`; and their saved form.
+//!
+//! What is displaced is in no table's records, so the window is saved with every change (`table`'s window words, u32): five lists, each its length first.
+//! Ranges are four words (first page low, high, end low, high); a displaced range is followed by its records (length, then page low, high, record,
+//! policy each); children are two words, their space's id.
+
+use super::space::{Space, SpaceId};
+use super::table::{PageIdx, Record};
+use std::sync::{Arc, Weak};
+
+/// Pages from the first up to the second.
+pub type Range = (PageIdx, PageIdx);
+
+pub fn overlap(a: Range, b: Range) -> Option<Range> {
+    let both = (a.0.max(b.0), a.1.min(b.1));
+    (both.0 < both.1).then_some(both)
+}
+
+/// `a` without `b`.
+pub fn without(a: Range, b: Range) -> impl Iterator<Item = Range> {
+    [(a.0, a.1.min(b.0)), (a.0.max(b.1), a.1)].into_iter().filter(|r| r.0 < r.1)
+}
+
+/// Records of a mapping that another one has landed upon, until the message that says where it went.
+#[derive(Clone)]
+pub struct Displaced {
+    pub at: Range,
+    pub records: Vec<(PageIdx, Record, u8)>,
+}
+
+/// Changes that were read since it was last known that none was unread.
+#[derive(Default)]
+pub struct Window {
+    pub landed: Vec<Range>,
+    /// What REMAPs have left: each is followed by an UNMAP of the same range, which says nothing new.
+    pub echoes: Vec<Range>,
+    /// Oldest first.
+    pub displaced: Vec<Displaced>,
+    pub doubtful: Vec<Range>,
+    pub children: Vec<Weak<Space>>,
+}
+
+impl Window {
+    pub fn is_open(&self) -> bool {
+        !(self.landed.is_empty() && self.displaced.is_empty() && self.doubtful.is_empty() && self.children.is_empty())
+    }
+
+    /// Takes what is displaced in `range` out: the records found, and the parts of the range in which nothing was displaced.
+    pub fn vacate(&mut self, range: Range) -> (Vec<(PageIdx, Record, u8)>, Vec<Range>) {
+        let (mut found, mut rest) = (Vec::new(), vec![range]);
+        let mut kept = Vec::new();
+        for mut displaced in std::mem::take(&mut self.displaced) {
+            let mut left = Vec::new();
+            let mut at = vec![displaced.at];
+            for part in std::mem::take(&mut rest) {
+                match overlap(part, displaced.at) {
+                    None => left.push(part),
+                    Some(both) => {
+                        found.extend(displaced.records.extract_if(.., |(page, ..)| both.0 <= *page && *page < both.1));
+                        left.extend(without(part, both));
+                        at = at.into_iter().flat_map(|a| without(a, both).collect::<Vec<_>>()).collect();
+                    }
+                }
+            }
+            rest = left;
+            for range in at {
+                let mine = |(page, ..): &mut (PageIdx, Record, u8)| range.0 <= *page && *page < range.1;
+                kept.push(Displaced { at: range, records: displaced.records.extract_if(.., mine).collect() });
+            }
+        }
+        self.displaced = kept;
+        (found, rest)
+    }
+}
+
+impl Window {
+    /// The saved form; nothing if the window is closed.
+    pub fn save(&self) -> Vec<u32> {
+        let mut words = Words::default();
+        if !self.is_open() {
+            return words.0;
+        }
+        words.ranges(&self.landed);
+        words.ranges(&self.echoes);
+        words.0.push(self.displaced.len() as u32);
+        for displaced in &self.displaced {
+            words.range(displaced.at);
+            words.0.push(displaced.records.len() as u32);
+            for (page, record, policy) in &displaced.records {
+                words.wide(page.0);
+                words.0.extend([record.encode(), u32::from(*policy)]);
+            }
+        }
+        words.ranges(&self.doubtful);
+        let children: Vec<Arc<Space>> = self.children.iter().filter_map(Weak::upgrade).collect();
+        words.0.push(children.len() as u32);
+        children.iter().for_each(|child| words.wide(child.id.0));
+        words.0
+    }
+
+    /// The window that was saved; `None` if the words are none.
+    pub fn restored(words: &[u32], child: impl Fn(SpaceId) -> Option<Weak<Space>>) -> Option<Window> {
+        let mut words = words.iter().copied();
+        if words.len() == 0 {
+            return Some(Window::default());
+        }
+        let mut window = Window { landed: ranges(&mut words)?, echoes: ranges(&mut words)?, ..Window::default() };
+        for _ in 0..words.next()? {
+            let at = range(&mut words)?;
+            let record = |words: &mut dyn Iterator<Item = u32>| {
+                Some((PageIdx(wide(words)?), Record::decode(words.next()?), words.next()? as u8))
+            };
+            let records = (0..words.next()?).map(|_| record(&mut words)).collect::<Option<_>>()?;
+            window.displaced.push(Displaced { at, records });
+        }
+        window.doubtful = ranges(&mut words)?;
+        for _ in 0..words.next()? {
+            window.children.extend(child(SpaceId(wide(&mut words)?)));
+        }
+        Some(window)
+    }
+
+    /// The slots of displaced records: they are referred to from nowhere else.
+    pub fn slots(&self) -> impl Iterator<Item = annex_shared::ids::SlotIdx> + '_ {
+        self.displaced.iter().flat_map(|d| &d.records).filter_map(|(_, record, _)| record.slot())
+    }
+}
+
+#[derive(Default)]
+struct Words(Vec<u32>);
+
+impl Words {
+    fn wide(&mut self, value: u64) {
+        self.0.extend([value as u32, (value >> 32) as u32]);
+    }
+
+    fn range(&mut self, range: Range) {
+        self.wide(range.0.0);
+        self.wide(range.1.0);
+    }
+
+    fn ranges(&mut self, ranges: &[Range]) {
+        self.0.push(ranges.len() as u32);
+        ranges.iter().for_each(|range| self.range(*range));
+    }
+}
+
+fn wide(words: &mut dyn Iterator<Item = u32>) -> Option<u64> {
+    Some(u64::from(words.next()?) | u64::from(words.next()?) << 32)
+}
+
+fn range(words: &mut dyn Iterator<Item = u32>) -> Option<Range> {
+    Some((PageIdx(wide(words)?), PageIdx(wide(words)?)))
+}
+
+fn ranges(words: &mut dyn Iterator<Item = u32>) -> Option<Vec<Range>> {
+    (0..words.next()?).map(|_| range(words)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use annex_shared::ids::SlotIdx;
+
+    fn range(from: u64, to: u64) -> Range {
+        (PageIdx(from), PageIdx(to))
+    }
+
+    #[test]
+    fn what_was_displaced_leaves_once_and_by_parts() {
+        let record = |page| (PageIdx(page), Record::Evicted(SlotIdx(page as u32)), 0);
+        let mut window = Window::default();
+        window.displaced.push(Displaced { at: range(10, 20), records: vec![record(11), record(15), record(19)] });
+        let (found, rest) = window.vacate(range(5, 16));
+        assert_eq!(found, [record(11), record(15)]);
+        assert_eq!(rest, [range(5, 10)], "only where nothing was displaced does the message mean what is there now");
+        let (found, rest) = window.vacate(range(10, 30));
+        assert_eq!(found, [record(19)]);
+        assert_eq!(rest, [range(10, 16), range(20, 30)]);
+        assert_eq!(window.vacate(range(10, 20)).1, [range(10, 20)]);
+    }
+
+    #[test]
+    fn a_saved_window_comes_back_and_half_of_one_does_not() {
+        let mut window = Window { landed: vec![range(1, 2)], echoes: vec![range(3, 1 << 35)], ..Window::default() };
+        let records = vec![(PageIdx(11), Record::Evicted(SlotIdx(4)), 3), (PageIdx(12), Record::Gone, 0)];
+        window.displaced.push(Displaced { at: range(10, 20), records: records.clone() });
+        window.doubtful.push(range(7, 8));
+        let words = window.save();
+        let back = Window::restored(&words, |_| None).unwrap();
+        assert_eq!((back.landed, back.echoes, back.doubtful), (window.landed, window.echoes, window.doubtful));
+        assert_eq!((back.displaced[0].at, &back.displaced[0].records), (range(10, 20), &records));
+        assert!((1..words.len()).all(|n| Window::restored(&words[..n], |_| None).is_none()));
+        assert!(Window::default().save().is_empty());
+    }
+}

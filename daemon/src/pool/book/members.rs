@@ -1,0 +1,279 @@
+//! The life of a replica, as the book sees it.
+//!
+//! - Live until its donor is out of reach, or a lane could not write to it: then *away*. Lost at once if its donor says that the lease is gone.
+//! - Away until its donor is heard again: then *joining*, with what it missed still to be copied. Its donor may come back under a new
+//!   incarnation if the agent vouches that the bytes came through. Lost if that takes longer than `lost_after`, or if it fails again and again.
+//! - Joining until the repair thread has copied what it lacks: then live.
+//! - *Leaving* is a mark on any of them: another replica takes its place as soon as that one is live; and at the deadline, if there is one, it is lost.
+
+use super::*;
+
+/// What failed a write is tried again after this, doubled each time.
+const REJOIN_AFTER: Duration = Duration::from_millis(250);
+/// A replica that was away so often without having been live in between is lost.
+const MAX_STRIKES: u8 = 6;
+/// A replica that was live for this long has taken part in every write under way.
+const SETTLED_AFTER: Duration = Duration::from_secs(1);
+/// An extent without a live replica is left so for this long before a joining one is made live as it is. Joining ones fill each other meanwhile.
+const PROMOTE_AFTER: Duration = Duration::from_secs(10);
+
+/// A place of an extent.
+#[derive(Clone, Debug)]
+pub(super) struct Member {
+    pub placed: Placed,
+    /// When it got into this state.
+    pub since: Instant,
+    /// How often it was away since it was last live.
+    pub strikes: u8,
+    /// To be replaced; with the moment at which it is gone, if there is one.
+    pub leaving: Option<Leaving>,
+    /// It began without content.
+    pub fresh: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Leaving {
+    pub deadline: Option<Instant>,
+}
+
+impl Member {
+    pub fn new(placed: Placed, now: Instant) -> Member {
+        Member { placed, since: now, strikes: 0, leaving: None, fresh: false }
+    }
+
+    /// It counts towards the replicas there should be.
+    pub fn lasts(&self) -> bool {
+        self.placed.state.is_kept() && self.leaving.is_none()
+    }
+
+    pub fn due(&self) -> Option<Instant> {
+        let deadline = self.leaving.and_then(|l| l.deadline).filter(|_| self.placed.state.is_kept());
+        let rejoin = (self.placed.state == ReplicaState::Away).then(|| self.rejoin_at());
+        deadline.into_iter().chain(rejoin).min()
+    }
+
+    fn rejoin_at(&self) -> Instant {
+        self.since + REJOIN_AFTER * (1 << self.strikes.min(MAX_STRIKES))
+    }
+
+    fn turn(&mut self, state: ReplicaState, now: Instant) {
+        (self.placed.state, self.since) = (state, now);
+    }
+}
+
+impl Book {
+    // ---- what lanes and the repair thread find ----
+
+    /// A lane has marked the replica as lost.
+    pub fn replica_lost(&mut self, extent: ExtentId, place: u8, donor: DonorId) {
+        if self.member(extent, place).is_some_and(|m| m.placed.donor == donor && m.placed.state.is_kept()) {
+            self.forsake(extent, place);
+        }
+    }
+
+    /// A lane has marked the replica as away.
+    pub fn replica_away(&mut self, extent: ExtentId, place: u8, donor: DonorId, now: Instant) {
+        let Some(member) = self.member(extent, place) else { return };
+        if member.placed.donor == donor && member.placed.state.is_written() {
+            member.strikes = member.strikes.saturating_add(1);
+            member.turn(ReplicaState::Away, now);
+            self.weigh(extent);
+        }
+    }
+
+    /// A lane found the replica live without a write, and made it joining.
+    pub fn replica_demoted(&mut self, extent: ExtentId, place: u8, now: Instant) -> bool {
+        let Some(member) = self.member(extent, place) else { return false };
+        let was_live = member.placed.state == ReplicaState::Live;
+        if was_live {
+            member.turn(ReplicaState::Joining, now);
+            self.weigh(extent);
+        }
+        was_live
+    }
+
+    /// A joining replica lacks nothing any more and is live.
+    pub fn joined(&mut self, extent: ExtentId, place: u8, now: Instant) {
+        let Some(member) = self.member(extent, place) else { return };
+        if member.placed.state == ReplicaState::Joining {
+            member.turn(ReplicaState::Live, now);
+            (member.strikes, member.fresh) = (0, false);
+            self.weigh(extent);
+        }
+    }
+
+    // ---- donors ----
+
+    /// A replica's donor is there again with its lease.
+    pub(super) fn back(&mut self, extent: ExtentId, place: u8) {
+        let Some(member) = self.member(extent, place) else { return };
+        if member.leaving.is_some_and(|l| l.deadline.is_some()) {
+            member.leaving = None;
+        }
+        if member.placed.state == ReplicaState::Away {
+            self.rejoin(extent, place);
+        }
+    }
+
+    /// Its bytes came through a restart of its agent.
+    pub(super) fn resume(&mut self, extent: ExtentId, place: u8, incarnation: Incarnation, lease: Lease) {
+        let Some(member) = self.member(extent, place) else { return };
+        (member.placed.incarnation, member.placed.lease) = (incarnation, lease);
+        if member.leaving.is_some_and(|l| l.deadline.is_some()) {
+            member.leaving = None;
+        }
+        self.rejoin(extent, place);
+    }
+
+    fn rejoin(&mut self, extent: ExtentId, place: u8) {
+        let Some(member) = self.member(extent, place) else { return };
+        member.placed.state = ReplicaState::Joining;
+        let placed = member.placed;
+        self.actions.push(Action::Rejoin { extent, place, placed });
+        self.weigh(extent);
+    }
+
+    pub(super) fn all_away(&mut self, donor: DonorId, now: Instant) {
+        for (extent, place, placed) in self.kept_on(donor) {
+            if placed.state.is_written()
+                && let Some(member) = self.member(extent, place)
+            {
+                member.turn(ReplicaState::Away, now);
+                self.actions.push(Action::Leave { extent, place, why: "its donor is out of reach" });
+                self.weigh(extent);
+            }
+        }
+    }
+
+    /// Marks a donor's replicas as leaving.
+    pub(super) fn send_off(&mut self, donor: DonorId, which: impl Fn(&Placed) -> bool, deadline: Option<Instant>) {
+        for (extent, place, placed) in self.kept_on(donor) {
+            if which(&placed)
+                && let Some(member) = self.member(extent, place)
+            {
+                member.leaving = Some(Leaving { deadline });
+                self.weigh(extent);
+            }
+        }
+    }
+
+    pub(super) fn tick_members(&mut self, now: Instant) {
+        let all: Vec<(ExtentId, u8)> =
+            self.extents.iter().flat_map(|(e, m)| (0..m.len() as u8).map(move |n| (*e, n))).collect();
+        for (extent, place) in all {
+            let lost_after = self.rules.lost_after;
+            let Some(member) = self.member(extent, place) else { continue };
+            let state = member.placed.state;
+            if !state.is_kept() {
+                continue;
+            }
+            if member.leaving.and_then(|l| l.deadline).is_some_and(|at| at <= now) {
+                self.lose(extent, place, "its donor has taken the slab back");
+                continue;
+            }
+            if state != ReplicaState::Away {
+                continue;
+            }
+            let (since, strikes, rejoin_at) = (member.since, member.strikes, member.rejoin_at());
+            let heard = |d: &DonorEntry| d.up && d.heard.is_some_and(|at| at >= since);
+            let there = self.donors.get(&self.extents[&extent][usize::from(place)].placed.donor).is_some_and(heard);
+            if strikes >= MAX_STRIKES {
+                self.lose(extent, place, "writes to it keep failing");
+            } else if there && rejoin_at <= now {
+                self.rejoin(extent, place);
+            } else if !there && now.duration_since(since) >= lost_after {
+                self.lose(extent, place, "its donor was out of reach for too long");
+            }
+        }
+        self.promote(now);
+        let left = |m: &Member| m.leaving.is_some() && m.placed.state.is_kept();
+        let leaving: Vec<ExtentId> = self.extents.iter().filter(|(_, m)| m.iter().any(left)).map(|(e, _)| *e).collect();
+        leaving.into_iter().for_each(|extent| self.let_go(extent, now));
+    }
+
+    /// When nobody live is left and nobody away can come back, what the fullest joining replica lacks is gone for good, and the rest is worth having.
+    fn promote(&mut self, now: Instant) {
+        let stuck = |members: &Vec<Member>| {
+            let has = |state| members.iter().any(|m| m.placed.state == state);
+            !has(ReplicaState::Live) && !has(ReplicaState::Away) && has(ReplicaState::Joining)
+        };
+        let stuck: Vec<ExtentId> = self.extents.iter().filter(|(_, m)| stuck(m)).map(|(e, _)| *e).collect();
+        for extent in stuck {
+            let joining = self.extents[&extent].iter().enumerate();
+            let joining = joining.filter(|(_, m)| m.placed.state == ReplicaState::Joining);
+            let Some((place, best)) = joining.min_by_key(|(_, m)| (m.fresh, m.since)) else { continue };
+            if now.duration_since(best.since) >= PROMOTE_AFTER {
+                let place = place as u8;
+                self.actions.push(Action::Promote { extent, place });
+                self.joined(extent, place, now);
+            }
+        }
+    }
+
+    // ---- endings ----
+
+    pub(super) fn lose(&mut self, extent: ExtentId, place: u8, why: &'static str) {
+        self.actions.push(Action::Lose { extent, place, why });
+        self.forsake(extent, place);
+    }
+
+    /// The replica is lost: its extent is degraded, and its slab goes back if somebody is there to take it.
+    fn forsake(&mut self, extent: ExtentId, place: u8) {
+        let Some(member) = self.member(extent, place) else { return };
+        member.placed.state = ReplicaState::Lost;
+        let placed = member.placed;
+        self.give_back(&placed);
+        self.weigh(extent);
+    }
+
+    /// Replicas that are leaving may go when there are enough without them, for long enough: a write that was under way when a new one
+    /// joined may still turn that one back.
+    fn let_go(&mut self, extent: ExtentId, now: Instant) {
+        let Some(members) = self.extents.get(&extent) else { return };
+        let settled = |m: &&Member| m.lasts() && now.duration_since(m.since) >= SETTLED_AFTER;
+        let enough = members.iter().filter(settled).filter(|m| m.placed.state == ReplicaState::Live).count();
+        if enough < self.rules.replicas {
+            return;
+        }
+        let leaving = members.iter().enumerate().filter(|(_, m)| m.placed.state.is_kept() && m.leaving.is_some());
+        let leaving: Vec<u8> = leaving.map(|(n, _)| n as u8).collect();
+        for place in leaving {
+            let Some(member) = self.member(extent, place) else { continue };
+            let placed = member.placed;
+            member.placed.state = ReplicaState::Vacant;
+            member.leaving = None;
+            self.actions.push(Action::Vacate { extent, place });
+            self.give_back(&placed);
+        }
+    }
+
+    fn give_back(&mut self, placed: &Placed) {
+        if self.donors.get(&placed.donor).is_some_and(|d| d.up && d.incarnation == Some(placed.incarnation)) {
+            self.actions.push(Action::Return(placed.donor, vec![placed.lease]));
+        }
+    }
+
+    /// Whether the extent is whole: as many live replicas as configured, none of which has a deadline.
+    pub(super) fn weigh(&mut self, extent: ExtentId) {
+        let Some(members) = self.extents.get(&extent) else { return };
+        let counts = |m: &&Member| {
+            m.placed.state == ReplicaState::Live && m.leaving.is_none_or(|leaving| leaving.deadline.is_none())
+        };
+        let whole = members.iter().filter(counts).count() >= self.rules.replicas;
+        if whole && self.degraded.remove(&extent) {
+            self.actions.push(Action::Restore(extent));
+        } else if !whole && self.degraded.insert(extent) {
+            self.actions.push(Action::Degrade(extent));
+        }
+    }
+
+    pub(super) fn member(&mut self, extent: ExtentId, place: u8) -> Option<&mut Member> {
+        self.extents.get_mut(&extent)?.get_mut(usize::from(place))
+    }
+
+    /// A donor's replicas that count for something.
+    pub(super) fn kept_on(&self, donor: DonorId) -> Vec<(ExtentId, u8, Placed)> {
+        let all = self.extents.iter().flat_map(|(e, r)| (0u8..).zip(r).map(move |(n, m)| (*e, n, m.placed)));
+        all.filter(|(_, _, p)| p.donor == donor && p.state.is_kept()).collect()
+    }
+}

@@ -1,0 +1,55 @@
+//! Donors that come and go while the pool runs.
+
+use super::config::{ConfigError, DonorConfig};
+use super::core::{Donor, lock};
+use super::keeper::News;
+use super::{DonorError, Pool};
+use annex_shared::api::DonorInfo;
+
+impl Pool {
+    /// Uses one more donor from now on. It is remembered by the pool's tables, whatever the configuration file says.
+    pub fn add_donor(&self, config: DonorConfig) -> Result<DonorInfo, DonorError> {
+        config.check()?;
+        let _one_at_a_time = lock(&self.core.membership);
+        let address = config.address.clone();
+        let full = ConfigError::TooManyDonors(super::config::MAX_DONORS + 1);
+        let known = self.core.donors().find(|d| d.address == address);
+        if known.is_some_and(|d| lock(&d.config).is_some()) {
+            return Err(DonorError::Known(address));
+        }
+        if let Some(name) = &config.name
+            && self.core.donors().any(|d| lock(&d.config).is_some() && lock(&d.view).name == *name)
+        {
+            return Err(DonorError::NameTaken(name.clone()));
+        }
+        let id = self.core.extents.donor(&address, true).ok_or(full)?;
+        match self.core.donor(id) {
+            Some(donor) => {
+                lock(&donor.view).name = config.label().to_owned();
+                *lock(&donor.config) = Some(config);
+            }
+            None => {
+                self.core.add_donor(Donor::new(id, address.clone(), Some(config)));
+            }
+        }
+        self.core.tell(News::DonorAdded { donor: id });
+        self.donors().into_iter().find(|d| d.address == address).ok_or(DonorError::Unknown(address))
+    }
+
+    /// Moves what lies on a donor elsewhere, and then does without it. Returns at once; the listing shows how far it is.
+    pub fn remove_donor(&self, name: &str) -> Result<DonorInfo, DonorError> {
+        let _one_at_a_time = lock(&self.core.membership);
+        let used = || self.core.donors().filter(|d| lock(&d.config).is_some());
+        let is_it = |d: &&Donor| d.address == name || lock(&d.view).name == name;
+        let donor = used().find(is_it).ok_or_else(|| DonorError::Unknown(name.to_owned()))?;
+        let staying = used().filter(|d| d.id != donor.id && !lock(&d.view).draining).count();
+        let replicas = self.core.config.replicas;
+        if staying < usize::from(replicas) {
+            return Err(DonorError::Needed { donor: name.to_owned(), staying, replicas });
+        }
+        lock(&donor.view).draining = true;
+        self.core.tell(News::DonorRemoved { donor: donor.id });
+        let address = &donor.address;
+        self.donors().into_iter().find(|d| d.address == *address).ok_or_else(|| DonorError::Unknown(name.to_owned()))
+    }
+}

@@ -1,0 +1,45 @@
+//! References counted anew from those who hold them: what the annexd before had not written down (operations under way, reservations, a
+//! count it was about to change) died with it.
+
+use super::extents::ExtentTable;
+use super::slots::{SlotRun, SlotTable};
+use super::{PoolError, References};
+use annex_shared::ids::SlotIdx;
+use std::collections::BTreeMap;
+
+/// Sets every count to what `references` tells. Returns the slots that were in use and that nobody refers to, each left with one reference:
+/// their WRITEs may still be under way.
+pub(super) fn recount(
+    extents: &ExtentTable,
+    slots: &SlotTable,
+    references: References<'_>,
+) -> Result<Vec<SlotRun>, PoolError> {
+    let per_extent = extents.slots_per_extent().unwrap_or(0);
+    let mut counts: BTreeMap<_, Vec<u16>> =
+        extents.live().map(|(extent, _)| (extent, vec![0u16; per_extent as usize])).collect();
+    let mut stray = None;
+    references(&mut |slot| {
+        let place = extents.locate(slot).and_then(|(extent, place)| counts.get_mut(&extent)?.get_mut(place as usize));
+        match place {
+            Some(count) => *count = count.saturating_add(1),
+            None => stray = Some(slot),
+        }
+    });
+    if let Some(slot) = stray {
+        return Err(PoolError::Reference(slot));
+    }
+    let mut unsettled: Vec<SlotRun> = Vec::new();
+    for (extent, counts) in counts {
+        for (place, count) in (0..).zip(counts) {
+            let slot = SlotIdx(extent.0 * per_extent + place);
+            let in_doubt = count == 0 && slots.references(slot) > 0;
+            slots.set_references(slot, if in_doubt { 1 } else { count });
+            match unsettled.last_mut() {
+                _ if !in_doubt => {}
+                Some(run) if run.first.0 + run.count == slot.0 && place != 0 => run.count += 1,
+                _ => unsettled.push(SlotRun { first: slot, count: 1 }),
+            }
+        }
+    }
+    Ok(unsettled)
+}

@@ -1,0 +1,499 @@
+//! The replicas of an extent: what each is good for, and what it lacks. All of it is in the extent table, and every change here is
+//! ordered such that a kill between any two stores leaves a true picture.
+//!
+//! # States of a place
+//! ```text
+//!                   join                         filled
+//!  vacant ─────────────────────▶ joining ─────────────────────▶ live
+//!    ▲  lost (place reused)        │  ▲ ▲      missed a write    │ │
+//!    │   ▲                         │  │ └───────────────────────┘ │
+//!    │   │           out of reach  ▼  │ rejoin                    │ out of reach, or it failed a write
+//!    │   │◀─────────────────────  away ◀──────────────────────────┘
+//!    │   └── lost: from any state; vacant: moved elsewhere on purpose
+//! ```
+//! - *live*: has every write that was reported done. Read and written.
+//! - *away*: not read and not written; its bytes may come back. What it misses is marked.
+//! - *joining*: written, not read. What it lacks is marked and being copied.
+//! - *lost*: never read again. The place is free to be used for another replica.
+//!
+//! A place's *generation* changes whenever it stands for another slab, key or incarnation, so that whoever acts on an old
+//! picture is recognised. The fields behind the word change only while the word says vacant or away, under a new generation: a reader that
+//! finds the same word before and after has read what belongs together.
+//!
+//! # What holds
+//! **For every slot whose write was reported done, each replica that is not lost either has the content, or its missed bit for the slot is set,
+//! or the slot lies in its *copying* range.** Replicas that are live have it; a live one with a bit set exists only while somebody is
+//! about to turn it into a joining one, and counts as one when found at a take-over.
+//!
+//! ## Writes
+//! A lane stores the checksums, then looks at the replicas, then posts to those that are live or joining. When all operations of the write
+//! are over it looks *again* ([`ExtentTable::settle`]), and marks the slots as missed in every place that did not take the write in its
+//! present generation, whatever the reason: it failed, it was away, it joined after the first look. If such a place is found live
+//! after the marks are set, it is turned into joining. Only then is the write reported done.
+//!
+//! ## Filling
+//! One thread copies. For a piece of the bitmap: store the copying range; clear the bits; then, slot by slot: take a reference (a slot that is free needs nothing);
+//! read it from a live replica, verified against the slot table; write it to the joining one alone; see that the slot's checksum is still that of the bytes written.
+//! What failed is marked again; then the range is cleared. A replica goes live when no bit and no range is left, and a look *after* it went live finds none either.
+//!
+//! Why that is enough, for a slot *s*, a write *w* of it, and a replica *j* that is being filled:
+//! - Slots are written out of place: reserved, written once, referred to, freed. While the filler holds a reference the slot is not reserved anew, so the only write
+//!   that can overlap is the first one, if it has not been settled yet.
+//! - *w* was settled before the filler cleared the bit: the reference keeps the content, a live replica has it, its checksum is stored: the verified read gets it.
+//! - *w* settles after the bit was cleared, and *j* did not take it: settling sets the bit again, and *j* does not go live with it. If *j* went live between
+//!   the lane's look and its mark, the lane finds it live after the mark and turns it back. Either the mark or the state is seen first by one of both
+//!   (sequentially consistent fences between each one's store and load), so at least one acts.
+//! - *j* takes *w*, and the filler writes to *s* too. The filler read bytes that matched the checksum it saw. If that was *w*'s, both write the same. If it
+//!   was the one before, from the slot's last use, then *w* had not stored its checksum; if it does before the filler's last look, the filler marks the slot and
+//!   copies it again; if after, *w*'s bytes are posted after the filler's write was complete, and stay.
+//! - A lane that had looked before *j* was published does not write to it. Its checksum was stored before it looked, and the filler looks at checksums after *j* was published: so the
+//!   filler sees it and its read waits for the content (a mismatch is tried again later). Besides, the second look when it settles marks the slot.
+//! - A write of the filler whose end was not seen is like any other: the connection is broken and the next one fences it; the slot is marked, and not reused until the write can't come any more.
+//!
+//! ## Kills
+//! Bits are cleared only inside a copying range that is stored before; at a take-over the range's slots are marked. Joining replicas are found as away,
+//! and go on with what is marked when their donor confirms the lease. A place is given to a new replica in this order: word vacant under the new generation, all bits set,
+//! fields, word joining. A replica that comes back under a new key: word away under the new generation, key, incarnation, word joining; killed in
+//! between, its fields don't fit what the agent says and it is lost, or they do and it is complete.
+
+use super::extents::{ExtentTable, SLOT_BITS};
+use annex_shared::ids::{DonorId, ExtentId, Incarnation, Rkey, SlabId};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::fence;
+
+/// Places for replicas in an extent: those configured, at most four, and room for those on their way in or out.
+pub(super) const PLACES: usize = 6;
+
+const WORD: usize = 0;
+const SLAB: usize = 4;
+const INCARNATION: usize = 8;
+const RKEY: usize = 16;
+const COPYING: usize = 24;
+const GENERATIONS: u32 = 1 << 12;
+
+/// What a replica is good for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum ReplicaState {
+    /// The place was never used, or its replica was moved elsewhere.
+    Vacant,
+    Live,
+    Lost,
+    Away,
+    Joining,
+}
+
+impl ReplicaState {
+    /// Its bytes count for something.
+    pub fn is_kept(self) -> bool {
+        matches!(self, ReplicaState::Live | ReplicaState::Away | ReplicaState::Joining)
+    }
+
+    /// It takes every write.
+    pub fn is_written(self) -> bool {
+        matches!(self, ReplicaState::Live | ReplicaState::Joining)
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            ReplicaState::Vacant => "vacant",
+            ReplicaState::Live => "live",
+            ReplicaState::Lost => "lost",
+            ReplicaState::Away => "away",
+            ReplicaState::Joining => "joining",
+        }
+    }
+}
+
+/// One copy of an extent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Replica {
+    pub donor: DonorId,
+    pub state: ReplicaState,
+    pub generation: u16,
+    pub slab: SlabId,
+    pub incarnation: Incarnation,
+    pub rkey: Rkey,
+}
+
+impl Replica {
+    /// A new extent's replica; its place gives it the generation.
+    pub fn live(donor: DonorId, slab: SlabId, incarnation: Incarnation, rkey: Rkey) -> Replica {
+        Replica { donor, state: ReplicaState::Live, generation: 0, slab, incarnation, rkey }
+    }
+
+    fn word(&self) -> u32 {
+        let state = match self.state {
+            ReplicaState::Vacant => 0,
+            ReplicaState::Live => 1,
+            ReplicaState::Lost => 2,
+            ReplicaState::Away => 3,
+            ReplicaState::Joining => 4,
+        };
+        u32::from(self.donor.0) | state << 16 | u32::from(self.generation) << 20
+    }
+
+    fn of_word(word: u32) -> Replica {
+        let state = match word >> 16 & 0xf {
+            1 => ReplicaState::Live,
+            2 => ReplicaState::Lost,
+            3 => ReplicaState::Away,
+            4 => ReplicaState::Joining,
+            _ => ReplicaState::Vacant,
+        };
+        let generation = (word >> 20) as u16;
+        Replica {
+            donor: DonorId(word as u16),
+            state,
+            generation,
+            slab: SlabId(0),
+            incarnation: Incarnation(0),
+            rkey: Rkey(0),
+        }
+    }
+
+    fn next_generation(self) -> u16 {
+        ((u32::from(self.generation) + 1) % GENERATIONS) as u16
+    }
+}
+
+/// The replicas of one extent, by value: small enough to copy on the fault path.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Replicas {
+    items: [Replica; PLACES],
+}
+
+impl Replicas {
+    /// Every place that was used, with its number.
+    pub fn iter(&self) -> impl Iterator<Item = (u8, &Replica)> {
+        (0..).zip(&self.items).filter(|(_, r)| r.state != ReplicaState::Vacant)
+    }
+
+    /// The replica in a place that was used.
+    pub fn nth(&self, place: u8) -> Option<&Replica> {
+        self.items.get(usize::from(place)).filter(|r| r.state != ReplicaState::Vacant)
+    }
+
+    pub fn live(&self) -> usize {
+        self.iter().filter(|(_, r)| r.state == ReplicaState::Live).count()
+    }
+
+    /// Some bytes are there, or may come back.
+    pub fn is_kept(&self) -> bool {
+        self.items.iter().any(|r| r.state.is_kept())
+    }
+
+    pub fn has(&self, state: ReplicaState) -> bool {
+        self.items.iter().any(|r| r.state == state)
+    }
+}
+
+/// What a write did at each place: the generation in which the place took all of it.
+pub(super) type Took = [Option<u16>; PLACES];
+
+/// A write that was looked at again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Settled {
+    /// A live replica has it.
+    pub held: bool,
+    /// These places were live without it and are joining now, by bit.
+    pub demoted: u8,
+}
+
+impl ExtentTable {
+    /// The replicas of a live extent.
+    #[inline]
+    pub fn replicas(&self, extent: ExtentId) -> Option<Replicas> {
+        self.is_live(extent).then(|| Replicas { items: std::array::from_fn(|n| self.replica(extent, n as u8)) })
+    }
+
+    /// What is in a place.
+    #[inline]
+    pub fn replica(&self, extent: ExtentId, place: u8) -> Replica {
+        let field = self.narrow(extent, place, WORD);
+        loop {
+            let word = field.load(Acquire);
+            let mut replica = Replica::of_word(word);
+            if replica.state == ReplicaState::Vacant {
+                return replica;
+            }
+            replica.slab = SlabId(self.narrow(extent, place, SLAB).load(Relaxed));
+            replica.incarnation = Incarnation(self.wide(extent, place, INCARNATION).load(Relaxed));
+            replica.rkey = Rkey(self.wide(extent, place, RKEY).load(Relaxed));
+            fence(Acquire);
+            // Only a change in this very moment makes another round.
+            if field.load(Relaxed) == word {
+                return replica;
+            }
+        }
+    }
+
+    /// The live extents.
+    pub fn live(&self) -> impl Iterator<Item = (ExtentId, Replicas)> {
+        self.ids().filter_map(|e| self.replicas(e).map(|r| (e, r)))
+    }
+
+    // ---- changes of state ----
+
+    /// Never to be read again. True if it counted for something until now and is still the one that was meant.
+    pub fn lose(&self, extent: ExtentId, place: u8, generation: u16) -> bool {
+        self.turn(extent, place, Some(generation), ReplicaState::is_kept, ReplicaState::Lost)
+    }
+
+    /// Neither read nor written until it joins again.
+    pub fn leave(&self, extent: ExtentId, place: u8, generation: u16) -> bool {
+        self.turn(extent, place, Some(generation), ReplicaState::is_written, ReplicaState::Away)
+    }
+
+    /// Its bytes are elsewhere now, and its slab goes back.
+    pub fn vacate(&self, extent: ExtentId, place: u8, generation: u16) -> bool {
+        self.turn(extent, place, Some(generation), |s| s != ReplicaState::Vacant, ReplicaState::Vacant)
+    }
+
+    /// Puts a replica with no content into a place that is free. Its generation.
+    pub fn join(&self, extent: ExtentId, place: u8, replica: &Replica) -> Option<u16> {
+        let before = self.replica(extent, place);
+        if before.state.is_kept() {
+            return None;
+        }
+        let generation = before.next_generation();
+        let mut next = Replica { state: ReplicaState::Vacant, generation, ..*replica };
+        self.narrow(extent, place, WORD).store(next.word(), SeqCst);
+        fence(SeqCst);
+        self.mark_all(extent, place);
+        self.fill_in(extent, place, replica);
+        next.state = ReplicaState::Joining;
+        self.narrow(extent, place, WORD).store(next.word(), SeqCst);
+        fence(SeqCst);
+        Some(generation)
+    }
+
+    /// A replica that was away is written again; what it missed is marked. Its generation, if it was away or joining already.
+    pub fn rejoin(&self, extent: ExtentId, place: u8) -> Option<u16> {
+        self.turn(extent, place, None, |s| s == ReplicaState::Away, ReplicaState::Joining);
+        let now = self.replica(extent, place);
+        (now.state == ReplicaState::Joining).then_some(now.generation)
+    }
+
+    /// A replica's bytes came through its agent's restart: same slab, new key. Its new generation.
+    pub fn resume(&self, extent: ExtentId, place: u8, incarnation: Incarnation, rkey: Rkey) -> Option<u16> {
+        let before = self.replica(extent, place);
+        if !before.state.is_kept() {
+            return None;
+        }
+        let generation = before.next_generation();
+        let mut next = Replica { state: ReplicaState::Away, generation, ..before };
+        // Lanes may turn it into lost meanwhile; then it stays lost.
+        let word = self.narrow(extent, place, WORD);
+        word.fetch_update(SeqCst, SeqCst, |w| Replica::of_word(w).state.is_kept().then_some(next.word())).ok()?;
+        fence(SeqCst);
+        self.wide(extent, place, RKEY).store(rkey.0, Relaxed);
+        self.wide(extent, place, INCARNATION).store(incarnation.0, Relaxed);
+        let away = next.word();
+        next.state = ReplicaState::Joining;
+        word.compare_exchange(away, next.word(), SeqCst, SeqCst).ok()?;
+        fence(SeqCst);
+        Some(generation)
+    }
+
+    /// Makes a joining replica live if it lacks nothing.
+    pub fn go_live(&self, extent: ExtentId, place: u8, generation: u16) -> bool {
+        if !self.lacks_nothing(extent, place) {
+            return false;
+        }
+        let is_joining = |s| s == ReplicaState::Joining;
+        if !self.turn(extent, place, Some(generation), is_joining, ReplicaState::Live) {
+            return false;
+        }
+        fence(SeqCst);
+        self.lacks_nothing(extent, place) || !self.demote(extent, place)
+    }
+
+    /// Makes a joining replica live though it lacks something that nobody has. The number of slots it lacks.
+    pub fn promote(&self, extent: ExtentId, place: u8) -> Option<u32> {
+        let generation = self.replica(extent, place).generation;
+        self.end_copy(extent, place, generation, &[]);
+        let lacking = self.missed_count(extent, place, |_, bits| bits);
+        self.words(extent, 0, self.slots()).for_each(|(word, mask)| {
+            self.missed_word(place, word).fetch_and(!mask, AcqRel);
+        });
+        let is_joining = |s| s == ReplicaState::Joining;
+        self.turn(extent, place, Some(generation), is_joining, ReplicaState::Live).then_some(lacking)
+    }
+
+    // ---- what is missed ----
+
+    /// The second look at a write, when all its operations are over. See the module's header.
+    pub fn settle(&self, extent: ExtentId, first: u32, count: u32, took: &Took) -> Settled {
+        let mut settled = Settled { held: false, demoted: 0 };
+        fence(SeqCst);
+        let Some(replicas) = self.replicas(extent) else { return settled };
+        for (n, replica) in replicas.iter().filter(|(_, r)| r.state.is_kept()) {
+            if took[usize::from(n)] == Some(replica.generation) {
+                settled.held |= replica.state == ReplicaState::Live;
+            } else if self.mark(extent, n, first, count) {
+                settled.demoted |= 1 << n;
+            }
+        }
+        settled
+    }
+
+    /// Marks slots as missed. True if the replica was live until now.
+    pub fn mark(&self, extent: ExtentId, place: u8, first: u32, count: u32) -> bool {
+        for (word, mask) in self.words(extent, first, count) {
+            self.missed_word(place, word).fetch_or(mask, AcqRel);
+        }
+        fence(SeqCst);
+        self.demote(extent, place)
+    }
+
+    /// The first missed slot from place `from` on.
+    pub fn next_missed(&self, extent: ExtentId, place: u8, from: u32) -> Option<u32> {
+        let slots = self.slots();
+        let found = self.words(extent, from, slots.saturating_sub(from)).find_map(|(word, mask)| {
+            let bits = self.missed_word(place, word).load(Acquire) & mask;
+            (bits != 0).then(|| word * 64 + bits.trailing_zeros())
+        });
+        found.map(|slot| slot & (slots - 1))
+    }
+
+    pub fn lacks_nothing(&self, extent: ExtentId, place: u8) -> bool {
+        self.wide(extent, place, COPYING).load(Acquire) == 0 && self.next_missed(extent, place, 0).is_none()
+    }
+
+    /// How many slots are missed, of those that `of` (given a word's number and its missed bits) lets through.
+    pub fn missed_count(&self, extent: ExtentId, place: u8, of: impl Fn(u32, u64) -> u64) -> u32 {
+        let bits = |(word, mask)| of(word, self.missed_word(place, word).load(Relaxed) & mask).count_ones();
+        self.words(extent, 0, self.slots()).map(bits).sum()
+    }
+
+    // ---- copying ----
+
+    /// Takes the missed bits of a range, to be copied now. Appends the places taken. Only one range per replica at a time.
+    pub fn begin_copy(&self, extent: ExtentId, place: u8, first: u32, count: u32, taken: &mut Vec<u32>) {
+        self.recover_copy(extent, place);
+        let count = count.min(self.slots().saturating_sub(first));
+        self.wide(extent, place, COPYING).store(u64::from(first) | u64::from(count) << 32, SeqCst);
+        for (word, mask) in self.words(extent, first, count) {
+            let mut bits = self.missed_word(place, word).fetch_and(!mask, AcqRel) & mask;
+            while bits != 0 {
+                taken.push((word * 64 + bits.trailing_zeros()) & (self.slots() - 1));
+                bits &= bits - 1;
+            }
+        }
+        // Whatever is looked at from here on is looked at after the bits were cleared.
+        fence(SeqCst);
+    }
+
+    /// Ends it; these were not copied, or none was if the place stands for another replica by now. True if the replica was live until now.
+    pub fn end_copy(&self, extent: ExtentId, place: u8, generation: u16, failed: &[u32]) -> bool {
+        fence(SeqCst);
+        let mut demoted = false;
+        if self.replica(extent, place).generation != generation {
+            demoted |= self.recover_copy(extent, place);
+        }
+        for slot in failed {
+            demoted |= self.mark(extent, place, *slot, 1);
+        }
+        self.wide(extent, place, COPYING).store(0, SeqCst);
+        demoted
+    }
+
+    fn recover_copy(&self, extent: ExtentId, place: u8) -> bool {
+        let range = self.wide(extent, place, COPYING).load(Acquire);
+        let (first, count) = (range as u32, (range >> 32) as u32);
+        let slots = self.slots();
+        if count == 0 || first >= slots {
+            return false;
+        }
+        let demoted = self.mark(extent, place, first, count.min(slots - first));
+        self.wide(extent, place, COPYING).store(0, SeqCst);
+        demoted
+    }
+
+    // ---- taking over ----
+
+    /// After a kill: what was being filled, or is live and lacks something, waits for its donor's word.
+    pub(super) fn settle_in(&self) {
+        if self.slots() == 0 {
+            return;
+        }
+        for (extent, replicas) in self.live() {
+            for (n, _) in replicas.iter().filter(|(_, r)| r.state.is_kept()) {
+                self.recover_copy(extent, n);
+                let whole = self.next_missed(extent, n, 0).is_none();
+                let unfit = |s| s == ReplicaState::Joining || (s == ReplicaState::Live && !whole);
+                self.turn(extent, n, None, unfit, ReplicaState::Away);
+            }
+        }
+    }
+
+    /// Writes a new extent's place, while the extent is not live.
+    pub(super) fn found(&self, extent: ExtentId, place: u8, replica: Option<&Replica>) {
+        let before = self.replica(extent, place);
+        let Some(replica) = replica else {
+            let vacant = Replica { state: ReplicaState::Vacant, ..before };
+            return self.narrow(extent, place, WORD).store(vacant.word(), Relaxed);
+        };
+        let mut next = Replica { state: ReplicaState::Vacant, generation: before.next_generation(), ..*replica };
+        self.narrow(extent, place, WORD).store(next.word(), SeqCst);
+        fence(SeqCst);
+        self.wide(extent, place, COPYING).store(0, Relaxed);
+        for (word, mask) in self.words(extent, 0, self.slots()) {
+            self.missed_word(place, word).fetch_and(!mask, Relaxed);
+        }
+        self.fill_in(extent, place, replica);
+        next.state = replica.state;
+        self.narrow(extent, place, WORD).store(next.word(), Release);
+    }
+
+    fn fill_in(&self, extent: ExtentId, place: u8, replica: &Replica) {
+        self.narrow(extent, place, SLAB).store(replica.slab.0, Relaxed);
+        self.wide(extent, place, INCARNATION).store(replica.incarnation.0, Relaxed);
+        self.wide(extent, place, RKEY).store(replica.rkey.0, Relaxed);
+    }
+
+    /// A live replica that lacks something is joining. True if it was live until now.
+    fn demote(&self, extent: ExtentId, place: u8) -> bool {
+        self.turn(extent, place, None, |s| s == ReplicaState::Live, ReplicaState::Joining)
+    }
+
+    fn turn(
+        &self,
+        extent: ExtentId,
+        place: u8,
+        generation: Option<u16>,
+        from: impl Fn(ReplicaState) -> bool,
+        to: ReplicaState,
+    ) -> bool {
+        let change = |word| {
+            let replica = Replica::of_word(word);
+            let fits = from(replica.state) && generation.is_none_or(|g| g == replica.generation);
+            fits.then(|| Replica { state: to, ..replica }.word())
+        };
+        self.narrow(extent, place, WORD).fetch_update(SeqCst, SeqCst, change).is_ok()
+    }
+
+    fn mark_all(&self, extent: ExtentId, place: u8) {
+        for (word, mask) in self.words(extent, 0, self.slots()) {
+            self.missed_word(place, word).fetch_or(mask, AcqRel);
+        }
+    }
+
+    fn slots(&self) -> u32 {
+        self.slots_per_extent().unwrap_or(0)
+    }
+
+    /// The words that hold the bits of some slots of an extent, each with a mask of those bits.
+    fn words(&self, extent: ExtentId, first: u32, count: u32) -> impl Iterator<Item = (u32, u64)> + use<> {
+        let from = u64::from(extent.0) * u64::from(self.slots()) + u64::from(first);
+        let to = (from + u64::from(count)).min(1 << SLOT_BITS);
+        (from / 64..to.div_ceil(64)).map(move |word| {
+            let low = from.saturating_sub(word * 64).min(63);
+            let high = (to - word * 64).min(64);
+            (word as u32, u64::MAX << low & u64::MAX >> (64 - high))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,191 @@
+//! annexd is killed under load, and the next one takes over: programs pause, and nothing is lost.
+//!
+//! `ANNEX_KILLS` sets how often it is killed in a row.
+
+use annex_tests::testbed::{Donor, Job, Testbed, bins, directory, wait_for};
+use nix::sys::signal::Signal;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn stress(seconds: u64, seed: u64) -> Command {
+    let mut command = Command::new(bins::find("annex-stress"));
+    command.args(["--size", &(96u64 << 20).to_string(), "--threads", "4", "--seed", &seed.to_string()]);
+    command.args(["--seconds", &seconds.to_string(), "--stall", "60"]).arg("--dir").arg(directory());
+    command
+}
+
+fn kills() -> u32 {
+    std::env::var("ANNEX_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(25)
+}
+
+/// What the dead ones had under way rests for one and a half times a lease: a short one, so that the test can wait for it.
+fn bed(donors: [Donor; 2]) -> Testbed {
+    donors.into_iter().fold(Testbed::builder(), |bed, donor| bed.donor(donor.lease_ttl("10s"))).start()
+}
+
+/// A workload under annex that is being paged, and its annexd.
+fn paged(bed: &Testbed, seed: u64) -> Job {
+    let mut job = bed.run("survivor", "24M", stress(0, seed));
+    job.wait_says("ready", MINUTE);
+    bed.wait_app("survivor", MINUTE, |app| app.pages_evicted > 5000 && app.faults.major > 1000);
+    job
+}
+
+/// The present annexd serves its faults.
+fn goes_on(bed: &Testbed, job: &mut Job, what: &str) {
+    let started = Instant::now();
+    let log = |job: &Job| format!("{}{}", bed.annexd_logs(), job.process.log());
+    while bed.app("survivor").is_none_or(|app| app.faults.major < 200) {
+        assert!(job.process.is_running(), "the workload ended {what}: {}", log(job));
+        assert!(started.elapsed() < MINUTE, "no fault is served {what}: {}", log(job));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// It ends by itself, all its bytes are right, and nothing of it is left in the pool.
+fn ends_well(bed: &Testbed, job: Job) {
+    job.signal(Signal::SIGTERM);
+    let outcome = job.wait(MINUTE).succeeded();
+    let summary: serde_json::Value = serde_json::from_str(&outcome.stdout).expect("one line of JSON");
+    assert_eq!(summary["errors"], 0);
+    bed.wait_gone("survivor");
+    wait_for("every slot to be free", MINUTE, || bed.status().pool.used == 0);
+}
+
+/// Kills annexd again and again under a workload that checks every byte.
+fn killed_again_and_again(mut bed: Testbed, seed: u64) {
+    let mut job = paged(&bed, seed);
+    let mut took = Vec::new();
+    for round in 0..kills() {
+        bed.annexd.kill();
+        took.push(bed.start_again(None));
+        goes_on(&bed, &mut job, &format!("in round {round}"));
+        std::thread::sleep(Duration::from_millis(u64::from(round) * 37 % 150));
+    }
+    took.sort();
+    println!("take-over, {} kills: p50 {:?}, max {:?}", took.len(), took[took.len() / 2], took[took.len() - 1]);
+    ends_well(&bed, job);
+    assert!(took[took.len() / 2] < Duration::from_millis(500), "{took:?}");
+}
+
+#[test]
+fn annexd_killed_again_and_again_loses_no_page_over_shm() {
+    killed_again_and_again(bed([Donor::shm(), Donor::shm()]), 21);
+}
+
+#[test]
+fn annexd_killed_again_and_again_loses_no_page_on_mixed_donors() {
+    killed_again_and_again(bed([Donor::tcp(), Donor::shm()]), 22);
+}
+
+/// Killed between any two steps of what it does to a program's state, not only at random.
+#[test]
+fn annexd_killed_at_each_step_loses_no_page() {
+    let while_it_works = [
+        "batch-planned:3",
+        "moves-rung:2",
+        "moves-rung:40",
+        "batch-moved:5",
+        "record-flipped:1",
+        "record-flipped:100",
+        "better-noted:7",
+        "batch-written:4",
+        "batch-concluded:4",
+        "page-copied:30",
+        "page-copied:300",
+        "change-applied:1",
+        "change-applied:40",
+        "change-committed:2",
+        "userfaultfd-kept:2",
+    ];
+    let while_it_takes_over = ["userfaultfd-kept:1", "adopted", "caught-up", "put-right"];
+    let mut bed = bed([Donor::tcp(), Donor::shm()]);
+    let mut job = paged(&bed, 23);
+    for point in while_it_works {
+        bed.annexd.kill();
+        bed.start_again(Some(point));
+        let died = bed.annexd.wait(MINUTE);
+        assert!(died.is_some(), "annexd did not come by {point} in a minute: {}", bed.annexd_logs());
+        bed.start_again(None);
+        goes_on(&bed, &mut job, &format!("after a death at {point}"));
+    }
+    for point in while_it_takes_over {
+        // Each time with an eviction, or a change, left half done.
+        for before in ["moves-rung:3", "change-applied:5", "batch-written:2"] {
+            bed.annexd.kill();
+            bed.start_again(Some(before));
+            bed.annexd.wait(MINUTE).expect("annexd dies where it is told to");
+            bed.start_again(Some(point));
+            bed.annexd.wait(MINUTE).expect("annexd dies where it is told to");
+            bed.start_again(None);
+            goes_on(&bed, &mut job, &format!("after deaths at {before} and {point}"));
+        }
+    }
+    ends_well(&bed, job);
+}
+
+#[test]
+fn a_program_that_ends_while_there_is_no_annexd_leaves_nothing_behind() {
+    let mut bed = bed([Donor::shm(), Donor::shm()]);
+    let mut job = paged(&bed, 24);
+    bed.annexd.kill();
+    job.process.kill();
+    bed.start_again(None);
+    bed.wait_gone("survivor");
+    wait_for("every slot to be free", MINUTE, || bed.status().pool.used == 0);
+}
+
+#[test]
+fn a_new_build_takes_the_place_of_the_old_one() {
+    let mut bed = bed([Donor::shm(), Donor::shm()]);
+    let mut job = paged(&bed, 25);
+    let before = bed.annexd.pid();
+    let took = bed.take_over();
+    assert_ne!(bed.annexd.pid(), before);
+    goes_on(&bed, &mut job, "after the upgrade");
+    println!("upgrade in place: {took:?}");
+    ends_well(&bed, job);
+}
+
+/// A state that this build can't read is none of its business: it says so, touches nothing, and the build that wrote it goes on with it.
+#[test]
+fn a_newer_state_is_refused_and_left_alone() {
+    let mut bed = bed([Donor::shm(), Donor::shm()]);
+    let mut job = paged(&bed, 26);
+    let keeper = keeper_of(bed.annexd.pid());
+    bed.annexd.kill();
+    let tables = memfds(keeper, "annex-pages");
+    assert!(!tables.is_empty());
+    let put_version = |version: u32| {
+        for table in &tables {
+            let file = std::fs::OpenOptions::new().write(true).open(table).expect("the keeper holds it");
+            std::os::unix::fs::FileExt::write_all_at(&file, &version.to_le_bytes(), 8).expect("a memfd");
+        }
+    };
+    put_version(3);
+    let (code, said) = bed.start_in_vain();
+    assert_eq!(code, Some(78), "{said}");
+    assert!(said.contains("layout version 3, this annexd knows 2: start the annexd that wrote it"), "{said}");
+    assert!(job.process.is_running());
+    put_version(2);
+    bed.start_again(None);
+    goes_on(&bed, &mut job, "with its own build again");
+    ends_well(&bed, job);
+}
+
+fn keeper_of(annexd: i32) -> i32 {
+    let children = format!("/proc/{annexd}/task/{annexd}/children");
+    let text = std::fs::read_to_string(children).expect("annexd runs");
+    let pids = text.split_ascii_whitespace().filter_map(|pid| pid.parse().ok());
+    let named =
+        |pid: &i32| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|c| c.trim() == "annexd-keeper");
+    pids.into_iter().find(named).expect("annexd has a keeper")
+}
+
+fn memfds(pid: i32, name: &str) -> Vec<std::path::PathBuf> {
+    let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs").flatten();
+    let is = |path: &std::path::PathBuf| std::fs::read_link(path).is_ok_and(|to| to.to_string_lossy().contains(name));
+    entries.map(|e| e.path()).filter(is).collect()
+}
