@@ -157,6 +157,7 @@ fn annexd_is_idle_when_nothing_faults() {
     let mut job = bed.run("sleeper", "16M", sleeper);
     job.wait_says("full", MINUTE);
     bed.wait_app("sleeper", MINUTE, |app| app.evicted > 30 << 20);
+    job.stop_watching();
     // The eviction that is under way comes to its end first.
     std::thread::sleep(Duration::from_secs(3));
     let ticks = || {

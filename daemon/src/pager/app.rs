@@ -198,6 +198,11 @@ impl App {
         self.estimate.load(Relaxed) > self.high.load(Relaxed)
     }
 
+    /// Pages believed to be resident.
+    pub fn estimate(&self) -> i64 {
+        self.estimate.load(Relaxed)
+    }
+
     /// Within an eighth of its high watermark, or above.
     pub fn is_near(&self) -> bool {
         self.estimate.load(Relaxed) > self.high.load(Relaxed) / 8 * 7

@@ -25,9 +25,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How often processes are looked at: often while an app is near its limit, seldom otherwise.
+/// How often processes are looked at: often while an app is near its limit and its memory changes, less often when it has not
+/// changed for a while, seldom when no app is near its limit.
 const BUSY: Duration = Duration::from_millis(20);
+const CALM: Duration = Duration::from_millis(60);
 const QUIET: Duration = Duration::from_millis(100);
+/// Without a change for so long an app is calm.
+const UNTIL_CALM: Duration = Duration::from_secs(1);
 /// A process smaller than this (8 MiB, in pages) gets no stub of its own: it would cost more than it brings.
 const WORTH_A_STUB: u64 = 2048;
 /// After a failed attempt to give a process a stub.
@@ -84,11 +88,35 @@ pub struct Manager {
     pub means: Arc<Means>,
     pub census: Census,
     pub has_stalled: bool,
+    pub motion: Motion,
+}
+
+/// Whether anything has changed lately in what the apps have resident.
+pub struct Motion {
+    resident: i64,
+    changed: Instant,
+}
+
+impl Default for Motion {
+    fn default() -> Motion {
+        Motion { resident: 0, changed: Instant::now() }
+    }
+}
+
+impl Motion {
+    fn is_calm(&mut self, resident: i64) -> bool {
+        if resident != self.resident {
+            *self = Motion { resident, changed: Instant::now() };
+        }
+        self.changed.elapsed() > UNTIL_CALM
+    }
 }
 
 impl Manager {
     pub fn run(mut self) {
         let _sentinel = Sentinel("the manager");
+        // It holds locks that faults wait for, if briefly.
+        process::hurry(0);
         while !self.roster.stop.load(Ordering::Acquire) {
             let apps = self.roster.all();
             self.sleep(&apps);
@@ -119,12 +147,13 @@ impl Manager {
     }
 
     /// Until a process ends, somebody rings, or it is time to look.
-    fn sleep(&self, apps: &[Arc<App>]) {
+    fn sleep(&mut self, apps: &[Arc<App>]) {
         let near = apps.iter().any(|a| a.state() != AppState::Detaching && a.is_near());
-        let pause = if apps.is_empty() {
-            PollTimeout::NONE
-        } else {
-            PollTimeout::from(if near { BUSY } else { QUIET }.as_millis() as u8)
+        let is_calm = self.motion.is_calm(apps.iter().map(|a| a.estimate()).sum());
+        let pause = match (apps.is_empty(), near) {
+            (true, _) => PollTimeout::NONE,
+            (_, false) => PollTimeout::from(QUIET.as_millis() as u8),
+            (_, true) => PollTimeout::from(if is_calm { CALM } else { BUSY }.as_millis() as u8),
         };
         let copies: Vec<_> = apps
             .iter()
@@ -265,6 +294,8 @@ impl Manager {
 /// The evictor's loop.
 pub fn evict_loop(mut evictor: Evictor, roster: Arc<Roster>) {
     let _sentinel = Sentinel("the evictor");
+    // Faults wait for the lock that it holds while pages move.
+    process::hurry(0);
     evictor.around.evictor.store(nix::unistd::gettid().as_raw(), Ordering::Relaxed);
     while !roster.stop.load(Ordering::Acquire) {
         let bell = evictor.registry.clone();

@@ -11,6 +11,7 @@ use annex_shared::api::{APP_ENV, Target};
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Finds new members; remembers whom it has looked at.
 #[derive(Default)]
@@ -21,7 +22,12 @@ pub struct Census {
     cgroups: HashMap<String, PathBuf>,
     /// Somebody was passed over who may yet become a member.
     look_again: bool,
+    /// Not before this are all processes of the host looked at again.
+    rests_until: Option<Instant>,
 }
+
+/// Looking at all processes of a host with many takes at most one part in this many of the time.
+const SHARE: u32 = 100;
 
 impl Census {
     /// Adds to each app the processes that have joined it since the last call. `stubs` are never members.
@@ -41,7 +47,16 @@ impl Census {
         if last_pid.is_some() && last_pid == self.last_pid && !self.look_again {
             return;
         }
+        if self.rests_until.is_some_and(|t| Instant::now() < t) {
+            return;
+        }
         (self.last_pid, self.look_again) = (last_pid, false);
+        let before = process::own_cpu_time();
+        self.look_at_all(apps, stubs);
+        self.rests_until = Some(Instant::now() + (process::own_cpu_time() - before) * SHARE);
+    }
+
+    fn look_at_all(&mut self, apps: &[Arc<App>], stubs: &HashSet<i32>) {
         let mut now = process::processes();
         // Parents before children, mostly: a family that appeared since the last look is found in one.
         now.sort_by_key(|(_, stat)| stat.started);

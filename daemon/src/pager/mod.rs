@@ -65,7 +65,7 @@ use app::App;
 use attach::{AttachError, Means};
 use evict::Evictor;
 use ledger::{Ledger, LedgerError};
-use manager::{Manager, Roster};
+use manager::{Manager, Motion, Roster};
 use process::Stat;
 use registry::Registry;
 use restore::RestoreError;
@@ -150,8 +150,13 @@ impl Pager {
         }
         let lane = around.pool.lane("evict", 2 * evict::BATCH)?;
         let evictor = Evictor { lane, around, registry, workers: fault_workers };
-        let manager =
-            Manager { roster: roster.clone(), means: means.clone(), census: Default::default(), has_stalled: false };
+        let manager = Manager {
+            roster: roster.clone(),
+            means: means.clone(),
+            census: Default::default(),
+            has_stalled: false,
+            motion: Motion::default(),
+        };
         let spawn =
             |name: &str, body: Box<dyn FnOnce() + Send>| std::thread::Builder::new().name(name.into()).spawn(body);
         let roster_too = roster.clone();

@@ -2,9 +2,11 @@
 
 use nix::errno::Errno;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
+use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
 use std::fs;
 use std::io::{self, IoSliceMut};
+use std::time::Duration;
 
 pub use crate::pidfd::{pidfd_getfd, pidfd_kill, pidfd_open};
 
@@ -190,13 +192,18 @@ pub fn same_address_space(a: i32, b: i32) -> Option<bool> {
     }
 }
 
-/// Puts the calling thread before ordinary ones: somebody's program stands still until it has done its work. Without
+/// The time the calling thread has had on a CPU.
+pub fn own_cpu_time() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
+}
+
+/// Puts a thread (0: the calling one) before ordinary ones: somebody's program stands still until it has done its work. Without
 /// the privilege it takes its turn like all others.
-pub fn hurry() {
-    // SAFETY: takes numbers only; 0 is the calling thread.
-    let result = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -20) };
+pub fn hurry(thread: i32) {
+    // SAFETY: takes numbers only.
+    let result = unsafe { libc::setpriority(libc::PRIO_PROCESS, thread as libc::id_t, -20) };
     if result != 0 {
-        tracing::debug!("no higher priority for this thread: {}", io::Error::last_os_error());
+        tracing::debug!("no higher priority for a thread: {}", io::Error::last_os_error());
     }
 }
 

@@ -14,7 +14,7 @@ use annex_shared::page::PAGE_SIZE;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Turns of 200 us that an app which keeps changing its mappings is given.
 const PATIENCE: u32 = 50_000;
@@ -93,7 +93,7 @@ pub fn bring_back(
         let staged = match staged {
             Err(SalvageError::Gone) => {
                 let mut faults = Vec::new();
-                space.drain(&mut space.core(), around, &mut faults);
+                space.drain(&mut space.core(), around, Instant::now(), &mut faults);
                 let missed = registry.of_app(space.app.id).iter().any(|other| other.id != space.id && named(other));
                 return if missed { Err(SalvageError::Gone) } else { Ok(()) };
             }
@@ -129,7 +129,7 @@ pub fn put_back(
         for turn in 0..=PATIENCE {
             let mut core = space.core();
             let mut faults = Vec::new();
-            space.drain(&mut core, around, &mut faults);
+            space.drain(&mut core, around, Instant::now(), &mut faults);
             let mut mine = Vec::new();
             let (start, end) = Table::everything();
             core.table.walk(start, end, |page, record| {

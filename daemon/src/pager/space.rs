@@ -42,7 +42,7 @@ pub struct SpaceId(pub u64);
 pub struct Fault {
     pub page: PageIdx,
     pub write: bool,
-    /// When its message was read.
+    /// When a worker woke up because of it.
     pub since: Instant,
     /// The evictor itself waits for it: it must not be made to wait for eviction.
     pub evictors: bool,
@@ -214,8 +214,8 @@ impl Space {
         self.core.lock().table.evicted()
     }
 
-    /// Reads all messages, applies the changes among them, and appends the faults to `faults`.
-    pub fn drain(self: &Arc<Self>, core: &mut Core, around: &Surroundings, faults: &mut Vec<Fault>) {
+    /// Reads all messages, applies the changes among them, and appends the faults to `faults`; they have waited at least since `since`.
+    pub fn drain(self: &Arc<Self>, core: &mut Core, around: &Surroundings, since: Instant, faults: &mut Vec<Fault>) {
         // Small reads keep two workers busy on one space; a change makes it read on to the end.
         const FEW: usize = 8;
         loop {
@@ -231,7 +231,6 @@ impl Space {
                     break;
                 }
             };
-            let since = Instant::now();
             for i in 0..count {
                 // SAFETY: `count` messages were just read into the journal.
                 let message = unsafe { journal.add(i).read() };

@@ -58,8 +58,8 @@ static EPOCH: OnceLock<Instant> = OnceLock::new();
 /// A turn takes microseconds; one that takes this long has stalled.
 const STALLED: Duration = Duration::from_secs(2);
 
-fn millis() -> u64 {
-    EPOCH.get_or_init(Instant::now).elapsed().as_millis() as u64 + 1
+fn millis(at: Instant) -> u64 {
+    at.saturating_duration_since(*EPOCH.get_or_init(Instant::now)).as_millis() as u64 + 1
 }
 
 pub struct Workers {
@@ -113,7 +113,7 @@ impl Workers {
 
     /// A worker that has not come to the end of its turn for long, in words.
     pub fn stalled(&self) -> Option<String> {
-        let now = millis();
+        let now = millis(Instant::now());
         let turns = self.handles.iter().map(|h| h.busy_since.load(Ordering::Relaxed)).enumerate();
         let mut long = turns.filter(|(_, since)| *since != 0 && now - since.min(&now) > STALLED.as_millis() as u64);
         long.next().map(|(n, since)| format!("fault worker {n} has made no progress for {} s", (now - since) / 1000))
@@ -174,7 +174,8 @@ struct Pending {
 
 /// What could not be done at once.
 enum Again {
-    Drain(SpaceId),
+    /// Since when somebody may be waiting.
+    Drain(SpaceId, Instant),
     Fault(Arc<Space>, Fault),
     Install(Pending, Buf),
     Lose(Arc<Space>, PageIdx, SlotIdx),
@@ -207,7 +208,7 @@ impl Worker {
             }
         }
         let _sentinel = Sentinel("a fault worker");
-        process::hurry();
+        process::hurry(0);
         let mut events = [EpollEvent::empty(); 32];
         let mut stalled_since = None;
         while !self.stop.load(Ordering::Acquire) {
@@ -222,12 +223,13 @@ impl Worker {
                     return;
                 }
             };
-            self.busy_since.store(millis(), Ordering::Relaxed);
+            let woken = Instant::now();
+            self.busy_since.store(millis(woken), Ordering::Relaxed);
             for event in &events[..ready] {
                 match event.data() {
                     LANE => {}
                     INBOX => self.take_mail(),
-                    id => self.visit(SpaceId(id)),
+                    id => self.visit(SpaceId(id), woken),
                 }
             }
             self.turn();
@@ -260,28 +262,29 @@ impl Worker {
     }
 
     /// Reads what a space has to say and acts on it.
-    fn visit(&mut self, id: SpaceId) {
+    fn visit(&mut self, id: SpaceId, since: Instant) {
         let Some(space) = self.registry.space(id) else { return };
         if space.is_dead() {
             let _ = self.epoll.delete(space.uffd.as_fd());
-        } else if !self.attend(&space, None) {
-            self.again.push(Again::Drain(id));
+        } else if !self.attend(&space, since, None) {
+            self.again.push(Again::Drain(id, since));
         }
     }
 
     /// One fault, apart from its space's other messages.
     fn face(&mut self, space: &Arc<Space>, fault: Fault) {
-        if !space.is_dead() && !self.attend(space, Some(fault)) {
+        if !space.is_dead() && !self.attend(space, Instant::now(), Some(fault)) {
             self.again.push(Again::Fault(space.clone(), fault));
         }
     }
 
-    /// Applies every change that can be read, then serves the faults that came with them, and `also`. False: the space is busy.
-    fn attend(&mut self, space: &Arc<Space>, also: Option<Fault>) -> bool {
+    /// Applies every change that can be read, then serves the faults that came with them (they have waited since `since`), and `also`. False:
+    /// the space is busy.
+    fn attend(&mut self, space: &Arc<Space>, since: Instant, also: Option<Fault>) -> bool {
         let around = self.around.clone();
         let Some(mut core) = space.core_within(PATIENCE) else { return false };
         let mut faults = std::mem::take(&mut self.faults);
-        space.drain(&mut core, &around, &mut faults);
+        space.drain(&mut core, &around, since, &mut faults);
         faults.extend(also);
         for fault in faults.drain(..) {
             match space.serve(&mut core, fault, &around) {
@@ -319,7 +322,7 @@ impl Worker {
     fn turn(&mut self) {
         for again in std::mem::take(&mut self.again) {
             match again {
-                Again::Drain(id) => self.visit(id),
+                Again::Drain(id, since) => self.visit(id, since),
                 Again::Fault(space, fault) => self.face(&space, fault),
                 Again::Install(pending, buf) => self.install(pending, buf),
                 Again::Lose(space, page, slot) => self.lose(space, page, slot),
@@ -380,7 +383,7 @@ impl Worker {
             drop(core);
             self.again.push(Again::Install(pending, buf));
             // Its message must be read before the install can succeed.
-            self.visit(id);
+            self.visit(id, Instant::now());
         }
     }
 

@@ -133,6 +133,11 @@ impl Job {
         self.seen.lock().expect("the watcher does not panic").clone()
     }
 
+    /// Asks annexd no more about it: for what is measured while nobody asks.
+    pub fn stop_watching(&self) {
+        self.ended.store(true, Relaxed);
+    }
+
     /// Waits until its standard output or error holds `text`.
     ///
     /// # Panics

@@ -213,6 +213,8 @@ pub fn inject(pid: i32, tid: i32, suspend_seccomp: bool, seed: Seed<'_>) -> Resu
     let result = released.map_err(StubError::from).and_then(|()| furnish(&mut child, pid, stub_pid, pid_there, &seed));
     match result {
         Ok(stub) => {
+            // Faults wait while it moves pages; it never runs for longer than that takes.
+            process::hurry(stub_pid);
             child.jump(stub.code_at, stub.comm_at, suspend_seccomp)?;
             Ok(Injected { stub, pause, accompany: suspend_seccomp })
         }
