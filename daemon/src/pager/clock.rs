@@ -7,11 +7,14 @@
 use super::evict::Outcome;
 use super::policy;
 use super::region;
+use super::salvage;
 use super::scan::{Pagemap, Run};
 use super::space::{Core, Space};
 use super::stub::{STAGING, Stub};
 use super::table::{INTENT_RANGES, PageIdx, Record};
 use annex_shared::page::PAGE_SIZE;
+use nix::errno::Errno;
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -129,6 +132,17 @@ impl Clock {
         }
         self.pagemap = Some(pagemap);
         if victims.pages.is_empty() { Err(Outcome::NothingCold) } else { Ok(victims) }
+    }
+
+    /// Which places of staging have a page, if any move was stopped. `None`: it can't be found out.
+    pub fn staged(&mut self, pid: i32, stub: &Stub, stopped: &[Option<Errno>]) -> Option<HashSet<u64>> {
+        if stopped.iter().all(Option::is_none) {
+            return Some(HashSet::new());
+        }
+        let mut pagemap = self.pagemap.take().or_else(|| Pagemap::open(pid).ok())?;
+        let staged = salvage::places(&mut pagemap, (stub.staging(), STAGING));
+        self.pagemap = Some(pagemap);
+        staged.ok()
     }
 
     /// The mappings are not what they were: look at them before the next choice.

@@ -22,7 +22,7 @@ use super::process;
 use super::registry::Registry;
 use super::salvage;
 use super::space::{Core, Evicting, Fault, Space, Surroundings};
-use super::stub::{CallError, STAGING, Stub};
+use super::stub::{CallError, Stub};
 use super::table::{PageIdx, Record, Table, Victim};
 use super::uffd::Probe;
 use super::worker::Workers;
@@ -128,7 +128,7 @@ impl Evictor {
         space.core().table.conclude();
         mortal::point("batch-concluded");
         // Dropped even if nothing arrived there as far as we know: the next batch needs it empty.
-        let _ = stub.release_staging(STAGING);
+        let _ = stub.release_staging();
         // The references that `reserve` took; every page that stayed evicted has one of its own.
         for run in &runs {
             run.slots().for_each(|slot| self.around.pool.release(slot));
@@ -168,23 +168,25 @@ impl Evictor {
         let plan = plan(&victims, runs);
         mortal::point("batch-planned");
         core.table.intend(plan.iter().copied());
-        let mut results = Vec::new();
-        if stub.move_pages(&bytes, 0, &mut results).is_err() {
+        let mut stopped = Vec::new();
+        let staged = stub.move_pages(&bytes, &mut stopped).ok().and_then(|()| clock.staged(pid, stub, &stopped));
+        let Some(staged) = staged else {
             // Killed in the middle of it: whatever it has moved must be in the records before a message is read.
             salvage::settle_records(space, &mut core, &self.around);
             return Err(Outcome::Dead);
-        }
+        };
         mortal::point("batch-moved");
         clock.last_answer = Some(Instant::now());
 
         let mut pages = plan.iter().zip(&victims.pages).enumerate().peekable();
         let mut moved = Vec::with_capacity(victims.pages.len());
         let (mut busy, lap) = (Vec::new(), core.lap);
-        for ((first, len), (bytes, error)) in victims.spans.iter().zip(&results) {
-            let done = first.plus(bytes / PAGE_SIZE as u64);
+        for ((first, len), error) in victims.spans.iter().zip(&stopped) {
+            let mut left = None;
             while let Some((nth, (victim, (_, unwritten)))) = pages.next_if(|(_, (v, _))| v.page < first.plus(*len)) {
                 let Victim { page, slot, place, .. } = *victim;
-                if page >= done {
+                if error.is_some() && !staged.contains(&place) {
+                    left.get_or_insert(page);
                     continue;
                 }
                 self.around.pool.retain(slot);
@@ -194,7 +196,7 @@ impl Evictor {
                 mortal::point("record-flipped");
             }
             match error {
-                Some(Errno::EBUSY) => busy.push(done.addr()),
+                Some(Errno::EBUSY) => busy.extend(left.map(PageIdx::addr)),
                 Some(Errno::EINVAL) => {
                     if let Some(mapping) = core.regions.containing(first.addr()).map(|r| r.mapping) {
                         core.regions.mark(mapping, |r| r.refused = true);
@@ -204,6 +206,9 @@ impl Evictor {
             }
         }
         core.table.intent_moved();
+        if stopped.contains(&Some(Errno::EEXIST)) {
+            tracing::debug!(pid, "the kernel moved pages that it did not count");
+        }
         Ok((moved, busy))
     }
 

@@ -171,12 +171,15 @@ fn staged(table: &Table, pid: Option<i32>) -> Result<HashSet<u64>, SalvageError>
     if Stat::read(pid).is_none_or(|stat| stat.is_zombie()) {
         return Err(SalvageError::Gone);
     }
-    let (start, len) = stub.staging;
+    Pagemap::open(pid).and_then(|mut pagemap| places(&mut pagemap, stub.staging)).map_err(SalvageError::Staging)
+}
+
+/// Which places of a staging area (start and bytes) have a page, in pages.
+pub fn places(pagemap: &mut Pagemap, (start, len): (u64, u64)) -> io::Result<HashSet<u64>> {
     let mut runs = Vec::new();
-    let mut pagemap = Pagemap::open(pid).map_err(SalvageError::Staging)?;
     let mut at = start;
     while at < start + len {
-        let next = pagemap.in_memory(at, start + len, &mut runs).map_err(SalvageError::Staging)?;
+        let next = pagemap.in_memory(at, start + len, &mut runs)?;
         if next <= at {
             break;
         }

@@ -22,7 +22,7 @@ use super::mortal;
 use super::process::{self, Stat};
 use super::salvage;
 use super::space::{Space, SpaceId};
-use super::stub::{STAGING, Stub};
+use super::stub::Stub;
 use super::table::{Phase, Record, StubTraces, Table, TableError};
 use super::uffd::{Event, Message, Uffd};
 use super::window::Window;
@@ -345,7 +345,7 @@ fn put_right(means: &Arc<Means>, space: &Arc<Space>) {
     if let Some(stub) = &mut space.evicting.lock().stub {
         if !stub.is_ringing() {
             // The batch before may not have come to this.
-            let _ = stub.release_staging(STAGING);
+            let _ = stub.release_staging();
         }
         return;
     }

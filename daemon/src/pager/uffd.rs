@@ -369,3 +369,6 @@ fn outcome(result: nix::Result<i32>, bytes: i64, len: u64) -> Installed {
         Err(_) => Installed::Gone,
     }
 }
+
+#[cfg(test)]
+mod tests;

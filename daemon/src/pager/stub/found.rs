@@ -36,6 +36,7 @@ impl Stub {
             staging_map: (traces.staging_map_at, STAGING + HUGE),
             staging: traces.staging.0,
             outstanding: true,
+            releasing: false,
         };
         if stub.is_idle() {
             // An answer that nobody has read may be left.

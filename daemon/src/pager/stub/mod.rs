@@ -44,6 +44,8 @@ pub const NAME: &str = "annex-stub";
 pub const MAX_MOVES: usize = super::table::INTENT_RANGES;
 
 const HUGE: u64 = 2 << 20;
+/// Clock ticks of CPU (3 s) after which a MOVE, which takes milliseconds, will not come to an end any more.
+const ENDLESS: u64 = 300;
 
 impl StubTraces {
     /// Everything the stub has mapped in the app.
@@ -188,6 +190,8 @@ pub struct Stub {
     staging_map: (u64, u64),
     staging: u64,
     outstanding: bool,
+    /// What is outstanding is the emptying of staging.
+    releasing: bool,
 }
 
 // SAFETY: the mapping is shared memory addressed through atomics and volatile accesses; nothing is tied to a thread.
@@ -296,6 +300,7 @@ fn furnish(child: &mut Tracee, app: i32, pid: i32, pid_there: i32, seed: &Seed<'
         staging_map,
         staging,
         outstanding: false,
+        releasing: false,
     };
     stub.shared().command.store(command_there as i64, Ordering::Relaxed);
     stub.shared().done.store(done_there as i64, Ordering::Release);
@@ -464,18 +469,21 @@ impl Stub {
             }
         }
         fence(Ordering::SeqCst);
+        if std::mem::take(&mut self.releasing) && self.result(0) != 0 {
+            // What is still in there would be taken for the next batch.
+            tracing::warn!(stub = self.pid, "staging could not be emptied ({}): ending the stub", self.result(0));
+            self.kill();
+            return Err(CallError::Dead);
+        }
         Ok(())
     }
 
-    /// Moves each `(source, length)` into staging, one after the other from offset `at`; holes in a source stay holes. Afterwards `moved[i]` says how many bytes of range i
-    /// arrived and `errors[i]` what stopped it, if anything did.
-    pub fn move_pages(
-        &mut self,
-        ranges: &[(u64, u64)],
-        at: u64,
-        moved: &mut Vec<(u64, Option<Errno>)>,
-    ) -> Result<(), CallError> {
-        let mut dst = self.staging + at;
+    /// Moves each `(source, length)` into staging, one after the other; holes in a source stay holes. `stopped` says what stopped each
+    /// range, if anything did: then only staging itself tells how much of it arrived. The kernel's count does not: Linux 6.18's `move_pages` goes
+    /// on after an inner EAGAIN (the app touched the page just then) with the old error, so that it moves the page, or a run of them, without counting
+    /// it, tries again and answers EEXIST.
+    pub fn move_pages(&mut self, ranges: &[(u64, u64)], stopped: &mut Vec<Option<Errno>>) -> Result<(), CallError> {
+        let mut dst = self.staging;
         for (i, (src, len)) in ranges.iter().enumerate() {
             let arg = MoveArg { dst, src: *src, len: *len, mode: MOVE_DONTWAKE | MOVE_SOURCE_HOLES, moved: 0 };
             // SAFETY: the slot is in bounds, and the stub does not look at it before the doorbell.
@@ -487,27 +495,36 @@ impl Stub {
         self.ring(ranges.len())?;
         mortal::point("moves-rung");
         // While it is not known what moved, nobody may touch this address space's records: there is no giving up, except with the app.
+        let mut before = None;
         while let Err(e) = self.wait(Duration::from_secs(1)) {
             if e == CallError::Dead {
                 return Err(e);
             }
+            let ticks = process::Stat::read(self.pid).map_or(0, |stat| stat.ticks);
+            if ticks > *before.get_or_insert(ticks) + ENDLESS {
+                tracing::warn!(stub = self.pid, "the kernel does not come to an end with a MOVE: ending the stub");
+                self.kill();
+            }
         }
-        moved.clear();
-        for (i, (_, len)) in ranges.iter().enumerate() {
-            // SAFETY: in bounds; the stub is done with it.
-            let (call, arg) = unsafe { (self.call_slot(i).read_volatile(), self.move_slot(i).read_volatile()) };
-            moved.push(match call.result {
-                0 => (*len, None),
-                e => (arg.moved.max(0) as u64, Some(Errno::from_raw(-e as i32))),
-            });
-        }
+        stopped.clear();
+        stopped.extend((0..ranges.len()).map(|i| match self.result(i) {
+            0 => None,
+            e => Some(Errno::from_raw(-e as i32)),
+        }));
         Ok(())
     }
 
-    /// Drops what lies in staging up to `len` bytes. Returns at once: the stub's REMOVE event must be read before it can go on; the next
+    /// What the call that was prepared there answered.
+    fn result(&self, i: usize) -> i64 {
+        // SAFETY: in bounds; the stub is done with it.
+        unsafe { self.call_slot(i).read_volatile() }.result
+    }
+
+    /// Drops what lies in staging. Returns at once: the stub's REMOVE event must be read before it can go on; the next
     /// [`Stub::wait`] collects the answer.
-    pub fn release_staging(&mut self, len: u64) -> Result<(), CallError> {
-        self.prepare(0, libc::SYS_madvise, [self.staging, len, libc::MADV_DONTNEED as u64, 0, 0, 0]);
+    pub fn release_staging(&mut self) -> Result<(), CallError> {
+        self.prepare(0, libc::SYS_madvise, [self.staging, STAGING, libc::MADV_DONTNEED as u64, 0, 0, 0]);
+        self.releasing = true;
         self.ring(1)
     }
 

@@ -1,0 +1,103 @@
+//! What the kernel does besides what its documentation says.
+
+use super::super::probe;
+use super::super::salvage;
+use super::super::scan::Pagemap;
+use super::*;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+
+const PAGE: usize = 4096;
+
+/// A context of our own address space, without events.
+fn context() -> Uffd {
+    let device = probe::host().expect("root, and Linux 6.8").device;
+    // SAFETY: takes numbers only; the result is checked.
+    let fd = unsafe { libc::ioctl(device.as_raw_fd(), USERFAULTFD_IOC_NEW, libc::O_CLOEXEC | libc::O_NONBLOCK) };
+    assert!(fd >= 0);
+    // SAFETY: just made, ours alone.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let features = feature::PAGEFAULT_FLAG_WP | feature::WP_ASYNC | feature::MOVE;
+    let mut arg = ApiArg { api: API, features, ioctls: 0 };
+    // SAFETY: `arg` is the struct this ioctl takes and outlives the call.
+    unsafe { uffdio_api(fd.as_raw_fd(), &mut arg) }.expect("the handshake");
+    Uffd::adopt(fd)
+}
+
+fn page_of(word: u32) -> Vec<u8> {
+    word.to_le_bytes().repeat(PAGE / 4)
+}
+
+fn spin(turns: u32) {
+    (0..turns).for_each(|_| std::hint::spin_loop());
+}
+
+/// One thread writes to a page at the moment another moves it.
+#[test]
+fn a_page_that_a_stopped_move_took_along_is_found_in_staging() {
+    const ROUNDS: u32 = 100_000;
+    let uffd = context();
+    let (source, staging) =
+        (memmap2::MmapMut::map_anon(PAGE).expect("memory"), memmap2::MmapMut::map_anon(PAGE).expect("memory"));
+    let (src, dst) = (source.as_ptr() as u64, staging.as_ptr() as u64);
+    uffd.register(src, PAGE as u64).expect("the source is registered");
+    uffd.register_missing(dst, PAGE as u64).expect("staging is registered");
+    let mut pagemap = Pagemap::open(std::process::id() as i32).expect("our pagemap");
+    let (turn, done, over) = (AtomicU32::new(0), AtomicU32::new(0), AtomicBool::new(false));
+    let (mut miscounted, mut moved_in_all) = (0, 0);
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            // Serves the writer that comes when the page has left.
+            let mut messages = [Message::default(); 4];
+            while !over.load(SeqCst) {
+                // SAFETY: the buffer has room for four.
+                if unsafe { uffd.read(messages.as_mut_ptr(), 4) } != Ok(0) {
+                    // SAFETY: the page is as long as said.
+                    unsafe { uffd.copy(src, page_of(u32::MAX).as_ptr(), PAGE as u64, false, true) };
+                    uffd.wake(src, PAGE as u64);
+                }
+                std::thread::yield_now();
+            }
+        });
+        threads.spawn(|| {
+            for round in 1..=ROUNDS {
+                while turn.load(SeqCst) != round {
+                    std::thread::yield_now();
+                }
+                spin(round % 97);
+                // SAFETY: the last word of the mapping; nobody reads it as anything else meanwhile.
+                unsafe { (src as *mut u32).add(PAGE / 4 - 1).write_volatile(round) };
+                done.store(round, SeqCst);
+            }
+        });
+        for round in 1..=ROUNDS {
+            // SAFETY: the page is as long as said.
+            assert_eq!(unsafe { uffd.copy(src, page_of(round).as_ptr(), PAGE as u64, true, true) }, Installed::Done);
+            turn.store(round, SeqCst);
+            spin(round % 89);
+            let mut arg = MoveArg { dst, src, len: PAGE as u64, mode: MOVE_DONTWAKE | MOVE_SOURCE_HOLES, moved: 0 };
+            // SAFETY: `arg` is the struct this ioctl takes; both ranges are mappings of ours that nothing is borrowed from.
+            let stopped = Errno::result(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_MOVE, &mut arg) }).err();
+            while done.load(SeqCst) != round {
+                std::thread::yield_now();
+            }
+            let staged = salvage::places(&mut pagemap, (dst, PAGE as u64)).expect("a scan");
+            let arrived = stopped.is_none() || staged.contains(&0);
+            // SAFETY: if nothing arrived there, this is not read.
+            let holds = |addr: u64| unsafe { (addr as *const u32).read_volatile() } == round;
+            if arrived {
+                assert!(holds(dst), "round {round}: {stopped:?}, {} counted, and not in staging", arg.moved);
+            } else {
+                assert!(holds(src), "round {round}: {stopped:?}, {} counted, and gone", arg.moved);
+            }
+            moved_in_all += u32::from(arrived);
+            miscounted += u32::from(arrived && arg.moved <= 0);
+            for addr in [src, dst] {
+                // SAFETY: drops pages of mappings of ours that nothing is borrowed from.
+                unsafe { libc::madvise(addr as *mut c_void, PAGE, libc::MADV_DONTNEED) };
+            }
+        }
+        over.store(true, SeqCst);
+    });
+    println!("{moved_in_all} of {ROUNDS} moved, {miscounted} of them though the kernel counted none");
+    assert!(moved_in_all > ROUNDS / 10);
+}
