@@ -97,6 +97,22 @@ fn a_process_with_children_is_attached_with_them() {
     assert!(outcome.seen.processes >= 5, "the workers belong to the app: {outcome}");
 }
 
+/// Faults wait while the stub moves pages: it must not wait for its turn behind others on a busy host.
+#[test]
+fn the_stub_goes_before_ordinary_threads() {
+    let bed = Testbed::shm();
+    let job = busy(&bed, "rw", "64M");
+    attach(&bed, job.pid(), "50%");
+    bed.wait_app("busy", MINUTE, |app| app.pages_evicted > 1000);
+    let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", job.pid())).expect("it runs");
+    let stats = children.split_whitespace().map(|pid| std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap());
+    let stub =
+        stats.into_iter().find(|stat| stat.contains("(annex-stub)")).expect("the stub is a child of the program");
+    let nice = stub.rsplit_once(')').expect("proc(5)").1.split_whitespace().nth(16);
+    assert_eq!(nice, Some("-20"), "{stub}");
+    end(job);
+}
+
 #[test]
 fn a_limit_can_be_changed_while_the_app_runs() {
     let bed = Testbed::shm();
