@@ -3,6 +3,7 @@
 # Length of each stress run, and what `make bench` is given (see `target/release/annex-bench --help`).
 SECONDS ?= 60
 BENCH ?=
+CHAOS ?=
 DEMO ?=
 
 CARGO ?= cargo
@@ -15,9 +16,9 @@ RUNNER := $(if $(SUDO),--config "target.'cfg(all())'.runner='$(SUDO)'",)
 # package:command, where having the command is enough.
 PACKAGES := build-essential:cc libclang-dev pkg-config:pkg-config curl:curl python3:python3 redis-server:redis-server \
             redis-tools:redis-cli stress-ng:stress-ng sqlite3:sqlite3 nodejs:node \
-            util-linux:setpriv
+            util-linux:setpriv iproute2:ip
 
-.PHONY: all setup build demo test check stress bench clean
+.PHONY: all setup build demo test check stress bench chaos clean
 all: build
 
 setup:
@@ -51,6 +52,10 @@ test: build
 
 stress: build
 	ANNEX_STRESS_SECONDS=$(SECONDS) $(CARGO) test --release --workspace --test stress $(RUNNER) -- --nocapture
+
+# Every fault a hundred times under load. CHAOS="--rounds 5" for less (see `target/release/annex-chaos --help`).
+chaos: setup build
+	$(SUDO) target/release/annex-chaos $(CHAOS)
 
 bench: build
 	$(SUDO) target/release/annex-bench $(BENCH)

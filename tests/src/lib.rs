@@ -8,6 +8,7 @@
 
 pub mod access;
 pub mod bench;
+pub mod chaos;
 pub mod demo;
 pub mod redis;
 pub mod stress;

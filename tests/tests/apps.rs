@@ -59,7 +59,7 @@ fn sort_of_a_file_larger_than_its_limit_is_that_of_a_native_run() {
     let file = bed.path().join("lines");
     let mut text = Vec::new();
     let mut dice = annex_tests::stress::content::Dice::new(5);
-    while text.len() < 96 << 20 {
+    while text.len() < 48 << 20 {
         text.extend_from_slice(format!("{:016x}{:016x} {}\n", dice.roll(), dice.roll(), text.len()).as_bytes());
     }
     std::fs::write(&file, &text).unwrap();
@@ -68,7 +68,7 @@ fn sort_of_a_file_larger_than_its_limit_is_that_of_a_native_run() {
         command.env("LC_ALL", "C").args(["-S", "1G", "--parallel=2", "-o"]).arg(bed.path().join(into)).arg(&file);
         command
     };
-    bed.run("sort", "48M", sort("paged")).wait(3 * MINUTE).succeeded().was_paged(10_000, 5_000);
+    bed.run("sort", "24M", sort("paged")).wait(3 * MINUTE).succeeded().was_paged(10_000, 5_000);
     bed.natively("sort-native", sort("native")).wait(MINUTE).succeeded();
     let (paged, native) = (std::fs::read(bed.path().join("paged")), std::fs::read(bed.path().join("native")));
     assert!(paged.unwrap() == native.unwrap(), "the sorted files differ");

@@ -224,12 +224,13 @@ fn parents() -> Vec<(i32, i32)> {
     found
 }
 
-/// True if the address space behind a userfaultfd is gone: a question about an address that nobody maps says so.
+/// True if the address space behind a userfaultfd is gone: a question about an address that nobody maps says so. Also if the number is
+/// no userfaultfd's (any more): then annexd had closed it.
 fn is_over(uffd: RawFd) -> bool {
     /// `UFFDIO_ZEROPAGE`.
     const ZEROPAGE: libc::c_ulong = 0xC020_AA04;
     let mut arg = [1u64 << 16, 4096, 1, 0];
     // SAFETY: `arg` is the struct this ioctl takes (start, length, mode, result) and outlives the call.
     let result = unsafe { libc::ioctl(uffd, ZEROPAGE, arg.as_mut_ptr()) };
-    result < 0 && Errno::last() == Errno::ESRCH
+    result < 0 && matches!(Errno::last(), Errno::ESRCH | Errno::EBADF | Errno::ENOTTY)
 }

@@ -294,8 +294,6 @@ impl Manager {
 /// The evictor's loop.
 pub fn evict_loop(mut evictor: Evictor, roster: Arc<Roster>) {
     let _sentinel = Sentinel("the evictor");
-    // Faults wait for the lock that it holds while pages move.
-    process::hurry(0);
     evictor.around.evictor.store(nix::unistd::gettid().as_raw(), Ordering::Relaxed);
     while !roster.stop.load(Ordering::Acquire) {
         let bell = evictor.registry.clone();

@@ -221,8 +221,13 @@ impl Pager {
         // The context of a space ends with its last user: nothing may go on holding one.
         self.means.workers.serve(app.take_held());
         app.members.lock().iter_mut().for_each(|member| member.space = None);
-        for space in self.means.registry.of_app(app.id) {
-            restore::let_go(&self.means, space);
+        // A fork that is read on the way brings a child.
+        loop {
+            let spaces = self.means.registry.of_app(app.id);
+            if spaces.is_empty() {
+                break;
+            }
+            spaces.into_iter().for_each(|space| restore::let_go(&self.means, space));
         }
         self.roster.remove(app.id);
         for member in app.members.lock().drain(..) {
@@ -404,6 +409,10 @@ impl Drop for Pager {
         self.means.registry.wake_evictor();
         for thread in self.threads.drain(..) {
             let _ = thread.join();
+        }
+        // Who ended since the manager looked last: the keeper must not wait for them.
+        for space in self.means.registry.all().iter().filter(|space| space.is_dead() || space.uffd.is_dead()) {
+            self.means.registry.remove(space.id);
         }
     }
 }

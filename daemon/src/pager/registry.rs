@@ -36,9 +36,9 @@ impl Registry {
     }
 
     pub fn remove(&self, id: SpaceId) {
-        self.spaces.write().remove(&id.0);
         self.keeper.drop(Kept::Userfaultfd(id.0));
         self.keeper.drop(Kept::Table(id.0));
+        self.spaces.write().remove(&id.0);
     }
 
     pub fn all(&self) -> Vec<Arc<Space>> {

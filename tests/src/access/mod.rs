@@ -3,6 +3,7 @@
 //! Every page carries its number, which is checked at each read: a fast wrong answer does not count.
 
 pub mod floor;
+pub mod series;
 pub mod ticks;
 
 use crate::stress::content::{Dice, PAGE};

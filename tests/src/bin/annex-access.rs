@@ -1,7 +1,7 @@
 //! `annex-access`: one access-pattern run, its result as a line of JSON. See `annex_tests::access`.
 
 use annex_shared::api::parse_bytes;
-use annex_tests::access::{self, Memory, Pattern, floor, ticks};
+use annex_tests::access::{self, Memory, Pattern, floor, series, ticks};
 use annex_tests::stress::content::PAGE;
 use clap::{Parser, Subcommand};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -30,6 +30,11 @@ enum Mode {
         #[arg(long, value_parser = bytes)]
         floor: Option<u64>,
     },
+    /// Read random pages until SIGTERM and print latencies by windows of 100 ms.
+    Series {
+        #[arg(long, default_value = "512M", value_parser = bytes)]
+        size: u64,
+    },
     /// Read the clock until SIGTERM and print the gaps.
     Ticks {
         #[arg(long, default_value = "64M", value_parser = bytes)]
@@ -43,6 +48,17 @@ fn bytes(text: &str) -> Result<u64, &'static str> {
 
 static STOP: AtomicBool = AtomicBool::new(false);
 
+fn stop_on_sigterm() -> anyhow::Result<()> {
+    use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+    extern "C" fn stop(_signal: i32) {
+        STOP.store(true, Relaxed);
+    }
+    let action = SigAction::new(SigHandler::Handler(stop), SaFlags::SA_RESTART, SigSet::empty());
+    // SAFETY: the handler only stores to an atomic.
+    unsafe { sigaction(Signal::SIGTERM, &action)? };
+    Ok(())
+}
+
 fn main() -> anyhow::Result<()> {
     match Args::parse().mode {
         Mode::Pattern { pattern, size, seconds, seed, floor } => {
@@ -54,14 +70,14 @@ fn main() -> anyhow::Result<()> {
             let measured = access::measure(&memory, pattern, Duration::from_secs_f64(seconds), seed)?;
             println!("{}", serde_json::to_string(&measured)?);
         }
+        Mode::Series { size } => {
+            stop_on_sigterm()?;
+            let memory = Memory::plain(size as usize / PAGE)?;
+            eprintln!("ready");
+            println!("{}", serde_json::to_string(&series::watch(&memory, 1, || STOP.load(Relaxed))?)?);
+        }
         Mode::Ticks { size } => {
-            use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
-            extern "C" fn stop(_signal: i32) {
-                STOP.store(true, Relaxed);
-            }
-            let action = SigAction::new(SigHandler::Handler(stop), SaFlags::SA_RESTART, SigSet::empty());
-            // SAFETY: the handler only stores to an atomic.
-            unsafe { sigaction(Signal::SIGTERM, &action)? };
+            stop_on_sigterm()?;
             let _memory = Memory::plain(size as usize / PAGE)?;
             eprintln!("ready");
             let gaps = ticks::watch(|| STOP.load(Relaxed));

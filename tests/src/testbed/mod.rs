@@ -12,6 +12,7 @@ pub mod bins;
 pub mod census;
 pub mod job;
 pub mod process;
+pub mod wire;
 
 use annex_shared::api::{AppInfo, DonorState, Status};
 pub use job::{Job, Outcome};
@@ -23,6 +24,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
+use wire::Wire;
 
 /// How long programs may take to start or stop.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -38,11 +40,23 @@ pub struct Donor {
     pub faults: Option<String>,
     /// The agent does not run: the address leads nowhere.
     pub absent: bool,
+    /// A process keeps its memory while the agent is down.
+    pub kept: bool,
+    /// In a network namespace of its own, at the end of a wire that can be cut.
+    pub wired: bool,
 }
 
 impl Donor {
     pub fn shm() -> Donor {
-        Donor { transport: "shm", capacity: "3G", lease_ttl: None, faults: None, absent: false }
+        Donor {
+            transport: "shm",
+            capacity: "3G",
+            lease_ttl: None,
+            faults: None,
+            absent: false,
+            kept: false,
+            wired: false,
+        }
     }
 
     pub fn tcp() -> Donor {
@@ -59,6 +73,14 @@ impl Donor {
 
     pub fn faults(self, plan: &str) -> Donor {
         Donor { faults: Some(plan.into()), ..self }
+    }
+
+    pub fn kept(self) -> Donor {
+        Donor { kept: true, ..self }
+    }
+
+    pub fn wired(self) -> Donor {
+        Donor { wired: true, ..self }
     }
 
     pub fn absent(self) -> Donor {
@@ -104,16 +126,19 @@ impl Builder {
         // Programs that run as ordinary users find their files here.
         let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         std::fs::set_permissions(dir.path(), open).expect("the testbed's directory is ours");
-        let mut agents = Vec::new();
+        let (mut agents, mut places) = (Vec::new(), Vec::new());
         let socket = dir.path().join("annexd.sock");
         let mut args: Vec<OsString> = vec!["--socket".into(), socket.clone().into()];
         args.extend(["--replicas".into(), self.replicas.to_string().into()]);
         for (i, donor) in self.donors.iter().enumerate() {
-            let address = free_address();
+            let wire = donor.wired.then(|| Wire::lay(i));
+            let address = wire.as_ref().map_or_else(free_address, |wire| wire.address(7411));
             let name = format!("{}{i}", donor.transport);
+            let place = Place { name: name.clone(), address: address.clone(), donor: donor.clone(), wire };
             if !donor.absent {
-                agents.push(start_agent(dir.path(), &name, &address, donor));
+                agents.push(place.start_agent(dir.path()));
             }
+            places.push(place);
             let mut spec = format!("{address},transport={},name={name}", donor.transport);
             if let Some(plan) = &donor.faults {
                 spec.push_str(",faults=");
@@ -123,7 +148,7 @@ impl Builder {
         }
         args.extend(self.daemon_args.iter().map(OsString::from));
         let annexd = start_annexd(&args, None, dir.path());
-        let mut bed = Testbed { annexd, agents, socket, args, dir, _turn: turn };
+        let mut bed = Testbed { annexd, agents, socket, places, args, dir, _turn: turn };
         bed.wait_ready(self.donors.iter().filter(|d| !d.absent).count());
         bed
     }
@@ -135,6 +160,8 @@ pub struct Testbed {
     pub annexd: Process,
     pub agents: Vec<Process>,
     pub socket: PathBuf,
+    /// Where each donor is.
+    pub places: Vec<Place>,
     /// annexd's arguments.
     args: Vec<OsString>,
     dir: TempDir,
@@ -272,6 +299,12 @@ impl Testbed {
         (status.code(), self.annexd.log())
     }
 
+    /// Starts a donor's agent once more, at the same address. All donors must be there.
+    pub fn start_agent_again(&mut self, nth: usize) {
+        self.agents[nth].kill();
+        self.agents[nth] = self.places[nth].start_agent(self.dir.path());
+    }
+
     fn wait_answers(&mut self, started: Instant, may_end: bool) {
         while api::fetch::<Status>(&self.socket, "/v1/status").is_err() {
             if !self.annexd.is_running() {
@@ -343,12 +376,38 @@ fn start_annexd(args: &[OsString], die_at: Option<&str>, dir: &Path) -> Process 
     Process::start("annexd", daemon, dir)
 }
 
-fn start_agent(dir: &Path, name: &str, address: &str, donor: &Donor) -> Process {
-    let mut agent = Command::new(bins::find("annex-agent"));
-    agent.args(["--listen", address, "--capacity", donor.capacity, "--name", name]);
-    agent.args(donor.lease_ttl.map(|ttl| ["--lease-ttl", ttl]).into_iter().flatten());
-    agent.arg("--shm-socket").arg(dir.join(format!("{name}.sock")));
-    Process::start(name, agent, dir)
+/// A donor's name and where it listens.
+pub struct Place {
+    pub name: String,
+    pub address: String,
+    donor: Donor,
+    /// How it is reached, if not over loopback.
+    pub wire: Option<Wire>,
+}
+
+impl Place {
+    fn start_agent(&self, dir: &Path) -> Process {
+        let Place { name, address, donor, wire } = self;
+        let program = bins::find("annex-agent");
+        let mut agent = wire.as_ref().map_or_else(|| Command::new(&program), |wire| wire.inside(&program));
+        agent.args(["--listen", address, "--capacity", donor.capacity, "--name", name]);
+        agent.args(donor.lease_ttl.map(|ttl| ["--lease-ttl", ttl]).into_iter().flatten());
+        agent.arg("--shm-socket").arg(dir.join(format!("{name}.sock")));
+        agent.arg("--control-socket").arg(dir.join(format!("{name}-control.sock")));
+        if donor.kept {
+            agent.arg("--keeper").arg(dir.join(format!("{name}-keeper.sock")));
+        }
+        if wire.is_some() {
+            // Nobody else is on that wire.
+            agent.arg("--insecure");
+        }
+        Process::start(name, agent, dir)
+    }
+
+    /// The agent's control socket.
+    pub fn control_socket(&self, bed: &Testbed) -> PathBuf {
+        bed.path().join(format!("{}-control.sock", self.name))
+    }
 }
 
 /// A loopback address nobody listens on now.

@@ -1,0 +1,99 @@
+//! One of three donors dies while a program reads what is evicted: how its faults go on, and how long until everything has two copies again.
+
+use super::{APP, MINUTE, wait_whole};
+use crate::access::series::Window;
+use crate::access::ticks;
+use crate::testbed::{Donor, Testbed, api, bins};
+use annex_shared::api::{DonorState, Status};
+use anyhow::{Context, ensure};
+use nix::sys::signal::Signal;
+use serde::Serialize;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// Latency counts as normal below this multiple of what it was before.
+const NORMAL: f64 = 3.0;
+
+/// What came of it. Times of faults in microseconds: a read of a random page, three quarters of which are faults.
+#[derive(Clone, Debug, Serialize)]
+pub struct Rebuild {
+    /// Bytes that had lost a copy, as annexd told it first.
+    pub bytes: u64,
+    pub normal_p50_us: f64,
+    pub normal_p99_us: f64,
+    /// Of the windows of 100 ms while copies were missing.
+    pub meanwhile_p99_us: f64,
+    pub worst_us: f64,
+    /// From the death until no more than one window in ten is above three times the normal p99.
+    pub normal_again_s: f64,
+    /// From the death until every page has two copies.
+    pub whole_s: f64,
+    /// Copied per second of that, in MiB.
+    pub rate_mib_s: f64,
+}
+
+/// `evicted` bytes of the program are in the pool when the donor dies.
+pub fn run(evicted: u64) -> anyhow::Result<Rebuild> {
+    let donors = [Donor::tcp(), Donor::tcp(), Donor::tcp()];
+    let capacity = |donor: Donor| donor.capacity("2G");
+    let mut bed = donors.into_iter().fold(Testbed::builder(), |bed, donor| bed.donor(capacity(donor))).start();
+    let size = evicted / 3 * 4;
+    let mut reader = Command::new(bins::find("annex-access"));
+    reader.args(["series", "--size", &size.to_string()]);
+    let mut job = bed.run(APP, &(size / 4).to_string(), reader);
+    job.stop_watching();
+    job.wait_says("ready", 2 * MINUTE);
+    bed.wait_app(APP, 2 * MINUTE, |app| app.evicted > evicted / 10 * 9);
+    wait_whole(&bed, &mut job)?;
+    std::thread::sleep(Duration::from_secs(5));
+
+    let died = (Instant::now(), ticks::now());
+    bed.agents[0].kill();
+    let status = || api::fetch::<Status>(&bed.socket, "/v1/status");
+    let (mut bytes, mut noticed) = (0, false);
+    loop {
+        let now = status()?;
+        bytes = bytes.max(now.pool.repair_left);
+        let missing = now.pool.degraded_extents + now.pool.joining_replicas + now.pool.away_replicas;
+        noticed |= now.donors.iter().any(|d| d.state != DonorState::Up) && missing > 0;
+        if noticed && missing == 0 && now.pool.repair_left == 0 {
+            break;
+        }
+        ensure!(died.0.elapsed() < 5 * MINUTE, "not rebuilt: {:?}\n{}", now.pool, bed.annexd_logs());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let whole_s = died.0.elapsed().as_secs_f64();
+    std::thread::sleep(Duration::from_secs(2));
+    job.signal(Signal::SIGTERM);
+    let outcome = job.wait(MINUTE);
+    ensure!(outcome.status.success(), "the reader failed: {outcome}");
+    let windows: Vec<Window> = serde_json::from_str(&outcome.stdout).context("the reader's windows")?;
+
+    let (before, after): (Vec<Window>, Vec<Window>) = windows.iter().partition(|w| w.end_ns <= died.1);
+    let before = &before[before.len().saturating_sub(40)..];
+    let seconds = |w: &Window| (w.end_ns - died.1) as f64 / 1e9;
+    let meanwhile: Vec<Window> = after.iter().copied().filter(|w| seconds(w) <= whole_s).collect();
+    let normal_p99_us = middle(before.iter().map(|w| w.p99_us));
+    let too_slow = |w: &Window| w.p99_us > NORMAL * normal_p99_us;
+    let rest_is_normal = |from: usize| {
+        let rest = &meanwhile[from..];
+        rest.iter().filter(|w| too_slow(w)).count() * 10 <= rest.len()
+    };
+    let first = (0..meanwhile.len()).find(|from| !too_slow(&meanwhile[*from]) && rest_is_normal(*from));
+    Ok(Rebuild {
+        bytes,
+        normal_p50_us: middle(before.iter().map(|w| w.p50_us)),
+        normal_p99_us,
+        meanwhile_p99_us: middle(meanwhile.iter().map(|w| w.p99_us)),
+        worst_us: after.iter().map(|w| w.max_us).fold(0.0, f64::max),
+        normal_again_s: first.map_or(f64::INFINITY, |from| seconds(&meanwhile[from])),
+        whole_s,
+        rate_mib_s: bytes as f64 / whole_s / (1 << 20) as f64,
+    })
+}
+
+fn middle(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}

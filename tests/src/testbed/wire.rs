@@ -1,0 +1,66 @@
+//! A donor in a network namespace of its own, at the end of a wire that can be cut: packets vanish, and nobody is told.
+
+use std::ffi::OsStr;
+use std::process::Command;
+
+/// Laid when made, taken up when dropped.
+pub struct Wire {
+    namespace: String,
+    ours: String,
+    nth: usize,
+}
+
+impl Wire {
+    /// # Panics
+    /// When the kernel or `ip` refuses: network namespaces need root.
+    pub fn lay(nth: usize) -> Wire {
+        let wire = Wire {
+            namespace: format!("annex-{}-{nth}", std::process::id()),
+            // Interface names have 15 characters.
+            ours: format!("ax{}-{nth}", std::process::id()),
+            nth,
+        };
+        ip(&["netns", "add", &wire.namespace]);
+        ip(&["link", "add", &wire.ours, "type", "veth", "peer", "name", "wire", "netns", &wire.namespace]);
+        ip(&["addr", "add", &format!("198.18.{nth}.1/30"), "dev", &wire.ours]);
+        ip(&["link", "set", &wire.ours, "up"]);
+        ip(&["-n", &wire.namespace, "addr", "add", &format!("198.18.{nth}.2/30"), "dev", "wire"]);
+        ip(&["-n", &wire.namespace, "link", "set", "lo", "up"]);
+        wire.join();
+        wire
+    }
+
+    /// Of the far end.
+    pub fn address(&self, port: u16) -> String {
+        format!("198.18.{}.2:{port}", self.nth)
+    }
+
+    /// The command that runs `program` at the far end.
+    pub fn inside(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.namespace]).arg(program);
+        command
+    }
+
+    /// From now on what is sent arrives nowhere.
+    pub fn cut(&self) {
+        ip(&["-n", &self.namespace, "link", "set", "wire", "down"]);
+    }
+
+    pub fn join(&self) {
+        ip(&["-n", &self.namespace, "link", "set", "wire", "up"]);
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        // The wire goes with its end.
+        let _ = Command::new("ip").args(["netns", "del", &self.namespace]).status();
+    }
+}
+
+#[track_caller]
+fn ip(args: &[&str]) {
+    let output = Command::new("ip").args(args).output().unwrap_or_else(|e| panic!("ip (of iproute2): {e}"));
+    assert!(output.status.success(), "ip {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr));
+}
