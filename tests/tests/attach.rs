@@ -82,6 +82,12 @@ fn detach_brings_back_the_children_too() {
     }
     // The children verify all they inherited, some of them long after the detach; the workload waits for them.
     end(job);
+    // Nobody was overlooked: else the keeper would wait for them.
+    let keeper = bed.keeper();
+    bed.annexd.signal(Signal::SIGTERM);
+    wait_for("the keeper to end with annexd", MINUTE, || {
+        std::fs::read_to_string(format!("/proc/{keeper}/stat")).map_or(true, |stat| stat.contains(") Z "))
+    });
 }
 
 #[test]

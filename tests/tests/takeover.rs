@@ -154,7 +154,7 @@ fn a_new_build_takes_the_place_of_the_old_one() {
 fn a_newer_state_is_refused_and_left_alone() {
     let mut bed = bed([Donor::shm(), Donor::shm()]);
     let mut job = paged(&bed, 26);
-    let keeper = keeper_of(bed.annexd.pid());
+    let keeper = bed.keeper();
     bed.annexd.kill();
     let tables = memfds(keeper, "annex-pages");
     assert!(!tables.is_empty());
@@ -173,15 +173,6 @@ fn a_newer_state_is_refused_and_left_alone() {
     bed.start_again(None);
     goes_on(&bed, &mut job, "with its own build again");
     ends_well(&bed, job);
-}
-
-fn keeper_of(annexd: i32) -> i32 {
-    let children = format!("/proc/{annexd}/task/{annexd}/children");
-    let text = std::fs::read_to_string(children).expect("annexd runs");
-    let pids = text.split_ascii_whitespace().filter_map(|pid| pid.parse().ok());
-    let named =
-        |pid: &i32| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|c| c.trim() == "annexd-keeper");
-    pids.into_iter().find(named).expect("annexd has a keeper")
 }
 
 fn memfds(pid: i32, name: &str) -> Vec<std::path::PathBuf> {

@@ -22,8 +22,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Slots that are copied together.
-const BATCH: u32 = 256;
+/// Slots that are copied together: no more, because what a fault asks for waits behind them on the donor.
+const BATCH: u32 = 64;
 /// Slots the scrubber reads together.
 const SCRUB: u32 = 64;
 /// How often a page is rewritten before that counts as failed.
@@ -83,6 +83,7 @@ pub(super) fn start(core: &Arc<Core>, tasks: Receiver<Task>) -> Result<JoinHandl
     };
     let name = "annex-repair".to_owned();
     let thread = std::thread::Builder::new().name(name.clone()).spawn(move || {
+        stand_back();
         while !repair.core.stopping.load(Acquire) {
             if !repair.listen(&tasks) || repair.work().is_err() {
                 break;
@@ -90,6 +91,12 @@ pub(super) fn start(core: &Arc<Core>, tasks: Receiver<Task>) -> Result<JoinHandl
         }
     });
     thread.map_err(|source| PoolError::Thread { name, source })
+}
+
+/// The calling thread runs when nobody else wants the CPU: faults come first.
+fn stand_back() {
+    // SAFETY: takes numbers only; 0 is the calling thread. To be less urgent needs no privilege.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 19) };
 }
 
 impl Repair {

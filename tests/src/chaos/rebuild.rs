@@ -30,6 +30,8 @@ pub struct Rebuild {
     pub whole_s: f64,
     /// Copied per second of that, in MiB.
     pub rate_mib_s: f64,
+    /// Second by second after the death: the median of the windows' p99.
+    pub p99_us_by_second: Vec<f64>,
 }
 
 /// `evicted` bytes of the program are in the pool when the donor dies.
@@ -88,6 +90,12 @@ pub fn run(evicted: u64) -> anyhow::Result<Rebuild> {
         worst_us: after.iter().map(|w| w.max_us).fold(0.0, f64::max),
         normal_again_s: first.map_or(f64::INFINITY, |from| seconds(&meanwhile[from])),
         whole_s,
+        p99_us_by_second: (0..whole_s as usize + 2)
+            .map(|second| {
+                let of_it = after.iter().filter(|w| seconds(w) as usize == second);
+                middle(of_it.map(|w| w.p99_us))
+            })
+            .collect(),
         rate_mib_s: bytes as f64 / whole_s / (1 << 20) as f64,
     })
 }

@@ -316,6 +316,19 @@ impl Testbed {
         }
     }
 
+    /// The PID of annexd's keeper process.
+    ///
+    /// # Panics
+    /// When it has none.
+    pub fn keeper(&self) -> i32 {
+        let children = format!("/proc/{0}/task/{0}/children", self.annexd.pid());
+        let text = std::fs::read_to_string(children).expect("annexd runs");
+        let pids = text.split_ascii_whitespace().filter_map(|pid| pid.parse().ok());
+        let named =
+            |pid: &i32| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|c| c.trim() == "annexd-keeper");
+        pids.into_iter().find(named).expect("annexd has a keeper")
+    }
+
     /// What all annexds of this testbed have said, the latest last.
     pub fn annexd_logs(&self) -> String {
         let entries = std::fs::read_dir(self.path()).into_iter().flatten().flatten();
