@@ -51,12 +51,7 @@ impl Lane {
         let choice = match self.choose(read, replicas.iter().filter(open)) {
             Choice::Replica(n) => n,
             // What is away or joining may be live again soon; the keeper sees to it that this ends.
-            Choice::None
-                if read.only.is_none()
-                    && !read.mismatch
-                    && replicas.live() == 0
-                    && (replicas.has(ReplicaState::Away) || replicas.has(ReplicaState::Joining)) =>
-            {
+            Choice::None if read.only.is_none() && self.may_come(extent, &replicas, place + read.at, read.mismatch) => {
                 return Choice::Wait;
             }
             other => return other,
@@ -103,6 +98,17 @@ impl Lane {
         }
         self.enqueue(op, now);
         Choice::Replica(choice)
+    }
+
+    /// A replica that can't be read now may bring the page: one that has it, though those that can be read do not, or any if there
+    /// are none of those. Not for the repair thread to wait for: it is the one that makes joining replicas live.
+    fn may_come(&self, extent: ExtentId, replicas: &Replicas, at: u32, mismatch: bool) -> bool {
+        let is_coming = replicas.has(ReplicaState::Away) || replicas.has(ReplicaState::Joining);
+        let has_it = |(n, r): (u8, &Replica)| {
+            matches!(r.state, ReplicaState::Away | ReplicaState::Joining)
+                && self.core.extents.next_missed(extent, n, at) != Some(at)
+        };
+        self.reports && is_coming && ((!mismatch && replicas.live() == 0) || replicas.iter().any(has_it))
     }
 
     /// The best of the replicas that are still open to this read: fewest failures, then the least expected wait.

@@ -1,14 +1,20 @@
 //! The pool against scripted donors: what a lost, lying, slow or restarted donor does to pages. (Nothing.)
 
+mod donors;
+mod takeover;
+
 use super::testbed::{Bed, Fate, SLOTS, eventually, finish, is_filled, post_write, read, write};
-use super::{IoError, Pool, PoolError, PoolState, References, SlotRun};
+use super::{IoError, Pool, PoolError, PoolState, SlotRun};
 use annex_shared::api::DonorState;
 use annex_shared::config::{ByteSize, TimeSpan};
 use annex_shared::fabric::ErrorKind;
 use annex_shared::ids::{ExtentId, SlotIdx};
 use annex_shared::page::PAGE_SIZE;
-use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
+
+fn donor_of(bed: &Bed, run: SlotRun, place: u8) -> usize {
+    bed.pool.core.extents.replica(ExtentId(run.first.0 / SLOTS), place).donor.0.into()
+}
 
 #[test]
 fn what_is_written_comes_back_whole_and_in_parts() {
@@ -248,225 +254,6 @@ fn a_write_that_no_replica_takes_is_an_error() {
     assert_eq!(write(&mut lane, &runs, 1), Err(IoError::Lost));
 }
 
-fn donor_of(bed: &Bed, run: SlotRun, place: u8) -> usize {
-    bed.pool.core.extents.replica(ExtentId(run.first.0 / SLOTS), place).donor.0.into()
-}
-
-#[test]
-fn a_lost_replica_is_made_anew_while_pages_come_and_go() {
-    let bed = Bed::new(&[8, 8, 8], 2);
-    let mut lane = bed.lane();
-    let kept = bed.reserve(150);
-    write(&mut lane, &kept, 1).unwrap();
-    let victim = donor_of(&bed, kept[0], 0);
-    bed.agents[victim].cut();
-    let mut generation = 1;
-    eventually("every extent is whole", || {
-        generation += 1;
-        let runs = bed.reserve(7);
-        write(&mut lane, &runs, generation).unwrap();
-        assert!(runs.iter().all(|r| read(&mut lane, *r, generation) == Ok(true)));
-        runs.iter().flat_map(|r| r.slots()).for_each(|s| bed.pool.release(s));
-        let info = bed.pool.info();
-        bed.pool.donors()[victim].state == DonorState::Lost && info.degraded_extents == 0 && info.repaired > 0
-    });
-    // One more donor may go now: whatever was on the first is on the others twice.
-    let second = (0..3).find(|d| *d != victim).unwrap();
-    bed.agents[second].cut();
-    assert!(kept.iter().all(|r| read(&mut lane, *r, 1) == Ok(true)));
-}
-
-#[test]
-fn a_donor_that_was_away_gets_only_what_it_missed() {
-    let bed = Bed::with(&[8, 8], 2, |c| {
-        c.away_after = TimeSpan(Duration::from_millis(50));
-        c.lost_after = TimeSpan(Duration::from_secs(20));
-    });
-    let mut lane = bed.lane();
-    let old = bed.reserve(100);
-    write(&mut lane, &old, 1).unwrap();
-    bed.agents[1].cut();
-    let missed = bed.reserve(10);
-    let start = Instant::now();
-    write(&mut lane, &missed, 2).unwrap();
-    assert!(start.elapsed() < Duration::from_secs(2), "the write waited for a donor that is away");
-    assert!(bed.pool.info().away_replicas >= 1 && bed.pool.info().degraded_extents >= 1);
-    bed.agents[1].mend();
-    eventually("it is whole again", || bed.pool.info().degraded_extents == 0);
-    assert_eq!(bed.pool.info().repaired, 10 * PAGE_SIZE as u64);
-    bed.agents[0].cut();
-    assert!(old.iter().all(|r| read(&mut lane, *r, 1) == Ok(true)));
-    assert!(missed.iter().all(|r| read(&mut lane, *r, 2) == Ok(true)));
-}
-
-#[test]
-fn an_agent_that_restarts_with_its_bytes_is_resynced_not_rebuilt() {
-    let bed = Bed::with(&[8, 8], 2, |c| c.lost_after = TimeSpan(Duration::from_secs(20)));
-    let mut lane = bed.lane();
-    let old = bed.reserve(100);
-    write(&mut lane, &old, 1).unwrap();
-    bed.agents[1].cut();
-    let missed = bed.reserve(10);
-    write(&mut lane, &missed, 2).unwrap();
-    bed.agents[1].restart_with_bytes();
-    eventually("it is whole again", || bed.pool.info().degraded_extents == 0);
-    assert_eq!(bed.pool.info().repaired, 10 * PAGE_SIZE as u64);
-    bed.agents[0].cut();
-    assert!(old.iter().all(|r| read(&mut lane, *r, 1) == Ok(true)));
-    assert!(missed.iter().all(|r| read(&mut lane, *r, 2) == Ok(true)));
-}
-
-#[test]
-fn with_a_single_replica_reads_wait_for_an_agent_that_restarts_with_its_bytes() {
-    let bed = Bed::with(&[8], 1, |c| c.lost_after = TimeSpan(Duration::from_secs(20)));
-    let mut lane = bed.lane();
-    let runs = bed.reserve(20);
-    write(&mut lane, &runs, 1).unwrap();
-    bed.agents[0].cut();
-    let agent = bed.agents[0].clone();
-    let back = std::thread::spawn(move || {
-        std::thread::sleep(Duration::from_millis(700));
-        agent.restart_with_bytes();
-    });
-    assert_eq!(read(&mut lane, runs[0], 1), Ok(true));
-    back.join().unwrap();
-}
-
-#[test]
-fn recalled_slabs_are_emptied_and_returned_in_time() {
-    let bed = Bed::new(&[8, 8, 8], 2);
-    let mut lane = bed.lane();
-    let runs = bed.reserve(150);
-    write(&mut lane, &runs, 1).unwrap();
-    let victim = donor_of(&bed, runs[0], 0);
-    bed.agents[victim].recall(10_000);
-    eventually("all are returned", || bed.agents[victim].lent() == 0);
-    eventually("every extent is whole", || bed.pool.info().degraded_extents == 0);
-    assert_eq!(bed.pool.info().moving_replicas, 0);
-    assert!(runs.iter().all(|r| read(&mut lane, *r, 1) == Ok(true)));
-    assert!(bed.pool.slabs().iter().all(|s| s.state == "live"), "moved replicas are not lost ones");
-}
-
-#[test]
-fn a_donor_that_says_goodbye_is_emptied_within_its_grace() {
-    let bed = Bed::new(&[8, 8, 8], 2);
-    let mut lane = bed.lane();
-    let runs = bed.reserve(150);
-    write(&mut lane, &runs, 1).unwrap();
-    let victim = donor_of(&bed, runs[0], 0);
-    bed.agents[victim].say_goodbye(10_000);
-    eventually("all are returned", || bed.agents[victim].lent() == 0);
-    assert!(runs.iter().all(|r| read(&mut lane, *r, 1) == Ok(true)));
-}
-
-#[test]
-fn a_donor_is_added_and_another_removed_under_pages_that_stay() {
-    let bed = Bed::new(&[8, 8, 8], 2);
-    let mut lane = bed.lane();
-    let runs = bed.reserve(150);
-    write(&mut lane, &runs, 1).unwrap();
-    let victim = donor_of(&bed, runs[0], 0);
-    bed.pool.remove_donor(&format!("d{victim}:1")).unwrap();
-    eventually("it is gone", || bed.pool.donors().len() == 2);
-    eventually("it has everything back", || bed.agents[victim].lent() == 0);
-    assert!(runs.iter().all(|r| read(&mut lane, *r, 1) == Ok(true)));
-    assert_eq!(bed.pool.info().degraded_extents, 0);
-
-    let staying = (0..3).find(|d| *d != victim).unwrap();
-    let error = bed.pool.remove_donor(&format!("d{staying}:1")).unwrap_err().to_string();
-    assert!(error.contains("only 1 would be left for 2 replicas"), "{error}");
-    let config = bed.config.donors[victim].clone();
-    bed.pool.add_donor(config.clone()).unwrap();
-    assert!(bed.pool.add_donor(config).is_err());
-    eventually("it is up", || bed.pool.donors().iter().filter(|d| d.state == DonorState::Up).count() == 3);
-    bed.agents[staying].cut();
-    eventually("what was lost is on the one that was added", || {
-        bed.pool.info().degraded_extents == 0 && bed.agents[victim].lent() > 0
-    });
-    assert!(runs.iter().all(|r| read(&mut lane, *r, 1) == Ok(true)));
-}
-
-#[test]
-fn a_read_that_takes_too_long_is_answered_by_another_replica() {
-    let bed = Bed::with(&[8, 8], 2, |c| c.read_timeout = TimeSpan(Duration::from_millis(30)));
-    let mut lane = bed.lane();
-    let runs = bed.reserve(200);
-    let run = runs[0];
-    write(&mut lane, &runs, 1).unwrap();
-    // Whichever of the two is asked first: one of them never answers.
-    for silent in [0, 1] {
-        bed.agents[silent].hold(true);
-        for _ in 0..20 {
-            let start = Instant::now();
-            assert_eq!(read(&mut lane, run, 1), Ok(true));
-            assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
-        }
-        bed.agents[silent].hold(false);
-        eventually("late answers are taken", || {
-            lane.poll(&mut Vec::new());
-            lane.pages_out() == 0
-        });
-    }
-    assert!(bed.pool.info().hedged_reads > 0);
-    // The arena is whole: nothing was given away that a late answer could still write to, and nothing was lost.
-    let all = lane.alloc(256).expect("some pages of the arena are gone");
-    lane.free(all);
-}
-
-#[test]
-fn extents_without_a_live_replica_take_no_pages() {
-    let bed = Bed::new(&[8, 8], 2);
-    bed.reserve(8);
-    bed.agents.iter().for_each(|a| a.cut());
-    eventually("all are lost", || bed.pool.info().lost_extents == bed.pool.info().extents);
-    assert_eq!(bed.pool.reserve(1, &mut Vec::new()), 0);
-}
-
-#[test]
-fn a_restarted_donor_is_never_read_for_what_it_held_before() {
-    let bed = Bed::new(&[8, 8], 2);
-    let mut lane = bed.lane();
-    let runs = bed.reserve(16);
-    write(&mut lane, &runs, 1).unwrap();
-    bed.agents[0].restart();
-    eventually("it is made anew", || bed.pool.info().repaired > 0);
-    assert_eq!(read(&mut lane, runs[0], 1), Ok(true));
-    eventually("it is used again", || bed.pool.is_usable().is_ok());
-    let more = bed.reserve(SLOTS as usize);
-    write(&mut lane, &more, 2).unwrap();
-    bed.agents[1].cut();
-    assert!(
-        more.iter()
-            .filter(|r| r.first.0 / SLOTS != runs[0].first.0 / SLOTS)
-            .all(|r| read(&mut lane, *r, 2) == Ok(true))
-    );
-}
-
-#[test]
-fn a_broken_control_connection_alone_loses_nothing() {
-    let bed = Bed::with(&[8, 8], 2, |c| c.lost_after = TimeSpan(Duration::from_secs(8)));
-    let mut lane = bed.lane();
-    let runs = bed.reserve(16);
-    write(&mut lane, &runs, 1).unwrap();
-    let hellos = bed.agents[0].hellos();
-    bed.agents[0].hang_up();
-    eventually("it is connected again", || bed.agents[0].hellos() > hellos && bed.pool.is_usable().is_ok());
-    assert_eq!(bed.pool.info().degraded_extents, 0);
-    bed.agents[1].cut();
-    assert_eq!(read(&mut lane, runs[0], 1), Ok(true));
-}
-
-#[test]
-fn a_donor_that_says_goodbye_is_left_in_time() {
-    let bed = Bed::new(&[8, 8], 2);
-    let mut lane = bed.lane();
-    let runs = bed.reserve(16);
-    write(&mut lane, &runs, 1).unwrap();
-    bed.agents[0].say_goodbye(50);
-    eventually("its replicas are lost", || bed.pool.info().degraded_extents >= 1);
-    assert_eq!(read(&mut lane, runs[0], 1), Ok(true));
-}
-
 #[test]
 fn idle_extents_go_back_and_one_stays() {
     let bed = Bed::new(&[8, 8], 2);
@@ -508,69 +295,6 @@ fn operations_on_free_slots_and_across_extents_are_refused() {
         assert_eq!(read(&mut lane, run, 1), Err(IoError::Misuse), "{run:?}");
     }
     assert_eq!(lane.in_flight(), 0);
-}
-
-#[test]
-fn the_next_annexd_takes_the_pages_over() {
-    let bed = Bed::new(&[8, 8], 2);
-    let mut lane = bed.lane();
-    let runs = bed.reserve(100);
-    write(&mut lane, &runs, 1).unwrap();
-    let used = bed.pool.info().used;
-    drop(lane);
-    bed.pool.leave();
-    let references = |each: &mut dyn FnMut(SlotIdx)| runs.iter().flat_map(|run| run.slots()).for_each(each);
-    let next = Pool::start_with(bed.config.clone(), saved(&bed, &references), bed.dialer()).unwrap();
-    assert!(next.is_taken_over());
-    assert_eq!(next.info().used, used);
-    let mut lane = next.lane("test", 256).unwrap();
-    assert!(runs.iter().all(|r| read(&mut lane, *r, 1) == Ok(true)));
-    assert_eq!(next.info().degraded_extents, 0);
-}
-
-/// A slot that the annexd before had in use and that no record names any more: a WRITE to it may still be on its way.
-#[test]
-fn at_a_take_over_what_nobody_refers_to_rests_and_references_are_counted_anew() {
-    let bed = Bed::new(&[8, 8], 2);
-    let runs = bed.reserve(10);
-    let (kept, shared, forgotten) = (runs[0].first, SlotIdx(runs[0].first.0 + 1), SlotIdx(runs[0].first.0 + 2));
-    bed.pool.retain(kept);
-    bed.pool.leave();
-    let next = Pool::start_with(
-        bed.config.clone(),
-        saved(&bed, &|each| [kept, shared, shared].into_iter().for_each(each)),
-        bed.dialer(),
-    )
-    .unwrap();
-    assert_eq!([kept, shared, forgotten].map(|slot| next.references(slot)), [1, 2, 1]);
-    assert_eq!(next.info().used, 10 * PAGE_SIZE as u64, "resting slots are not free");
-}
-
-#[test]
-fn a_take_over_that_names_a_slot_outside_every_extent_is_refused() {
-    let bed = Bed::new(&[8, 8], 2);
-    bed.reserve(10);
-    bed.pool.leave();
-    let far = |each: &mut dyn FnMut(SlotIdx)| each(SlotIdx(SLOTS * 7));
-    let error = Pool::start_with(bed.config.clone(), saved(&bed, &far), bed.dialer()).err().unwrap();
-    assert!(matches!(error, PoolError::Reference(_)), "{error}");
-}
-
-fn saved<'a>(bed: &Bed, references: References<'a>) -> PoolState<'a> {
-    let (extents, slots) = bed.pool.state_fds();
-    let copy = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().unwrap();
-    PoolState::Saved { extents: copy(extents), slots: copy(slots), references }
-}
-
-#[test]
-fn a_take_over_without_a_donor_that_holds_pages_is_refused() {
-    let bed = Bed::new(&[8, 8], 2);
-    bed.reserve(1);
-    bed.pool.leave();
-    let mut config = bed.config.clone();
-    config.donors.pop();
-    let error = Pool::start_with(config, saved(&bed, &|_| ()), bed.dialer()).err().unwrap();
-    assert!(error.to_string().contains("donor d1:1 holds pages"), "{error}");
 }
 
 #[test]

@@ -1,0 +1,165 @@
+//! What lanes and the filler do, in small steps.
+
+use super::*;
+
+impl World {
+    pub(super) fn begin_write(&mut self) {
+        let extents: Vec<ExtentId> = self.table.live().filter(|(_, r)| r.live() > 0).map(|(e, _)| e).collect();
+        if extents.is_empty() {
+            return;
+        }
+        let extent = extents[self.draw(extents.len())];
+        let slot = extent.0 * SLOTS + self.draw(SLOTS as usize) as u32;
+        if self.references[slot as usize] > 0 {
+            return;
+        }
+        // Once for its owner, once for the operation.
+        self.references[slot as usize] = 2;
+        let content = self.fresh() as u32;
+        self.sums[slot as usize] = content;
+        let mut write = Write { slot, content, open: Vec::new(), done: [None; PLACES] };
+        for (n, r) in self.table.replicas(extent).unwrap().iter().filter(|(_, r)| r.state.is_written()) {
+            write.open.push((n, r.generation, usize::from(r.donor.0), r.rkey.0));
+        }
+        self.writes.push(write);
+    }
+
+    /// One operation of a write ends somehow, or the write is settled.
+    pub(super) fn go_on_writing(&mut self) {
+        if self.writes.is_empty() {
+            return;
+        }
+        let at = self.draw(self.writes.len());
+        if self.writes[at].open.is_empty() {
+            return self.settle(at);
+        }
+        let i = self.draw(self.writes[at].open.len());
+        let (n, generation, donor, key) = self.writes[at].open[i];
+        let (slot, content) = (self.writes[at].slot, self.writes[at].content);
+        let extent = ExtentId(slot / SLOTS);
+        let replica = self.table.replica(extent, n);
+        let fault = self.draw(40);
+        let may_fail = self.table.replicas(extent).is_some_and(|r| r.live() > 1) && self.can_spare(donor);
+        if !self.donors[donor].reachable {
+            // It waits until the replica is given up.
+            if !replica.state.is_written() || replica.generation != generation {
+                self.writes[at].open.swap_remove(i);
+            }
+            return;
+        }
+        let stored = match self.slab(donor, key) {
+            Some(bytes) => {
+                // Also when its end is not seen.
+                if fault != 1 || !may_fail {
+                    bytes[(slot % SLOTS) as usize] = content;
+                }
+                true
+            }
+            None => false,
+        };
+        self.writes[at].open.swap_remove(i);
+        if !stored {
+            if self.table.lose(extent, n, generation) {
+                self.news.push_back(News::Lost(extent, n, generation));
+            }
+        } else if fault <= 1 && may_fail {
+            if self.table.leave(extent, n, generation) {
+                self.news.push_back(News::Away(extent, n, generation));
+            }
+        } else {
+            self.writes[at].done[usize::from(n)] = Some(generation);
+        }
+    }
+
+    pub(super) fn settle(&mut self, at: usize) {
+        let write = self.writes.swap_remove(at);
+        let extent = ExtentId(write.slot / SLOTS);
+        let settled = self.table.settle(extent, write.slot % SLOTS, 1, &write.done);
+        if settled.demoted != 0 {
+            self.news.push_back(News::Demoted(extent, settled.demoted));
+        }
+        self.references[write.slot as usize] -= 1;
+        if settled.held {
+            self.acknowledged.insert(write.slot, write.content);
+        } else {
+            self.references[write.slot as usize] -= 1;
+        }
+    }
+
+    pub(super) fn release(&mut self) {
+        let slots: Vec<u32> = self.acknowledged.keys().copied().collect();
+        if !slots.is_empty() {
+            let slot = slots[self.draw(slots.len())];
+            self.acknowledged.remove(&slot);
+            self.references[slot as usize] -= 1;
+        }
+    }
+
+    // ---- the filler ----
+
+    pub(super) fn go_on_filling(&mut self) {
+        let Some(mut copying) = self.copying.take() else { return self.begin_fill() };
+        let (extent, place, generation) = (copying.fill.extent, copying.fill.place, copying.fill.generation);
+        if let Some((slot, content)) = copying.read.take() {
+            let replica = self.table.replica(extent, place);
+            let fits = replica.state.is_written() && replica.generation == generation;
+            let target = self.slab(usize::from(replica.donor.0), replica.rkey.0).filter(|_| fits);
+            let written = target.map(|bytes| bytes[slot as usize] = content).is_some();
+            if !written || self.sums[(extent.0 * SLOTS + slot) as usize] != content {
+                copying.failed.push(slot);
+            }
+        } else if let Some(slot) = copying.left.pop() {
+            let at = extent.0 * SLOTS + slot;
+            if self.references[at as usize] > 0 {
+                self.references[at as usize] += 1;
+                copying.held.push(at);
+                let sources: Vec<Replica> = self.table.replicas(extent).map_or(Vec::new(), |r| {
+                    let from = |s: ReplicaState| r.iter().filter(move |(n, r)| r.state == s && *n != place);
+                    let has = |n: u8| self.table.next_missed(extent, n, slot) != Some(slot);
+                    match r.live() {
+                        0 => from(ReplicaState::Joining).filter(|(n, _)| has(*n)).map(|(_, r)| *r).collect(),
+                        _ => from(ReplicaState::Live).map(|(_, r)| *r).collect(),
+                    }
+                });
+                let sum = self.sums[at as usize];
+                let give = |w: &mut World, r: &Replica| Some(w.slab(usize::from(r.donor.0), r.rkey.0)?[slot as usize]);
+                let found = sources.iter().any(|r| give(self, r) == Some(sum));
+                match found {
+                    true => copying.read = Some((slot, sum)),
+                    false => copying.failed.push(slot),
+                }
+            }
+        } else {
+            for at in copying.held.drain(..) {
+                self.references[at as usize] -= 1;
+            }
+            if self.table.end_copy(extent, place, generation, &copying.failed) {
+                self.news.push_back(News::Demoted(extent, 1 << place));
+            }
+            copying.fill.cursor += SLOTS / 2;
+            self.fills.put_back(copying.fill);
+            return;
+        }
+        self.copying = Some(copying);
+    }
+
+    pub(super) fn begin_fill(&mut self) {
+        let Some(mut fill) = self.fills.next(self.now) else { return };
+        let (extent, place, generation) = (fill.extent, fill.place, fill.generation);
+        if self.still(extent, place, generation, ReplicaState::Joining).is_none() || !self.table.is_live(extent) {
+            return;
+        }
+        let Some(first) = self.table.next_missed(extent, place, fill.cursor) else {
+            if fill.cursor == 0 || self.table.lacks_nothing(extent, place) {
+                return self.news.push_back(News::Filled(extent, place, generation));
+            }
+            fill.round_over(self.now);
+            fill.forgives = false;
+            return self.fills.put_back(fill);
+        };
+        let mut left = Vec::new();
+        self.table.begin_copy(extent, place, first, SLOTS / 2, &mut left);
+        fill.cursor = first;
+        self.copying = Some(Copying { fill, left, read: None, failed: Vec::new(), held: Vec::new() });
+    }
+}

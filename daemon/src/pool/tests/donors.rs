@@ -1,0 +1,244 @@
+//! Donors that are lost, away, back, recalled, added and removed, and what becomes of their replicas.
+
+use super::super::testbed::{Bed, SLOTS, eventually, read, write};
+use super::donor_of;
+use annex_shared::api::DonorState;
+use annex_shared::config::TimeSpan;
+use annex_shared::page::PAGE_SIZE;
+use std::time::{Duration, Instant};
+
+#[test]
+fn a_lost_replica_is_made_anew_while_pages_come_and_go() {
+    let bed = Bed::new(&[8, 8, 8], 2);
+    let mut lane = bed.lane();
+    let kept = bed.reserve(150);
+    write(&mut lane, &kept, 1).unwrap();
+    let victim = donor_of(&bed, kept[0], 0);
+    bed.agents[victim].cut();
+    let mut generation = 1;
+    eventually("every extent is whole", || {
+        generation += 1;
+        let runs = bed.reserve(7);
+        write(&mut lane, &runs, generation).unwrap();
+        assert!(runs.iter().all(|r| read(&mut lane, *r, generation) == Ok(true)));
+        runs.iter().flat_map(|r| r.slots()).for_each(|s| bed.pool.release(s));
+        let info = bed.pool.info();
+        bed.pool.donors()[victim].state == DonorState::Lost && info.degraded_extents == 0 && info.repaired > 0
+    });
+    // One more donor may go now: whatever was on the first is on the others twice.
+    let second = (0..3).find(|d| *d != victim).unwrap();
+    bed.agents[second].cut();
+    assert!(kept.iter().all(|r| read(&mut lane, *r, 1) == Ok(true)));
+}
+
+#[test]
+fn a_donor_that_was_away_gets_only_what_it_missed() {
+    let bed = Bed::with(&[8, 8], 2, |c| {
+        c.away_after = TimeSpan(Duration::from_millis(50));
+        c.lost_after = TimeSpan(Duration::from_secs(20));
+    });
+    let mut lane = bed.lane();
+    let old = bed.reserve(100);
+    write(&mut lane, &old, 1).unwrap();
+    bed.agents[1].cut();
+    let missed = bed.reserve(10);
+    let start = Instant::now();
+    write(&mut lane, &missed, 2).unwrap();
+    assert!(start.elapsed() < Duration::from_secs(2), "the write waited for a donor that is away");
+    assert!(bed.pool.info().away_replicas >= 1 && bed.pool.info().degraded_extents >= 1);
+    bed.agents[1].mend();
+    eventually("it is whole again", || bed.pool.info().degraded_extents == 0);
+    assert_eq!(bed.pool.info().repaired, 10 * PAGE_SIZE as u64);
+    bed.agents[0].cut();
+    assert!(old.iter().all(|r| read(&mut lane, *r, 1) == Ok(true)));
+    assert!(missed.iter().all(|r| read(&mut lane, *r, 2) == Ok(true)));
+}
+
+#[test]
+fn a_page_that_only_a_donor_that_is_away_has_is_waited_for() {
+    let bed = Bed::with(&[8, 8], 2, |c| {
+        c.away_after = TimeSpan(Duration::from_millis(50));
+        c.lost_after = TimeSpan(Duration::from_secs(20));
+    });
+    let mut lane = bed.lane();
+    let run = bed.reserve(4)[0];
+    write(&mut lane, &[run], 1).unwrap();
+    bed.agents[1].cut();
+    eventually("it is away", || bed.pool.info().away_replicas >= 1);
+    bed.agents[0].rot();
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            std::thread::sleep(Duration::from_millis(300));
+            bed.agents[1].mend();
+        });
+        assert_eq!(read(&mut lane, run, 1), Ok(true));
+    });
+}
+
+#[test]
+fn an_agent_that_restarts_with_its_bytes_is_resynced_not_rebuilt() {
+    let bed = Bed::with(&[8, 8], 2, |c| c.lost_after = TimeSpan(Duration::from_secs(20)));
+    let mut lane = bed.lane();
+    let old = bed.reserve(100);
+    write(&mut lane, &old, 1).unwrap();
+    bed.agents[1].cut();
+    let missed = bed.reserve(10);
+    write(&mut lane, &missed, 2).unwrap();
+    bed.agents[1].restart_with_bytes();
+    eventually("it is whole again", || bed.pool.info().degraded_extents == 0);
+    assert_eq!(bed.pool.info().repaired, 10 * PAGE_SIZE as u64);
+    bed.agents[0].cut();
+    assert!(old.iter().all(|r| read(&mut lane, *r, 1) == Ok(true)));
+    assert!(missed.iter().all(|r| read(&mut lane, *r, 2) == Ok(true)));
+}
+
+#[test]
+fn with_a_single_replica_reads_wait_for_an_agent_that_restarts_with_its_bytes() {
+    let bed = Bed::with(&[8], 1, |c| c.lost_after = TimeSpan(Duration::from_secs(20)));
+    let mut lane = bed.lane();
+    let runs = bed.reserve(20);
+    write(&mut lane, &runs, 1).unwrap();
+    bed.agents[0].cut();
+    let agent = bed.agents[0].clone();
+    let back = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(700));
+        agent.restart_with_bytes();
+    });
+    assert_eq!(read(&mut lane, runs[0], 1), Ok(true));
+    back.join().unwrap();
+}
+
+#[test]
+fn recalled_slabs_are_emptied_and_returned_in_time() {
+    let bed = Bed::new(&[8, 8, 8], 2);
+    let mut lane = bed.lane();
+    let runs = bed.reserve(150);
+    write(&mut lane, &runs, 1).unwrap();
+    let victim = donor_of(&bed, runs[0], 0);
+    bed.agents[victim].recall(10_000);
+    eventually("all are returned", || bed.agents[victim].lent() == 0);
+    eventually("every extent is whole", || bed.pool.info().degraded_extents == 0);
+    assert_eq!(bed.pool.info().moving_replicas, 0);
+    assert!(runs.iter().all(|r| read(&mut lane, *r, 1) == Ok(true)));
+    assert!(bed.pool.slabs().iter().all(|s| s.state == "live"), "moved replicas are not lost ones");
+}
+
+#[test]
+fn a_donor_that_says_goodbye_is_emptied_within_its_grace() {
+    let bed = Bed::new(&[8, 8, 8], 2);
+    let mut lane = bed.lane();
+    let runs = bed.reserve(150);
+    write(&mut lane, &runs, 1).unwrap();
+    let victim = donor_of(&bed, runs[0], 0);
+    bed.agents[victim].say_goodbye(10_000);
+    eventually("all are returned", || bed.agents[victim].lent() == 0);
+    assert!(runs.iter().all(|r| read(&mut lane, *r, 1) == Ok(true)));
+}
+
+#[test]
+fn a_donor_is_added_and_another_removed_under_pages_that_stay() {
+    let bed = Bed::new(&[8, 8, 8], 2);
+    let mut lane = bed.lane();
+    let runs = bed.reserve(150);
+    write(&mut lane, &runs, 1).unwrap();
+    let victim = donor_of(&bed, runs[0], 0);
+    bed.pool.remove_donor(&format!("d{victim}:1")).unwrap();
+    eventually("it is gone", || bed.pool.donors().len() == 2);
+    eventually("it has everything back", || bed.agents[victim].lent() == 0);
+    assert!(runs.iter().all(|r| read(&mut lane, *r, 1) == Ok(true)));
+    assert_eq!(bed.pool.info().degraded_extents, 0);
+
+    let staying = (0..3).find(|d| *d != victim).unwrap();
+    let error = bed.pool.remove_donor(&format!("d{staying}:1")).unwrap_err().to_string();
+    assert!(error.contains("only 1 would be left for 2 replicas"), "{error}");
+    let config = bed.config.donors[victim].clone();
+    bed.pool.add_donor(config.clone()).unwrap();
+    assert!(bed.pool.add_donor(config).is_err());
+    eventually("it is up", || bed.pool.donors().iter().filter(|d| d.state == DonorState::Up).count() == 3);
+    bed.agents[staying].cut();
+    eventually("what was lost is on the one that was added", || {
+        bed.pool.info().degraded_extents == 0 && bed.agents[victim].lent() > 0
+    });
+    assert!(runs.iter().all(|r| read(&mut lane, *r, 1) == Ok(true)));
+}
+
+#[test]
+fn a_read_that_takes_too_long_is_answered_by_another_replica() {
+    let bed = Bed::with(&[8, 8], 2, |c| c.read_timeout = TimeSpan(Duration::from_millis(30)));
+    let mut lane = bed.lane();
+    let runs = bed.reserve(200);
+    let run = runs[0];
+    write(&mut lane, &runs, 1).unwrap();
+    // Whichever of the two is asked first: one of them never answers.
+    for silent in [0, 1] {
+        bed.agents[silent].hold(true);
+        for _ in 0..20 {
+            let start = Instant::now();
+            assert_eq!(read(&mut lane, run, 1), Ok(true));
+            assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+        }
+        bed.agents[silent].hold(false);
+        eventually("late answers are taken", || {
+            lane.poll(&mut Vec::new());
+            lane.pages_out() == 0
+        });
+    }
+    assert!(bed.pool.info().hedged_reads > 0);
+    // The arena is whole: nothing was given away that a late answer could still write to, and nothing was lost.
+    let all = lane.alloc(256).expect("some pages of the arena are gone");
+    lane.free(all);
+}
+
+#[test]
+fn extents_without_a_live_replica_take_no_pages() {
+    let bed = Bed::new(&[8, 8], 2);
+    bed.reserve(8);
+    bed.agents.iter().for_each(|a| a.cut());
+    eventually("all are lost", || bed.pool.info().lost_extents == bed.pool.info().extents);
+    assert_eq!(bed.pool.reserve(1, &mut Vec::new()), 0);
+}
+
+#[test]
+fn a_restarted_donor_is_never_read_for_what_it_held_before() {
+    let bed = Bed::new(&[8, 8], 2);
+    let mut lane = bed.lane();
+    let runs = bed.reserve(16);
+    write(&mut lane, &runs, 1).unwrap();
+    bed.agents[0].restart();
+    eventually("it is made anew", || bed.pool.info().repaired > 0);
+    assert_eq!(read(&mut lane, runs[0], 1), Ok(true));
+    eventually("it is used again", || bed.pool.is_usable().is_ok());
+    let more = bed.reserve(SLOTS as usize);
+    write(&mut lane, &more, 2).unwrap();
+    bed.agents[1].cut();
+    assert!(
+        more.iter()
+            .filter(|r| r.first.0 / SLOTS != runs[0].first.0 / SLOTS)
+            .all(|r| read(&mut lane, *r, 2) == Ok(true))
+    );
+}
+
+#[test]
+fn a_broken_control_connection_alone_loses_nothing() {
+    let bed = Bed::with(&[8, 8], 2, |c| c.lost_after = TimeSpan(Duration::from_secs(8)));
+    let mut lane = bed.lane();
+    let runs = bed.reserve(16);
+    write(&mut lane, &runs, 1).unwrap();
+    let hellos = bed.agents[0].hellos();
+    bed.agents[0].hang_up();
+    eventually("it is connected again", || bed.agents[0].hellos() > hellos && bed.pool.is_usable().is_ok());
+    assert_eq!(bed.pool.info().degraded_extents, 0);
+    bed.agents[1].cut();
+    assert_eq!(read(&mut lane, runs[0], 1), Ok(true));
+}
+
+#[test]
+fn a_donor_that_says_goodbye_is_left_in_time() {
+    let bed = Bed::new(&[8, 8], 2);
+    let mut lane = bed.lane();
+    let runs = bed.reserve(16);
+    write(&mut lane, &runs, 1).unwrap();
+    bed.agents[0].say_goodbye(50);
+    eventually("its replicas are lost", || bed.pool.info().degraded_extents >= 1);
+    assert_eq!(read(&mut lane, runs[0], 1), Ok(true));
+}
