@@ -496,9 +496,22 @@ impl Stub {
         mortal::point("moves-rung");
         // While it is not known what moved, nobody may touch this address space's records: there is no giving up, except with the app.
         let mut before = None;
+        let mut seconds = 0;
         while let Err(e) = self.wait(Duration::from_secs(1)) {
             if e == CallError::Dead {
                 return Err(e);
+            }
+            seconds += 1;
+            if seconds % 10 == 5 {
+                let read = |name| std::fs::read_to_string(format!("/proc/{}/{name}", self.pid)).unwrap_or_default();
+                let (wchan, stack) = (read("wchan"), read("stack"));
+                let state = process::Stat::read(self.pid).map(|stat| stat.state);
+                tracing::warn!(
+                    "the stub {} has not answered for {seconds} s, and its program's faults wait; is the program frozen? (state {state:?}, in \
+                     {wchan}) {}",
+                    self.pid,
+                    stack.replace('\n', " ")
+                );
             }
             let ticks = process::Stat::read(self.pid).map_or(0, |stat| stat.ticks);
             if ticks > *before.get_or_insert(ticks) + ENDLESS {
