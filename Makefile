@@ -5,6 +5,7 @@ SECONDS ?= 60
 BENCH ?=
 CHAOS ?=
 DEMO ?=
+VM ?=
 
 CARGO ?= cargo
 CARGO_DENY_VERSION := 0.20.2
@@ -15,10 +16,12 @@ RUNNER := $(if $(SUDO),--config "target.'cfg(all())'.runner='$(SUDO)'",)
 
 # package:command, where having the command is enough.
 PACKAGES := build-essential:cc libclang-dev pkg-config:pkg-config curl:curl python3:python3 redis-server:redis-server \
-            redis-tools:redis-cli stress-ng:stress-ng sqlite3:sqlite3 nodejs:node \
+            redis-tools:redis-cli python3-redis tcl:tclsh stress-ng:stress-ng sqlite3:sqlite3 nodejs:node \
             util-linux:setpriv iproute2:ip
+VM_PACKAGES := qemu-system-x86:qemu-system-x86_64 mmdebstrap:mmdebstrap e2fsprogs:mke2fs busybox-static cpio:cpio kmod:depmod xz-utils:xz \
+               binutils:strip
 
-.PHONY: all setup build demo test check stress bench chaos clean
+.PHONY: all setup build demo test test-peers check stress bench chaos vm-image vm-test clean
 all: build
 
 setup:
@@ -50,6 +53,11 @@ demo: setup build
 test: build
 	ANNEX_STRESS_SECONDS=$${ANNEX_STRESS_SECONDS:-15} $(CARGO) test --release --workspace --no-fail-fast $(RUNNER)
 
+# Redis' own suite against the KV API; its sources come from the Debian mirror that this machine uses.
+test-peers: setup build
+	tests/redis/fetch.sh target/redis
+	ANNEX_REDIS_SUITE=$(CURDIR)/target/redis $(CARGO) test --release -p annex-tests --test redis_suite $(RUNNER) -- --ignored --nocapture
+
 stress: build
 	ANNEX_STRESS_SECONDS=$(SECONDS) $(CARGO) test --release --workspace --test stress $(RUNNER) -- --nocapture
 
@@ -57,8 +65,19 @@ stress: build
 chaos: setup build
 	$(SUDO) target/release/annex-chaos $(CHAOS)
 
+vm-image:
+	@$(MAKE) --no-print-directory setup PACKAGES="$(VM_PACKAGES)"
+	$(SUDO) tests/vm/image.sh target/vm
+
+# Guests with systemd and Soft-RoCE. VM="--list" says which scenarios there are, VM="NAME" runs one, VM="shell" is for hands-on use.
+# The fabric's own tests run in a guest too.
+vm-test: vm-image build
+	@tests=$$($(CARGO) test --release --no-run --message-format=json -p annex-agent --test fabric | sed -n 's|.*"executable":"\([^"]*/deps/[^"]*\)".*|\1|p') && \
+	$(SUDO) env ANNEX_VM_TESTS="$$tests" target/release/annex-vm $(VM)
+
 bench: build
 	$(SUDO) target/release/annex-bench $(BENCH)
+	$(SUDO) target/release/annex-kv-bench $(if $(findstring --quick,$(BENCH)),--quick)
 
 check: $(TOOLS)/bin/cargo-deny
 	$(CARGO) fmt --all --check

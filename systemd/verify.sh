@@ -11,7 +11,7 @@ for unit in "$here"/*.service; do
     copy=$work/$(basename "$unit")
     cp "$unit" "$copy"
     program=$(sed -n 's/^ExecStart=\([^ ]*\).*/\1/p' "$unit")
-    [ -x "$program" ] || sed -i "s|^ExecStart=$program|ExecStart=$(command -v true)|" "$copy"
+    [ -x "$program" ] || sed -i "s|^\(Exec[A-Za-z]*\)=$program|\1=$(command -v true)|" "$copy"
 done
 
 failed=0

@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | `agent-accept` | waits on the TCP and the Unix sockets, starts a thread per connection |
 //! | `agent-janitor` | expiry, cleaning, host pressure, recalls ([`Lender::clean_up`]) |
-//! | `agent-tcp`, `agent-shm`, `agent-local` | one connection each: control or data, slabs' descriptors, an administrator's request |
+//! | `agent-tcp`, `agent-shm`, `agent-local` | one connection each: control, data or RDMA control, slabs' descriptors, an administrator's request |
 //!
 //! All of them block; an agent whose clients are quiet uses no CPU but for the renewals of their leases and a look at the host's memory
 //! once a second.
@@ -135,7 +135,7 @@ impl Agent {
             warn!("{addr} is open to the network without encryption or authentication, as insecure = true allows");
         }
         info!(
-            "{} lends up to {} slabs of {} on {addr}, incarnation {incarnation}; shm: {}; over a restart {} keeps its memory",
+            "{} lends up to {} slabs of {} on {addr}, incarnation {incarnation}; shm: {}; RDMA: {}; over a restart {} keeps its memory",
             terms.name,
             terms.capacity_slabs,
             format_bytes(terms.slab_size),
@@ -144,6 +144,7 @@ impl Agent {
                 .as_ref()
                 .filter(|_| core.lender.offers_shm())
                 .map_or("off".into(), |p| p.display().to_string()),
+            core.lender.verbs_offer(),
             core.lender.store().what(),
         );
         Ok(agent)
@@ -447,6 +448,13 @@ fn serve_tcp(core: &Core, stream: TcpStream, peer: SocketAddr) {
             match targets::tcp::serve(stream, &proof, &core.lender, core.lender.connections()) {
                 Ok(()) => debug!("a data connection of {peer} was closed"),
                 Err(e) => info!("a data connection of {peer} ended: {e}"),
+            }
+        }
+        Ok(Preamble::Verbs(proof)) => {
+            let choice = core.lender.terms().verbs.as_ref();
+            match targets::verbs::serve(stream, &proof, &core.lender, core.lender.connections(), choice) {
+                Ok(()) => debug!("an RDMA control connection of {peer} was closed"),
+                Err(e) => info!("an RDMA control connection of {peer} ended: {e}"),
             }
         }
         Ok(Preamble::Shm(_)) => {

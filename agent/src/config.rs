@@ -6,6 +6,7 @@
 use crate::pressure::{Host, HostMemory};
 use annex_shared::api::format_bytes;
 use annex_shared::config::{ByteSize, ConfigError, TimeSpan};
+use annex_shared::fabric::verbs::DeviceChoice;
 use annex_shared::wire::AGENT_PORT;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -56,6 +57,7 @@ pub struct Config {
     pub max_connections: u32,
     /// Failure-domain labels, such as `rack = "r7"`.
     pub labels: BTreeMap<String, String>,
+    pub verbs: VerbsConfig,
     /// Where this host's memory is looked at; tests look elsewhere.
     #[serde(skip)]
     pub host: Host,
@@ -82,8 +84,36 @@ impl Default for Config {
             keeper: PathBuf::new(),
             max_connections: 1024,
             labels: BTreeMap::new(),
+            verbs: VerbsConfig::default(),
             host: Host::default(),
         }
+    }
+}
+
+/// `[verbs]`: RDMA.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct VerbsConfig {
+    /// Offers RDMA whenever there is a device for it; one that appears later counts, too. False: never.
+    pub enabled: bool,
+    /// As `ibv_devices` lists it. Absent: the first with a port that is up.
+    pub device: Option<String>,
+    /// From 1. Absent: the first that is up.
+    pub port: Option<u8>,
+    /// Index in the port's table of GIDs. Absent: RoCE v2 with an IPv4 address, or the nearest to that.
+    pub gid_index: Option<u8>,
+}
+
+impl Default for VerbsConfig {
+    fn default() -> VerbsConfig {
+        VerbsConfig { enabled: true, device: None, port: None, gid_index: None }
+    }
+}
+
+impl VerbsConfig {
+    fn choice(self) -> Option<DeviceChoice> {
+        let VerbsConfig { enabled, device, port, gid_index } = self;
+        enabled.then_some(DeviceChoice { device, port, gid_index })
     }
 }
 
@@ -170,6 +200,8 @@ pub struct Terms {
     pub keeper: Option<PathBuf>,
     pub max_connections: usize,
     pub labels: BTreeMap<String, String>,
+    /// `None`: RDMA is not offered.
+    pub verbs: Option<DeviceChoice>,
     pub host: Host,
 }
 
@@ -251,6 +283,7 @@ impl Config {
             keeper: (!self.keeper.as_os_str().is_empty()).then_some(self.keeper),
             max_connections: self.max_connections as usize,
             labels: self.labels,
+            verbs: self.verbs.choice(),
             host: self.host,
         })
     }
@@ -318,6 +351,18 @@ mod tests {
         assert_eq!(of("", None).unwrap(), "/run/annex/agent-control.sock");
         assert_eq!(of("", Some("/y")).unwrap(), "/y");
         assert_eq!(of("/x/two.sock", Some("")), None);
+    }
+
+    #[test]
+    fn rdma_is_offered_unless_switched_off() {
+        let choice = |text: &str| {
+            let config = annex_shared::config::parse::<Config>(text, Path::new("agent.toml")).unwrap();
+            config.resolve(&HOST, "here").unwrap().verbs
+        };
+        assert_eq!(choice(""), Some(DeviceChoice::default()));
+        assert_eq!(choice("[verbs]\nenabled = false\ndevice = \"rxe0\""), None);
+        let full = choice("[verbs]\ndevice = \"rxe0\"\nport = 1\ngid_index = 3").unwrap();
+        assert_eq!((full.device.as_deref(), full.port, full.gid_index), (Some("rxe0"), Some(1), Some(3)));
     }
 
     #[test]

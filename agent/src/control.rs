@@ -281,6 +281,7 @@ impl Session<'_> {
             lease_ttl_ms: terms.lease_ttl.as_millis() as u64,
             labels: terms.labels.clone(),
             shm_socket: shm_socket.map(|p| p.display().to_string()),
+            verbs: self.lender.verbs_offer(),
             held,
             resumed,
         };

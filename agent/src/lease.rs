@@ -18,18 +18,20 @@
 //!   stay, until the client's claim ends.
 //! - The same client id from another machine (host name and boot id) is refused while the first one's deadline is ahead: two
 //!   machines with a cloned id would otherwise write into each other's slabs. A machine that crashed and rebooted waits out its TTL.
+//! - A client that lost slabs, since it was silent or did not return them, is not lent them anew before it was told (`Welcome`, `Renewed`): it goes by slab numbers
+//!   there, and would take a slab that was zeroed for the one it had.
 //! - A lease can be recalled: who has not returned the slab by the recall's deadline loses it, renewed or not. A recalled slab's memory goes back to the
 //!   host. Recalls are not saved: a restarted agent that still wants memory asks again.
 //! - While the donor is being drained nothing is lent, and all that is lent is recalled.
 //! - A restarted agent makes its book with [`Book::resume`]: every saved lease goes on, under a new key and for one TTL from now, however long the
-//!   agent was away. A claim remembers the last incarnation in which its client took part (said anything after its hello); until it takes
-//!   part in this one, each of its hellos is told that one, so that a lost welcome loses nothing.
+//!   agent was away. A claim remembers the last incarnation in which its client took part (said anything after its hello). Each of its hellos is told
+//!   that one until it leases again: a client may break off after some of its data connections were admitted, and then still goes by its old keys.
 
 use crate::pressure::Room;
 use annex_shared::ids::{ClientId, Incarnation, Rkey, SessionKey, SlabId};
 use annex_shared::preamble::{AdmitError, Proof};
 use annex_shared::wire::{Lease, Refusal};
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 mod recalls;
 mod view;
@@ -43,6 +45,9 @@ pub use words::{
 
 /// Slabs granted for one request, so that an answer never takes long to make; the client asks again.
 pub const LEASE_CHUNK: u32 = 16;
+
+/// Gives random bits.
+pub type Draw = Box<dyn FnMut() -> u64 + Send + Sync>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
@@ -67,7 +72,7 @@ enum Place {
 }
 
 /// How many slabs are in each state, so that no question needs a walk over all of them.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Tally {
     vacant: u32,
     spare: u32,
@@ -92,7 +97,7 @@ impl Tally {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Claim {
     machine: Machine,
     session: SessionKey,
@@ -100,6 +105,10 @@ struct Claim {
     held: BTreeSet<SlabId>,
     deadline: Moment,
     seen: Incarnation,
+    /// The earlier incarnation whose keys the client may still go by.
+    base: Option<Incarnation>,
+    /// What it lost and has not been told of: it may still count on the bytes.
+    gone: BTreeSet<SlabId>,
 }
 
 /// The book.
@@ -108,25 +117,25 @@ pub struct Book {
     incarnation: Incarnation,
     places: Vec<Place>,
     tally: Tally,
-    claims: HashMap<ClientId, Claim>,
+    claims: BTreeMap<ClientId, Claim>,
     keys: HashSet<Rkey>,
     /// Lent slabs that are wanted back, and by when.
     recalls: BTreeMap<SlabId, Moment>,
     closing: bool,
     draining: bool,
-    draw: Box<dyn FnMut() -> u64 + Send>,
+    draw: Draw,
     actions: Vec<Action>,
 }
 
 impl Book {
     /// An empty book. `draw` gives the random bits of keys.
-    pub fn new(limits: Limits, incarnation: Incarnation, draw: Box<dyn FnMut() -> u64 + Send>) -> Book {
+    pub fn new(limits: Limits, incarnation: Incarnation, draw: Draw) -> Book {
         Book {
             limits,
             incarnation,
             places: vec![Place::Vacant; limits.capacity as usize],
             tally: Tally { vacant: limits.capacity, ..Tally::default() },
-            claims: HashMap::new(),
+            claims: BTreeMap::new(),
             keys: HashSet::new(),
             recalls: BTreeMap::new(),
             closing: false,
@@ -137,13 +146,7 @@ impl Book {
     }
 
     /// A book that goes on where an earlier agent's ended. Claims that hold nothing are over, and leases of nobody are none.
-    pub fn resume(
-        limits: Limits,
-        incarnation: Incarnation,
-        draw: Box<dyn FnMut() -> u64 + Send>,
-        saved: Saved,
-        now: Moment,
-    ) -> Book {
+    pub fn resume(limits: Limits, incarnation: Incarnation, draw: Draw, saved: Saved, now: Moment) -> Book {
         let mut book = Book::new(limits, incarnation, draw);
         for SavedClaim { client, machine, seen, until } in saved.claims {
             if !saved.leases.iter().any(|lease| lease.client == client) {
@@ -152,7 +155,9 @@ impl Book {
             // Proves nothing to anybody until the client's hello draws another.
             let session = SessionKey(u128::from((book.draw)()) << 64 | u128::from((book.draw)()));
             let deadline = until.max(now.after(limits.ttl));
-            let claim = Claim { machine, session, connection: None, held: BTreeSet::new(), deadline, seen };
+            let base = (seen != incarnation).then_some(seen);
+            let (held, gone) = (BTreeSet::new(), BTreeSet::new());
+            let claim = Claim { machine, session, connection: None, held, deadline, seen, base, gone };
             book.claims.insert(client, claim);
             book.actions.push(Action::Until { client, until: deadline });
         }
@@ -214,15 +219,18 @@ impl Book {
             held: BTreeSet::new(),
             deadline,
             seen: self.incarnation,
+            base: None,
+            gone: BTreeSet::new(),
         });
         claim.machine = machine;
         claim.session = session;
         claim.connection = Some(connection);
-        let seen = claim.seen;
+        claim.gone.clear();
+        let (seen, base) = (claim.seen, claim.base);
         self.extend(client, now);
         let held = self.claims[&client].held.iter();
         let held: Vec<Lease> = held.filter_map(|slab| Some(Lease { slab: *slab, rkey: self.rkey(*slab)? })).collect();
-        let resumed = (seen != self.incarnation && !held.is_empty()).then_some(seen);
+        let resumed = base.filter(|_| !held.is_empty());
         Ok(Greeting { session, held, resumed, seen, until: deadline })
     }
 
@@ -247,6 +255,12 @@ impl Book {
         if count == 0 {
             return Err(LeaseError::Refused(Refusal::Malformed("a lease of no slabs".to_owned())));
         }
+        let mut gone = BTreeSet::new();
+        if let Some(claim) = self.claims.get_mut(&client) {
+            // It asks for what it lacks, so it has gone by its welcome. From now on `held` may list a slab that it held before, with other bytes.
+            claim.base = None;
+            gone.clone_from(&claim.gone);
+        }
         let held = self.claims[&client].held.len() as u32 + self.filling_for(client);
         let allowed = self.limits.per_client.saturating_sub(held);
         if allowed == 0 {
@@ -255,11 +269,11 @@ impl Book {
         let want = count.min(allowed).min(LEASE_CHUNK) as usize;
 
         let mut grant = Grant::default();
-        for slab in self.find(Place::Spare, want) {
+        for slab in self.find(Place::Spare, want, &gone) {
             grant.leased.extend(self.lend(slab, client));
         }
         let fillable = self.unspoken(room) as usize;
-        let vacant = self.find(Place::Vacant, (want - grant.leased.len()).min(fillable));
+        let vacant = self.find(Place::Vacant, (want - grant.leased.len()).min(fillable), &gone);
         for slab in vacant {
             self.set(slab, Place::Filling { client, connection });
             grant.to_fill.push(slab);
@@ -310,7 +324,9 @@ impl Book {
         self.tick(now);
         self.current(client, connection)?;
         self.extend(client, now);
-        Ok(self.claims[&client].held.iter().copied().collect())
+        let Some(claim) = self.claims.get_mut(&client) else { return Err(Superseded) };
+        claim.gone.clear();
+        Ok(claim.held.iter().copied().collect())
     }
 
     /// The client is done with these. Slabs that it doesn't hold are skipped: returning twice is no error.
@@ -363,7 +379,7 @@ impl Book {
             if !lapsed.is_empty() {
                 self.actions.push(Action::Lapse { client, slabs: lapsed.len() as u32 });
             }
-            lapsed.into_iter().for_each(|slab| self.end(slab));
+            lapsed.into_iter().for_each(|slab| self.take_away(slab));
             // A client that is connected and silent may come to: it keeps its session and learns its losses from `Renewed`.
             if !is_connected {
                 self.forget(client);
@@ -379,7 +395,7 @@ impl Book {
 
     /// Gives the memory of all spare slabs but `keep` back to the host.
     pub fn trim(&mut self, keep: u32) {
-        let spare = self.find(Place::Spare, usize::MAX);
+        let spare = self.find(Place::Spare, usize::MAX, &BTreeSet::new());
         for slab in spare.into_iter().skip(keep as usize) {
             self.set(slab, Place::Cleaning { keep: false });
             self.actions.push(Action::Trim { slab });
@@ -504,6 +520,16 @@ impl Book {
         self.actions.push(Action::Close { slab, rkey, keep });
     }
 
+    /// Ends a lease that its client did not give up.
+    fn take_away(&mut self, slab: SlabId) {
+        if let Some(Place::Lent { client, .. }) = self.place(slab)
+            && let Some(claim) = self.claims.get_mut(&client)
+        {
+            claim.gone.insert(slab);
+        }
+        self.end(slab);
+    }
+
     fn forget(&mut self, client: ClientId) {
         if self.claims.remove(&client).is_some() {
             self.actions.push(Action::Forget { client });
@@ -551,10 +577,10 @@ impl Book {
         theirs.count() as u32
     }
 
-    /// The first `most` slabs in this state.
-    fn find(&self, place: Place, most: usize) -> Vec<SlabId> {
+    /// The first `most` slabs in this state, but for these.
+    fn find(&self, place: Place, most: usize, but: &BTreeSet<SlabId>) -> Vec<SlabId> {
         let found = self.places.iter().enumerate().filter(|(_, p)| **p == place);
-        found.take(most).map(|(index, _)| SlabId(index as u32)).collect()
+        found.map(|(index, _)| SlabId(index as u32)).filter(|slab| !but.contains(slab)).take(most).collect()
     }
 }
 

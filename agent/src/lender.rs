@@ -5,7 +5,8 @@
 //! making by the thread of the client that asked, all else by the janitor.
 //!
 //! A slab that changes hands goes through these steps, in this order:
-//! 1. its key is removed and its expiry is cleared, on the board too: no operation starts any more;
+//! 1. its key is removed and its expiry is cleared, on the board too, and RDMA devices are made to forget it: no operation starts any more,
+//!    and none that a device does is under way;
 //! 2. the janitor takes the slab's memory under its write guard: operations that had started are over;
 //! 3. the memory is zeroed or, if a client ever had its descriptor, thrown away for good;
 //! 4. only then does the book lend the slab again, under a new key.
@@ -31,16 +32,17 @@ use crate::recall::{self, Candidate, Verdict, Watch};
 use crate::slab::SlabError;
 use crate::store::saved::{LeaseState, SavedMemory};
 use crate::store::{BOARD, Found, LEASES, Store};
-use crate::targets::{Connections, SlabAccess, SlabMemfd};
+use crate::targets::{Connections, RegistrationError, Registrations, SlabAccess, SlabMemfd};
 use annex_shared::fabric::ErrorKind;
 use annex_shared::fabric::shm::{Board, monotonic_ns};
+use annex_shared::fabric::verbs::{Device, MemoryRegion, ProtectionDomain, Rights, Window};
 use annex_shared::ids::{ClientId, Incarnation, RemoteAddr, Rkey, SlabId};
 use annex_shared::preamble::{AdmitError, Proof};
-use annex_shared::wire::{Event, Lease, Refusal};
+use annex_shared::wire::{Event, Lease, Refusal, VerbsOffer};
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 use tracing::{debug, error, info, warn};
 
@@ -86,6 +88,8 @@ pub struct Lender {
     books: Mutex<Books>,
     /// Signalled after every event.
     changed: Condvar,
+    /// Before the slots: what is registered is forgotten before its memory goes.
+    registrations: Registrations,
     slots: Vec<Slot>,
     keys: RwLock<HashMap<Rkey, SlabId>>,
     board: Board,
@@ -127,6 +131,7 @@ impl Lender {
                 is_stopping: false,
             }),
             changed: Condvar::new(),
+            registrations: Registrations::default(),
             slots: (0..inherited.slots).map(|_| Slot::default()).collect(),
             keys: RwLock::new(HashMap::with_capacity(terms.capacity_slabs as usize)),
             board: inherited.board,
@@ -152,6 +157,17 @@ impl Lender {
 
     pub fn incarnation(&self) -> Incarnation {
         self.incarnation
+    }
+
+    /// Whether RDMA is offered, as far as can be told now.
+    pub fn verbs_offer(&self) -> VerbsOffer {
+        let Some(choice) = &self.terms.verbs else {
+            return VerbsOffer::No("it is switched off there (enabled = false in [verbs])".to_owned());
+        };
+        match Device::open(choice) {
+            Ok(device) => VerbsOffer::Over(device.to_string()),
+            Err(e) => VerbsOffer::No(e.to_string()),
+        }
     }
 
     pub fn offers_shm(&self) -> bool {
@@ -417,6 +433,7 @@ impl Lender {
                 let slot = self.slot(slab);
                 slot.until.store(0, Ordering::SeqCst);
                 slot.rkey.store(0, Ordering::SeqCst);
+                self.registrations.end(rkey);
                 crash::point("key-dead");
                 // Before a byte of it is changed.
                 self.state.end(slab);
@@ -512,6 +529,31 @@ impl SlabAccess for Lender {
             error!("failed to duplicate a slab's descriptor: {e}");
             ErrorKind::RemoteOperation
         })
+    }
+
+    fn register(
+        &self,
+        who: ClientId,
+        rkey: Rkey,
+        connection: u64,
+        domain: &Arc<ProtectionDomain>,
+    ) -> Result<Window, RegistrationError> {
+        let registered = self.with_memory(who, rkey, |slab, memory| {
+            let slot = self.slot(slab);
+            // A lease that ends meanwhile clears the key first, and ends its registrations afterwards.
+            let holds = || slot.rkey.load(Ordering::SeqCst) == rkey.0;
+            let (base, len) = (memory.slab.base(), memory.slab.len());
+            Some(self.registrations.register(rkey, connection, holds, || {
+                // SAFETY: the slab stays mapped until it is cleaned, which comes after the lease's end and so after the
+                // registration's; it is only ever reached through raw pointers.
+                unsafe { MemoryRegion::new(domain, base, len, Rights::RemoteAll) }
+            }))
+        })?;
+        Ok(registered?.ok_or(ErrorKind::RemoteAccess)?)
+    }
+
+    fn unregister(&self, connection: u64) {
+        self.registrations.leave(connection);
     }
 
     fn board(&self) -> Option<BorrowedFd<'_>> {

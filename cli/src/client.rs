@@ -1,7 +1,7 @@
 //! HTTP over annexd's Unix socket: one connection per request, as annexd serves them.
 
 use crate::failure::Failure;
-use annex_shared::api::{ApiError, AppInfo, DonorInfo, Progress, SlabInfo, Status};
+use annex_shared::api::{ApiError, AppInfo, DonorInfo, KvInfo, Progress, SlabInfo, Status};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::{Method, Request, Response};
@@ -42,6 +42,10 @@ impl Client {
 
     pub fn apps(&self) -> Result<Vec<AppInfo>, Failure> {
         self.call(Method::GET, &path(&["apps"]), None::<&()>)
+    }
+
+    pub fn kv(&self) -> Result<KvInfo, Failure> {
+        self.call(Method::GET, &path(&["kv"]), None::<&()>)
     }
 
     pub fn slabs(&self) -> Result<Vec<SlabInfo>, Failure> {

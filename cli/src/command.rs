@@ -46,6 +46,8 @@ pub enum Command {
     Apps,
     /// Show donors, pool, apps, and what needs attention
     Status,
+    /// Show what the KV API holds and how it does
+    Kv,
     /// List the slabs leased from donors
     Slabs,
     /// List the donors, add one, or remove one
@@ -64,7 +66,7 @@ pub enum DonorsCommand {
         /// What to call it; the agent's own name if absent
         #[arg(long)]
         name: Option<String>,
-        /// tcp or shm; the best one if absent
+        /// verbs, tcp or shm; the best one if absent
         #[arg(long, value_parser = transport)]
         transport: Option<Transport>,
     },
@@ -79,7 +81,8 @@ fn transport(word: &str) -> Result<Transport, String> {
     match word {
         "tcp" => Ok(Transport::Tcp),
         "shm" => Ok(Transport::Shm),
-        _ => Err("give tcp or shm".into()),
+        "verbs" => Ok(Transport::Verbs),
+        _ => Err("give verbs, tcp or shm".into()),
     }
 }
 

@@ -1,7 +1,9 @@
-//! `annex apps`, `annex slabs`, `annex donors` and `annex status`, as people read them.
+//! `annex apps`, `annex kv`, `annex slabs`, `annex donors` and `annex status`, as people read them.
 
 use crate::table::{Column, count, draw};
-use annex_shared::api::{AppInfo, AppState, DonorInfo, DonorState, SlabInfo, Status, format_bytes};
+use annex_shared::api::{
+    AppInfo, AppState, DonorInfo, DonorState, KvInfo, SlabInfo, Status, TransportInfo, format_bytes,
+};
 use annex_shared::fabric::Transport;
 
 /// `annex status` fits a classic terminal.
@@ -73,9 +75,53 @@ pub fn slabs(slabs: &[SlabInfo]) -> String {
     draw(&columns, rows, None)
 }
 
+pub fn kv(kv: &KvInfo) -> String {
+    if !kv.enabled {
+        return "the KV API is not enabled (enabled = true in [kv] of annexd's configuration)\n".into();
+    }
+    let mut text = String::new();
+    wrap(&mut text, "listens:", &kv.listens.join(", "));
+    let loading = match kv.loaded {
+        1000 => String::new(),
+        part => format!("; {} % of the annexd before are taken over", part / 10),
+    };
+    wrap(&mut text, "keys:", &format!("{}{loading}", count(kv.keys)));
+    let limit = match kv.limit {
+        0 => "no limit of its own".into(),
+        limit => format!("of {}", format_bytes(limit)),
+    };
+    let waste = 100 * kv.held.saturating_sub(kv.used) / kv.held.max(1);
+    let size = format!(
+        "{} {limit}, {}; holds {} of pool, {waste} % unused",
+        format_bytes(kv.used),
+        kv.policy,
+        format_bytes(kv.held)
+    );
+    wrap(&mut text, "size:", &size);
+    let asked = (kv.hits + kv.misses).max(1);
+    let rate = |n: u64, of: u64| 100 * n / of.max(1);
+    let hits = format!(
+        "{} % of {}; {} % of these from {} of annexd's memory",
+        rate(kv.hits, asked),
+        count(kv.hits + kv.misses),
+        rate(kv.cache_hits, kv.hits),
+        format_bytes(kv.cached)
+    );
+    wrap(&mut text, "hits:", &hits);
+    let gone = format!("{} expired, {} evicted, {} lost", count(kv.expired), count(kv.evicted), count(kv.lost));
+    wrap(&mut text, "gone:", &gone);
+    let per_key = kv.local.checked_div(kv.keys).map_or(String::new(), |bytes| format!(", {bytes} bytes per key"));
+    wrap(&mut text, "index:", &format!("{}{per_key}", format_bytes(kv.local)));
+    let donors: Vec<String> =
+        kv.donors.iter().map(|(name, bytes)| format!("{name} {}", format_bytes(*bytes))).collect();
+    wrap(&mut text, "donors:", if donors.is_empty() { "nothing is there".into() } else { donors.join(", ") }.as_str());
+    text
+}
+
 pub fn status(status: &Status) -> String {
     let mut text = String::new();
     wrap(&mut text, "", &daemon(status));
+    wrap(&mut text, "health:", &health(status));
     wrap(&mut text, "pool:", &pool(status));
     wrap(&mut text, "workers:", &workers(status));
     text.push('\n');
@@ -102,6 +148,37 @@ fn daemon(status: &Status) -> String {
     )
 }
 
+/// In one sentence: is anything lost or at risk, and what is being done about it.
+fn health(status: &Status) -> String {
+    let pool = &status.pool;
+    if pool.lost_extents > 0 {
+        return format!(
+            "DATA IS LOST: {} of {} extents have no copy left; programs that touch their pages get SIGBUS",
+            pool.lost_extents, pool.extents
+        );
+    }
+    let down: Vec<&str> = status.donors.iter().filter(|d| d.state != DonorState::Up).map(|d| d.name.as_str()).collect();
+    let down = if down.is_empty() { String::new() } else { format!("; not up: {}", down.join(", ")) };
+    if pool.degraded_extents > 0 {
+        let repair = match (pool.repair_left, pool.away_replicas) {
+            (0, 0) => "nothing is being copied: no donor has room for another copy".to_owned(),
+            (0, away) => format!("{away} copies wait for their donor to come back"),
+            (left, _) => format!("{} to copy, about {} left", format_bytes(left), duration(pool.repair_eta_s)),
+        };
+        return format!(
+            "degraded: {} of {} extents lack a copy, and their pages are at risk if another donor fails; {repair}{down}",
+            pool.degraded_extents, pool.extents
+        );
+    }
+    if pool.full {
+        return format!("full: programs keep what finds no room until donors lend more{down}");
+    }
+    let moving = pool.moving_replicas + pool.joining_replicas;
+    let moving = if moving > 0 { format!("; {moving} copies are on the move to other donors") } else { String::new() };
+    let copies = if status.replicas == 1 { "its one copy".into() } else { format!("{} copies", status.replicas) };
+    format!("healthy: every page in the pool has {copies}{moving}{down}")
+}
+
 fn pool(status: &Status) -> String {
     let pool = &status.pool;
     let mut text = format!(
@@ -117,6 +194,12 @@ fn pool(status: &Status) -> String {
         if n > 0 {
             text.push_str(&format!(", {n} {what}"));
         }
+    }
+    if pool.spilled > 0 {
+        text.push_str(&format!(", {} in the spill file", format_bytes(pool.spilled)));
+    }
+    if pool.backup_lag > 0 {
+        text.push_str(&format!(", {} not backed up yet", format_bytes(pool.backup_lag)));
     }
     if pool.full {
         text.push_str(", full");
@@ -136,11 +219,10 @@ fn workers(status: &Status) -> String {
 
 pub fn donors(donors: &[DonorInfo]) -> String {
     if donors.is_empty() {
-        return "no donors configured (annexd --donor HOST:PORT, or [[pool.donors]] in annexd.toml)\n".into();
+        return "no donors configured (annexd --donor HOST:PORT, or [[pool.donor]] in annexd.toml)\n".into();
     }
     let columns = [
         Column::Text("DONOR"),
-        Column::Text("ADDRESS"),
         Column::Text("STATE"),
         Column::Text("VIA"),
         Column::Number("SLABS"),
@@ -152,7 +234,6 @@ pub fn donors(donors: &[DonorInfo]) -> String {
     let rows = donors.iter().map(|d| {
         vec![
             d.name.clone(),
-            d.address.clone(),
             match d.state {
                 _ if d.draining => "leaving",
                 DonorState::Connecting => "trying",
@@ -169,8 +250,24 @@ pub fn donors(donors: &[DonorInfo]) -> String {
         ]
     });
     let mut text = draw(&columns, rows, Some(STATUS_WIDTH));
-    for donor in donors.iter().filter(|d| !d.why.is_empty()) {
-        wrap(&mut text, &format!("  {}:", donor.name), &donor.why);
+    for donor in donors {
+        if !donor.why.is_empty() {
+            let place = if donor.name == donor.address { String::new() } else { format!(" at {}", donor.address) };
+            wrap(&mut text, &format!("  {}{place}:", donor.name), &donor.why);
+        }
+        for over in &donor.traffic {
+            wrap(&mut text, &format!("  {} over {}:", donor.name, over.transport), &traffic(over));
+        }
+    }
+    text
+}
+
+fn traffic(over: &TransportInfo) -> String {
+    let bytes = format_bytes(over.bytes_read + over.bytes_written);
+    let mut text = format!("{bytes} moved, p50 {}, p99 {}", microseconds(over.p50_us), microseconds(over.p99_us));
+    if !over.errors.is_empty() {
+        let errors: Vec<_> = over.errors.iter().map(|(what, n)| format!("{what} {}", count(*n))).collect();
+        text.push_str(&format!("; failed: {}", errors.join(", ")));
     }
     text
 }
@@ -287,6 +384,53 @@ mod tests {
             ["5 s", "2 min", "2 h 1 min", "2 d 7 h"]
         );
         assert_eq!([microseconds(8.54), microseconds(250.0), microseconds(31_000.0)], ["8.5 µs", "250 µs", "31 ms"]);
+    }
+
+    #[test]
+    fn the_health_line_says_what_is_at_risk_and_what_is_done_about_it() {
+        let donor = |name: &str, state: &str| {
+            serde_json::json!({"name": name, "address": name, "state": state, "transport": null, "why": "", "slabs_held": 0,
+                "slabs_free": 0, "slabs_capacity": 0, "used": 0, "reads": 0, "writes": 0, "errors": 0, "checksum_errors": 0})
+        };
+        let said = |pool: serde_json::Value| {
+            let mut all = serde_json::json!({"capacity": 0, "used": 0, "extents": 14, "degraded_extents": 0, "lost_extents": 0, "full": false});
+            all.as_object_mut().expect("an object").extend(pool.as_object().expect("an object").clone());
+            let status = serde_json::json!({"version": "1", "pid": 1, "uptime_s": 1, "kernel": "6.12", "replicas": 2,
+                "donors": [donor("d1", "lost"), donor("d2", "up")], "pool": all, "cpu_s": 0.0, "apps": [], "warnings": [],
+                "workers": {"fault_workers": 1, "wait": "block", "evictors": 1}, "overhead_per_page": null});
+            health(&serde_json::from_value(status).expect("a status"))
+        };
+        assert_eq!(said(serde_json::json!({})), "healthy: every page in the pool has 2 copies; not up: d1");
+        let repaired = said(serde_json::json!({"degraded_extents": 3, "repair_left": 192 << 20, "repair_eta_s": 4}));
+        assert_eq!(
+            repaired,
+            "degraded: 3 of 14 extents lack a copy, and their pages are at risk if another donor fails; 192 MiB to copy, about 4 s left; \
+             not up: d1"
+        );
+        assert!(said(serde_json::json!({"degraded_extents": 3})).contains("no donor has room"));
+        assert!(said(serde_json::json!({"degraded_extents": 3, "away_replicas": 2})).contains("wait for their donor"));
+        assert!(
+            said(serde_json::json!({"lost_extents": 1, "degraded_extents": 3})).starts_with("DATA IS LOST: 1 of 14")
+        );
+    }
+
+    #[test]
+    fn traffic_tells_times_and_what_failed() {
+        let mut over = TransportInfo {
+            transport: Transport::Verbs,
+            reads: 10,
+            writes: 2,
+            bytes_read: 3 << 20,
+            bytes_written: 1 << 20,
+            errors: Default::default(),
+            p50_us: 8.54,
+            p99_us: 31.0,
+            max_us: 99.0,
+            latency_us: Vec::new(),
+        };
+        assert_eq!(traffic(&over), "4 MiB moved, p50 8.5 µs, p99 31.0 µs");
+        over.errors.insert("IBV_WC_RETRY_EXC_ERR".into(), 2);
+        assert_eq!(traffic(&over), "4 MiB moved, p50 8.5 µs, p99 31.0 µs; failed: IBV_WC_RETRY_EXC_ERR 2");
     }
 
     #[test]

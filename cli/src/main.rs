@@ -53,6 +53,7 @@ fn dispatch(cli: &Cli) -> Result<(), Failure> {
         }
         Command::Apps => show(cli.json, &client.apps()?, |apps| listing::apps(apps)),
         Command::Status => show(cli.json, &client.status()?, listing::status),
+        Command::Kv => show(cli.json, &client.kv()?, listing::kv),
         Command::Slabs => show(cli.json, &client.slabs()?, |slabs| listing::slabs(slabs)),
         Command::Donors { change: None } => show(cli.json, &client.donors()?, |donors| listing::donors(donors)),
         Command::Donors { change: Some(DonorsCommand::Add { address, name, transport }) } => {

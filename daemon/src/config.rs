@@ -8,12 +8,17 @@
 //!
 //! [[pool.donor]]
 //! address = "donor-a.example:7411"
+//!
+//! [spill]                        # the last tier; none unless configured
+//! path = "/var/lib/annex/spill"
+//! size = "8G"
 //! ```
 
+use crate::kv::KvConfig;
 use crate::pager::PagerConfig;
-use crate::pool::{DonorConfig, PoolConfig, TransportChoice};
+use crate::pool::{DonorConfig, PoolConfig, SpillConfig, TransportChoice};
 use annex_shared::api::{Limit, SOCKET};
-use annex_shared::config::{ConfigError as FileError, TimeSpan, load};
+use annex_shared::config::{ByteSize, ConfigError as FileError, TimeSpan, load};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -23,6 +28,7 @@ use std::time::Duration;
 pub const DEFAULT_FILE: &str = "/etc/annex/annexd.toml";
 /// More threads than this only get into each other's way.
 const MAX_WORKERS: u32 = 256;
+const MAX_BUSY_POLL_US: u32 = 10_000;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -36,7 +42,9 @@ pub struct Config {
     /// Should annexd be killed, how long its programs wait for the next one before they are ended.
     pub takeover_wait: TimeSpan,
     pub pool: PoolConfig,
+    pub spill: SpillConfig,
     pub pager: PagerConfig,
+    pub kv: KvConfig,
 }
 
 impl Default for Config {
@@ -47,7 +55,9 @@ impl Default for Config {
             log: "info".into(),
             takeover_wait: TimeSpan(Duration::from_secs(60)),
             pool: PoolConfig::default(),
+            spill: SpillConfig::default(),
             pager: PagerConfig::default(),
+            kv: KvConfig::default(),
         }
     }
 }
@@ -59,6 +69,14 @@ pub enum ConfigError {
     File(#[from] FileError),
     #[error("bad pool configuration: {0}")]
     Pool(#[from] crate::pool::ConfigError),
+    #[error(transparent)]
+    Kv(#[from] crate::kv::ConfigError),
+    #[error(transparent)]
+    Spill(#[from] crate::pool::SpillError),
+    #[error(
+        "busy_poll_us = {0} in [pager]: give 0 (none) to {MAX_BUSY_POLL_US}: faults wait while a worker does nothing but poll"
+    )]
+    BusyPoll(u32),
     #[error("fault_workers = {0} in [pager]: give 0 (automatic) to {MAX_WORKERS}")]
     FaultWorkers(u32),
     #[error("socket is empty: give a path such as {SOCKET}")]
@@ -80,6 +98,11 @@ impl Config {
     /// Checks what the types can't express.
     pub fn check(&self) -> Result<(), ConfigError> {
         self.pool.check()?;
+        self.spill.check()?;
+        self.kv.check()?;
+        if self.pager.busy_poll_us > MAX_BUSY_POLL_US {
+            return Err(ConfigError::BusyPoll(self.pager.busy_poll_us));
+        }
         if self.pager.fault_workers > MAX_WORKERS {
             return Err(ConfigError::FaultWorkers(self.pager.fault_workers));
         }
@@ -103,9 +126,9 @@ pub struct DonorFlag(pub DonorConfig);
 pub enum DonorFlagError {
     #[error("the address is missing: give HOST:PORT first")]
     NoAddress,
-    #[error("'{0}' is not KEY=VALUE with transport, name or faults as the key")]
+    #[error("'{0}' is not KEY=VALUE with transport, tcp_fallback, name or faults as the key")]
     Key(String),
-    #[error("transport '{0}' is not auto, tcp or shm")]
+    #[error("transport '{0}' is not auto, verbs, tcp or shm")]
     Transport(String),
 }
 
@@ -127,14 +150,35 @@ impl FromStr for DonorFlag {
             match option.split_once('=') {
                 Some(("name", name)) if !name.is_empty() => donor.name = Some(name.into()),
                 Some(("transport", "auto")) => donor.transport = TransportChoice::Auto,
+                Some(("transport", "verbs")) => donor.transport = TransportChoice::Verbs,
                 Some(("transport", "tcp")) => donor.transport = TransportChoice::Tcp,
                 Some(("transport", "shm")) => donor.transport = TransportChoice::Shm,
                 Some(("transport", other)) => return Err(DonorFlagError::Transport(other.into())),
+                Some(("tcp_fallback", "true")) => donor.tcp_fallback = true,
+                Some(("tcp_fallback", "false")) => donor.tcp_fallback = false,
                 _ => return Err(DonorFlagError::Key(option.into())),
             }
             rest = further;
         }
         Ok(DonorFlag(donor))
+    }
+}
+
+/// `--spill PATH,size=SIZE`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SpillFlag(pub SpillConfig);
+
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("give PATH,size=SIZE, such as /var/lib/annex/spill,size=8G")]
+pub struct SpillFlagError;
+
+impl FromStr for SpillFlag {
+    type Err = SpillFlagError;
+
+    fn from_str(flag: &str) -> Result<SpillFlag, SpillFlagError> {
+        let (path, size) = flag.rsplit_once(",size=").ok_or(SpillFlagError)?;
+        let size = annex_shared::api::parse_bytes(size).map(ByteSize).ok_or(SpillFlagError)?;
+        Ok(SpillFlag(SpillConfig { path: path.into(), size }))
     }
 }
 
@@ -162,6 +206,7 @@ mod tests {
             ("sokcet = '/x'", "sokcet", "socket"),
             ("[pool]\nreplica = 2", "pool.replica", "replicas"),
             ("[[pool.donor]]\nadress = 'a:1'", "adress", "address"),
+            ("[spill]\nsiz = '1G'", "spill.siz", "size"),
             ("[pager]\nfault_worker = 1", "pager.fault_worker", "fault_workers"),
         ] {
             let error = parse(text).unwrap_err();
@@ -175,9 +220,13 @@ mod tests {
             ("local = '12Q'", "bad local limit '12Q'"),
             ("[pool]\nreplicas = 9", "replicas = 9"),
             ("[pager]\nwait = 'pray'", "unknown variant `pray`"),
+            ("[pager]\nbusy_poll_us = 20000", "busy_poll_us = 20000 in [pager]"),
             ("[pager]\nfault_workers = 1000", "fault_workers = 1000 in [pager]"),
             ("log = 'annex=loud'", "bad log filter 'annex=loud'"),
             ("socket = ''", "socket is empty"),
+            ("[spill]\nsize = '8G'", "[spill] has a size and no path"),
+            ("[spill]\npath = 'spill'\nsize = '8G'", "is not absolute"),
+            ("[spill]\npath = '/var/tmp/spill'", "size = 0 B in [spill]"),
         ] {
             let error = parse(text).unwrap_err();
             assert!(error.contains(part), "{error}");
@@ -192,9 +241,14 @@ mod tests {
         assert_eq!(full.transport, TransportChoice::Shm);
         assert_eq!(full.name.as_deref(), Some("a"));
         assert_eq!(full.faults.as_deref(), Some("fail=1/97,delay=1/211:2ms,seed=7"));
+        let strict = donor("h:1,transport=verbs,tcp_fallback=false").unwrap();
+        assert_eq!((strict.transport, strict.tcp_fallback), (TransportChoice::Verbs, false));
         assert_eq!(donor("[::1]:7411").unwrap().address, "[::1]:7411");
         assert_eq!(donor("h:1,transport=rdma"), Err(DonorFlagError::Transport("rdma".into())));
         assert_eq!(donor("h:1,speed=9"), Err(DonorFlagError::Key("speed=9".into())));
         assert_eq!(donor("transport=tcp"), Err(DonorFlagError::NoAddress));
+        let spill = "/a,b,size=8G".parse::<SpillFlag>().unwrap().0;
+        assert_eq!(spill, SpillConfig { path: "/a,b".into(), size: ByteSize(8 << 30) });
+        assert!("/a".parse::<SpillFlag>().is_err());
     }
 }

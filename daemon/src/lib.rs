@@ -3,6 +3,8 @@
 pub mod config;
 pub mod control;
 pub mod keeper;
+pub mod kv;
+mod latency;
 mod mapped;
 pub mod pager;
 mod pidfd;

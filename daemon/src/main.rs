@@ -1,11 +1,13 @@
 //! `annexd`: reads its configuration, makes itself at home on the host, starts pool and pager, and serves the control API until it may stop.
 
-use annex_daemon::config::{Config, DonorFlag};
+use annex_daemon::config::{Config, DEFAULT_FILE, DonorFlag, SpillFlag};
 use annex_daemon::control::pool::RunningPool;
 use annex_daemon::control::{Apps, BindError, Control, ControlSocket, Donors, Operators, host, server, stop, watchdog};
 use annex_daemon::keeper::{self, Inheritance, Keeper, Kept};
+use annex_daemon::kv::store::SheetTable;
+use annex_daemon::kv::{Kv, KvFlag};
 use annex_daemon::pager::{Legacy, LegacyError, Pager, Wait, mortal, probe};
-use annex_daemon::pool::{Pool, PoolError, PoolState};
+use annex_daemon::pool::{Pool, PoolError, PoolState, Spill};
 use annex_shared::api::{DonorState, Limit};
 use annex_shared::config::TimeSpan;
 use annex_shared::ids::SlotIdx;
@@ -34,7 +36,9 @@ const HAND_OVER: Duration = Duration::from_secs(5);
 /// How long requests that are cut off by the end get to notice.
 const LAST_MOMENT: Duration = Duration::from_secs(1);
 
-const DONOR_HELP: &str = "A donor: HOST:PORT[,transport=auto|tcp|shm][,name=NAME][,faults=PLAN]; may be repeated, and replaces the file's donors";
+const DONOR_HELP: &str = "A donor: HOST:PORT[,transport=auto|verbs|tcp|shm][,tcp_fallback=false][,name=NAME][,faults=PLAN]; may be repeated, and replaces the file's donors";
+
+const KV_HELP: &str = "Serve the KV API (Redis protocol) there: IP:PORT or a socket's path[,memory=SIZE][,policy=POLICY][,cache=SIZE][,password=TEXT][,debug=true]; may be repeated, and replaces the file's [kv]";
 
 /// Pages the cold memory of programs to other machines and back.
 #[derive(Debug, Parser)]
@@ -50,6 +54,11 @@ struct Flags {
     socket: Option<PathBuf>,
     #[arg(long = "donor", value_name = "DONOR", help = DONOR_HELP)]
     donors: Vec<DonorFlag>,
+    /// A file on a local disk for what donors have no room for: PATH,size=SIZE
+    #[arg(long, value_name = "SPILL")]
+    spill: Option<SpillFlag>,
+    #[arg(long = "kv", value_name = "WHERE", help = KV_HELP)]
+    kv: Vec<KvFlag>,
     /// Copies of every page, 1 to 4 [default: 2]
     #[arg(long, value_name = "COUNT")]
     replicas: Option<u8>,
@@ -62,6 +71,9 @@ struct Flags {
     /// What fault workers do while there are no faults [default: block]
     #[arg(long, value_enum)]
     wait: Option<WaitFlag>,
+    /// Microseconds for which a fault worker polls for a page that it reads before it sleeps, as long as reads usually come back sooner [default: 20]
+    #[arg(long, value_name = "MICROSECONDS")]
+    busy_poll_us: Option<u32>,
     /// How long programs wait for the next annexd if this one is killed, before they are ended [default: 60s]
     #[arg(long, value_name = "TIME")]
     takeover_wait: Option<TimeSpan>,
@@ -76,7 +88,10 @@ struct Flags {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Say whether a configuration file is good, and exit
-    CheckConfig { file: PathBuf },
+    CheckConfig {
+        /// The one that annexd would start with, unless named
+        file: Option<PathBuf>,
+    },
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
@@ -116,7 +131,7 @@ fn unusable(error: impl Into<anyhow::Error>) -> Failure {
 fn main() -> ExitCode {
     let flags = Flags::parse();
     let result = match &flags.command {
-        Some(Command::CheckConfig { file }) => check_config(file),
+        Some(Command::CheckConfig { file }) => check_config(file.as_deref()),
         None => run(flags),
     };
     let (error, code) = match result {
@@ -130,10 +145,11 @@ fn main() -> ExitCode {
     code
 }
 
-fn check_config(file: &Path) -> Result<(), Failure> {
-    let config = Config::of_file(Some(file)).map_err(unusable)?;
+fn check_config(file: Option<&Path>) -> Result<(), Failure> {
+    let config = Config::of_file(file).map_err(unusable)?;
     config.check().map_err(unusable)?;
-    println!("{}: good ({} donors, {} replicas)", file.display(), config.pool.donors.len(), config.pool.replicas);
+    let name = file.unwrap_or(Path::new(DEFAULT_FILE)).display();
+    println!("{name}: good ({} donors, {} replicas)", config.pool.donors.len(), config.pool.replicas);
     Ok(())
 }
 
@@ -143,12 +159,15 @@ fn configure(flags: Flags) -> Result<Config, Failure> {
     if !flags.donors.is_empty() {
         config.pool.donors = flags.donors.into_iter().map(|flag| flag.0).collect();
     }
+    config.spill = flags.spill.map_or(config.spill, |flag| flag.0);
+    config.kv = KvFlag::together(flags.kv).unwrap_or(config.kv);
     config.socket = flags.socket.unwrap_or(config.socket);
     config.local = flags.local.unwrap_or(config.local);
     config.takeover_wait = flags.takeover_wait.unwrap_or(config.takeover_wait);
     config.log = flags.log.unwrap_or(config.log);
     config.pool.replicas = flags.replicas.unwrap_or(config.pool.replicas);
     config.pager.fault_workers = flags.fault_workers.unwrap_or(config.pager.fault_workers);
+    config.pager.busy_poll_us = flags.busy_poll_us.unwrap_or(config.pager.busy_poll_us);
     config.pager.wait = flags.wait.map_or(config.pager.wait, WaitFlag::into);
     config.check().map_err(unusable)?;
     Ok(config)
@@ -182,10 +201,14 @@ fn run(flags: Flags) -> Result<(), Failure> {
     // From here on no signal ends annexd by itself.
     let signals = signals(&runtime)?;
 
-    let (pool, apps) = start(&config, keeper)?;
+    let keeper = Arc::new(keeper);
+    let (pool, spill, apps, kv) = start(&config, keeper.clone())?;
     let view = Arc::new(RunningPool { pool: pool.clone(), replicas: config.pool.replicas });
     announce(&socket, &*view);
     let control = Control::new(apps, view, Operators::Group(OPERATORS.into()), shortcomings);
+    if let Some(kv) = &kv {
+        control.serve_keys(kv.clone());
+    }
     let retry = std::env::var_os("NOTIFY_SOCKET").map(|_| stop::RETRY);
     runtime.block_on(async {
         let listener = socket.listener().and_then(tokio::net::UnixListener::from_std);
@@ -195,7 +218,16 @@ fn run(flags: Flags) -> Result<(), Failure> {
         anyhow::Ok(())
     })?;
     stop::notify(&[NotifyState::Stopping]);
+    if let Some(kv) = kv {
+        let keys = kv.info().keys;
+        if keys > 0 {
+            tracing::warn!("the KV API's {keys} keys go with annexd: it was stopped in order");
+        }
+        kv.stop();
+        keeper.let_go(Kept::Sheets);
+    }
     pool.shutdown();
+    spill.inspect(|spill| spill.empty());
     runtime.shutdown_timeout(LAST_MOMENT);
     tracing::info!("stopped: all memory is back");
     Ok(())
@@ -276,31 +308,70 @@ fn signals(runtime: &Runtime) -> anyhow::Result<Receiver<&'static str>> {
     Ok(rx)
 }
 
+type Running = (Arc<Pool>, Option<Arc<Spill>>, Arc<dyn Apps>, Option<Arc<Kv>>);
+
+/// The KV API's table, if there is to be one: the one that was left, or else a fresh one.
+fn sheets(config: &Config, inheritance: Option<&mut Inheritance>) -> Result<Option<Arc<SheetTable>>, Failure> {
+    let left = inheritance.and_then(|i| i.take(Kept::Sheets));
+    if !config.kv.enabled {
+        if left.is_some() {
+            tracing::warn!("the KV API is not enabled any more: the keys of the annexd before are dropped");
+        }
+        return Ok(None);
+    }
+    let table = match left {
+        Some(fd) => SheetTable::open(fd).map_err(unusable)?,
+        None => SheetTable::create().map_err(unusable)?,
+    };
+    Ok(Some(Arc::new(table)))
+}
+
 /// Starts pool and pager, with what the annexd before has left if there is anything.
-fn start(config: &Config, keeper: Keeper) -> Result<(Arc<Pool>, Arc<dyn Apps>), Failure> {
+fn start(config: &Config, keeper: Arc<Keeper>) -> Result<Running, Failure> {
     let host = probe::host().map_err(unusable)?;
     tracing::info!("kernel {}: userfaultfd has what annexd needs", host.kernel);
     let mut inheritance = keeper::find(&config.socket).map_err(unusable)?;
     let legacy = inheritance.as_mut().map(Legacy::open).transpose().map_err(unusable)?.flatten();
     let tables = inheritance.as_mut().map(|i| (i.take(Kept::Extents), i.take(Kept::Slots)));
-    let references = |each: &mut dyn FnMut(SlotIdx)| legacy.iter().for_each(|legacy| legacy.references(each));
+    let sheets = sheets(config, inheritance.as_mut())?;
+    let references = |each: &mut dyn FnMut(SlotIdx)| {
+        legacy.iter().for_each(|legacy| legacy.references(each));
+        sheets.iter().for_each(|sheets| sheets.references(each));
+    };
     let state = match tables {
         Some((Some(extents), Some(slots))) => PoolState::Saved { extents, slots, references: &references },
-        _ if legacy.is_some() => return Err(unusable(LegacyError::Missing("pool's tables"))),
+        // A sheet names a slot of the pool that was, and would take another's in a fresh one.
+        _ if legacy.is_some() || sheets.as_ref().is_some_and(|sheets| sheets.sheets().next().is_some()) => {
+            return Err(unusable(LegacyError::Missing("pool's tables")));
+        }
         _ => PoolState::Fresh,
     };
-    let pool = Pool::start(config.pool.clone(), state).map_err(|error| match error {
-        PoolError::Config(_) | PoolError::DonorMissing(_) => unusable(error),
+    let kept = inheritance.as_mut().and_then(|i| i.take(Kept::Spill));
+    let resume = matches!(state, PoolState::Saved { .. });
+    let spill = Spill::open(&config.spill, kept, resume, config.pool.op_timeout.0).map_err(unusable)?;
+    let pool = Pool::start(config.pool.clone(), spill.clone(), state).map_err(|error| match error {
+        PoolError::Config(_) | PoolError::DonorMissing(_) | PoolError::SpillMissing => unusable(error),
         other => Failure::Other(other.into()),
     })?;
+    if let Some(spill) = &spill {
+        keeper.keep(Kept::Spill, spill.fd());
+    }
     let (extents, slots) = pool.state_fds();
     keeper.keep(Kept::Extents, extents);
     keeper.keep(Kept::Slots, slots);
+    let kv = match sheets {
+        Some(sheets) => {
+            keeper.keep(Kept::Sheets, sheets.fd());
+            let kv = Kv::start(&config.kv, pool.clone(), sheets);
+            Some(Arc::new(kv.context("failed to start the KV API")?))
+        }
+        None => None,
+    };
     let legacy = legacy.zip(inheritance.as_ref().map(Inheritance::generation));
     let pager = Pager::start(&config.pager, config.local, host, pool.clone(), keeper, legacy);
     let pager = Arc::new(pager.context("failed to start the pager")?);
     if let Some(inheritance) = inheritance {
         inheritance.settle();
     }
-    Ok((pool, pager))
+    Ok((pool, spill, pager, kv))
 }

@@ -7,6 +7,7 @@
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::unistd::{Whence, lseek};
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -124,6 +125,21 @@ impl Mapped {
         }
         let mode = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
         Ok(fallocate(&self.fd, mode, from as i64, (to - from) as i64)?)
+    }
+
+    /// Where in a range memory is in use: the start of each page that was touched.
+    pub fn touched(&self, at: usize, len: usize) -> Vec<usize> {
+        let mut pages = Vec::new();
+        let end = (at + len) as i64;
+        let mut from = at as i64;
+        while from < end
+            && let Ok(data) = lseek(&self.fd, from, Whence::SeekData)
+        {
+            let hole = lseek(&self.fd, data, Whence::SeekHole).unwrap_or(end);
+            pages.extend((data.max(from)..hole.min(end)).step_by(annex_shared::page::PAGE_SIZE).map(|at| at as usize));
+            from = hole;
+        }
+        pages
     }
 
     /// Bytes of memory the table really takes.

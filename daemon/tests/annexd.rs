@@ -233,3 +233,12 @@ fn an_ordinary_user_is_told_what_annexd_needs() {
         "annexd: annexd lacks CAP_SYS_PTRACE, which it needs to reach into the apps' memory: run it as root\n";
     assert_eq!(text(&output.stderr), expected);
 }
+
+/// It starts on machines without RDMA: libibverbs is loaded when it is needed, not by the dynamic linker.
+#[test]
+fn the_program_is_not_linked_with_an_rdma_library() {
+    let asked = Command::new("readelf").args(["-d", env!("CARGO_BIN_EXE_annexd")]).output().unwrap();
+    let needed = String::from_utf8(asked.stdout).unwrap();
+    assert!(needed.contains("Shared library: [libc.so.6]"), "{needed}");
+    assert!(!needed.contains("ibverbs") && !needed.contains("rdmacm"), "{needed}");
+}

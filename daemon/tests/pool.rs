@@ -60,7 +60,7 @@ fn bed(transports: &[(TransportChoice, Option<&str>)]) -> Bed {
         idle_return: TimeSpan(Duration::from_millis(200)),
         ..PoolConfig::default()
     };
-    let pool = Pool::start(config, PoolState::Fresh).unwrap();
+    let pool = Pool::start(config, None, PoolState::Fresh).unwrap();
     Bed { dir, agents, pool }
 }
 
@@ -298,7 +298,7 @@ fn pool_of(donors: &[Donor], transports: &[TransportChoice]) -> Arc<Pool> {
         control_timeout: TimeSpan(Duration::from_secs(1)),
         ..PoolConfig::default()
     };
-    let pool = Pool::start(config, PoolState::Fresh).unwrap();
+    let pool = Pool::start(config, None, PoolState::Fresh).unwrap();
     pool.is_usable().unwrap();
     pool
 }

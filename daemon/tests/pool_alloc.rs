@@ -56,7 +56,7 @@ fn reads_and_writes_allocate_nothing() {
         ..DonorConfig::default()
     };
     let config = PoolConfig { donors: agents.iter().zip(transports).map(donor).collect(), ..PoolConfig::default() };
-    let pool = Pool::start(config, PoolState::Fresh).unwrap();
+    let pool = Pool::start(config, None, PoolState::Fresh).unwrap();
     let mut lane = pool.lane("test", 256).unwrap();
     let mut runs = Vec::with_capacity(64);
     assert_eq!(pool.reserve(64, &mut runs), 64);

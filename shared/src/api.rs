@@ -3,6 +3,7 @@
 //! | method and path | body | answer |
 //! | --- | --- | --- |
 //! | `GET /v1/status` | – | [`Status`] |
+//! | `GET /v1/kv` | – | [`KvInfo`] |
 //! | `GET /v1/slabs` | – | `[`[`SlabInfo`]`]` |
 //! | `GET /v1/donors` | – | `[`[`DonorInfo`]`]` |
 //! | `POST /v1/donors` | [`DonorRequest`] | [`DonorInfo`] |
@@ -163,6 +164,9 @@ pub struct AppInfo {
     pub pages_clean: u64,
     /// All-zero pages that were dropped without being sent.
     pub pages_zero: u64,
+    /// Pages that came back from the pool since attach, neighbours that were read along included.
+    #[serde(default)]
+    pub pages_in: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -208,6 +212,38 @@ pub struct Status {
     pub warnings: Vec<String>,
 }
 
+/// The KV API: what it holds and how it does.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct KvInfo {
+    pub enabled: bool,
+    /// Addresses and sockets.
+    pub listens: Vec<String>,
+    /// Thousandths of the keys of an annexd before that are taken over; 1000: all there are.
+    pub loaded: u64,
+    pub keys: u64,
+    /// Bytes of records, one replica counted.
+    pub used: u64,
+    /// Bytes of pool that they lie in: what is more than `used` is fragmentation.
+    pub held: u64,
+    /// What `used` may grow to; 0: as far as the pool has room.
+    pub limit: u64,
+    /// Which keys go when that is reached.
+    pub policy: String,
+    /// annexd's own memory: for the index and the table, and for values that were read lately.
+    pub local: u64,
+    pub cached: u64,
+    pub hits: u64,
+    pub misses: u64,
+    /// Of the hits, those that needed no donor.
+    pub cache_hits: u64,
+    pub expired: u64,
+    pub evicted: u64,
+    /// Keys that no replica had when they were taken over.
+    pub lost: u64,
+    /// Bytes on each donor, by its name.
+    pub donors: std::collections::BTreeMap<String, u64>,
+}
+
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DonorInfo {
     pub name: String,
@@ -231,6 +267,28 @@ pub struct DonorInfo {
     /// It is to be removed: what lies on it is being moved elsewhere.
     #[serde(default)]
     pub draining: bool,
+    /// What went over each transport since annexd started.
+    #[serde(default)]
+    pub traffic: Vec<TransportInfo>,
+}
+
+/// What went over one transport to a donor.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TransportInfo {
+    pub transport: Transport,
+    /// Operations that succeeded.
+    pub reads: u64,
+    pub writes: u64,
+    pub bytes_read: u64,
+    pub bytes_written: u64,
+    /// Operations that failed, by the fabric's kind of error; with verbs also by the device's status (`IBV_WC_…`).
+    pub errors: std::collections::BTreeMap<String, u64>,
+    /// Of operations that succeeded, from posting to completion, in microseconds.
+    pub p50_us: f64,
+    pub p99_us: f64,
+    pub max_us: f64,
+    /// The same as counts: (less than so many microseconds, how many), by doublings from 1 µs; those of 0 are left out.
+    pub latency_us: Vec<(u64, u64)>,
 }
 
 /// One more donor.
@@ -293,6 +351,12 @@ pub struct PoolInfo {
     /// Pages that no replica could give when they were to be copied.
     #[serde(default)]
     pub gone_pages: u64,
+    /// Bytes that lie in the spill file because too few donors have room for them or are up.
+    #[serde(default)]
+    pub spilled: u64,
+    /// Bytes that the backups in the spill file do not have yet.
+    #[serde(default)]
+    pub backup_lag: u64,
     /// Extents with two replicas on one host or rack, by the donors' labels.
     #[serde(default)]
     pub crowded_extents: u32,

@@ -2,11 +2,12 @@
 //!
 //! - [`ids`]: newtypes for everything that is a number.
 //! - [`page`]: the page size, the page checksum, the zero-page check.
-//! - [`fabric`]: one-sided READ, WRITE and COMPARE_SWAP on slabs, over `tcp` and `shm`.
+//! - [`fabric`]: one-sided READ, WRITE and COMPARE_SWAP on slabs, over `tcp`, `shm` and `file`.
 //! - [`preamble`]: the first bytes of every connection to an agent.
 //! - [`wire`]: the control protocol between annexd and annex-agent.
 //! - [`api`]: the types of annexd's local HTTP API, used by the `annex` command.
 //! - [`config`]: strict TOML loading.
+//! - [`rights`]: descriptors over Unix sockets.
 
 pub mod api;
 pub mod config;
@@ -14,4 +15,5 @@ pub mod fabric;
 pub mod ids;
 pub mod page;
 pub mod preamble;
+pub mod rights;
 pub mod wire;

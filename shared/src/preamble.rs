@@ -1,12 +1,12 @@
 //! The first bytes of every connection to an agent, and the agent's answer.
 //!
 //! ```text
-//!  preamble                                answer (data and shm connections only)
+//!  preamble                                answer (all but control connections)
 //!   0  magic "annex\0\0\0"        8         0  0 = admitted, 1 = refused   1
 //!   8  protocol version           2         1  reason (0 if admitted)      1
 //!  10  role                       2         2  zeros                       6
 //!  12  zeros                      4         8  the connection's number     8
-//!  -- data and shm only: the proof --
+//!  -- all but control: the proof --
 //!  16  client id                  8
 //!  24  incarnation                8
 //!  32  session key               16
@@ -24,7 +24,7 @@ use std::io::{self, Read, Write};
 pub const PREAMBLE_LEN: usize = 16;
 /// Bytes of a proof.
 pub const PROOF_LEN: usize = 32;
-/// Bytes of the answer to a data or shm preamble.
+/// Bytes of the answer to a preamble.
 pub const ANSWER_LEN: usize = 16;
 
 /// What a connection is for, and who opens it.
@@ -33,9 +33,10 @@ pub enum Preamble {
     Control,
     Data(Proof),
     Shm(Proof),
+    Verbs(Proof),
 }
 
-/// What a data connection shows to be admitted. The agent handed the key out over the control connection.
+/// What any connection but a control one shows to be admitted. The agent handed the key out over the control connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Proof {
     pub client: ClientId,
@@ -58,7 +59,7 @@ pub enum PreambleError {
     Reserved,
 }
 
-/// Why an agent does not admit a data or shm connection. `Display` completes "refused the connection: …".
+/// Why an agent does not admit a connection. `Display` completes "refused the connection: …".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[repr(u8)]
 pub enum AdmitError {
@@ -78,7 +79,7 @@ pub enum AdmitError {
     NotOffered = 7,
 }
 
-/// The agent's answer to a data or shm preamble could not be taken as a yes.
+/// The agent's answer to a preamble could not be taken as a yes.
 #[derive(Debug, thiserror::Error)]
 pub enum AnswerError {
     #[error("the connection ended before the agent answered: {0}")]
@@ -108,6 +109,7 @@ impl Preamble {
             r if r == Role::Control as u16 => Ok(Preamble::Control),
             r if r == Role::Data as u16 => Ok(Preamble::Data(Proof::read_from(from)?)),
             r if r == Role::Shm as u16 => Ok(Preamble::Shm(Proof::read_from(from)?)),
+            r if r == Role::Verbs as u16 => Ok(Preamble::Verbs(Proof::read_from(from)?)),
             r => Err(PreambleError::Role(r)),
         }
     }
@@ -118,6 +120,7 @@ impl Preamble {
             Preamble::Control => (Role::Control, None),
             Preamble::Data(proof) => (Role::Data, Some(proof)),
             Preamble::Shm(proof) => (Role::Shm, Some(proof)),
+            Preamble::Verbs(proof) => (Role::Verbs, Some(proof)),
         };
         let mut bytes = [0; PREAMBLE_LEN + PROOF_LEN];
         bytes[..8].copy_from_slice(&MAGIC);
@@ -209,7 +212,7 @@ mod tests {
 
     #[test]
     fn every_role_reads_back_as_written() {
-        for preamble in [Preamble::Control, Preamble::Data(PROOF), Preamble::Shm(PROOF)] {
+        for preamble in [Preamble::Control, Preamble::Data(PROOF), Preamble::Shm(PROOF), Preamble::Verbs(PROOF)] {
             assert_eq!(Preamble::read_from(&mut &bytes_of(preamble)[..]).unwrap(), preamble);
         }
     }
@@ -218,7 +221,7 @@ mod tests {
     fn the_layout_is_the_documented_one() {
         let bytes = bytes_of(Preamble::Data(PROOF));
         assert_eq!(bytes.len(), 48);
-        assert_eq!(&bytes[..16], b"annex\0\0\0\x02\0\x02\0\0\0\0\0");
+        assert_eq!(&bytes[..16], b"annex\0\0\0\x03\0\x02\0\0\0\0\0");
         assert_eq!((bytes[16], bytes[24], bytes[32], bytes[47]), (0x08, 0x18, 0x30, 0x21));
     }
 

@@ -27,10 +27,12 @@ pub enum Version {
     V1 = 1,
     /// `Welcome` says what an agent that was restarted still has; `Recall`; refusal `Draining`.
     V2 = 2,
+    /// RDMA: role `Verbs`; `Welcome` says whether the agent offers it.
+    V3 = 3,
 }
 
 /// The version this build speaks.
-pub const VERSION: Version = Version::V2;
+pub const VERSION: Version = Version::V3;
 
 /// What a connection is for: its first 16 bytes are `MAGIC`, the version (`u16`), the role (`u16`) and 4 bytes of zeros, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +43,8 @@ pub enum Role {
     Data = 2,
     /// On the agent's Unix socket: fetch memfds for `fabric::shm`. Followed by the same proof.
     Shm = 3,
+    /// Agree on queue pairs and registered slabs for `fabric::verbs`. Followed by the same proof.
+    Verbs = 4,
 }
 
 /// Starts every connection: "annex" and three zeros.
@@ -113,12 +117,30 @@ pub struct Welcome {
     pub labels: std::collections::BTreeMap<String, String>,
     /// Path of the agent's Unix socket if client and agent run on the same boot of the same host.
     pub shm_socket: Option<String>,
+    /// Whether it offers RDMA, as far as it can tell now.
+    pub verbs: VerbsOffer,
     /// Slabs this client still holds from an earlier connection in this incarnation, or in the `resumed` one.
     pub held: Vec<Lease>,
     /// The agent was restarted since this client last took part, and took its memory over: every `held` slab has the bytes that it had
     /// in this earlier incarnation, the last one the client is known to have taken up, under a new key. What was held then and
-    /// is not in `held` is gone. `None`: nothing was taken over.
+    /// is not in `held` is gone. Told in every welcome until the client leases again. `None`: nothing was taken over.
     pub resumed: Option<Incarnation>,
+}
+
+/// Whether an agent offers RDMA.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum VerbsOffer {
+    /// Over this device, port and GID, for people to read.
+    Over(String),
+    /// For this reason not.
+    No(String),
+}
+
+impl std::fmt::Display for VerbsOffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (VerbsOffer::Over(text) | VerbsOffer::No(text)) = self;
+        f.write_str(text)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -4,12 +4,16 @@
 //! - [`access`]: access patterns, timed (`annex-access`).
 //! - [`mod@bench`]: `make bench`.
 //! - [`redis`]: a Redis server full of known values. [`demo`]: `make demo`.
-//! - [`testbed`]: real agents and annexd on loopback.
+//! - [`testbed`]: real agents and annexd on loopback. [`vm`]: the same on machines of their own, with systemd and RDMA (`make vm-test`).
+//! - [`stacks`]: what a hang leaves to be read.
 
 pub mod access;
 pub mod bench;
 pub mod chaos;
 pub mod demo;
+pub mod kv;
 pub mod redis;
+pub mod stacks;
 pub mod stress;
 pub mod testbed;
+pub mod vm;

@@ -44,7 +44,7 @@ impl Values {
 }
 
 /// Compared values.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Verdict {
     pub verified: u64,
     pub wrong: u64,

@@ -351,3 +351,17 @@ fn a_donor_killed_while_in_use_loses_no_page() {
     bed.wait_app("survivor", MINUTE, |app| app.faults.major > faults + 2000);
     end(job);
 }
+
+/// A page is on its way for as long as the slowest donor takes, but its bytes are still here.
+#[test]
+fn pages_on_their_way_to_a_slow_donor_are_given_back_at_once() {
+    let slow = Donor::shm().faults("delay=1/1:20s");
+    let bed = Testbed::builder().donor(Donor::shm()).donor(slow).start();
+    let mut command = stress(30, "64M");
+    command.args(["--features", "rw", "--stall", "60"]);
+    let outcome = bed.run("program", "24M", command).wait(4 * MINUTE).succeeded();
+    let faults = outcome.seen.last.as_ref().expect("it was seen").faults;
+    println!("{faults:?}");
+    assert!(faults.major > 100, "{outcome}");
+    assert!(faults.max_us < 10e6, "{outcome}");
+}

@@ -45,15 +45,46 @@ fn no_wrong_byte_on_mixed_donors() {
     not_one_wrong_byte(&Testbed::mixed(), 13);
 }
 
+/// Two donors promise to outlive one fault, so no page meets two here: a copy that was corrupted while the other donor was away, or both copies.
 #[test]
-fn no_wrong_byte_when_the_fabric_fails_corrupts_delays_and_drops() {
-    let faulty = "fail=1/97,drop=1/20011,corrupt=1/1009,delay=1/211:2ms,seed=7";
-    let bed = Testbed::builder().donor(Donor::tcp().faults(faulty)).donor(Donor::shm().faults(faulty)).start();
+fn no_wrong_byte_when_the_fabric_fails_corrupts_and_delays() {
+    let faulty = |seed| format!("fail=1/97,corrupt=1/1009,delay=1/211:2ms,seed={seed}");
+    let bed = Testbed::builder().donor(Donor::tcp().faults(&faulty(7))).donor(Donor::shm().faults(&faulty(8))).start();
     not_one_wrong_byte(&bed, 14);
     let status = bed.status();
     let checksum_errors: u64 = status.donors.iter().map(|d| d.checksum_errors).sum();
     let errors: u64 = status.donors.iter().map(|d| d.errors).sum();
     assert!(checksum_errors > 0 && errors > 0, "the faults did not happen: {:?}", status.donors);
+}
+
+/// Operations that get no answer, often on both donors at once. The agents answer, so no donor is out of reach.
+#[test]
+fn no_wrong_byte_and_no_lost_donor_when_operations_get_no_answer() {
+    let faulty = "fail=1/97,drop=1/1009,delay=1/211:2ms,seed=7,timeout=3100ms";
+    let bed = Testbed::builder().donor(Donor::tcp().faults(faulty)).donor(Donor::shm().faults(faulty)).start();
+    not_one_wrong_byte(&bed, 17);
+    let log = bed.annexd_logs();
+    let lost: Vec<&str> = log.lines().filter(|line| line.contains("was out of reach for too long")).collect();
+    let donors = bed.status().donors;
+    let unanswered = donors.iter().flat_map(|d| &d.traffic).filter_map(|t| t.errors.get("retry exceeded"));
+    assert!(unanswered.sum::<u64>() > 0, "the faults did not happen: {donors:?}");
+    assert!(lost.is_empty(), "{lost:#?}");
+}
+
+/// Six threads move, grow, shrink and unmap small mappings side by side: each lands where another one's was a moment ago, and what they tell us of it
+/// comes in another order than it happened.
+#[test]
+fn no_wrong_byte_where_mappings_move_over_each_other() {
+    let bed = Testbed::mixed();
+    let mut command = Command::new(bins::find("annex-stress"));
+    command.args(["--features", "remap,churn", "--size", "8M", "--threads", "6", "--seed", "18"]);
+    command.args(["--seconds", &stress_seconds().to_string()]).arg("--dir").arg(directory());
+    let limit = Duration::from_secs(stress_seconds() * 4 + 120);
+    let outcome = bed.run("moves", "4M", command).wait(limit).succeeded();
+    let summary: serde_json::Value = serde_json::from_str(&outcome.stdout).expect("one line of JSON");
+    assert_eq!(summary["errors"], 0);
+    assert!(summary["steps"]["remap"].as_u64() > Some(2000), "{summary}");
+    outcome.was_paged(2_000, 1_000);
 }
 
 #[test]

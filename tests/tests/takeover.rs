@@ -4,6 +4,7 @@
 
 use annex_tests::testbed::{Donor, Job, Testbed, bins, directory, wait_for};
 use nix::sys::signal::Signal;
+use std::os::unix::fs::FileExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -149,6 +150,21 @@ fn a_new_build_takes_the_place_of_the_old_one() {
     ends_well(&bed, job);
 }
 
+/// The page tables that are kept while there is no annexd, and the layout version in them.
+fn saved_tables(keeper: i32) -> (Vec<std::fs::File>, u32) {
+    let open = |path: &std::path::PathBuf| {
+        std::fs::OpenOptions::new().read(true).write(true).open(path).expect("the keeper holds it")
+    };
+    let tables: Vec<std::fs::File> = memfds(keeper, "annex-pages").iter().map(open).collect();
+    let mut version = [0; 4];
+    tables[0].read_exact_at(&mut version, 8).expect("a memfd");
+    (tables, u32::from_le_bytes(version))
+}
+
+fn put_version(tables: &[std::fs::File], version: u32) {
+    tables.iter().for_each(|table| table.write_all_at(&version.to_le_bytes(), 8).expect("a memfd"));
+}
+
 /// A state that this build can't read is none of its business: it says so, touches nothing, and the build that wrote it goes on with it.
 #[test]
 fn a_newer_state_is_refused_and_left_alone() {
@@ -156,22 +172,36 @@ fn a_newer_state_is_refused_and_left_alone() {
     let mut job = paged(&bed, 26);
     let keeper = bed.keeper();
     bed.annexd.kill();
-    let tables = memfds(keeper, "annex-pages");
-    assert!(!tables.is_empty());
-    let put_version = |version: u32| {
-        for table in &tables {
-            let file = std::fs::OpenOptions::new().write(true).open(table).expect("the keeper holds it");
-            std::os::unix::fs::FileExt::write_all_at(&file, &version.to_le_bytes(), 8).expect("a memfd");
-        }
-    };
-    put_version(3);
+    let (tables, version) = saved_tables(keeper);
+    let newer = version + 1;
+    put_version(&tables, newer);
     let (code, said) = bed.start_in_vain();
     assert_eq!(code, Some(78), "{said}");
-    assert!(said.contains("layout version 3, this annexd knows 2: start the annexd that wrote it"), "{said}");
+    let why = format!("layout version {newer}, this annexd knows {version}: start the annexd that wrote it");
+    assert!(said.contains(&why), "{said}");
     assert!(job.process.is_running());
-    put_version(2);
+    put_version(&tables, version);
     bed.start_again(None);
     goes_on(&bed, &mut job, "with its own build again");
+    ends_well(&bed, job);
+}
+
+#[test]
+fn a_state_of_the_layout_before_is_migrated() {
+    let mut bed = bed([Donor::shm(), Donor::shm()]);
+    // Without changes of mappings, which the layout before wrote down in another way while they were under way.
+    let mut command = stress(0, 27);
+    command.args(["--features", "rw,scan"]);
+    let mut job = bed.run("survivor", "24M", command);
+    job.wait_says("ready", MINUTE);
+    bed.wait_app("survivor", MINUTE, |app| app.pages_evicted > 5000 && app.faults.major > 1000);
+    let keeper = bed.keeper();
+    bed.annexd.kill();
+    let (tables, version) = saved_tables(keeper);
+    put_version(&tables, version - 1);
+    bed.start_again(None);
+    goes_on(&bed, &mut job, "after the upgrade");
+    assert_eq!(saved_tables(bed.keeper()).1, version);
     ends_well(&bed, job);
 }
 

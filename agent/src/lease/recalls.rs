@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 impl Book {
-    /// Wants these back within `span`. What is not lent is skipped; a later recall of a slab replaces the deadline.
+    /// Wants these back within `span`; with no time to return them they are revoked at once. What is not lent is skipped; a later recall of a slab replaces the deadline.
     pub fn recall(&mut self, slabs: &[SlabId], span: Duration, now: Moment) {
         self.tick(now);
         let until = now.after(span);
@@ -23,6 +23,8 @@ impl Book {
                 self.actions.push(Action::Recall { connection, slabs, until });
             }
         }
+        // No time at all: nobody else's clock would say so.
+        self.revoke_overdue(now);
     }
 
     /// What is wanted back from a client, for one that has just connected.
@@ -40,7 +42,7 @@ impl Book {
             if let Some(Place::Lent { client, .. }) = self.place(slab) {
                 *losers.entry(client).or_default() += 1;
             }
-            self.end(slab);
+            self.take_away(slab);
         }
         self.actions.extend(losers.into_iter().map(|(client, slabs)| Action::Revoke { client, slabs }));
     }

@@ -28,6 +28,8 @@ pub struct Status {
     pub incarnation: String,
     pub address: String,
     pub shm_socket: Option<String>,
+    /// The RDMA device, port and GID that are offered, or why none is.
+    pub rdma: String,
     /// What keeps the memory while the agent is restarted.
     pub kept_by: String,
     pub draining: bool,

@@ -118,6 +118,7 @@ fn status(lender: &Lender, address: &str) -> Status {
         name: terms.name.clone(),
         incarnation: lender.incarnation().to_string(),
         address: address.to_owned(),
+        rdma: lender.verbs_offer().to_string(),
         shm_socket: terms.shm_socket.as_ref().filter(|_| lender.offers_shm()).map(|p| p.display().to_string()),
         kept_by: lender.store().what().to_owned(),
         draining: view.is_draining,

@@ -45,6 +45,7 @@ fn render(status: &Status) -> String {
     };
     line("donor", format!("{} on {}, {state}", status.name, status.address));
     line("restart", format!("{} keeps its memory", status.kept_by));
+    line("RDMA", status.rdma.clone());
     let s = &status.slabs;
     let of = |slabs: u32| format_bytes(u64::from(slabs) * status.slab_size);
     line("lent", format!("{} of {} ({} of {} slabs)", of(s.lent), of(s.capacity), s.lent, s.capacity));
@@ -138,6 +139,7 @@ mod tests {
             incarnation: "x".into(),
             address: "10.0.0.5:7411".into(),
             shm_socket: None,
+            rdma: "no RDMA device here".into(),
             kept_by: "systemd's descriptor store".into(),
             draining: true,
             closing: false,
@@ -157,6 +159,7 @@ mod tests {
             render(&status),
             "donor     oak on 10.0.0.5:7411, being drained\n\
              restart   systemd's descriptor store keeps its memory\n\
+             RDMA      no RDMA device here\n\
              lent      128 MiB of 1 GiB (2 of 16 slabs)\n\
              recalled  64 MiB (1 slabs)\n\
              free      1 with memory, 13 without, 0 being emptied\n\

@@ -3,11 +3,10 @@
 //! A message to or from the keeper is what it is about (1 byte: keep, forget, kept, end) and a name, padded with zeros. `keep` and `kept` carry
 //! one descriptor.
 
-use nix::cmsg_space;
-use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use annex_shared::rights;
 use std::env;
-use std::io::{self, IoSlice, IoSliceMut, Read};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::io::{self, Read};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram, UnixStream};
@@ -52,21 +51,7 @@ impl Message {
     /// `None`: the other side is gone.
     pub(super) fn receive(from: &UnixStream) -> io::Result<Option<(Message, Option<OwnedFd>)>> {
         let mut bytes = [0; LEN];
-        let mut space = cmsg_space!([RawFd; 1]);
-        let (received, fd) = {
-            let mut pieces = [IoSliceMut::new(&mut bytes)];
-            let message = recvmsg::<()>(from.as_raw_fd(), &mut pieces, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC)?;
-            let mut fd = None;
-            for control in message.cmsgs()? {
-                if let ControlMessageOwned::ScmRights(fds) = control {
-                    for raw in fds {
-                        // SAFETY: the kernel has just put this descriptor into our table for us to own.
-                        fd = Some(unsafe { OwnedFd::from_raw_fd(raw) });
-                    }
-                }
-            }
-            (message.bytes, fd)
-        };
+        let (received, fd) = rights::receive(from.as_fd(), &mut bytes)?;
         if received == 0 {
             return Ok(None);
         }
@@ -86,10 +71,7 @@ impl Message {
 
 /// Sends one message, whole, with or without a descriptor.
 pub(super) fn send(to: BorrowedFd<'_>, bytes: &[u8], fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
-    let fds = fd.map(|fd| [fd.as_raw_fd()]);
-    let rights = fds.as_ref().map(|fds| [ControlMessage::ScmRights(fds)]);
-    let control = rights.as_ref().map_or(&[][..], |r| &r[..]);
-    let sent = sendmsg::<()>(to.as_raw_fd(), &[IoSlice::new(bytes)], control, MsgFlags::MSG_NOSIGNAL, None)?;
+    let sent = rights::send(to, bytes, fd)?;
     if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 

@@ -1,27 +1,38 @@
 //! The agent's side of the fabric: who may touch which bytes, for every operation.
 //!
-//! A target serves one connection on the thread that accepted it: [`tcp::serve`] executes operations, [`shm::serve`] hands out memory.
-//! Neither knows what a lease is. They ask [`SlabAccess`], which the lease table implements, *for every operation*, and an
+//! A target serves one connection on the thread that accepted it: [`tcp::serve`] executes operations, [`shm::serve`] hands out memory,
+//! [`verbs::serve`] registers it with an RDMA device.
+//! None knows what a lease is. They ask [`SlabAccess`], which the lease table implements: `tcp` *for every operation*, and an
 //! operation it does not allow moves no byte. [`Connections`] knows all that are open, so that those of a client whose session is
-//! over can be closed.
+//! over can be closed. [`Registrations`] knows what is registered, so that a lease's end ends it.
 //!
 //! ```text
 //! accept ─ Preamble::read_from ─┬─ Control → the control server
 //!                               ├─ Data(proof) → tcp::serve(stream, &proof, &access, &connections)
-//!                               └─ Shm(proof)  → shm::serve(stream, &proof, &access, &connections)   (Unix socket only)
+//!                               ├─ Shm(proof)  → shm::serve(stream, &proof, &access, &connections)   (Unix socket only)
+//!                               └─ Verbs(proof) → verbs::serve(stream, &proof, &access, &connections, device)
 //! ```
-//! Both return when the connection is over, and leave nothing behind.
+//! All return when the connection is over, and leave nothing behind.
 
 mod connections;
+mod registrations;
 pub mod shm;
 pub mod tcp;
+pub mod verbs;
 
 pub use connections::{Connections, Guest};
+pub use registrations::Registrations;
 
 use annex_shared::fabric::ErrorKind;
+use annex_shared::fabric::verbs::{ProtectionDomain, RegisterError, Window};
 use annex_shared::ids::{ClientId, RemoteAddr, Rkey};
 use annex_shared::preamble::{AdmitError, Proof};
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a fence waits for another connection's thread, which at that time has at most one copy to finish, or its queue pairs to destroy.
+const FENCE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What the lease table answers to the targets. Called by many threads at once.
 pub trait SlabAccess: Send + Sync {
@@ -58,8 +69,33 @@ pub trait SlabAccess: Send + Sync {
     /// As [`SlabAccess::with_slab`].
     fn memfd(&self, who: ClientId, rkey: Rkey) -> Result<SlabMemfd, ErrorKind>;
 
+    /// Registers the slab leased under `rkey` in a client's protection domain, for its device to read, write and swap words in. The connection
+    /// of that number has it until the lease ends or [`SlabAccess::unregister`]: before the slab's memory is cleaned, moved or freed.
+    ///
+    /// # Errors
+    /// As [`SlabAccess::with_slab`], or the device's.
+    fn register(
+        &self,
+        who: ClientId,
+        rkey: Rkey,
+        connection: u64,
+        domain: &Arc<ProtectionDomain>,
+    ) -> Result<Window, RegistrationError>;
+
+    /// Undoes all registrations of a connection that is over.
+    fn unregister(&self, connection: u64);
+
     /// The lease board's descriptor (`annex_shared::fabric::shm::Board::fd`), `None` if this agent does not offer shm.
     fn board(&self) -> Option<BorrowedFd<'_>>;
+}
+
+/// A slab could not be registered.
+#[derive(Debug, thiserror::Error)]
+pub enum RegistrationError {
+    #[error(transparent)]
+    Lease(#[from] ErrorKind),
+    #[error(transparent)]
+    Device(#[from] RegisterError),
 }
 
 /// One slab's memory, to be sent to a client on the same host.

@@ -9,7 +9,7 @@
 //!
 //! The two buffers are as large as the largest operation, but pages of them become resident only when they are used.
 
-use super::{Connections, Guest, SlabAccess};
+use super::{Connections, FENCE_PATIENCE, Guest, SlabAccess};
 use annex_shared::fabric::tcp::frame::{
     ALL_EARLIER, ANSWER_LEN, Answer, FrameError, REQUEST_LEN, Request, Status, Verb,
 };
@@ -19,7 +19,6 @@ use annex_shared::preamble::{AdmitError, Proof, write_answer};
 use std::io::{self, ErrorKind as IoKind, Read, Write};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 /// What one read asks of the socket, unless a request needs more.
 const READ_CHUNK: usize = 256 << 10;
@@ -27,9 +26,6 @@ const READ_CHUNK: usize = 256 << 10;
 const SEND_CHUNK: usize = 256 << 10;
 const RECEIVE_BUFFER: usize = REQUEST_LEN + MAX_OP_LEN as usize + READ_CHUNK;
 const SEND_BUFFER: usize = ANSWER_LEN + MAX_OP_LEN as usize + SEND_CHUNK;
-
-/// How long a fence waits for the other connection's thread, which at that time has at most one copy to finish.
-const FENCE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Why a data connection ended other than by its client closing it.
 #[derive(Debug, thiserror::Error)]

@@ -1,8 +1,9 @@
 //! The fabric's providers against the agent's real targets.
 
-mod both;
+mod all;
 mod faulty;
 mod model;
 mod rig;
 mod shm;
 mod tcp;
+mod verbs;

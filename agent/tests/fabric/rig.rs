@@ -2,10 +2,18 @@
 
 #![allow(dead_code)] // each test binary uses its part
 
-use annex_agent::targets::{Connections, SlabAccess, SlabMemfd, shm, tcp};
+#[path = "device.rs"]
+mod device;
+
+pub use device::has_verbs;
+
+use annex_agent::targets::{Connections, RegistrationError, Registrations, SlabAccess, SlabMemfd, shm, tcp, verbs};
 use annex_shared::fabric::shm::{Board, ShmConnector, monotonic_ns};
 use annex_shared::fabric::tcp::TcpConnector;
 use annex_shared::fabric::tcp::frame::{ALL_EARLIER, ANSWER_LEN, Answer, REQUEST_LEN, Request, Status, Verb};
+use annex_shared::fabric::verbs::{
+    Counts, DeviceChoice, Dial, MemoryRegion, ProtectionDomain, Rights, VerbsConnector, VerbsError, Window,
+};
 use annex_shared::fabric::{Arena, Completion, Connector, Endpoint, ErrorKind, Op, OpKind};
 use annex_shared::ids::{ClientId, Incarnation, RemoteAddr, Rkey, SessionKey};
 use annex_shared::preamble::{AdmitError, Preamble, Proof};
@@ -42,6 +50,8 @@ struct Lease {
 }
 
 pub struct Table {
+    /// Before the leases: what is registered goes first.
+    registrations: Registrations,
     leases: RwLock<HashMap<Rkey, Lease>>,
     board: Board,
 }
@@ -53,11 +63,15 @@ unsafe impl Sync for Table {}
 
 impl Table {
     fn new() -> Table {
-        let board = Board::create(4).unwrap();
-        let leases = [(KEY, CLIENT), (SECOND_KEY, CLIENT), (OTHERS_KEY, OTHER)].into_iter().enumerate();
-        let leases = leases.map(|(slot, (rkey, owner))| {
+        let table = Table {
+            registrations: Registrations::default(),
+            leases: RwLock::default(),
+            board: Board::create(4).unwrap(),
+        };
+        for (slot, (rkey, owner)) in [(KEY, CLIENT), (SECOND_KEY, CLIENT), (OTHERS_KEY, OTHER)].into_iter().enumerate()
+        {
             let slot = slot as u32 + 1;
-            board.grant(slot, rkey, INCARNATION, u64::MAX);
+            table.board.grant(slot, rkey, INCARNATION, u64::MAX);
             let fd = memfd_create(c"slab", MFdFlags::MFD_ALLOW_SEALING | MFdFlags::MFD_CLOEXEC).unwrap();
             nix::unistd::ftruncate(&fd, SLAB as i64).unwrap();
             fcntl(&fd, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW)).unwrap();
@@ -66,15 +80,23 @@ impl Table {
             let base =
                 unsafe { libc::mmap(std::ptr::null_mut(), SLAB, protection, libc::MAP_SHARED, fd.as_raw_fd(), 0) };
             assert_ne!(base, libc::MAP_FAILED);
-            (rkey, Lease { owner, fd, base: base.cast(), slot })
-        });
-        Table { leases: RwLock::new(leases.collect()), board }
+            table.leases.write().unwrap().insert(rkey, Lease { owner, fd, base: base.cast(), slot });
+        }
+        table
     }
 
-    /// Ends a lease: on the board and in the table.
+    /// Ends a lease: on the board, in the table and with the device.
     pub fn revoke(&self, rkey: Rkey) {
         let lease = self.leases.write().unwrap().remove(&rkey).unwrap();
         self.board.revoke(lease.slot);
+        self.registrations.end(rkey);
+    }
+
+    /// The slab of a lease goes on under another key, with its bytes; the old key is dead.
+    pub fn lend_anew(&self, old: Rkey, new: Rkey) {
+        let lease = self.leases.write().unwrap().remove(&old).unwrap();
+        self.registrations.end(old);
+        self.leases.write().unwrap().insert(new, lease);
     }
 
     /// Ends a lease on the board only.
@@ -156,6 +178,32 @@ impl SlabAccess for Table {
         Ok(SlabMemfd { fd, offset: 0, len: SLAB as u64, board_slot: lease.slot })
     }
 
+    fn register(
+        &self,
+        who: ClientId,
+        rkey: Rkey,
+        connection: u64,
+        domain: &Arc<ProtectionDomain>,
+    ) -> Result<Window, RegistrationError> {
+        let leases = self.leases.read().unwrap();
+        let lease = leases.get(&rkey).filter(|l| l.owner == who).ok_or(ErrorKind::RemoteAccess)?;
+        // The read lock keeps the lease.
+        let registered = self.registrations.register(
+            rkey,
+            connection,
+            || true,
+            || {
+                // SAFETY: the mapping lives as long as the process.
+                unsafe { MemoryRegion::new(domain, lease.base, SLAB, Rights::RemoteAll) }
+            },
+        )?;
+        Ok(registered.ok_or(ErrorKind::RemoteAccess)?)
+    }
+
+    fn unregister(&self, connection: u64) {
+        self.registrations.leave(connection);
+    }
+
     fn board(&self) -> Option<BorrowedFd<'_>> {
         Some(self.board.fd())
     }
@@ -181,9 +229,12 @@ impl Donor {
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 let (mut stream, t, c) = (stream.unwrap(), t.clone(), c.clone());
-                std::thread::spawn(move || {
-                    let Ok(Preamble::Data(proof)) = Preamble::read_from(&mut stream) else { return };
-                    let _ = tcp::serve(stream, &proof, &*t, &c);
+                std::thread::spawn(move || match Preamble::read_from(&mut stream) {
+                    Ok(Preamble::Data(proof)) => drop(tcp::serve(stream, &proof, &*t, &c)),
+                    Ok(Preamble::Verbs(proof)) => {
+                        drop(verbs::serve(stream, &proof, &*t, &c, Some(&DeviceChoice::default())))
+                    }
+                    _ => {}
                 });
             }
         });
@@ -206,6 +257,29 @@ impl Donor {
 
     pub fn tcp_as(&self, client: ClientId) -> TcpConnector {
         TcpConnector::new(self.addr, client, INCARNATION, SESSION, PATIENCE)
+    }
+
+    /// With CLIENT's two slabs prepared.
+    pub fn verbs(&self) -> VerbsConnector {
+        let connector = self.verbs_with(CLIENT, INCARNATION, SESSION).unwrap();
+        connector.prepare(KEY).unwrap();
+        connector.prepare(SECOND_KEY).unwrap();
+        connector
+    }
+
+    pub fn verbs_with(
+        &self,
+        client: ClientId,
+        incarnation: Incarnation,
+        session: SessionKey,
+    ) -> Result<VerbsConnector, VerbsError> {
+        VerbsConnector::connect(&Dial {
+            addr: self.addr,
+            proof: Proof { client, incarnation, session },
+            timeout: PATIENCE,
+            device: DeviceChoice::default(),
+            counts: Arc::<Counts>::default(),
+        })
     }
 
     /// With CLIENT's two slabs prepared.

@@ -4,9 +4,10 @@ use annex_agent::{Agent, Config};
 use annex_shared::config::{ByteSize, TimeSpan};
 use annex_shared::fabric::shm::ShmConnector;
 use annex_shared::fabric::tcp::TcpConnector;
+use annex_shared::fabric::verbs::{DeviceChoice, Dial, VerbsConnector, VerbsError};
 use annex_shared::fabric::{Arena, ConnectError, Connector, Endpoint, ErrorKind, Op, OpKind};
 use annex_shared::ids::{ClientId, RemoteAddr, Rkey, SlabId};
-use annex_shared::preamble::Preamble;
+use annex_shared::preamble::{Preamble, Proof};
 use annex_shared::wire::{Event, FrameError, Frames, Lease, Refusal, Request, VERSION, Welcome, write_frame};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
@@ -126,6 +127,17 @@ impl Client {
     }
 }
 
+/// Connects over RDMA.
+pub fn rdma(addr: SocketAddr, client: ClientId, welcome: &Welcome) -> Result<VerbsConnector, VerbsError> {
+    VerbsConnector::connect(&Dial {
+        addr,
+        proof: Proof { client, incarnation: welcome.incarnation, session: welcome.session },
+        timeout: PATIENCE,
+        device: DeviceChoice::default(),
+        counts: Arc::default(),
+    })
+}
+
 /// A data endpoint and its buffer.
 pub struct Data {
     arena: Arc<Arena>,
@@ -142,6 +154,13 @@ impl Data {
         let path = welcome.shm_socket.as_ref().expect("shm is offered to this host");
         let connector =
             ShmConnector::connect(Path::new(path), client, welcome.incarnation, welcome.session, PATIENCE).unwrap();
+        connector.prepare(rkey).unwrap();
+        (Data::of(&connector), connector)
+    }
+
+    /// Over RDMA, with one slab prepared.
+    pub fn verbs(addr: SocketAddr, client: ClientId, welcome: &Welcome, rkey: Rkey) -> (Data, VerbsConnector) {
+        let connector = rdma(addr, client, welcome).unwrap();
         connector.prepare(rkey).unwrap();
         (Data::of(&connector), connector)
     }

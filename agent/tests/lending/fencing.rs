@@ -7,7 +7,6 @@ use crate::takeover::{KeptIn, flags, kept};
 use annex_agent::crash::PLACES;
 use annex_shared::fabric::ErrorKind;
 use annex_shared::wire::{Event, Request};
-use nix::sys::signal::{Signal, kill};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::path::Path;
@@ -27,7 +26,7 @@ fn a_donor_that_slept_past_a_lease_serves_no_stale_byte_and_takes_no_late_write(
     tcp.write(far.rkey, 0x11).unwrap();
     shm.write(near.rkey, 0x22).unwrap();
 
-    kill(agent.pid(), Signal::SIGSTOP).unwrap();
+    agent.stop();
     thread::scope(|scope| {
         // These lie in the agent's sockets while it sleeps, and it finds them when it wakes.
         let late_write = scope.spawn(|| tcp.write(far.rkey, 0xee));
@@ -35,7 +34,7 @@ fn a_donor_that_slept_past_a_lease_serves_no_stale_byte_and_takes_no_late_write(
         thread::sleep(Duration::from_millis(1500));
         // No agent is needed for this one to be refused.
         assert_eq!(shm.write(near.rkey, 0xee), Err(ErrorKind::RemoteAccess));
-        kill(agent.pid(), Signal::SIGCONT).unwrap();
+        agent.go_on();
         assert_eq!(late_write.join().unwrap(), Err(ErrorKind::RemoteAccess));
         assert_eq!(late_read.join().unwrap(), Err(ErrorKind::RemoteAccess));
     });

@@ -2,6 +2,8 @@
 
 mod bytes;
 mod client;
+#[path = "../fabric/device.rs"]
+mod device;
 mod drain;
 mod ending;
 mod fencing;
@@ -11,3 +13,4 @@ mod program;
 mod recall;
 mod restart;
 mod takeover;
+mod verbs;

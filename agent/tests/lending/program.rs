@@ -63,6 +63,21 @@ impl Running {
         Pid::from_raw(self.child.id() as i32)
     }
 
+    /// Stops it, and waits until it stands: a signal is on its way when `kill` returns, and other threads run on until one has taken it.
+    pub fn stop(&self) {
+        kill(self.pid(), Signal::SIGSTOP).unwrap();
+        let tasks = format!("/proc/{}/task", self.pid());
+        let stands = |task: std::io::Result<std::fs::DirEntry>| {
+            let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap();
+            stat.rsplit_once(") ").unwrap().1.starts_with('T')
+        };
+        wait_until("every thread to stand", || std::fs::read_dir(&tasks).unwrap().all(stands));
+    }
+
+    pub fn go_on(&self) {
+        kill(self.pid(), Signal::SIGCONT).unwrap();
+    }
+
     pub fn kill(mut self) {
         kill(self.pid(), Signal::SIGKILL).unwrap();
         self.child.wait().unwrap();
@@ -146,4 +161,13 @@ fn sigterm_tells_the_clients_and_exits_with_success() {
     kill(agent.pid(), Signal::SIGTERM).unwrap();
     assert!(matches!(anna.next().unwrap(), Event::Closing { grace_ms: 300 }));
     assert_eq!(agent.child.wait().unwrap().code(), Some(0));
+}
+
+/// It starts on machines without RDMA: libibverbs is loaded when it is needed, not by the dynamic linker.
+#[test]
+fn the_program_is_not_linked_with_an_rdma_library() {
+    let asked = Command::new("readelf").args(["-d", env!("CARGO_BIN_EXE_annex-agent")]).output().unwrap();
+    let needed = String::from_utf8(asked.stdout).unwrap();
+    assert!(needed.contains("Shared library: [libc.so.6]"), "{needed}");
+    assert!(!needed.contains("ibverbs") && !needed.contains("rdmacm"), "{needed}");
 }

@@ -220,11 +220,12 @@ fn a_service_manager_that_asks_hears_that_the_agent_lives_and_what_it_does() {
     let (mut anna, _) = Client::greet(agent.addr, ANNA);
     anna.lease(2);
     wait_until("its status", || has_said("STATUS=2 of 4 slabs lent to 1 clients on 127.0.0.1:"));
-    kill(agent.pid(), Signal::SIGSTOP).unwrap();
+    agent.stop();
+    // What it had said before it stood is read.
     std::thread::sleep(std::time::Duration::from_millis(200));
     let signs = || manager.said.lock().unwrap().iter().filter(|text| text.contains("WATCHDOG=1")).count();
     let before = signs();
     std::thread::sleep(std::time::Duration::from_millis(500));
     assert_eq!(signs(), before);
-    kill(agent.pid(), Signal::SIGCONT).unwrap();
+    agent.go_on();
 }

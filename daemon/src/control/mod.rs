@@ -29,8 +29,9 @@ pub use access::Operators;
 pub use server::Control;
 pub use socket::{BindError, ControlSocket};
 
+use crate::kv::Kv;
 use annex_shared::api::{
-    ApiError, AppInfo, AttachRequest, DonorInfo, DonorRequest, Limit, PoolInfo, Progress, SlabInfo, WorkersInfo,
+    ApiError, AppInfo, AttachRequest, DonorInfo, DonorRequest, KvInfo, Limit, PoolInfo, Progress, SlabInfo, WorkersInfo,
 };
 
 /// Who asks: the peer of a control connection, as the kernel recorded it at `connect`.
@@ -58,6 +59,17 @@ pub trait Apps: Send + Sync + 'static {
     fn stalled(&self) -> Option<String>;
     /// Detaches everything, for an orderly stop; an error says what is missing.
     fn detach_all(&self, progress: &mut dyn FnMut(Progress)) -> Result<(), ApiError>;
+}
+
+/// What the control plane asks of the KV API.
+pub trait Keys: Send + Sync + 'static {
+    fn info(&self) -> KvInfo;
+}
+
+impl Keys for Kv {
+    fn info(&self) -> KvInfo {
+        Kv::info(self)
+    }
 }
 
 /// What the control plane asks of the pool.

@@ -22,6 +22,14 @@ impl Donors for RunningPool {
             None => TransportChoice::Auto,
             Some(Transport::Tcp) => TransportChoice::Tcp,
             Some(Transport::Shm) => TransportChoice::Shm,
+            Some(Transport::Verbs) => TransportChoice::Verbs,
+            Some(Transport::File) => {
+                return Err(ApiError {
+                    kind: ErrorCode::BadRequest,
+                    message: "no donor is reached over a file".into(),
+                    remedy: "a spill file is configured in [spill]".into(),
+                });
+            }
         };
         let (address, name) = (request.address.clone(), request.name.clone());
         self.pool.add_donor(DonorConfig { address, name, transport, ..DonorConfig::default() }).map_err(refused)
@@ -69,7 +77,9 @@ fn refused(error: DonorError) -> ApiError {
     let (kind, remedy) = match &error {
         DonorError::Unknown(_) => (ErrorCode::NotFound, "annex donors lists them"),
         DonorError::Needed { .. } => (ErrorCode::NoDonors, "annex donors add HOST:PORT"),
-        DonorError::Config(_) | DonorError::Known(_) | DonorError::NameTaken(_) => (ErrorCode::BadRequest, ""),
+        DonorError::Config(_) | DonorError::Known(_) | DonorError::NameTaken(_) | DonorError::Spill => {
+            (ErrorCode::BadRequest, "")
+        }
     };
     ApiError { kind, message: error.to_string(), remedy: remedy.into() }
 }

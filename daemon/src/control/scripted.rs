@@ -64,6 +64,7 @@ impl ScriptedApps {
             pages_evicted: 0,
             pages_clean: 0,
             pages_zero: 0,
+            pages_in: 2345,
         };
         script.next_id += 1;
         script.apps.push(app.clone());
@@ -259,6 +260,7 @@ impl Donors for ScriptedDonors {
             checksum_errors: 0,
             healed: 0,
             draining: false,
+            traffic: Vec::new(),
         };
         let lost = DonorInfo {
             name: "rack2-db9".into(),

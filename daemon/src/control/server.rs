@@ -8,7 +8,7 @@
 
 use super::access::{Authority, Operators, Peer};
 use super::progress::{self, Lines};
-use super::{Apps, Caller, Donors};
+use super::{Apps, Caller, Donors, Keys};
 use annex_shared::api::{
     ApiError, AppInfo, AttachRequest, DonorInfo, DonorRequest, ErrorCode, LimitRequest, SlabInfo, Status,
 };
@@ -28,7 +28,7 @@ use serde::de::DeserializeOwned;
 use std::collections::HashMap;
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinSet;
@@ -47,6 +47,8 @@ const MAX_NAME: usize = 64;
 pub struct Control {
     pub apps: Arc<dyn Apps>,
     pub pool: Arc<dyn Donors>,
+    /// None: the KV API is not enabled.
+    keys: OnceLock<Arc<dyn Keys>>,
     operators: Operators,
     /// What annexd could not have of its host.
     shortcomings: Vec<String>,
@@ -62,7 +64,14 @@ impl Control {
         shortcomings: Vec<String>,
     ) -> Arc<Control> {
         let (started, stopping) = (Instant::now(), AtomicBool::new(false));
-        Arc::new(Control { apps, pool, operators, shortcomings, started, stopping })
+        let keys = OnceLock::new();
+        Arc::new(Control { apps, pool, keys, operators, shortcomings, started, stopping })
+    }
+
+    /// From now on there is a KV API.
+    pub fn serve_keys(&self, keys: Arc<dyn Keys>) {
+        // There is one for a whole life of annexd.
+        let _ = self.keys.set(keys);
     }
 
     /// While set, nothing new is attached.
@@ -240,6 +249,7 @@ type Shared = State<Arc<Control>>;
 fn router(control: Arc<Control>) -> Router {
     Router::new()
         .route("/v1/status", get(status))
+        .route("/v1/kv", get(kv))
         .route("/v1/slabs", get(slabs))
         .route("/v1/donors", get(list_donors).post(add_donor))
         .route("/v1/donors/{name}", axum::routing::delete(remove_donor))
@@ -254,6 +264,10 @@ fn router(control: Arc<Control>) -> Router {
 
 async fn status(State(control): Shared, Extension(peer): Extension<Peer>) -> Response {
     answer(control, peer, |control, _, authority| Ok(control.status(authority))).await
+}
+
+async fn kv(State(control): Shared, Extension(peer): Extension<Peer>) -> Response {
+    answer(control, peer, |control, _, _| Ok(control.keys.get().map(|keys| keys.info()).unwrap_or_default())).await
 }
 
 async fn slabs(State(control): Shared, Extension(peer): Extension<Peer>) -> Response {

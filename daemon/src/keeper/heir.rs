@@ -8,11 +8,10 @@ use super::index::Index;
 use super::process::{BUSY, DONE, MINE, TAKE, read_pid};
 use super::{Kept, store};
 use crate::pidfd::{pidfd_getfd, pidfd_open};
-use nix::cmsg_space;
-use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
+use annex_shared::rights;
 use std::collections::HashMap;
-use std::io::{self, IoSliceMut, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::io::{self, Write};
+use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -134,22 +133,14 @@ fn ask(path: &Path) -> io::Result<Answer> {
     // A keeper whose annexd lives has answered and gone before it has heard this.
     let _ = stream.write_all(&[TAKE]);
     let mut answer = [0u8; 1];
-    let mut space = cmsg_space!(RawFd);
-    let fd = loop {
-        let mut parts = [IoSliceMut::new(&mut answer)];
-        match recvmsg::<()>(stream.as_raw_fd(), &mut parts, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC) {
-            Ok(received) if received.bytes == 0 => return Err(io::ErrorKind::ConnectionRefused.into()),
-            Ok(received) => {
-                break received.cmsgs()?.find_map(|c| match c {
-                    // SAFETY: the kernel has just put the descriptor into our table; nobody else knows it.
-                    ControlMessageOwned::ScmRights(fds) => fds.first().map(|fd| unsafe { OwnedFd::from_raw_fd(*fd) }),
-                    _ => None,
-                });
-            }
-            Err(nix::errno::Errno::EINTR) => {}
-            Err(e) => return Err(e.into()),
-        }
+    // One that has nothing to keep ends: with our word in its queue, or without.
+    let (received, fd) = match rights::receive(stream.as_fd(), &mut answer) {
+        Err(e) if e.kind() == io::ErrorKind::ConnectionReset => (0, None),
+        received => received?,
     };
+    if received == 0 {
+        return Err(io::ErrorKind::ConnectionRefused.into());
+    }
     match (answer[0], fd) {
         (BUSY, _) => Ok(Answer::Busy),
         (MINE, Some(fd)) => {
@@ -159,5 +150,32 @@ fn ask(path: &Path) -> io::Result<Answer> {
             Ok(Answer::Index(Found { stream, pidfd, index }))
         }
         _ => Ok(Answer::Unknown),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn a_keeper_that_ends_while_it_is_asked_had_nothing_to_keep() {
+        for hears_it in [false, true] {
+            let dir = tempfile::tempdir().unwrap();
+            let socket = dir.path().join("annexd.sock");
+            let keeper = UnixListener::bind(dir.path().join("annexd.sock.keeper-1")).unwrap();
+            let ends = std::thread::spawn(move || {
+                let (mut stream, _) = keeper.accept().unwrap();
+                let mut word = [0; 1];
+                // What is in its queue when it is closed resets the connection.
+                if hears_it {
+                    std::io::Read::read_exact(&mut stream, &mut word).unwrap();
+                } else {
+                    std::thread::sleep(std::time::Duration::from_millis(50));
+                }
+            });
+            assert!(find(&socket).unwrap().is_none());
+            ends.join().unwrap();
+        }
     }
 }

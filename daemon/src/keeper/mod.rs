@@ -44,6 +44,10 @@ pub enum Kept {
     Extents,
     /// The pool's slot table.
     Slots,
+    /// The spill file, and with it its lock.
+    Spill,
+    /// The KV API's sheet table.
+    Sheets,
     /// The userfaultfd that a space's FORK brought, which was read and not applied; by the space's number and the change's.
     Forked(u32, u32),
 }
@@ -58,6 +62,8 @@ impl Kept {
             Kept::Ledger => (4, 0),
             Kept::Extents => (5, 0),
             Kept::Slots => (6, 0),
+            Kept::Spill => (8, 0),
+            Kept::Sheets => (9, 0),
             Kept::Forked(space, change) => (7, u64::from(space) << 32 | u64::from(change)),
         }
     }
@@ -70,6 +76,8 @@ impl Kept {
             4 => Kept::Ledger,
             5 => Kept::Extents,
             6 => Kept::Slots,
+            8 => Kept::Spill,
+            9 => Kept::Sheets,
             7 => Kept::Forked((which >> 32) as u32, which as u32),
             _ => return None,
         })
@@ -125,7 +133,7 @@ impl Keeper {
     }
 
     /// Keeps it no longer. Call it before the descriptor is closed.
-    pub fn drop(&self, kept: Kept) {
+    pub fn let_go(&self, kept: Kept) {
         {
             let mut index = self.index.lock();
             let (index, places) = &mut *index;
@@ -173,6 +181,8 @@ mod tests {
             Kept::Ledger,
             Kept::Extents,
             Kept::Slots,
+            Kept::Spill,
+            Kept::Sheets,
             Kept::Forked(u32::MAX, 7),
         ];
         for kept in all {

@@ -10,12 +10,13 @@
 use super::Kept;
 use super::index::Index;
 use crate::pidfd::{pidfd_kill, pidfd_open};
+use annex_shared::rights;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigHandler, SigSet, Signal, signal};
-use nix::sys::socket::{ControlMessage, MsgFlags, getsockopt, sendmsg, sockopt};
+use nix::sys::socket::{MsgFlags, getsockopt, sockopt};
 use std::collections::HashSet;
-use std::io::{self, IoSlice, Read};
+use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -69,20 +70,26 @@ fn live(index: &Index, listener: &UnixListener, annexd: &OwnedFd, path: &Path, p
     wait_for_end(listener, annexd);
     let kept = index.entries();
     close_others(&[index.fd().as_raw_fd(), listener.as_raw_fd()], &kept);
-    let depends = kept.iter().any(|(kept, _)| matches!(kept, Kept::Userfaultfd(_)));
+    let holds_keys = kept.iter().any(|(kept, _)| matches!(kept, Kept::Sheets));
+    let depends = holds_keys || kept.iter().any(|(kept, _)| matches!(kept, Kept::Userfaultfd(_)));
     // An index that was not completed is that of an annexd which had not taken over yet: who kept for it before does so still.
     if !index.is_complete() || !depends {
         return 0;
     }
     let programs = kept.iter().filter(|(kept, _)| matches!(kept, Kept::Process(_))).count();
+    let keys = if holds_keys { "and a key-value store " } else { "" };
     eprintln!(
-        "annexd keeper: annexd ended and left {programs} processes whose memory is with donors; they wait up to {patience:?} for the next \
+        "annexd keeper: annexd ended and left {programs} processes {keys}whose memory is with donors; they wait up to {patience:?} for the next \
          annexd, then they are ended (start annexd, or see why it does not start)"
     );
-    if await_successor(index, listener, &kept, patience) {
+    if await_successor(index, listener, &kept, holds_keys, patience) {
         return 0;
     }
     let _ = std::fs::remove_file(path);
+    if programs == 0 {
+        // Only keys, which go with their table.
+        return 0;
+    }
     end_programs(&kept);
     i32::from(HAD_TO_END_PROGRAMS)
 }
@@ -136,7 +143,13 @@ fn close_others(own: &[RawFd], kept: &[(Kept, RawFd)]) {
 }
 
 /// True: a successor has everything, or nobody is left to need it.
-fn await_successor(index: &Index, listener: &UnixListener, kept: &[(Kept, RawFd)], patience: Duration) -> bool {
+fn await_successor(
+    index: &Index,
+    listener: &UnixListener,
+    kept: &[(Kept, RawFd)],
+    holds_keys: bool,
+    patience: Duration,
+) -> bool {
     let mut since = Instant::now();
     while since.elapsed() < patience {
         let mut fds = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
@@ -150,7 +163,7 @@ fn await_successor(index: &Index, listener: &UnixListener, kept: &[(Kept, RawFd)
             since = Instant::now();
         }
         let contexts = kept.iter().filter(|(kept, _)| matches!(kept, Kept::Userfaultfd(_)));
-        if contexts.map(|(_, fd)| *fd).all(is_over) {
+        if !holds_keys && contexts.map(|(_, fd)| *fd).all(is_over) {
             return true;
         }
     }
@@ -167,11 +180,9 @@ fn hand_over(index: &Index, mut stream: UnixStream) -> bool {
     if !allowed || stream.read_exact(&mut word).is_err() || word[0] != TAKE {
         return word[0] == DONE && allowed;
     }
-    let fds = [index.fd().as_raw_fd()];
-    let rights = [ControlMessage::ScmRights(&fds)];
     let pid = std::process::id() as i32;
-    let sent = sendmsg::<()>(stream.as_raw_fd(), &[IoSlice::new(&[MINE])], &rights, MsgFlags::MSG_NOSIGNAL, None)
-        .and_then(|_| nix::sys::socket::send(stream.as_raw_fd(), &pid.to_le_bytes(), MsgFlags::MSG_NOSIGNAL));
+    let sent = rights::send(stream.as_fd(), &[MINE], Some(index.fd()))
+        .and_then(|_| Ok(nix::sys::socket::send(stream.as_raw_fd(), &pid.to_le_bytes(), MsgFlags::MSG_NOSIGNAL)?));
     sent.is_ok() && stream.read_exact(&mut word).is_ok() && word[0] == DONE
 }
 

@@ -58,14 +58,8 @@ pub fn inject(
     }
 }
 
-/// [`stub::reap`], from there. Unmaps only what is still the stub's: if the process has called exec since, the same addresses are another program's.
+/// [`stub::reap`], from there.
 pub fn reap(pid: i32, pid_there: i32, mappings: &[(u64, u64)]) {
-    let ours = |maps: &[process::Mapping]| {
-        let named = |m: &process::Mapping| m.name.starts_with(stub::SHARED_PAGE);
-        mappings.iter().any(|(at, _)| maps.iter().any(|m| m.start == *at && named(m)))
-    };
-    let is_ours = process::maps(pid).is_ok_and(|maps| ours(&maps));
-    let mappings = if is_ours { mappings } else { &[] };
     let seccomp = process::identity(pid).is_ok_and(|i| i.seccomp);
     let done = run(&[], |_| {
         stub::reap(pid, super::attach::thread_to_borrow(pid), seccomp, pid_there, mappings);

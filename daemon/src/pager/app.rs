@@ -1,8 +1,8 @@
 //! An app: the processes that are managed as one, their shared local limit, and what is counted about them.
 
-use super::latency::Latency;
 use super::process::{self, Stat};
 use super::space::{Fault, Space};
+use crate::latency::Latency;
 use annex_shared::api::{AppInfo, AppState, Faults, Limit, Target};
 use annex_shared::page::PAGE_SIZE;
 use parking_lot::Mutex;
@@ -31,10 +31,11 @@ pub struct Counters {
     pub evicted: AtomicU64,
     pub clean: AtomicU64,
     pub zero_pages: AtomicU64,
+    pub brought_in: AtomicU64,
 }
 
 /// The longest a fault waits for room. Past it the app exceeds its limit rather than stand still.
-const LONGEST_HOLD: Duration = Duration::from_millis(20);
+pub const LONGEST_HOLD: Duration = Duration::from_millis(20);
 
 /// How full an app is against its limit, in pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -209,7 +210,7 @@ impl App {
     }
 
     /// Makes a fault wait while the app is above its limit and eviction can do something about it; not for long, whatever happens. The evictor
-    /// must be woken afterwards: it hands out again what is held.
+    /// must be woken afterwards: it hands out again what is held. If it does not, whoever made it wait does, after [`LONGEST_HOLD`].
     pub fn hold(&self, space: &Arc<Space>, fault: Fault) -> bool {
         let full = self.estimate.load(Relaxed) > self.limit_pages.load(Relaxed);
         let wait = full
@@ -288,6 +289,7 @@ impl App {
             pages_evicted: load(&self.counters.evicted),
             pages_clean: load(&self.counters.clean),
             pages_zero: load(&self.counters.zero_pages),
+            pages_in: load(&self.counters.brought_in),
         }
     }
 }

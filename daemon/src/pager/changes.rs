@@ -11,7 +11,7 @@
 //! - what a REMAP lands upon is not dropped but *displaced*: the message that vacates it is still to come, and applies to it first;
 //! - a REMAP of what is displaced takes that; any other takes what is there now (it may be MREMAP_DONTUNMAP's, which unmaps nothing);
 //! - the UNMAP that follows a REMAP, of what that left, is known and passed over where something has landed since;
-//! - any other UNMAP of where a REMAP has landed makes those pages *doubtful*: when the window closes, the kernel is asked whether they are mapped with us;
+//! - any other UNMAP of where a REMAP has landed makes those pages [*doubtful*](super::doubt): when the window closes, the kernel is asked what lies there;
 //! - changes read after a FORK may have happened before it: the child's pages concerned are doubtful too, and the child is asked.
 //!
 //! While there are doubts, nothing is served, installed or evicted.
@@ -20,7 +20,10 @@
 //! are released after its end: they may be somebody else's at once. What a change of the parent does to its young children is a transaction of each
 //! child's; the child notes the change's number and does not follow it twice.
 
+use super::doubt::{Doubt, Evidence, Origin, Verdict, judge};
 use super::mortal;
+use super::process;
+use super::scan::Pagemap;
 use super::space::{Core, Space, SpaceId, Surroundings};
 use super::table::{PageIdx, Record, Table, TableFull};
 use super::uffd::{Event, Probe, Uffd};
@@ -28,6 +31,9 @@ use super::window::{Displaced, Range, overlap, without};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
+
+/// An address that nobody maps.
+const NOWHERE: u64 = 1 << 16;
 
 impl Space {
     /// Applies a change that was read, the journal's `nth` message.
@@ -83,7 +89,9 @@ impl Space {
     }
 
     fn unmap(&self, core: &mut Core, number: u64, range: Range, around: &Surroundings) {
-        Self::lead(core, number, around, |_, childs| childs.window.doubtful.push(range));
+        Self::lead(core, number, around, |_, childs| {
+            childs.window.doubtful.push(Doubt { range, origin: Origin::Parent });
+        });
         let lands_here = core.window.landed.iter().any(|landed| overlap(range, *landed).is_some());
         if let Some(nth) = core.window.echoes.iter().position(|echo| *echo == range) {
             core.window.echoes.remove(nth);
@@ -95,7 +103,7 @@ impl Space {
         core.let_go(gone);
         let mut certain = vec![range];
         for landed in core.window.landed.clone() {
-            core.window.doubtful.extend(overlap(range, landed));
+            core.window.doubtful.extend(Doubt::of(landed, range));
             certain = certain.into_iter().flat_map(|r| without(r, landed).collect::<Vec<_>>()).collect();
         }
         certain.into_iter().for_each(|range| core.clear(range));
@@ -105,14 +113,15 @@ impl Space {
     fn remap(&self, core: &mut Core, number: u64, source: Range, to: PageIdx, around: &Surroundings) {
         let target = (to, to.plus(source.1.0 - source.0.0));
         Self::lead(core, number, around, |child, childs| child.remapped_around_fork(childs, source, to));
-        let leaving = core.leave(source);
+        let (leaving, mut carried) = core.leave(source, to);
         Self::settle_target(core, target);
+        core.window.doubtful.append(&mut carried);
         let lands_on = core.take(target);
         if !lands_on.is_empty() {
             core.window.displaced.push(Displaced { at: target, records: lands_on });
         }
         self.place(core, leaving, source.0, to);
-        core.window.landed.push(target);
+        core.window.land(target);
         core.window.echoes.push(source);
         core.forget(source);
         core.forget(target);
@@ -121,13 +130,8 @@ impl Space {
     /// Something lands on `target`, so what was there had left: an UNMAP that was unclear about it was meant so.
     fn settle_target(core: &mut Core, target: Range) {
         for doubt in std::mem::take(&mut core.window.doubtful) {
-            match overlap(doubt, target) {
-                Some(both) => {
-                    core.clear(both);
-                    core.window.doubtful.extend(without(doubt, both));
-                }
-                None => core.window.doubtful.push(doubt),
-            }
+            overlap(doubt.range, target).into_iter().for_each(|both| core.clear(both));
+            core.window.doubtful.extend(doubt.landed_upon(target));
         }
     }
 
@@ -163,9 +167,10 @@ impl Space {
         if probe != Probe::Registered {
             return;
         }
-        let leaving = core.leave(source);
+        let (leaving, mut carried) = core.leave(source, to);
         let target = (to, to.plus(source.1.0 - source.0.0));
         core.clear(target);
+        core.window.doubtful.append(&mut carried);
         self.place(core, leaving, source.0, to);
         core.forget(source);
         core.forget(target);
@@ -225,8 +230,8 @@ impl Space {
         if !core.window.is_open() {
             return true;
         }
-        // An address that nobody maps: what counts is that the answer is not EAGAIN.
-        match self.uffd.is_registered(1 << 16) {
+        // What counts is that the answer is not EAGAIN.
+        match self.uffd.is_registered(NOWHERE) {
             Probe::TryAgain => return core.window.doubtful.is_empty(),
             Probe::Dead => {
                 self.set_dead();
@@ -243,27 +248,82 @@ impl Space {
         settled
     }
 
-    /// Asks the kernel which of the pages are mapped with us. False: it can't say now; what is left stays doubtful.
-    fn settle_doubts(&self, core: &mut Core, doubtful: Vec<Range>) -> bool {
-        for (nth, range) in doubtful.iter().enumerate() {
-            let mut pages = Vec::new();
-            core.table.walk(range.0, range.1, |page, _| pages.push(page));
-            for page in pages {
-                match self.uffd.is_registered(page.addr()) {
-                    Probe::Registered => {}
-                    Probe::NotRegistered => core.clear((page, page.plus(1))),
-                    Probe::TryAgain => {
-                        core.window.doubtful = doubtful[nth..].to_vec();
-                        return false;
-                    }
-                    Probe::Dead => {
-                        self.set_dead();
-                        return false;
-                    }
+    /// Asks the kernel what lies at the doubtful pages. False: it can't say now; what is left stays doubtful.
+    fn settle_doubts(&self, core: &mut Core, doubtful: Vec<Doubt>) -> bool {
+        for (nth, doubt) in doubtful.iter().enumerate() {
+            match self.settle_doubt(core, doubt) {
+                Probe::TryAgain => {
+                    core.window.doubtful = doubtful[nth..].to_vec();
+                    return false;
                 }
+                Probe::Dead => {
+                    self.set_dead();
+                    return false;
+                }
+                Probe::Registered | Probe::NotRegistered => {}
             }
         }
         true
+    }
+
+    fn settle_doubt(&self, core: &mut Core, doubt: &Doubt) -> Probe {
+        let (mut pages, mut records) = (Vec::new(), Vec::new());
+        core.table.walk(doubt.range.0, doubt.range.1, |page, record| {
+            pages.push(page);
+            records.push(record);
+        });
+        let mut mapped = Vec::new();
+        for page in &pages {
+            match self.uffd.is_registered(page.addr()) {
+                Probe::Registered => mapped.push(*page),
+                Probe::NotRegistered => core.clear((*page, page.plus(1))),
+                other => return other,
+            }
+        }
+        let Some(first) = mapped.first().copied() else { return Probe::NotRegistered };
+        let verdict = match self.evidence(doubt) {
+            Ok(None) => Verdict::Stays,
+            Ok(Some((mappings, any_present))) => {
+                judge(doubt, &records, &Evidence { page: first, mappings: &mappings, any_present })
+            }
+            Err(probe) => return probe,
+        };
+        match verdict {
+            Verdict::Stays => {}
+            Verdict::Gone => mapped.iter().for_each(|page| core.clear((*page, page.plus(1)))),
+            Verdict::Unknown => self.app.stop(&format!(
+                "whether the mapping at {:#x} was unmapped and another one grew over it can't be told",
+                first.addr()
+            )),
+        }
+        Probe::Registered
+    }
+
+    /// The mappings, and whether a page of the doubt is in memory. `None`: there is no need to look, or nowhere to.
+    fn evidence(&self, doubt: &Doubt) -> Result<Option<(Vec<Range>, bool)>, Probe> {
+        let Some(pid) = self.pid() else { return Ok(None) };
+        match doubt.origin {
+            Origin::Parent => return Ok(None),
+            Origin::Below => {}
+            Origin::Here(origin) => match self.uffd.is_registered(PageIdx(origin.0.saturating_sub(1)).addr()) {
+                // Nothing could have grown from there.
+                Probe::NotRegistered => return Ok(None),
+                Probe::Registered => {}
+                other => return Err(other),
+            },
+        }
+        let mut present = Vec::new();
+        let (start, end) = (doubt.range.0.addr(), doubt.range.1.addr());
+        let seen = Pagemap::open(pid).and_then(|mut pagemap| pagemap.in_memory(start, end, &mut present));
+        let mappings = seen.and_then(|_| process::maps(pid)).map_err(|_| Probe::Dead)?;
+        // Of what is not ours nothing follows.
+        let mut pages_there = present.iter().flat_map(|run| run.first.0..run.end().0).map(PageIdx);
+        let any_present = pages_there.any(|page| self.uffd.is_registered(page.addr()) == Probe::Registered);
+        // What was seen holds only if nothing has changed meanwhile.
+        match self.uffd.is_registered(NOWHERE) {
+            other @ (Probe::TryAgain | Probe::Dead) => Err(other),
+            _ => Ok(Some((mappings.iter().map(|m| pages(m.start, m.end)).collect(), any_present))),
+        }
     }
 }
 
@@ -324,11 +384,15 @@ impl Core {
         taken
     }
 
-    /// Takes what leaves a range: what is displaced there, else what the table has.
-    fn leave(&mut self, range: Range) -> Vec<(PageIdx, Record, u8)> {
+    /// Takes what leaves a range for another address: what is displaced there, else what the table has, with the doubts there are about that.
+    fn leave(&mut self, range: Range, to: PageIdx) -> (Vec<(PageIdx, Record, u8)>, Vec<Doubt>) {
         let (mut leaving, rest) = self.window.vacate(range);
-        rest.into_iter().for_each(|part| leaving.extend(self.take(part)));
-        leaving
+        let mut carried = Vec::new();
+        for part in rest {
+            leaving.extend(self.take(part));
+            carried.extend(self.window.carry(part, range.0, to));
+        }
+        (leaving, carried)
     }
 
     /// The range is not what it was: nothing is known of it but its records.

@@ -6,6 +6,7 @@
 
 use super::evict::Outcome;
 use super::policy;
+use super::process;
 use super::region;
 use super::salvage;
 use super::scan::{Pagemap, Run};
@@ -33,6 +34,8 @@ pub struct Clock {
     pagemap: Option<Pagemap>,
     scanned: Option<(Instant, Duration)>,
     runs: Vec<Run>,
+    /// Where the hand went back to, for pages that should not be shared any more.
+    unshared: Option<PageIdx>,
     /// When the stub answered last.
     pub last_answer: Option<Instant>,
 }
@@ -143,6 +146,21 @@ impl Clock {
         let staged = salvage::places(&mut pagemap, (stub.staging(), STAGING));
         self.pagemap = Some(pagemap);
         staged.ok()
+    }
+
+    /// Pages that the kernel did not move because a fork left them shared: a pinning read makes it give the app its own copies, and the hand goes back for
+    /// those. Pages that are pinned for I/O look the same and stay so: what the hand comes back to in vain is passed. False: no use trying again now.
+    pub fn unshare(&mut self, pid: i32, busy: &[PageIdx]) -> bool {
+        let Some(first) = busy.first() else { return false };
+        if self.unshared == Some(*first) {
+            self.unshared = None;
+            self.hand = first.plus(1).addr();
+            return false;
+        }
+        process::touch(pid, busy);
+        self.unshared = Some(*first);
+        self.hand = first.addr();
+        true
     }
 
     /// The mappings are not what they were: look at them before the next choice.

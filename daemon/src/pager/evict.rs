@@ -7,7 +7,8 @@
 //!            flip to the new slots (which are "in flight")
 //!  settle    bytes read from staging; all-zero pages become *none*, pages      no lock, then briefly the core's
 //!            equal to their clean copy go back to that slot
-//!  write     the rest, to all replicas                                         no lock; faults on these pages are parked
+//!  write     the rest, to all replicas                                         no lock; faults on these pages are parked, and served
+//!                                                                              from staging when a donor takes long
 //!  release   slots leave "in flight", parked faults are served, staging is     no lock
 //!            dropped
 //! ```
@@ -17,6 +18,7 @@
 
 use super::clock::{Clock, Victims, recheck};
 use super::control_block;
+use super::lookup::Lookup;
 use super::mortal;
 use super::process;
 use super::registry::Registry;
@@ -39,6 +41,8 @@ use std::time::{Duration, Instant};
 
 /// Pages one batch moves at most.
 pub const BATCH: usize = 512;
+/// Faults wait this long for the write of their pages, and are then served from what was to be written.
+const SLOW_WRITE: Duration = Duration::from_millis(5);
 /// A stub that has not answered for this long is asked before it is trusted with a batch.
 const QUIET: Duration = Duration::from_secs(1);
 
@@ -51,6 +55,8 @@ pub enum Outcome {
     NothingCold,
     /// The app is changing its mappings; soon.
     Again,
+    /// Nothing left, because a fork had left all of it shared: now it is not.
+    Unshared,
     /// The pool is full.
     PoolFull,
     /// No replica took the pages; the app has them back.
@@ -84,6 +90,16 @@ pub struct Evictor {
 impl Evictor {
     /// Evicts up to `want` pages of the space.
     pub fn batch(&mut self, space: &Arc<Space>, want: usize) -> Outcome {
+        match self.attempt(space, want) {
+            Outcome::Unshared => self.attempt(space, want),
+            outcome => outcome,
+        }
+    }
+
+    fn attempt(&mut self, space: &Arc<Space>, want: usize) -> Outcome {
+        let around = self.around.clone();
+        let turn = &around.turns.evictor;
+        turn.begin("waiting for a stub");
         let mut evicting = space.evicting.lock();
         let Evicting { stub: Some(stub), clock } = &mut *evicting else { return Outcome::Dead };
         if let Err(outcome) = ready(stub, clock) {
@@ -93,6 +109,7 @@ impl Evictor {
         if self.has_suspects(space) {
             return Outcome::Again;
         }
+        turn.begin("choosing pages");
         let victims = match clock.choose(space, pid, stub, want.min(BATCH)) {
             Ok(victims) => victims,
             Err(outcome) => return outcome,
@@ -106,14 +123,16 @@ impl Evictor {
             };
         }
         self.around.in_flight.begin(&runs);
+        turn.begin("moving pages");
         let outcome = match self.move_out(space, pid, (stub, clock), &victims, &runs) {
             Ok((moved, busy)) => {
                 let n = moved.len() as u64;
                 space.app.add_resident(-(n as i64));
                 space.app.counters.evicted.fetch_add(n, Relaxed);
                 let outcome = self.carry(space, pid, stub, moved);
-                unshare(pid, &busy);
-                outcome
+                turn.begin("reading pages that a fork left shared");
+                let is_unshared = clock.unshare(pid, &busy);
+                if is_unshared && outcome == Outcome::Again { Outcome::Unshared } else { outcome }
             }
             Err(outcome) => {
                 if space.core().table.intent().is_some() {
@@ -122,6 +141,7 @@ impl Evictor {
                 outcome
             }
         };
+        turn.begin("ending a batch");
         let parked = self.around.in_flight.settle(&runs);
         self.workers.serve(parked);
         mortal::point("batch-written");
@@ -136,7 +156,8 @@ impl Evictor {
         outcome
     }
 
-    /// Moves the victims into staging and flips their records. Afterwards each moved page's record holds its own reference.
+    /// Moves the victims into staging and flips their records. Afterwards each moved page's record holds its own reference. With the pages that stayed
+    /// where the kernel said EBUSY.
     fn move_out(
         &mut self,
         space: &Arc<Space>,
@@ -144,7 +165,7 @@ impl Evictor {
         (stub, clock): (&mut Stub, &mut Clock),
         victims: &Victims,
         runs: &[SlotRun],
-    ) -> Result<(Vec<Moved>, Vec<u64>), Outcome> {
+    ) -> Result<(Vec<Moved>, Vec<PageIdx>), Outcome> {
         let reserved = runs.iter().map(|r| r.count as usize).sum();
         let few_threads = process::Stat::read(pid).is_some_and(|s| s.threads <= control_block::FEW);
         let early = if few_threads { Vec::new() } else { control_block::of_threads(pid) };
@@ -168,9 +189,8 @@ impl Evictor {
         let plan = plan(&victims, runs);
         mortal::point("batch-planned");
         core.table.intend(plan.iter().copied());
-        let mut stopped = Vec::new();
-        let staged = stub.move_pages(&bytes, &mut stopped).ok().and_then(|()| clock.staged(pid, stub, &stopped));
-        let Some(staged) = staged else {
+        let moved = stub.move_pages(&bytes).ok();
+        let Some((stopped, staged)) = moved.and_then(|s| clock.staged(pid, stub, &s).map(|staged| (s, staged))) else {
             // Killed in the middle of it: whatever it has moved must be in the records before a message is read.
             salvage::settle_records(space, &mut core, &self.around);
             return Err(Outcome::Dead);
@@ -182,11 +202,11 @@ impl Evictor {
         let mut moved = Vec::with_capacity(victims.pages.len());
         let (mut busy, lap) = (Vec::new(), core.lap);
         for ((first, len), error) in victims.spans.iter().zip(&stopped) {
-            let mut left = None;
+            let mut left = Vec::new();
             while let Some((nth, (victim, (_, unwritten)))) = pages.next_if(|(_, (v, _))| v.page < first.plus(*len)) {
                 let Victim { page, slot, place, .. } = *victim;
                 if error.is_some() && !staged.contains(&place) {
-                    left.get_or_insert(page);
+                    left.push(page);
                     continue;
                 }
                 self.around.pool.retain(slot);
@@ -196,7 +216,7 @@ impl Evictor {
                 mortal::point("record-flipped");
             }
             match error {
-                Some(Errno::EBUSY) => busy.extend(left.map(PageIdx::addr)),
+                Some(Errno::EBUSY) => busy.extend(left),
                 Some(Errno::EINVAL) => {
                     if let Some(mapping) = core.regions.containing(first.addr()).map(|r| r.mapping) {
                         core.regions.mark(mapping, |r| r.refused = true);
@@ -231,6 +251,7 @@ impl Evictor {
                 _ => offsets.push((offset, page)),
             }
         }
+        self.around.turns.evictor.begin("reading pages");
         if let Err(error) = stub.read_staging(pid, &offsets, self.lane.bytes_mut(&mut buf)) {
             self.lane.free(buf);
             self.release_copies(&moved);
@@ -248,7 +269,7 @@ impl Evictor {
             self.lane.free(buf);
             return Outcome::Evicted(n as u64);
         }
-        let (buf, written) = self.write(parts, buf);
+        let (buf, written) = self.write(parts, buf, (space, pid, stub, &moved));
         let outcome = match written {
             Ok(()) => Outcome::Evicted(n as u64),
             Err(()) => {
@@ -340,7 +361,14 @@ impl Evictor {
         keep
     }
 
-    fn write(&mut self, parts: Vec<Part>, mut buf: Buf) -> (Buf, Result<(), ()>) {
+    /// Writes it all. While that takes long, whoever has met one of these pages is served by [`Evictor::serve_from_staging`].
+    fn write(
+        &mut self,
+        parts: Vec<Part>,
+        mut buf: Buf,
+        (space, pid, stub, moved): (&Space, i32, &Stub, &[Moved]),
+    ) -> (Buf, Result<(), ()>) {
+        self.around.turns.evictor.begin("writing pages to donors");
         let mut done: Vec<Done> = Vec::with_capacity(1);
         loop {
             match self.lane.write(&parts, buf, 0) {
@@ -351,6 +379,7 @@ impl Evictor {
             self.lane.poll(&mut done);
         }
         self.lane.submit();
+        let slow = Instant::now() + SLOW_WRITE;
         loop {
             self.lane.poll(&mut done);
             if let Some(Done { buf, result, .. }) = done.pop() {
@@ -359,11 +388,41 @@ impl Evictor {
                 }
                 return (buf, result.map_err(drop));
             }
+            if Instant::now() > slow {
+                // No fault is held for what this brings.
+                space.app.yielded(0);
+                let parked = self.around.in_flight.take_parked();
+                let unserved = |(space, fault): &_| !self.serve_from_staging(pid, stub, moved, space, *fault);
+                // A worker reads what its space has to say, and parks the fault again.
+                self.workers.serve(parked.into_iter().filter(unserved).collect());
+            }
             if !self.lane.arm() {
                 let mut fds = [PollFd::new(self.lane.event_fd(), PollFlags::POLLIN)];
-                let _ = poll(&mut fds, 50u16);
+                let _ = poll(&mut fds, SLOW_WRITE.as_millis() as u8);
             }
         }
+    }
+
+    /// Gives a page of the batch back to whoever waits for it. Its slot is written all the same, and nobody's afterwards. False: not possible (now).
+    fn serve_from_staging(&self, pid: i32, stub: &Stub, moved: &[Moved], space: &Arc<Space>, fault: Fault) -> bool {
+        let around = &self.around;
+        let mut core = space.core();
+        if space.is_dead() || !space.settle_changes(&mut core, around) {
+            return space.is_dead();
+        }
+        let Record::Evicted(slot) = core.table.record(fault.page) else { return false };
+        let Some(at) = moved.iter().find(|m| m.slot == slot).map(|m| m.at) else { return false };
+        let mut page = [0u8; PAGE_SIZE];
+        let is_read = stub.read_staging(pid, &[(at * PAGE_SIZE as u64, PAGE_SIZE as u64)], &mut page).is_ok();
+        if !is_read || checksum(&page) != around.pool.checksum(slot) {
+            return false;
+        }
+        let is_back = space.put_back(&mut core, fault.page, &page, slot, around);
+        if is_back {
+            space.app.counters.major.fetch_add(1, Relaxed);
+            space.app.latency.add(fault.since.elapsed());
+        }
+        is_back
     }
 
     /// An eviction that was cut short: what is in staging goes back into the app.
@@ -454,9 +513,12 @@ fn prepare(
 
 /// Registers a mapping whole (a part would split it, and the app's own mremap across the split would fail).
 fn register(space: &Space, core: &mut Core, pid: i32, clock: &mut Clock, mapping: (u64, u64)) -> Result<(), Outcome> {
-    let now = process::maps(pid).map_err(|_| Outcome::Dead)?;
-    let same = now.iter().any(|m| (m.start, m.end) == mapping && m.is_private_anonymous());
-    if !same {
+    let dead = |_| Outcome::Dead;
+    let lookup = Lookup::open(pid).map_err(dead)?;
+    let beside = || Ok([lookup.at(mapping.0 - 1)?, lookup.at(mapping.1)?]);
+    let before = beside().map_err(dead)?;
+    let now = lookup.at(mapping.0).map_err(dead)?;
+    if !now.is_some_and(|m| (m.start, m.end) == mapping && m.is_private_anonymous()) {
         core.regions.cut(mapping.0, mapping.1);
         clock.forget_regions();
         return Err(Outcome::Again);
@@ -469,15 +531,17 @@ fn register(space: &Space, core: &mut Core, pid: i32, clock: &mut Clock, mapping
             return Err(Outcome::Again);
         }
     }
-    Ok(())
-}
-
-/// Pages that a fork left shared: a pinning read makes the kernel give the app its own copy, which can be moved later. A page that has
-/// vanished meanwhile faults like any other and is served by a worker.
-fn unshare(pid: i32, busy: &[u64]) {
-    for addr in busy.iter().take(64) {
-        let _ = process::read_memory(pid, *addr, &mut [0u8; 1]);
+    // What has come to lie there meanwhile may be the rest of a mapping that grew, now split.
+    let after = beside().map_err(dead)?;
+    for new in before.iter().zip(after).filter(|(before, after)| *before != after).filter_map(|(_, after)| after) {
+        if (new.end == mapping.0 || new.start == mapping.1) && new.is_private_anonymous() {
+            tracing::debug!(pid, "mapping {:#x}-{:#x} changed while it was registered", mapping.0, mapping.1);
+            // Refused: it was no part of the same.
+            let _ = space.uffd.register(new.start, new.end - new.start);
+            clock.forget_regions();
+        }
     }
+    Ok(())
 }
 
 /// The runs to write: pages whose slots and places in the buffer are consecutive go together.

@@ -43,6 +43,11 @@ impl InFlight {
         std::mem::take(&mut state.parked)
     }
 
+    /// The faults that wait, for the caller to serve some other way; who can't be served so must be parked again.
+    pub fn take_parked(&self) -> Vec<(Arc<Space>, Fault)> {
+        std::mem::take(&mut self.state.lock().parked)
+    }
+
     pub fn contains(&self, slot: SlotIdx) -> bool {
         self.count.load(Ordering::SeqCst) != 0 && holds(&self.state.lock().runs, slot)
     }

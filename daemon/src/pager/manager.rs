@@ -87,7 +87,6 @@ pub struct Manager {
     pub roster: Arc<Roster>,
     pub means: Arc<Means>,
     pub census: Census,
-    pub has_stalled: bool,
     pub motion: Motion,
 }
 
@@ -117,33 +116,28 @@ impl Manager {
         let _sentinel = Sentinel("the manager");
         // It holds locks that faults wait for, if briefly.
         process::hurry(0);
+        let around = self.means.around.clone();
+        let turn = &around.turns.manager;
+        turn.enlist();
         while !self.roster.stop.load(Ordering::Acquire) {
             let apps = self.roster.all();
+            turn.end();
             self.sleep(&apps);
+            turn.begin("looking for processes that have ended");
             let apps = self.roster.all();
             for app in &apps {
                 self.bury(app);
             }
+            turn.begin("looking for new processes");
             let stubs: HashSet<i32> = self.means.registry.all().iter().filter_map(|s| s.stub_pid()).collect();
             self.census.update(&apps, &stubs);
             // Before any of them gets a stub: what is evicted must have an owner that is known.
             self.roster.write_down();
+            turn.begin("following how its apps grow");
             for app in &apps {
                 self.follow(app);
             }
-            self.look_after_workers();
         }
-    }
-
-    /// Says it when a worker has stopped making progress, and when it goes on.
-    fn look_after_workers(&mut self) {
-        let stalled = self.means.workers.stalled();
-        match (&stalled, self.has_stalled) {
-            (Some(what), false) => tracing::error!("{what}: programs may stand still"),
-            (None, true) => tracing::warn!("the fault worker that had stalled goes on"),
-            _ => {}
-        }
-        self.has_stalled = stalled.is_some();
     }
 
     /// Until a process ends, somebody rings, or it is time to look.
@@ -171,9 +165,13 @@ impl Manager {
         let mut replaced = Vec::new();
         app.members.lock().retain_mut(|member| {
             let mut fds = [PollFd::new(member.pidfd.as_fd(), PollFlags::POLLIN)];
+            // Neither this thread nor other apps wait for a batch that is under way: what it works on is buried later.
+            if member.space.as_ref().is_some_and(|space| space.evicting.is_locked()) {
+                return true;
+            }
             if poll(&mut fds, PollTimeout::ZERO).unwrap_or(0) > 0 {
                 gone.extend(member.space.take());
-                self.means.registry.keeper.drop(Kept::Process(member.pid));
+                self.means.registry.keeper.let_go(Kept::Process(member.pid));
                 return false;
             }
             if let Some(space) = &member.space
@@ -189,7 +187,7 @@ impl Manager {
         }
         for (pid, space) in replaced {
             let Some(space) = space else { continue };
-            self.means.registry.keeper.drop(Kept::Process(pid));
+            self.means.registry.keeper.let_go(Kept::Process(pid));
             let there = self.discard(&space);
             tracing::debug!(pid, app = app.name, "followed an exec");
             if let Some(there) = there {
@@ -200,7 +198,7 @@ impl Manager {
         // Children that were forked and have no process of ours yet: only their memory tells that they are gone.
         for space in self.means.registry.of_app(app.id) {
             let owned = app.members.lock().iter().any(|m| m.space.as_ref().is_some_and(|s| Arc::ptr_eq(s, &space)));
-            if !owned && (space.is_dead() || space.uffd.is_dead()) {
+            if !owned && !space.evicting.is_locked() && (space.is_dead() || space.uffd.is_dead()) {
                 self.discard(&space);
             }
         }
@@ -230,7 +228,7 @@ impl Manager {
         if app.state() == AppState::Detaching {
             return;
         }
-        let evicted = restore::evicted(&self.means, app);
+        let evicted = restore::evicted_about(&self.means.registry, app);
         app.measure(evicted);
         if !app.is_over() {
             return;
@@ -246,6 +244,7 @@ impl Manager {
             wants.filter(|m| m.retry_at.is_none_or(|t| t <= now)).map(|m| m.pid).collect()
         };
         for pid in wanting {
+            self.means.around.turns.manager.begin("setting up a stub");
             let result = self.means.attach(app, pid);
             let mut members = app.members.lock();
             let Some(member) = members.iter_mut().find(|m| m.pid == pid) else { continue };
@@ -276,7 +275,10 @@ impl Manager {
     /// A stub can be killed (by whoever thinks it is a stray process): the space gets another.
     fn replace_dead_stubs(&self, app: &Arc<App>) {
         for (pid, space) in app.spaces() {
-            let dead = space.evicting.lock().stub.as_ref().is_none_or(|s| !s.is_alive());
+            // Whose stub is being used is looked at later.
+            let Some(evicting) = space.evicting.try_lock() else { continue };
+            let dead = evicting.stub.as_ref().is_none_or(|s| !s.is_alive());
+            drop(evicting);
             if dead && !space.is_dead() && process::Stat::read(pid).is_some_and(|s| !s.is_zombie()) {
                 let gone = space.evicting.lock().stub.take();
                 if let Some(gone) = gone {
@@ -294,10 +296,12 @@ impl Manager {
 /// The evictor's loop.
 pub fn evict_loop(mut evictor: Evictor, roster: Arc<Roster>) {
     let _sentinel = Sentinel("the evictor");
-    evictor.around.evictor.store(nix::unistd::gettid().as_raw(), Ordering::Relaxed);
+    let around = evictor.around.clone();
+    around.turns.evictor.enlist();
     while !roster.stop.load(Ordering::Acquire) {
         let bell = evictor.registry.clone();
         let mut fds = [PollFd::new(bell.bell().as_fd(), PollFlags::POLLIN)];
+        around.turns.evictor.end();
         let _ = poll(&mut fds, PollTimeout::NONE);
         evictor.registry.answer();
         let mut again = false;
@@ -315,7 +319,7 @@ pub fn evict_loop(mut evictor: Evictor, roster: Arc<Roster>) {
 
 /// Evicts from an app until it is below its low watermark, a fair while is over, or nothing more can be had. True: there is more to do.
 fn relieve(evictor: &mut Evictor, app: &Arc<App>) -> bool {
-    let evicted: u64 = evictor.registry.of_app(app.id).iter().map(|s| s.evicted()).sum();
+    let evicted = restore::evicted_about(&evictor.registry, app);
     let resident = app.measure(evicted);
     let marks = Watermarks::of(app.limit(), resident, evicted);
     if resident <= marks.high {
@@ -337,7 +341,7 @@ fn relieve(evictor: &mut Evictor, app: &Arc<App>) -> bool {
             evictor.workers.serve(app.take_held());
             match outcome {
                 Outcome::Evicted(n) => need = need.saturating_sub(n),
-                Outcome::Again => {
+                Outcome::Again | Outcome::Unshared => {
                     retries += 1;
                     if retries > 20 {
                         std::thread::sleep(Duration::from_micros(500));

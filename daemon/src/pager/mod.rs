@@ -14,6 +14,7 @@
 //! | evictor | 1 | batches, one space at a time |
 //! | manager | 1 | processes: new, grown, replaced, ended |
 //! | tracer | one per injection, for its duration | ptrace, which belongs to threads; stays with stubs under seccomp |
+//! | watch | 1 | says which of the others stands still ([`turns`]) |
 //! | control | tokio's blocking threads | attach, detach, limits |
 //!
 //! What each may touch is said in [`space`]: one lock per address space orders everything that decides where a page is.
@@ -25,13 +26,15 @@
 mod apart;
 mod app;
 mod attach;
+mod busy_poll;
 mod changes;
 mod clock;
 mod control_block;
+mod doubt;
 mod evict;
 mod inflight;
-mod latency;
 mod ledger;
+mod lookup;
 mod manager;
 mod membership;
 pub mod mortal;
@@ -50,6 +53,7 @@ mod stub;
 mod table;
 mod takeover;
 mod tracee;
+mod turns;
 mod uffd;
 mod window;
 mod worker;
@@ -73,22 +77,33 @@ use serde::{Deserialize, Serialize};
 use space::{Surroundings, Watch};
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak, mpsc};
 use std::thread::JoinHandle;
+use turns::Turns;
 use worker::Workers;
 
 pub use takeover::{Legacy, LegacyError};
 pub use worker::Wait;
 
 /// `[pager]` in annexd's configuration.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PagerConfig {
     /// Fault workers; 0 = one per CPU, four at most.
     pub fault_workers: u32,
     /// How workers wait for faults: `block` or `spin`.
     pub wait: Wait,
+    /// Microseconds for which a worker polls for a page that it reads, before it sleeps; 0 = none.
+    pub busy_poll_us: u32,
+    /// It polls only while reads usually come back within `busy_poll_us`.
+    pub adaptive_polling: bool,
+}
+
+impl Default for PagerConfig {
+    fn default() -> Self {
+        PagerConfig { fault_workers: 0, wait: Wait::default(), busy_poll_us: 20, adaptive_polling: true }
+    }
 }
 
 /// The pager could not start.
@@ -109,6 +124,8 @@ pub struct Pager {
     roster: Arc<Roster>,
     default_limit: Limit,
     threads: Vec<JoinHandle<()>>,
+    /// Dropped first: ends the thread that watches the others.
+    watched: Option<mpsc::Sender<()>>,
 }
 
 impl Pager {
@@ -118,7 +135,7 @@ impl Pager {
         default_limit: Limit,
         host: probe::Host,
         pool: Arc<Pool>,
-        keeper: Keeper,
+        keeper: Arc<Keeper>,
         legacy: Option<(Legacy, u64)>,
     ) -> Result<Pager, StartError> {
         let registry = Arc::new(Registry::new(keeper)?);
@@ -129,11 +146,11 @@ impl Pager {
             pool,
             in_flight: Default::default(),
             registry: registry.clone(),
-            evictor: AtomicI32::new(0),
+            turns: Turns::default(),
             watch,
             ids: AtomicU64::new(first_id),
         });
-        let fault_workers = Arc::new(Workers::start(config.fault_workers, config.wait, &around, &registry)?);
+        let fault_workers = Arc::new(Workers::start(config, &around, &registry)?);
         let _ = workers.set(Arc::downgrade(&fault_workers));
         let means = Arc::new(Means {
             around: around.clone(),
@@ -154,21 +171,23 @@ impl Pager {
             roster: roster.clone(),
             means: means.clone(),
             census: Default::default(),
-            has_stalled: false,
             motion: Motion::default(),
         };
         let spawn =
             |name: &str, body: Box<dyn FnOnce() + Send>| std::thread::Builder::new().name(name.into()).spawn(body);
         let roster_too = roster.clone();
+        let (watched, over) = mpsc::channel();
+        let (around, workers) = (means.around.clone(), Arc::downgrade(&means.workers));
         let threads = vec![
             spawn("annex-evict", Box::new(move || manager::evict_loop(evictor, roster_too)))?,
             spawn("annex-manager", Box::new(move || manager.run()))?,
+            spawn("annex-watch", Box::new(move || turns::watch(&around.turns, &workers, &over)))?,
         ];
-        Ok(Pager { means, roster, default_limit, threads })
+        Ok(Pager { means, roster, default_limit, threads, watched: Some(watched) })
     }
 
     fn evicted(&self, app: &App) -> u64 {
-        restore::evicted(&self.means, app)
+        restore::evicted_about(&self.means.registry, app)
     }
 
     fn unique_name(&self, wanted: Option<&str>, command: &str, pid: i32) -> Result<String, ApiError> {
@@ -231,7 +250,7 @@ impl Pager {
         }
         self.roster.remove(app.id);
         for member in app.members.lock().drain(..) {
-            self.means.registry.keeper.drop(Kept::Process(member.pid));
+            self.means.registry.keeper.let_go(Kept::Process(member.pid));
         }
     }
 }
@@ -387,7 +406,7 @@ impl Apps for Pager {
 
     fn detach_all(&self, progress: &mut dyn FnMut(Progress)) -> Result<(), ApiError> {
         let apps = self.roster.all();
-        let pages: u64 = apps.iter().map(|app| self.evicted(app)).sum();
+        let pages: u64 = apps.iter().map(|app| restore::evicted(&self.means, app)).sum();
         restore::check_memory(pages).map_err(|e| {
             error(
                 ErrorCode::NoMemory,
@@ -407,6 +426,7 @@ impl Drop for Pager {
         self.roster.stop.store(true, Ordering::Release);
         self.roster.ring();
         self.means.registry.wake_evictor();
+        self.watched = None;
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }

@@ -8,7 +8,11 @@ use std::fs;
 use std::io::{self, IoSliceMut};
 use std::time::Duration;
 
+use super::table::PageIdx;
 pub use crate::pidfd::{pidfd_getfd, pidfd_kill, pidfd_open};
+
+/// Pages that one call of [`touch`]'s looks at.
+const TOUCHED_AT_ONCE: usize = 512;
 
 /// A line of /proc/PID/maps.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -215,6 +219,24 @@ pub fn read_memory(pid: i32, addr: u64, into: &mut [u8]) -> io::Result<()> {
         Ok(n) if n == len => Ok(()),
         Ok(_) => Err(Errno::EFAULT.into()),
         Err(e) => Err(e.into()),
+    }
+}
+
+/// Reads a byte of each page, as far as there is one.
+pub fn touch(pid: i32, pages: &[PageIdx]) {
+    for some in pages.chunks(TOUCHED_AT_ONCE) {
+        let mut rest = some;
+        while !rest.is_empty() {
+            let remote: Vec<_> = rest.iter().map(|p| RemoteIoVec { base: p.addr() as usize, len: 1 }).collect();
+            let mut bytes = [0u8; TOUCHED_AT_ONCE];
+            let into = &mut [IoSliceMut::new(&mut bytes[..rest.len()])];
+            match process_vm_readv(Pid::from_raw(pid), into, &remote) {
+                // What stopped it is passed over.
+                Ok(n) => rest = rest.get(n + 1..).unwrap_or_default(),
+                Err(Errno::EFAULT) => rest = &rest[1..],
+                Err(_) => return,
+            }
+        }
     }
 }
 

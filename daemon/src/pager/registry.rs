@@ -12,14 +12,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 pub struct Registry {
     /// Has a copy of every userfaultfd and every member's pidfd, for the case that this process ends.
-    pub keeper: Keeper,
+    pub keeper: Arc<Keeper>,
     spaces: RwLock<HashMap<u64, Arc<Space>>>,
     bell: EventFd,
     rung: AtomicBool,
 }
 
 impl Registry {
-    pub fn new(keeper: Keeper) -> io::Result<Registry> {
+    pub fn new(keeper: Arc<Keeper>) -> io::Result<Registry> {
         let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         Ok(Registry { keeper, spaces: RwLock::default(), bell, rung: AtomicBool::new(false) })
     }
@@ -36,8 +36,8 @@ impl Registry {
     }
 
     pub fn remove(&self, id: SpaceId) {
-        self.keeper.drop(Kept::Userfaultfd(id.0));
-        self.keeper.drop(Kept::Table(id.0));
+        self.keeper.let_go(Kept::Userfaultfd(id.0));
+        self.keeper.let_go(Kept::Table(id.0));
         self.spaces.write().remove(&id.0);
     }
 

@@ -6,6 +6,7 @@
 use super::app::App;
 use super::attach::Means;
 use super::process;
+use super::registry::Registry;
 use super::space::{Space, Surroundings, Why};
 use super::table::{PageIdx, Record, Table};
 use crate::pool::{Busy, Done, Lane, SlotRun};
@@ -36,6 +37,11 @@ pub enum RestoreError {
 /// Evicted pages of all spaces of the app.
 pub fn evicted(means: &Means, app: &App) -> u64 {
     means.registry.of_app(app.id).iter().filter(|s| !s.is_dead()).map(|s| s.evicted()).sum()
+}
+
+/// The same, if need be of a moment ago, without waiting for any of them.
+pub fn evicted_about(registry: &Registry, app: &App) -> u64 {
+    registry.of_app(app.id).iter().filter(|s| !s.is_dead()).map(|s| s.evicted_about()).sum()
 }
 
 /// Refuses if local memory would not hold what comes back (pages that fork children share come back to each of them).

@@ -22,6 +22,7 @@ use super::registry::Registry;
 use super::stream::Streams;
 use super::stub::Stub;
 use super::table::{JOURNAL_MESSAGES, PageIdx, Record, Table};
+use super::turns::Turns;
 use super::uffd::{Event, Installed, Message, Uffd};
 use super::window::Window;
 use crate::pool::Pool;
@@ -30,7 +31,7 @@ use annex_shared::page::PAGE_SIZE;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 /// Names a space among all that this annexd has had.
@@ -63,11 +64,10 @@ pub struct Surroundings {
     pub pool: Arc<Pool>,
     pub in_flight: InFlight,
     pub registry: Arc<Registry>,
-    /// The evictor's thread ID.
-    pub evictor: AtomicI32,
+    pub turns: Turns,
     /// Has a fork's child watched.
     pub watch: Watch,
-    pub ids: std::sync::atomic::AtomicU64,
+    pub ids: AtomicU64,
 }
 
 /// Why pages are installed.
@@ -86,6 +86,8 @@ pub enum Why {
 pub enum Next {
     /// Nothing: served, or somebody else will.
     Served,
+    /// Nothing for now: the app holds it until there is room, or until it has waited long enough ([`App::take_held`]).
+    Held,
     /// Bring these consecutive pages, whose slots are consecutive from `slot` on.
     Read { slot: SlotIdx, pages: u32 },
     /// The app is changing its mappings: read its messages, then try again.
@@ -131,6 +133,7 @@ pub struct Space {
     /// The staging area, whose REMOVE events are our own.
     pub(super) staging: Mutex<(u64, u64)>,
     dead: AtomicBool,
+    last_evicted: AtomicU64,
 }
 
 /// How many pages a zero-filled fault brings along, aligned.
@@ -163,6 +166,7 @@ impl Space {
             stub_pid: AtomicI32::new(0),
             staging: Mutex::new((0, 0)),
             dead: AtomicBool::new(false),
+            last_evicted: AtomicU64::new(0),
         }
     }
 
@@ -211,7 +215,16 @@ impl Space {
     }
 
     pub fn evicted(&self) -> u64 {
-        self.core.lock().table.evicted()
+        let evicted = self.core.lock().table.evicted();
+        self.last_evicted.store(evicted, Relaxed);
+        evicted
+    }
+
+    /// [`Space::evicted`], or what it was when it was last asked for if somebody holds the core: whoever looks after all apps must not
+    /// wait for one of them.
+    pub fn evicted_about(&self) -> u64 {
+        let evicted = self.core_within(Duration::from_millis(1)).map(|core| core.table.evicted());
+        evicted.inspect(|n| self.last_evicted.store(*n, Relaxed)).unwrap_or_else(|| self.last_evicted.load(Relaxed))
     }
 
     /// Reads all messages, applies the changes among them, and appends the faults to `faults`; they have waited at least since `since`.
@@ -236,7 +249,7 @@ impl Space {
                 let message = unsafe { journal.add(i).read() };
                 match message.event() {
                     Event::Fault { addr, write, thread } => {
-                        let evictors = thread == around.evictor.load(Relaxed);
+                        let evictors = thread == around.turns.evictor.tid();
                         core.faults.push(Fault { page: PageIdx::of(addr), write, since, evictors });
                     }
                     change => self.change(core, i, change, around),
@@ -264,7 +277,7 @@ impl Space {
         let adds_memory = matches!(record, Record::Evicted(_) | Record::None | Record::Gone);
         if adds_memory && !fault.evictors && self.app.hold(self, fault) {
             around.registry.wake_evictor();
-            return Next::Served;
+            return Next::Held;
         }
         match record {
             Record::Evicted(slot) => {
@@ -283,27 +296,33 @@ impl Space {
                     Next::Served
                 }
             },
-            Record::None | Record::Gone => self.zero_fill(core, page, 1, around),
-            Record::Clean(_) => {
-                // Resident by its record: the fault is an old one, and the install says so. A page that is truly absent has been lost to us.
-                if matches!(self.zero_fill(core, page, 0, around), Next::Again) {
-                    return Next::Again;
-                }
-                if !matches!(core.table.record(page), Record::Clean(_)) {
+            Record::None | Record::Gone => self.zero_fill(core, page, around),
+            // Resident by its record: nearly always the fault is an old one. A page that is truly absent has been lost to us, and must not read as zeros until
+            // the app is stopped. (One that MADV_FREE gave away is *gone*: that was announced.)
+            Record::Clean(_) => match self.uffd.poison(page.addr()) {
+                Installed::TryAgain => Next::Again,
+                Installed::Done | Installed::Partly(_) => {
                     self.app.stop(&format!("page {:#x} vanished while it was resident", page.addr()));
+                    Next::Served
                 }
-                Next::Served
-            }
+                Installed::Exists | Installed::Gone => {
+                    self.uffd.wake(page.addr(), PAGE_SIZE as u64);
+                    Next::Served
+                }
+                Installed::Dead => {
+                    self.set_dead();
+                    Next::Served
+                }
+            },
         }
     }
 
     /// A page that was never evicted (or was dropped since): zeros, with neighbours that are absent too.
-    fn zero_fill(&self, core: &mut Core, page: PageIdx, neighbours: u64, around: &Surroundings) -> Next {
+    fn zero_fill(&self, core: &mut Core, page: PageIdx, around: &Surroundings) -> Next {
         let limit = (page.0 / ZERO_AROUND + 1) * ZERO_AROUND;
         let end = core.regions.containing(page.addr()).map_or(page.0 + 1, |r| r.end / PAGE_SIZE as u64);
         let mut pages = 1;
-        while neighbours > 0
-            && page.0 + pages < limit.min(end)
+        while page.0 + pages < limit.min(end)
             && matches!(core.table.record(page.plus(pages)), Record::None | Record::Gone)
         {
             pages += 1;
@@ -405,6 +424,7 @@ impl Space {
             }
             core.table.installed();
             self.app.add_resident(done as i64);
+            self.app.counters.brought_in.fetch_add(done, Relaxed);
             i += done;
         }
         true

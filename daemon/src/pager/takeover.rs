@@ -327,7 +327,7 @@ fn catch_up(means: &Means, space: &Arc<Space>, pending: &[(usize, Message)], for
         };
         space.change(&mut space.core(), *nth, event, &means.around);
         if matches!(event, Event::Fork { .. }) {
-            keeper.drop(name);
+            keeper.let_go(name);
         }
     }
     if !pending.is_empty() {

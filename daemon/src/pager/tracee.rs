@@ -19,6 +19,9 @@ const PTRACE_O_SUSPEND_SECCOMP: usize = 1 << 21;
 const PTRACE_EVENT_STOP: i32 = 128;
 const SYSCALL_STOP: i32 = libc::SIGTRAP | 0x80;
 
+/// The instruction.
+const SYSCALL: [u8; 2] = [0x0f, 0x05];
+
 /// How long a thread may take to stop before we give up (it is in an uninterruptible call).
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
 
@@ -36,6 +39,8 @@ pub enum TraceError {
     NoStop { tid: i32, state: char },
     #[error("thread {tid} ended while it was being set up")]
     Died { tid: i32 },
+    #[error("thread {tid} got signal {signal} where it was to make a system call for annex")]
+    Astray { tid: i32, signal: i32 },
     #[error("process {pid} has no vdso to borrow a system call instruction from")]
     NoVdso { pid: i32 },
     #[error("the injected call {call} failed in process {pid}: {source}")]
@@ -53,7 +58,7 @@ pub struct Tracee {
 impl Tracee {
     /// Stops thread `tid` of process `pid`.
     pub fn stop(pid: i32, tid: i32, suspend_seccomp: bool) -> Result<Tracee, TraceError> {
-        let syscall_at = find_syscall(pid).ok_or(TraceError::NoVdso { pid })?;
+        let looked_up = find_syscall(pid);
         let options = PTRACE_O_TRACESYSGOOD | if suspend_seccomp { PTRACE_O_SUSPEND_SECCOMP } else { 0 };
         let seize = |source: Errno| TraceError::Seize { tid, source: source.into() };
         ptrace(libc::PTRACE_SEIZE, tid, 0, options).map_err(seize)?;
@@ -66,6 +71,12 @@ impl Tracee {
             // A signal came first: deliver it, the stop follows.
             ptrace(libc::PTRACE_CONT, tid, 0, libc::WSTOPSIG(status) as usize).map_err(seize)?;
         }
+        // It was looked for while the process ran, so that the stop is short. If the process has called exec since, it is elsewhere.
+        let is_there = |at: &u64| peek(tid, *at).is_ok_and(|word| word.to_le_bytes().starts_with(&SYSCALL));
+        let Some(syscall_at) = looked_up.filter(is_there).or_else(|| find_syscall(pid)) else {
+            let _ = ptrace(libc::PTRACE_DETACH, tid, 0, 0);
+            return Err(TraceError::NoVdso { pid });
+        };
         let mut tracee = Tracee::adopt(tid, syscall_at)?;
         let regs = &mut tracee.saved;
         if regs.rax as i64 == -(libc::EINTR as i64) && NOT_RESTARTED.contains(&(regs.orig_rax as i64)) {
@@ -95,8 +106,13 @@ impl Tracee {
         for _entry_then_exit in 0..2 {
             loop {
                 ptrace(libc::PTRACE_SYSCALL, self.tid, 0, 0).map_err(|_| TraceError::Died { tid: self.tid })?;
-                if libc::WSTOPSIG(wait(self.tid)?) == SYSCALL_STOP {
-                    break;
+                match libc::WSTOPSIG(wait(self.tid)?) {
+                    SYSCALL_STOP => break,
+                    // Of the instruction itself, for all others are blocked: it would come again and again.
+                    signal @ (libc::SIGSEGV | libc::SIGBUS | libc::SIGILL) => {
+                        return Err(TraceError::Astray { tid: self.tid, signal });
+                    }
+                    _ => {}
                 }
             }
         }
@@ -212,6 +228,14 @@ fn ptrace(request: libc::c_uint, tid: i32, addr: usize, data: usize) -> Result<(
     Errno::result(unsafe { libc::ptrace(request, tid, addr, data) }).map(drop)
 }
 
+fn peek(tid: i32, addr: u64) -> Result<u64, Errno> {
+    let mut word = 0u64;
+    // The kernel's own call, unlike the C library's, writes the word through `data`.
+    // SAFETY: a live object of the right size.
+    Errno::result(unsafe { libc::syscall(libc::SYS_ptrace, libc::PTRACE_PEEKTEXT, tid, addr, &raw mut word) })?;
+    Ok(word)
+}
+
 fn registers(tid: i32) -> Result<libc::user_regs_struct, TraceError> {
     // SAFETY: all-zero is a valid value of this plain C struct.
     let mut regs: libc::user_regs_struct = unsafe { std::mem::zeroed() };
@@ -250,6 +274,36 @@ fn find_syscall(pid: i32) -> Option<u64> {
     let vdso = maps.iter().find(|m| m.name == "[vdso]")?;
     let mut code = vec![0u8; (vdso.end - vdso.start) as usize];
     super::process::read_memory(pid, vdso.start, &mut code).ok()?;
-    let at = code.windows(2).position(|w| w == [0x0f, 0x05])?;
+    let at = code.windows(2).position(|w| w == SYSCALL)?;
     Some(vdso.start + at as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    /// Its vdso is elsewhere after every exec. A thread that was sent to where it was before got one SIGSEGV after another.
+    #[test]
+    fn a_process_that_calls_exec_all_the_time_is_stopped_and_makes_calls() {
+        let dir = tempfile::tempdir().unwrap();
+        let script = dir.path().join("again");
+        std::fs::write(&script, "exec /bin/sh \"$0\"\n").unwrap();
+        let mut child = Command::new("/bin/sh").arg(&script).spawn().unwrap();
+        let pid = child.id() as i32;
+        let (told, outcome) = std::sync::mpsc::channel();
+        let tracer = std::thread::spawn(move || {
+            for _ in 0..1000 {
+                let mut tracee = Tracee::stop(pid, pid, false).unwrap();
+                assert_eq!(tracee.syscall(libc::SYS_getpid, [0; 6]).unwrap(), i64::from(pid));
+                tracee.release().unwrap();
+            }
+            told.send(()).unwrap();
+        });
+        let ended = outcome.recv_timeout(Duration::from_secs(60));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        tracer.join().unwrap();
+        ended.unwrap();
+    }
 }

@@ -1,9 +1,10 @@
 //! Changes whose company is not known to be complete, see `changes`; and their saved form.
 //!
 //! What is displaced is in no table's records, so the window is saved with every change (`table`'s window words, u32): five lists, each its length first.
-//! Ranges are four words (first page low, high, end low, high); a displaced range is followed by its records (length, then page low, high, record,
+//! Ranges are four words (first page low, high, end low, high); a doubt is a range and two words for its origin; a displaced range is followed by its records (length, then page low, high, record,
 //! policy each); children are two words, their space's id.
 
+use super::doubt::{Doubt, Origin};
 use super::space::{Space, SpaceId};
 use super::table::{PageIdx, Record};
 use std::sync::{Arc, Weak};
@@ -21,6 +22,10 @@ pub fn without(a: Range, b: Range) -> impl Iterator<Item = Range> {
     [(a.0, a.1.min(b.0)), (a.0.max(b.1), a.1)].into_iter().filter(|r| r.0 < r.1)
 }
 
+/// Origins that are no pages.
+const PARENT: u64 = u64::MAX;
+const BELOW: u64 = u64::MAX - 1;
+
 /// Records of a mapping that another one has landed upon, until the message that says where it went.
 #[derive(Clone)]
 pub struct Displaced {
@@ -36,7 +41,7 @@ pub struct Window {
     pub echoes: Vec<Range>,
     /// Oldest first.
     pub displaced: Vec<Displaced>,
-    pub doubtful: Vec<Range>,
+    pub doubtful: Vec<Doubt>,
     pub children: Vec<Weak<Space>>,
 }
 
@@ -74,6 +79,24 @@ impl Window {
 }
 
 impl Window {
+    /// Something has landed: what had landed there before is not there any more.
+    pub fn land(&mut self, target: Range) {
+        self.landed = self.landed.iter().flat_map(|landed| without(*landed, target)).collect();
+        self.landed.push(target);
+    }
+
+    /// Takes the doubts about a part of what moves from `from` to `to`: as they are there.
+    pub fn carry(&mut self, part: Range, from: PageIdx, to: PageIdx) -> Vec<Doubt> {
+        let mut carried = Vec::new();
+        for doubt in std::mem::take(&mut self.doubtful) {
+            let both = overlap(doubt.range, part);
+            let left = both.map_or_else(|| vec![doubt.range], |both| without(doubt.range, both).collect());
+            self.doubtful.extend(left.into_iter().map(|range| Doubt { range, ..doubt }));
+            carried.extend(both.map(|range| Doubt { range, ..doubt }.carried(from, to)));
+        }
+        carried
+    }
+
     /// The saved form; nothing if the window is closed.
     pub fn save(&self) -> Vec<u32> {
         let mut words = Words::default();
@@ -91,7 +114,15 @@ impl Window {
                 words.0.extend([record.encode(), u32::from(*policy)]);
             }
         }
-        words.ranges(&self.doubtful);
+        words.0.push(self.doubtful.len() as u32);
+        for doubt in &self.doubtful {
+            words.range(doubt.range);
+            words.wide(match doubt.origin {
+                Origin::Here(page) => page.0,
+                Origin::Below => BELOW,
+                Origin::Parent => PARENT,
+            });
+        }
         let children: Vec<Arc<Space>> = self.children.iter().filter_map(Weak::upgrade).collect();
         words.0.push(children.len() as u32);
         children.iter().for_each(|child| words.wide(child.id.0));
@@ -113,7 +144,15 @@ impl Window {
             let records = (0..words.next()?).map(|_| record(&mut words)).collect::<Option<_>>()?;
             window.displaced.push(Displaced { at, records });
         }
-        window.doubtful = ranges(&mut words)?;
+        for _ in 0..words.next()? {
+            let (range, origin) = (range(&mut words)?, wide(&mut words)?);
+            let origin = match origin {
+                PARENT => Origin::Parent,
+                BELOW => Origin::Below,
+                page => Origin::Here(PageIdx(page)),
+            };
+            window.doubtful.push(Doubt { range, origin });
+        }
         for _ in 0..words.next()? {
             window.children.extend(child(SpaceId(wide(&mut words)?)));
         }
@@ -185,7 +224,9 @@ mod tests {
         let mut window = Window { landed: vec![range(1, 2)], echoes: vec![range(3, 1 << 35)], ..Window::default() };
         let records = vec![(PageIdx(11), Record::Evicted(SlotIdx(4)), 3), (PageIdx(12), Record::Gone, 0)];
         window.displaced.push(Displaced { at: range(10, 20), records: records.clone() });
-        window.doubtful.push(range(7, 8));
+        window.doubtful.push(Doubt { range: range(7, 8), origin: Origin::Here(PageIdx(6)) });
+        window.doubtful.push(Doubt { range: range(8, 9), origin: Origin::Below });
+        window.doubtful.push(Doubt { range: range(9, 10), origin: Origin::Parent });
         let words = window.save();
         let back = Window::restored(&words, |_| None).unwrap();
         assert_eq!((back.landed, back.echoes, back.doubtful), (window.landed, window.echoes, window.doubtful));

@@ -6,6 +6,9 @@
 //!
 //! A worker never waits for anything but its epoll set. What can't be done at once goes to `again` and is tried on the next turn.
 
+use super::PagerConfig;
+use super::app::{App, LONGEST_HOLD};
+use super::busy_poll::BusyPoll;
 use super::process;
 use super::registry::Registry;
 use super::sentinel::Sentinel;
@@ -70,7 +73,8 @@ pub struct Workers {
 
 impl Workers {
     /// Starts `count` workers (0: one per CPU, four at most), pinned to CPUs in turn if there are enough of those.
-    pub fn start(count: u32, wait: Wait, around: &Arc<Surroundings>, registry: &Arc<Registry>) -> io::Result<Workers> {
+    pub fn start(config: &PagerConfig, around: &Arc<Surroundings>, registry: &Arc<Registry>) -> io::Result<Workers> {
+        let (count, wait) = (config.fault_workers, config.wait);
         let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
         let count = if count == 0 { cpus.min(HERD) } else { count as usize };
         let stop = Arc::new(AtomicBool::new(false));
@@ -90,6 +94,7 @@ impl Workers {
                 busy_since: busy_since.clone(),
                 lane,
                 wait,
+                busy_poll: BusyPoll::new(Duration::from_micros(config.busy_poll_us.into()), config.adaptive_polling),
                 around: around.clone(),
                 registry: registry.clone(),
                 stop: stop.clone(),
@@ -98,6 +103,7 @@ impl Workers {
                 again: Vec::new(),
                 done: Vec::with_capacity(BUFFERS),
                 faults: Vec::with_capacity(64),
+                holding: Vec::new(),
             };
             let pin = (count <= cpus).then_some(n);
             let name = format!("annex-fault-{n}");
@@ -188,6 +194,7 @@ struct Worker {
     busy_since: Arc<AtomicU64>,
     lane: Lane,
     wait: Wait,
+    busy_poll: BusyPoll,
     around: Arc<Surroundings>,
     registry: Arc<Registry>,
     stop: Arc<AtomicBool>,
@@ -196,6 +203,8 @@ struct Worker {
     again: Vec<Again>,
     done: Vec<Done>,
     faults: Vec<Fault>,
+    /// Apps that hold faults of ours, and when those have waited long enough.
+    holding: Vec<(Arc<App>, Instant)>,
 }
 
 impl Worker {
@@ -248,10 +257,14 @@ impl Worker {
             return EpollTimeout::from(1u8);
         }
         *stalled_since = None;
-        if self.wait == Wait::Spin || self.lane.arm() {
+        let polls = self.wait == Wait::Spin || self.busy_poll.goes_on(self.lane.usual_wait(), Instant::now());
+        if polls || self.lane.arm() {
             return EpollTimeout::ZERO;
         }
-        if self.lane.in_flight() > 0 { EpollTimeout::from(50u8) } else { EpollTimeout::NONE }
+        let held =
+            self.holding.iter().map(|(_, until)| until.saturating_duration_since(Instant::now()).as_millis() as u8 + 1);
+        let under_way = (self.lane.in_flight() > 0).then_some(50);
+        held.chain(under_way).min().map_or(EpollTimeout::NONE, EpollTimeout::from)
     }
 
     fn take_mail(&mut self) {
@@ -289,12 +302,31 @@ impl Worker {
         for fault in faults.drain(..) {
             match space.serve(&mut core, fault, &around) {
                 Next::Served => {}
+                Next::Held => self.hold(&space.app),
                 Next::Again => self.again.push(Again::Fault(space.clone(), fault)),
                 Next::Read { slot, pages } => self.read(space, fault, slot, pages),
             }
         }
         self.faults = faults;
         true
+    }
+
+    /// A fault waits for the evictor, but not for longer than it may.
+    fn hold(&mut self, app: &Arc<App>) {
+        if !self.holding.iter().any(|(held, _)| Arc::ptr_eq(held, app)) {
+            self.holding.push((app.clone(), Instant::now() + LONGEST_HOLD));
+        }
+    }
+
+    /// What has waited long enough is served, whatever the evictor is at.
+    fn end_holds(&mut self) {
+        let now = Instant::now();
+        for i in (0..self.holding.len()).rev() {
+            if self.holding[i].1 <= now {
+                let (app, _) = self.holding.swap_remove(i);
+                app.take_held().into_iter().for_each(|(space, fault)| self.face(&space, fault));
+            }
+        }
     }
 
     /// Asks the pool for pages. Called under the space's lock: from here on the lane holds references to the slots.
@@ -309,7 +341,10 @@ impl Worker {
             self.pending.len() - 1
         });
         match self.lane.read(SlotRun { first: slot, count }, buf, token as u64) {
-            Ok(()) => self.pending[token] = Some(Pending { space: space.clone(), fault, slot }),
+            Ok(()) => {
+                self.pending[token] = Some(Pending { space: space.clone(), fault, slot });
+                self.busy_poll.restart();
+            }
             Err(Busy(buf)) => {
                 self.lane.free(buf);
                 self.free.push(token);
@@ -320,6 +355,7 @@ impl Worker {
 
     /// Moves everything that can move: doorbells, completions, second tries.
     fn turn(&mut self) {
+        self.end_holds();
         for again in std::mem::take(&mut self.again) {
             match again {
                 Again::Drain(id, since) => self.visit(id, since),
@@ -331,6 +367,9 @@ impl Worker {
         self.lane.submit();
         let mut done = std::mem::take(&mut self.done);
         self.lane.poll(&mut done);
+        if !done.is_empty() {
+            self.busy_poll.restart();
+        }
         for Done { token, buf, result } in done.drain(..) {
             let Some(pending) = self.pending.get_mut(token as usize).and_then(Option::take) else { continue };
             self.free.push(token as usize);

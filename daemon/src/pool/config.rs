@@ -2,6 +2,7 @@
 
 use annex_shared::config::{ByteSize, TimeSpan};
 use annex_shared::fabric::faulty::{FaultPlan, PlanError};
+use annex_shared::fabric::verbs::DeviceChoice;
 use annex_shared::page::PAGE_SIZE;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -25,6 +26,8 @@ pub struct PoolConfig {
     pub max_bytes: ByteSize,
     /// How long a start waits for the first donors to answer. annexd starts without them too.
     pub start_wait: TimeSpan,
+    /// This machine's RDMA device, port and GID; what is left out is chosen.
+    pub verbs: DeviceChoice,
     /// How long a donor may be without a working connection before writes go on without it. What it misses is copied to it when it is back.
     pub away_after: TimeSpan,
     /// How long a donor may be without a working connection before its replicas count as lost and are rebuilt elsewhere.
@@ -55,6 +58,7 @@ impl Default for PoolConfig {
             slab_size: ByteSize(0),
             max_bytes: ByteSize(0),
             start_wait: TimeSpan(Duration::from_millis(2000)),
+            verbs: DeviceChoice::default(),
             away_after: TimeSpan(Duration::from_millis(300)),
             lost_after: TimeSpan(Duration::from_millis(5000)),
             read_timeout: TimeSpan(Duration::from_millis(500)),
@@ -70,7 +74,7 @@ impl Default for PoolConfig {
 }
 
 /// One donor.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DonorConfig {
     /// What listings call it; the agent's own name if absent.
@@ -78,8 +82,22 @@ pub struct DonorConfig {
     /// `host:port` of its agent.
     pub address: String,
     pub transport: TransportChoice,
+    /// Whether `auto` makes do with TCP where RDMA can't be had. If not, a donor without RDMA is down, and RDMA is tried again and again.
+    pub tcp_fallback: bool,
     /// A fault plan for tests (`fail=1/97,corrupt=1/1009,seed=7`): this donor's fabric misbehaves on purpose.
     pub faults: Option<String>,
+}
+
+impl Default for DonorConfig {
+    fn default() -> Self {
+        DonorConfig {
+            name: None,
+            address: String::new(),
+            transport: TransportChoice::Auto,
+            tcp_fallback: true,
+            faults: None,
+        }
+    }
 }
 
 impl DonorConfig {
@@ -89,6 +107,9 @@ impl DonorConfig {
         let port_ok = address.rsplit_once(':').is_some_and(|(h, p)| !h.is_empty() && p.parse::<u16>().is_ok());
         if !port_ok || address.len() > MAX_ADDRESS {
             return Err(ConfigError::Address(address.clone()));
+        }
+        if self.transport == TransportChoice::Tcp && !self.tcp_fallback {
+            return Err(ConfigError::TcpOnly(self.label().to_owned()));
         }
         if let Some(plan) = &self.faults {
             plan.parse::<FaultPlan>()
@@ -107,9 +128,11 @@ impl DonorConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TransportChoice {
-    /// `shm` if the agent runs on this host and offers it, else `tcp`. The choice shows in `annex status`.
+    /// `shm` if the agent runs on this host and offers it, else `verbs` if both sides have RDMA, else `tcp`. The choice shows in `annex status`.
     #[default]
     Auto,
+    /// RDMA or nothing.
+    Verbs,
     Tcp,
     Shm,
 }
@@ -125,6 +148,10 @@ pub enum ConfigError {
     TooManyDonors(usize),
     #[error("donor address '{0}' is not host:port")]
     Address(String),
+    #[error(
+        "donor {0}: transport = \"tcp\" with tcp_fallback = false leaves no way to it: choose \"auto\" or \"verbs\", or allow tcp"
+    )]
+    TcpOnly(String),
     #[error("donor {donor}: {source}")]
     Faults { donor: String, source: PlanError },
     #[error("donor {0} is listed twice: two replicas would share its fate")]
@@ -191,16 +218,23 @@ mod tests {
         assert_eq!(with(|c| c.replicas = 5), Err(ConfigError::Replicas(5)));
         assert_eq!(with(|c| c.slab_size = ByteSize(5000)), Err(ConfigError::SlabSize(ByteSize(5000))));
         assert_eq!(with(|c| c.donors[0].address = "host".into()), Err(ConfigError::Address("host".into())));
+        assert_eq!(
+            with(|c| (c.donors[0].transport, c.donors[0].tcp_fallback) = (TransportChoice::Tcp, false)),
+            Err(ConfigError::TcpOnly("a:1".into()))
+        );
         assert_eq!(with(|c| c.donors[1].address = "a:1".into()), Err(ConfigError::Duplicate("a:1".into())));
     }
 
     #[test]
     fn sizes_and_transports_read_as_people_write_them() {
-        let text = r#"{"slab_size":"64M","lost_after":"7s","donors":[{"address":"a:1","transport":"shm"}]}"#;
+        let text = r#"{"slab_size":"64M","lost_after":"7s","verbs":{"gid_index":3},
+            "donors":[{"address":"a:1","transport":"shm"},{"address":"b:1","transport":"verbs","tcp_fallback":false}]}"#;
         let config: PoolConfig = serde_json::from_str(text).unwrap();
         assert_eq!(config.slab_size, ByteSize(64 << 20));
         assert_eq!(config.lost_after.0, Duration::from_secs(7));
         assert_eq!(config.donors[0].transport, TransportChoice::Shm);
+        assert_eq!((config.donors[1].transport, config.donors[1].tcp_fallback), (TransportChoice::Verbs, false));
+        assert_eq!(config.verbs.gid_index, Some(3));
         assert!(serde_json::from_str::<PoolConfig>(r#"{"slabsize":1}"#).is_err());
     }
 }

@@ -1,14 +1,17 @@
 //! What all threads of the pool share: the tables, what is known of each donor, and who to tell.
 
+use super::book::Grade;
 use super::config::{DonorConfig, MAX_DONORS, PoolConfig};
 use super::extents::ExtentTable;
 use super::keeper::News;
 use super::mailbox::Mailbox;
 use super::repair;
 use super::slots::{SlotRun, SlotTable};
+use super::traffic::Traffic;
 use annex_shared::api::DonorState;
 use annex_shared::fabric::{Arena, Transport};
 use annex_shared::ids::{DonorId, ExtentId, SlotIdx};
+use std::collections::HashSet;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::mpsc::Sender;
@@ -19,6 +22,8 @@ pub(super) struct Core {
     pub config: PoolConfig,
     pub extents: ExtentTable,
     pub slots: SlotTable,
+    /// The donor that is the spill file.
+    pub spill: Option<DonorId>,
     /// By `DonorId`: every donor the extent table names. It grows, and never shrinks.
     donors: Box<[OnceLock<Donor>]>,
     pub lanes: Mutex<Vec<LaneEntry>>,
@@ -34,6 +39,30 @@ pub(super) struct Core {
     /// Signalled when the shelf got a new extent, or when it is clear that it gets none.
     pub shelf_changed: Condvar,
     pub stopping: AtomicBool,
+    pub discarded: Discarded,
+}
+
+/// Slots whose bytes are nobody's: they have references and no content that was ever reported done. Those in quarantine, and those that were taken to be
+/// written later. To be asked while one holds a reference of one's own: what is written from then on is written to every replica there is.
+#[derive(Debug, Default)]
+pub(super) struct Discarded(Mutex<HashSet<SlotIdx>>);
+
+impl Discarded {
+    pub fn add(&self, run: SlotRun) {
+        lock(&self.0).extend(run.slots());
+    }
+
+    /// Before the quarantine's own reference goes.
+    pub fn remove(&self, run: SlotRun) {
+        let mut slots = lock(&self.0);
+        run.slots().for_each(|slot| {
+            slots.remove(&slot);
+        });
+    }
+
+    pub fn has(&self, slot: SlotIdx) -> bool {
+        lock(&self.0).contains(&slot)
+    }
 }
 
 /// What the pool's repairs did and have to do.
@@ -78,13 +107,14 @@ pub(super) struct Shelf {
     pub dry: bool,
     /// Nothing was to be had lately, and nothing is free.
     pub full: bool,
+    /// Donors have no room: what the last tier has is taken.
+    pub spills: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shelved {
     pub extent: ExtentId,
-    /// All replicas live.
-    pub healthy: bool,
+    pub grade: Grade,
 }
 
 /// One donor, as the data plane and the listings see it.
@@ -94,6 +124,7 @@ pub(super) struct Donor {
     /// `None` = not used any more.
     pub config: Mutex<Option<DonorConfig>>,
     pub stats: DonorStats,
+    pub traffic: Traffic,
     pub view: Mutex<DonorView>,
 }
 
@@ -129,6 +160,7 @@ impl Core {
         config: PoolConfig,
         extents: ExtentTable,
         slots: SlotTable,
+        spill: Option<DonorId>,
         keeper: Sender<News>,
         repair: Sender<repair::Task>,
     ) -> Self {
@@ -136,6 +168,7 @@ impl Core {
             config,
             extents,
             slots,
+            spill,
             donors: (0..MAX_DONORS).map(|_| OnceLock::new()).collect(),
             lanes: Mutex::default(),
             keeper,
@@ -146,6 +179,7 @@ impl Core {
             shelf: Mutex::default(),
             shelf_changed: Condvar::new(),
             stopping: AtomicBool::new(false),
+            discarded: Discarded::default(),
         }
     }
 
@@ -192,6 +226,11 @@ impl Core {
         lock(&self.lanes).iter().for_each(|l| l.mailbox.wake());
     }
 
+    #[inline]
+    pub fn is_spill(&self, donor: DonorId) -> bool {
+        self.spill == Some(donor)
+    }
+
     pub fn retain(&self, slot: SlotIdx) -> bool {
         self.slots.retain(slot)
     }
@@ -211,6 +250,11 @@ impl Core {
     #[inline]
     pub fn donor(&self, id: DonorId) -> Option<&Donor> {
         self.donors.get(usize::from(id.0))?.get()
+    }
+
+    /// What people know it by.
+    pub fn donor_name(&self, id: DonorId) -> String {
+        self.donor(id).map_or_else(|| id.to_string(), |d| format!("donor {}", lock(&d.view).name))
     }
 
     pub fn donors(&self) -> impl Iterator<Item = &Donor> {

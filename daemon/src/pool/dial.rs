@@ -2,12 +2,16 @@
 //! against scripted donors; and what they are in earnest.
 
 use super::config::{DonorConfig, PoolConfig, TransportChoice};
+use super::transport::{Choice, Way, is_fallback};
 use annex_shared::fabric::faulty::{FaultPlan, FaultyConnector, PlanError};
 use annex_shared::fabric::shm::{PrepareError, ShmConnector};
 use annex_shared::fabric::tcp::TcpConnector;
+use annex_shared::fabric::verbs::{
+    self, Counts, DeviceChoice, Dial, MemoryRegion, RegisterError, VerbsConnector, VerbsError,
+};
 use annex_shared::fabric::{Arena, ConnectError, Connector, Endpoint, Transport};
 use annex_shared::ids::{ClientId, Rkey};
-use annex_shared::preamble::Preamble;
+use annex_shared::preamble::{Preamble, Proof};
 use annex_shared::wire::{Event, FrameError, Frames, Refusal, Request, VERSION, Welcome, write_frame};
 use std::collections::VecDeque;
 use std::net::{TcpStream, ToSocketAddrs};
@@ -35,14 +39,38 @@ pub(crate) enum DialError {
     SlabSize { theirs: u64, ours: u64 },
     #[error("it uses slabs of {0} bytes, which this annexd can't: slab_size must be a power of two from 64K to 1G")]
     BadSlabSize(u64),
-    #[error("transport = \"shm\" but its agent is not on this host or has shm_socket off: use \"auto\" or \"tcp\"")]
-    NoShm,
+    #[error("{}: {why}", no_way(*.transport))]
+    NoWay { transport: TransportChoice, why: String },
+    #[error("its disk has not answered for long: it is used again when all that was asked of it is answered")]
+    DiskHangs,
+    #[error(
+        "it waits for the first donor, whose slabs' size it takes; set slab_size in [pool] if it is to work before"
+    )]
+    NoSlabSize,
+    #[error("its size of {size} bytes is less than one slab ({slab} bytes): make size in [spill] larger")]
+    SpillTooSmall { size: u64, slab: u64 },
+    #[error("its threads can't be started: {0}")]
+    SpillStart(std::io::Error),
     #[error(transparent)]
     Data(#[from] ConnectError),
     #[error(transparent)]
     Prepare(#[from] PrepareError),
     #[error(transparent)]
+    Verbs(#[from] VerbsError),
+    #[error(transparent)]
+    Register(#[from] verbs::PrepareError),
+    #[error(transparent)]
+    Buffers(#[from] RegisterError),
+    #[error(transparent)]
     Faults(#[from] PlanError),
+}
+
+fn no_way(transport: TransportChoice) -> &'static str {
+    match transport {
+        TransportChoice::Shm => "transport = \"shm\" (\"auto\" would try others)",
+        TransportChoice::Verbs => "transport = \"verbs\" (\"auto\" would fall back to tcp)",
+        TransportChoice::Auto | TransportChoice::Tcp => "tcp_fallback = false",
+    }
 }
 
 /// Reaches donors.
@@ -52,7 +80,22 @@ pub(crate) trait Dialer: Send + Sync {
     fn dial(&self, donor: &DonorConfig, client: ClientId, slab_size: u64) -> Result<Dialed, DialError>;
 
     /// The fabric to a donor that said welcome.
-    fn fabric(&self, donor: &DonorConfig, client: ClientId, welcome: &Welcome) -> Result<Fabric, DialError>;
+    fn fabric(&self, to: &Welcomed<'_>) -> Result<Fabric, DialError>;
+
+    /// Tries whether RDMA works now, to a donor whose fabric is a fallback, and for what its welcome says is held.
+    fn try_rdma(&self, to: &Welcomed<'_>) -> Result<(), DialError>;
+}
+
+/// A donor that said welcome to us.
+pub(crate) struct Welcomed<'a> {
+    pub donor: &'a DonorConfig,
+    /// Who we are there.
+    pub client: ClientId,
+    pub welcome: &'a Welcome,
+    /// Where RDMA counts its errors.
+    pub counts: &'a Arc<Counts>,
+    /// The buffers of all lanes: a transport that can't use one of them is none.
+    pub arenas: &'a [Arc<Arena>],
 }
 
 /// A control connection whose hello was answered.
@@ -77,6 +120,10 @@ pub(crate) trait Link: Send {
 pub(crate) struct Fabric {
     pub path: Arc<dyn DataPath>,
     pub why: String,
+    /// RDMA would be better, once it works.
+    pub is_fallback: bool,
+    /// The arenas as the device knows them, to be held until endpoints hold them: they would be registered a second time otherwise.
+    pub regions: Vec<Arc<MemoryRegion>>,
 }
 
 /// A connector that is told which slabs will be used.
@@ -86,17 +133,26 @@ pub(crate) trait DataPath: Send + Sync {
     /// Makes a slab ready, so that its first operation costs no more than any other.
     fn prepare(&self, rkey: Rkey) -> Result<(), DialError>;
     fn forget(&self, rkey: Rkey);
+    /// False if it is of no use any more, and better let go of: an RDMA device can't be removed while somebody has it open.
+    fn is_alive(&self) -> bool {
+        true
+    }
 }
 
 /// Donors on the network and on this host.
 pub(crate) struct NetDialer {
     control_timeout: Duration,
     op_timeout: Duration,
+    verbs: DeviceChoice,
 }
 
 impl NetDialer {
     pub fn new(config: &PoolConfig) -> Self {
-        NetDialer { control_timeout: config.control_timeout.0, op_timeout: config.op_timeout.0 }
+        NetDialer {
+            control_timeout: config.control_timeout.0,
+            op_timeout: config.op_timeout.0,
+            verbs: config.verbs.clone(),
+        }
     }
 }
 
@@ -141,34 +197,62 @@ impl Dialer for NetDialer {
         }
     }
 
-    fn fabric(&self, donor: &DonorConfig, client: ClientId, welcome: &Welcome) -> Result<Fabric, DialError> {
-        let (incarnation, session) = (welcome.incarnation, welcome.session);
-        let shm = |path: &str| -> Result<Reached, DialError> {
-            let shm = ShmConnector::connect(Path::new(path), client, incarnation, session, self.op_timeout)?;
-            let shm = Arc::new(shm);
-            Ok(Reached { connector: shm.clone(), shm: Some(shm) })
-        };
-        let tcp = || -> Result<Reached, DialError> {
-            let addr = resolve(&donor.address)?.next().ok_or(DialError::Confused)?;
-            let tcp = TcpConnector::new(addr, client, incarnation, session, self.op_timeout);
-            Ok(Reached { connector: Arc::new(tcp), shm: None })
-        };
-        let (mut reached, mut why) = match (donor.transport, &welcome.shm_socket) {
-            (TransportChoice::Tcp, _) => (tcp()?, "configured: tcp".to_owned()),
-            (TransportChoice::Shm, None) => return Err(DialError::NoShm),
-            (TransportChoice::Shm, Some(path)) => (shm(path)?, "configured: shared memory".to_owned()),
-            (TransportChoice::Auto, None) => (tcp()?, "no shared memory with it, no RDMA device here: tcp".to_owned()),
-            (TransportChoice::Auto, Some(path)) => match shm(path) {
-                Ok(shm) => (shm, "same host: shared memory".to_owned()),
-                Err(error) => (tcp()?, format!("same host, but shared memory failed ({error}): tcp")),
-            },
-        };
-        if let Some(plan) = &donor.faults {
-            let plan: FaultPlan = plan.parse()?;
-            reached.connector = Arc::new(FaultyConnector::new(reached.connector, plan));
-            why.push_str(", with injected faults");
+    fn fabric(&self, to: &Welcomed<'_>) -> Result<Fabric, DialError> {
+        let donor = to.donor;
+        let mut choice = Choice::new(donor, to.welcome);
+        while let Some(way) = choice.next() {
+            let mut reached = match self.reach(to, &way) {
+                Ok(reached) => reached,
+                // Without RDMA and shared memory there is nothing to fall back to from TCP.
+                Err(error) if way == Way::Tcp => return Err(error),
+                Err(error) => {
+                    choice.failed(&way, error);
+                    continue;
+                }
+            };
+            let over = reached.verbs.as_ref().map_or_else(String::new, |v| v.device().to_string());
+            let mut why = choice.why(&way, &over);
+            if let Some(plan) = &donor.faults {
+                let plan: FaultPlan = plan.parse()?;
+                reached.connector = Arc::new(FaultyConnector::new(reached.connector, plan));
+                why.push_str(", with injected faults");
+            }
+            let regions = std::mem::take(&mut reached.regions);
+            return Ok(Fabric { path: Arc::new(reached), why, is_fallback: is_fallback(donor, &way), regions });
         }
-        Ok(Fabric { path: Arc::new(reached), why })
+        Err(DialError::NoWay { transport: donor.transport, why: choice.why_none() })
+    }
+
+    fn try_rdma(&self, to: &Welcomed<'_>) -> Result<(), DialError> {
+        self.reach(to, &Way::Verbs).map(drop)
+    }
+}
+
+impl NetDialer {
+    fn reach(&self, to: &Welcomed<'_>, way: &Way) -> Result<Reached, DialError> {
+        let &Welcomed { donor, client, welcome, counts, arenas } = to;
+        let (incarnation, session, timeout) = (welcome.incarnation, welcome.session, self.op_timeout);
+        let addr = || resolve(&donor.address)?.next().ok_or(DialError::Confused);
+        Ok(match way {
+            Way::Shm(path) => {
+                let shm = Arc::new(ShmConnector::connect(Path::new(path), client, incarnation, session, timeout)?);
+                Reached { connector: shm.clone(), shm: Some(shm), verbs: None, regions: Vec::new() }
+            }
+            Way::Verbs => {
+                let proof = Proof { client, incarnation, session };
+                let (device, counts) = (self.verbs.clone(), counts.clone());
+                let verbs = Arc::new(VerbsConnector::connect(&Dial { addr: addr()?, proof, timeout, device, counts })?);
+                // A donor that can't register what it has lent (for want of lockable memory) is better reached over TCP.
+                welcome.held.iter().try_for_each(|lease| verbs.prepare(lease.rkey))?;
+                // The same for the buffers here.
+                let regions = arenas.iter().map(|arena| verbs.register(arena)).collect::<Result<_, _>>()?;
+                Reached { connector: verbs.clone(), shm: None, verbs: Some(verbs), regions }
+            }
+            Way::Tcp => {
+                let tcp = TcpConnector::new(addr()?, client, incarnation, session, timeout);
+                Reached { connector: Arc::new(tcp), shm: None, verbs: None, regions: Vec::new() }
+            }
+        })
     }
 }
 
@@ -227,10 +311,12 @@ impl Link for NetLink {
     }
 }
 
-/// A provider's connector; shared memory wants to know of slabs beforehand.
+/// A provider's connector; shared memory and RDMA want to know of slabs beforehand.
 struct Reached {
     connector: Arc<dyn Connector>,
     shm: Option<Arc<ShmConnector>>,
+    verbs: Option<Arc<VerbsConnector>>,
+    regions: Vec<Arc<MemoryRegion>>,
 }
 
 impl DataPath for Reached {
@@ -243,12 +329,21 @@ impl DataPath for Reached {
     }
 
     fn prepare(&self, rkey: Rkey) -> Result<(), DialError> {
-        self.shm.as_ref().map_or(Ok(()), |shm| Ok(shm.prepare(rkey)?))
+        self.shm.as_ref().map_or(Ok(()), |shm| shm.prepare(rkey))?;
+        self.verbs.as_ref().map_or(Ok(()), |verbs| verbs.prepare(rkey))?;
+        Ok(())
     }
 
     fn forget(&self, rkey: Rkey) {
         if let Some(shm) = &self.shm {
             shm.forget(rkey);
         }
+        if let Some(verbs) = &self.verbs {
+            verbs.forget(rkey);
+        }
+    }
+
+    fn is_alive(&self) -> bool {
+        self.verbs.as_ref().is_none_or(|verbs| verbs.is_alive())
     }
 }

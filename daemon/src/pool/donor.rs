@@ -5,12 +5,14 @@ use super::PoolError;
 use super::book::Greeting;
 use super::config::{DonorConfig, is_slab_size};
 use super::core::{Core, Donor, DonorStats, DonorView, lock};
-use super::dial::{DataPath, DialError, Dialer, Link};
+use super::dial::{DataPath, DialError, Dialer, Link, Welcomed};
 use super::keeper::News;
 use super::mailbox::Delivery;
 use super::session::{Session, Step};
+use super::traffic::Traffic;
+use super::transport;
 use annex_shared::api::DonorState;
-use annex_shared::fabric::Endpoint;
+use annex_shared::fabric::{Arena, Endpoint};
 use annex_shared::ids::{DonorId, Rkey, SlabId};
 use annex_shared::page::PAGE_SIZE;
 use annex_shared::wire::{Event, Lease, Request, Welcome};
@@ -26,10 +28,17 @@ use std::time::{Duration, Instant};
 /// The least time between two replacements of broken endpoints.
 const REPLACE_EVERY: Duration = Duration::from_millis(20);
 
+/// How long after a fallback to TCP it is looked whether RDMA works, and the longest time between two looks: one that fails for want of answers
+/// takes `op_timeout`, in which this thread does nothing else.
+const FIRST_LOOK: Duration = Duration::from_secs(2);
+const LAST_LOOK: Duration = Duration::from_secs(30);
+
 /// What the keeper asks of a donor's thread.
 pub(super) enum Command {
     /// Lease one slab.
     Lease,
+    /// Renew the leases now.
+    Renew,
     /// Give these back, if they are still what they were.
     Return(Vec<Lease>),
     /// Open an endpoint for the lane; the old one is closed first, so that it can be fenced.
@@ -74,6 +83,7 @@ impl DonorThread {
             path: None,
             want: BTreeSet::new(),
             replaced: None,
+            fallback: None,
         };
         let thread = std::thread::Builder::new().name(name.clone()).spawn(move || keep.run()).map_err(fail)?;
         Ok(DonorThread { commands, wake, thread })
@@ -110,7 +120,14 @@ impl Donor {
             capacity: 0,
             draining: false,
         };
-        Donor { id, address, config: Mutex::new(config), stats: DonorStats::default(), view: Mutex::new(view) }
+        Donor {
+            id,
+            address,
+            config: Mutex::new(config),
+            stats: DonorStats::default(),
+            traffic: Traffic::default(),
+            view: Mutex::new(view),
+        }
     }
 }
 
@@ -129,6 +146,15 @@ struct Keep {
     want: BTreeSet<u32>,
     /// When the last broken endpoint was replaced.
     replaced: Option<Instant>,
+    /// Set while the connection makes do with TCP.
+    fallback: Option<Fallback>,
+}
+
+/// What is needed to see whether RDMA works by now, and when to look.
+struct Fallback {
+    welcome: Welcome,
+    pause: Duration,
+    look_at: Instant,
 }
 
 struct Connection {
@@ -154,6 +180,10 @@ impl Keep {
                 Step::Connect => {
                     match self.connect() {
                         Ok(()) => {}
+                        Err(error @ DialError::NoSlabSize) => {
+                            self.session.not_yet(Instant::now());
+                            self.view(|view| view.why = error.to_string());
+                        }
                         Err(error) => self.lost_connection(&error),
                     }
                     continue;
@@ -165,6 +195,13 @@ impl Keep {
                     continue;
                 }
                 Step::Wait(until) => until,
+            };
+            let until = match self.fallback.as_ref().map(|f| f.look_at) {
+                Some(look_at) if look_at <= now => {
+                    self.look_for_rdma();
+                    continue;
+                }
+                look_at => look_at.map_or(until, |at| at.min(until)),
             };
             self.sleep(until.saturating_duration_since(now));
             let _ = self.wake.read();
@@ -197,7 +234,9 @@ impl Keep {
         let dialed = self.dialer.dial(&config, client, expected)?;
         let welcome = dialed.welcome;
         let slots = self.fix_slab_size(&welcome)?;
-        let fabric = self.dialer.fabric(&config, client, &welcome)?;
+        let counts = self.core.donor(self.id).map(|d| d.traffic.statuses.clone()).unwrap_or_default();
+        let to = Welcomed { donor: &config, client, welcome: &welcome, counts: &counts, arenas: &self.arenas() };
+        let fabric = self.dialer.fabric(&to)?;
         let mut connection = Connection { link: dialed.link, path: fabric.path, held: BTreeMap::new() };
         for lease in &welcome.held {
             connection.path.prepare(lease.rkey)?;
@@ -209,9 +248,15 @@ impl Keep {
         self.want.extend(lock(&self.core.lanes).iter().map(|l| l.id));
         // A donor counts as up only when data flows too.
         self.open_wanted()?;
+        drop(fabric.regions);
         drop(self.path.replace(path));
         self.session.connected(Instant::now(), Duration::from_millis(welcome.lease_ttl_ms));
         tracing::info!("donor {} at {} is up over {transport}: {}", welcome.name, config.address, fabric.why);
+        self.fallback = fabric.is_fallback.then(|| Fallback {
+            welcome: welcome.clone(),
+            pause: FIRST_LOOK,
+            look_at: Instant::now() + FIRST_LOOK,
+        });
         let free = welcome.free_slabs;
         let capacity = welcome.capacity_slabs;
         let name = config.name.clone().unwrap_or_else(|| welcome.name.clone());
@@ -237,6 +282,34 @@ impl Keep {
         Ok(())
     }
 
+    /// Connects anew if RDMA works by now. A connection of another session is what makes sure that nothing of the old endpoints comes late.
+    fn look_for_rdma(&mut self) {
+        let (Some(config), Some(mut fallback)) = (self.config.clone(), self.fallback.take()) else { return };
+        let client = self.core.extents.client();
+        let Some(donor) = self.core.donor(self.id) else { return };
+        let held = self.connection.iter().flat_map(|c| &c.held);
+        fallback.welcome.held = held.map(|(slab, rkey)| Lease { slab: *slab, rkey: *rkey }).collect();
+        let counts = &donor.traffic.statuses;
+        let welcome = &fallback.welcome;
+        let to = Welcomed { donor: &config, client, welcome, counts, arenas: &self.arenas() };
+        let tried = self.dialer.try_rdma(&to);
+        if let Err(error) = tried {
+            self.view(|view| view.why = transport::why_still_tcp(&error));
+            fallback.look_at = Instant::now() + fallback.pause;
+            fallback.pause = (fallback.pause * 2).min(LAST_LOOK);
+            self.fallback = Some(fallback);
+            return;
+        }
+        tracing::info!("donor {}: RDMA works now, moving back to it", config.label());
+        if let Err(error) = self.connect() {
+            self.lost_connection(&error);
+        }
+    }
+
+    fn arenas(&self) -> Vec<Arc<Arena>> {
+        lock(&self.core.lanes).iter().map(|lane| lane.arena.clone()).collect()
+    }
+
     fn fix_slab_size(&self, welcome: &Welcome) -> Result<u32, DialError> {
         let theirs = welcome.slab_size;
         if !is_slab_size(theirs) {
@@ -254,6 +327,10 @@ impl Keep {
     fn obey(&mut self, command: Command) -> Result<(), DialError> {
         match command {
             Command::Lease => self.lease(),
+            Command::Renew => {
+                self.session.renew_now(Instant::now());
+                Ok(())
+            }
             Command::Return(leases) => self.give_back(leases),
             Command::Open { lane, old } => {
                 if old.is_some() {
@@ -293,7 +370,7 @@ impl Keep {
                 Ok(())
             }
             Event::Refused(refusal) => {
-                tracing::debug!("{} leases nothing now: it {refusal}", self.id);
+                tracing::debug!("{} leases nothing now: it {refusal}", self.core.donor_name(self.id));
                 self.core.tell(News::LeaseRefused { donor: self.id });
                 Ok(())
             }
@@ -346,13 +423,20 @@ impl Keep {
         match connection.link.hear()? {
             None => Ok(()),
             Some(Event::Closing { grace_ms }) => {
-                tracing::warn!("{} is shutting down and takes its memory along in {grace_ms} ms", self.id);
+                tracing::warn!(
+                    "{} is shutting down and takes its memory along in {grace_ms} ms",
+                    self.core.donor_name(self.id)
+                );
                 self.view(|view| (view.state, view.why) = (DonorState::Connecting, "it is shutting down".to_owned()));
                 self.core.tell(News::Closing { donor: self.id, grace: Duration::from_millis(grace_ms) });
                 Ok(())
             }
             Some(Event::Recall { slabs, deadline_ms }) => {
-                tracing::info!("{} wants {} slabs back within {deadline_ms} ms", self.id, slabs.len());
+                tracing::info!(
+                    "{} wants {} slabs back within {deadline_ms} ms",
+                    self.core.donor_name(self.id),
+                    slabs.len()
+                );
                 let deadline = Instant::now() + Duration::from_millis(deadline_ms);
                 self.core.tell(News::Recalled { donor: self.id, slabs, deadline });
                 Ok(())
@@ -377,7 +461,9 @@ impl Keep {
     }
 
     fn lost_connection(&mut self, error: &DialError) {
+        self.fallback = None;
         let had = self.connection.take().is_some();
+        self.path.take_if(|path| !path.is_alive());
         self.session.failed(Instant::now(), rand::random());
         let why = error.to_string();
         self.view(|view| {
@@ -405,7 +491,10 @@ impl Keep {
         let Some(connection) = &self.connection else { return };
         let all: Vec<Lease> = connection.held.iter().map(|(slab, rkey)| Lease { slab: *slab, rkey: *rkey }).collect();
         if let Err(error) = self.give_back(all) {
-            tracing::warn!("failed to return the leases of {}: {error}; they end by themselves", self.id);
+            tracing::warn!(
+                "failed to return the leases of {}: {error}; they end by themselves",
+                self.core.donor_name(self.id)
+            );
         }
     }
 }

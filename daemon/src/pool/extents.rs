@@ -1,9 +1,9 @@
 //! The extent table: where the replicas of every extent lie. A memfd, so that it outlives annexd.
 //!
-//! # Layout, version 2 (little-endian, offsets in bytes)
+//! # Layout, version 3 (little-endian, offsets in bytes)
 //! ```text
 //! 0         magic "annexext"                       8
-//! 8         version = 2                            u32
+//! 8         version = 2 or 3                       u32
 //! 12        slots per extent, 0 = not known yet    u32   (a power of two)
 //! 16        donor entries                          u32   = 256
 //! 20        extent entries                         u32   = 65536
@@ -23,6 +23,8 @@
 //!                +24 copying: first place (u32) | slots << 32   u64
 //! 16846848  missed bits of place 0, one per slot of the pool   2^30 bits, then those of places 1 to 5
 //! ```
+//! Version 3 is version 2 with one more state of a replica (trailing) and a donor that is none (address `spill`): a table has it from the first annexd on
+//! that has a spill file, so that without one an older annexd can take it over.
 //! Version 1 had 128 bytes per extent, four places of 24 bytes, a count of replicas at +4 and no missed bits; `migrate` reads it.
 //!
 //! # Order of updates
@@ -37,14 +39,17 @@
 
 use super::mapped::{MapError, Mapped};
 use super::migrate;
-use super::replicas::{PLACES, Replica};
-use annex_shared::ids::{ClientId, DonorId, ExtentId, SlotIdx};
+use super::replicas::{PLACES, Replica, Replicas};
+use annex_shared::ids::{ClientId, DonorId, ExtentId, Incarnation, SlotIdx};
+use annex_shared::wire::Lease;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"annexext");
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
+/// Of a table that knows no spill file.
+const WITHOUT_SPILL: u32 = 2;
 pub(super) const DONORS: usize = 256;
 pub(super) const DONOR_AT: usize = 4096;
 pub(super) const DONOR_LEN: usize = 256;
@@ -61,6 +66,8 @@ const FREE: u32 = 0;
 pub(super) const LIVE: u32 = 1;
 const RETURNING: u32 = 2;
 
+/// The spill file's place among the donors' addresses: no `host:port`.
+pub(super) const SPILL: &str = "spill";
 /// The most extents a pool can have.
 pub(super) const MAX_EXTENTS: usize = 65536;
 /// Slot numbers have this many bits.
@@ -90,7 +97,7 @@ pub(super) struct ExtentTable {
 impl ExtentTable {
     pub fn create(client: ClientId) -> Result<Self, TableError> {
         let map = Mapped::create("annex-extents", LEN)?;
-        map.u32(8).store(VERSION, Relaxed);
+        map.u32(8).store(WITHOUT_SPILL, Relaxed);
         map.u32(16).store(DONORS as u32, Relaxed);
         map.u32(20).store(MAX_EXTENTS as u32, Relaxed);
         map.u64(24).store(client.0, Relaxed);
@@ -106,8 +113,8 @@ impl ExtentTable {
         }
         let table = match map.u32(8).load(Relaxed) {
             1 => migrate::from_v1(&map)?,
-            VERSION if map.len() == LEN => ExtentTable { map },
-            VERSION => return Err(TableError::Damaged("its length is not the layout's")),
+            WITHOUT_SPILL | VERSION if map.len() == LEN => ExtentTable { map },
+            WITHOUT_SPILL | VERSION => return Err(TableError::Damaged("its length is not the layout's")),
             other => return Err(TableError::Version(other)),
         };
         let per_extent = table.map.u32(12).load(Relaxed);
@@ -184,6 +191,12 @@ impl ExtentTable {
         Some(DonorId(free as u16))
     }
 
+    /// The spill file's entry, made if there is none: from here on the table is one of the present version.
+    pub fn spill(&self) -> Option<DonorId> {
+        self.map.u32(8).store(VERSION, Release);
+        self.donor(SPILL, false)
+    }
+
     /// True for a donor that no configuration file need name.
     pub fn is_added_at_run_time(&self, donor: DonorId) -> bool {
         self.map.u32(DONOR_AT + usize::from(donor.0) * DONOR_LEN + 4).load(Relaxed) == 1
@@ -198,6 +211,14 @@ impl ExtentTable {
             let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).take(len).collect();
             (len > 0).then(|| (DonorId(i as u16), String::from_utf8_lossy(&bytes).into_owned()))
         })
+    }
+
+    /// What is kept on a donor, with the incarnation it is of.
+    pub fn leases(&self, donor: DonorId) -> Vec<(Incarnation, Lease)> {
+        let lease = |r: &Replica| (r.incarnation, Lease { slab: r.slab, rkey: r.rkey });
+        let kept = |r: &Replica| r.donor == donor && r.state.is_kept();
+        let on_it = |r: Replicas| r.iter().filter(|(_, r)| kept(r)).map(|(_, r)| lease(r)).collect::<Vec<_>>();
+        self.live().flat_map(|(_, replicas)| on_it(replicas)).collect()
     }
 
     /// Makes a free entry live, with one replica in each place from the first on.
@@ -318,7 +339,7 @@ fn accessed() {
 mod tests {
     use super::super::replicas::ReplicaState;
     use super::*;
-    use annex_shared::ids::{Incarnation, Rkey, SlabId};
+    use annex_shared::ids::{Rkey, SlabId};
 
     fn replica(donor: u16) -> Replica {
         Replica::live(DonorId(donor), SlabId(3), Incarnation(9), Rkey(77))
@@ -376,7 +397,7 @@ mod tests {
         let error = ExtentTable::open(table.fd().try_clone_to_owned().unwrap()).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "the pool's saved state has layout version 9, this annexd knows 2: start the version that wrote it"
+            "the pool's saved state has layout version 9, this annexd knows 3: start the version that wrote it"
         );
         assert_eq!(table.state(ExtentId(0)).load(Relaxed), RETURNING);
     }

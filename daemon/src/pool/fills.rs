@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 /// A fill that could not go on is tried again after this.
 const RETRY: Duration = Duration::from_millis(100);
+/// A backup is looked at so often for what was written meanwhile.
+const FOLLOW_EVERY: Duration = Duration::from_millis(100);
 /// If for this long no page could be copied since every live replica gave wrong bytes for all that are left, those are gone.
 const GIVE_UP: Duration = Duration::from_secs(10);
 
@@ -51,6 +53,12 @@ impl Fill {
     /// It can't go on now.
     pub fn stuck(&mut self, now: Instant) {
         self.not_before = Some(now + RETRY);
+    }
+
+    /// A backup lacks nothing that could be copied now.
+    pub fn rests(&mut self, now: Instant) {
+        (self.cursor, self.copied, self.hindered) = (0, false, false);
+        self.not_before = Some(now + FOLLOW_EVERY);
     }
 
     /// Pages could not be copied for another reason than that no replica gave them right.
@@ -100,9 +108,9 @@ impl Fills {
         Some(self.all.swap_remove(at))
     }
 
-    /// When one that is stuck can go on.
+    /// When the next one can go on; `None` = one can now, or there is none.
     pub fn due(&self) -> Option<Instant> {
-        self.all.iter().filter_map(|f| f.not_before).min()
+        self.all.iter().map(|f| f.not_before).min().flatten()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -155,6 +163,20 @@ mod tests {
         assert_eq!(fills.next(now).unwrap().extent, ExtentId(1));
         assert!(fills.next(now).is_none());
         assert_eq!(fills.next(fills.due().unwrap()).unwrap().extent, ExtentId(2));
+    }
+
+    /// Backups are looked at again and again, and were what the repair thread waited for.
+    #[test]
+    fn what_rests_keeps_nothing_waiting_that_can_go_on() {
+        let now = Instant::now();
+        let mut fills = Fills::default();
+        let mut backup = Fill::new(ExtentId(1), 0, 0, usize::MAX);
+        backup.rests(now);
+        fills.add(backup);
+        assert_eq!(fills.due(), Some(now + FOLLOW_EVERY));
+        fills.add(Fill::new(ExtentId(2), 0, 0, 1));
+        assert_eq!(fills.due(), None);
+        assert_eq!(fills.next(now + FOLLOW_EVERY).unwrap().extent, ExtentId(2));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use super::IoError;
 use super::buffer::Buf;
 use super::replicas::{PLACES, Took};
 use super::slots::SlotRun;
+use annex_shared::fabric::OpKind;
 use annex_shared::ids::{DonorId, ExtentId, RemoteAddr, Rkey};
 use std::ops::{Index, IndexMut};
 use std::time::Instant;
@@ -98,6 +99,15 @@ pub(super) struct PartState {
 pub(super) enum Direction {
     Read,
     Write,
+}
+
+impl Direction {
+    pub fn kind(self) -> OpKind {
+        match self {
+            Direction::Read => OpKind::Read,
+            Direction::Write => OpKind::Write,
+        }
+    }
 }
 
 /// One fabric operation, posted or about to be.

@@ -1,7 +1,7 @@
 //! The keeper: carries out what the book decides, and tells it what happened. One thread, woken by news; it never waits for the network.
 
 use super::PoolError;
-use super::book::{Action, Book, Greeting, Placed, Room, Rules};
+use super::book::{Action, Book, Grade, Greeting, Placed, Room, Rules};
 use super::core::{Core, Shelved, lock};
 use super::dial::Dialer;
 use super::donor::{Command, DonorThread};
@@ -20,6 +20,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+/// The keeper, which waits `LOOK_EVERY` at most, did not run for so long: the machine was frozen, or a virtual one was paused.
+const STOOD_STILL: Duration = Duration::from_secs(3);
 /// Without news the keeper looks around this often: idle extents and stock, donors whose time is up.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Slots of a write whose end was not seen are kept from reuse at least this long, and for one and a half times the longest life of a lease.
@@ -101,6 +103,8 @@ pub(super) enum News {
     },
     /// Release these after the quarantine.
     Quarantine(SlotRun),
+    /// The same, and what they hold is nobody's: a write that failed, whose bytes its owner has taken back.
+    Discard(SlotRun),
     // From `reserve`.
     Taken,
     Wanted,
@@ -144,6 +148,7 @@ pub(super) fn start(
         idle_return: core.config.idle_return.0,
         max_extents: 0,
         slots_per_extent: 0,
+        spill: core.spill,
     };
     let mut book = Book::new(rules, rand::random());
     if let Some(slots) = core.extents.slots_per_extent() {
@@ -158,7 +163,7 @@ pub(super) fn start(
         };
         let places = (0..PLACES as u8).map(|n| placed(core.extents.replica(extent, n)));
         // The book says which are not whole.
-        lock(&core.shelf).extents.push(Shelved { extent, healthy: true });
+        lock(&core.shelf).extents.push(Shelved { extent, grade: Grade::Whole });
         book.adopt(extent, places.collect(), now);
     }
     let mut donors = BTreeMap::new();
@@ -196,8 +201,17 @@ fn max_extents(core: &Core, slots: u32) -> u32 {
 
 impl Keeper {
     fn run(&mut self, news: &Receiver<News>) {
+        let mut last = Instant::now();
         loop {
             let now = Instant::now();
+            if now.duration_since(last) >= STOOD_STILL {
+                tracing::warn!(
+                    "nothing ran here for {:?}: absences of donors are counted anew",
+                    now.duration_since(last)
+                );
+                self.book.stood_still(now);
+            }
+            last = now;
             let wait = self.book.due().map_or(LOOK_EVERY, |at| at.saturating_duration_since(now).min(LOOK_EVERY));
             match news.recv_timeout(wait) {
                 Ok(News::Stop { give_back }) => return self.stop(give_back),
@@ -228,7 +242,8 @@ impl Keeper {
             News::Closing { donor, grace } => self.book.closing(donor, grace, now),
             News::Recalled { donor, slabs, deadline } => self.book.recalled(donor, &slabs, deadline),
             News::Hung { donor } => {
-                tracing::warn!("{donor} does not answer: writes go on without it");
+                let name = self.core.donor_name(donor);
+                tracing::warn!("{name} does not answer: writes go on without it until its agent does");
                 self.book.hung(donor, now);
             }
             News::Leased { donor, leases } => self.book.leased(donor, leases, now),
@@ -276,6 +291,10 @@ impl Keeper {
                 }
             }
             News::Quarantine(run) => self.quarantine.push_back((now + self.quarantine_for, run)),
+            News::Discard(run) => {
+                self.core.discarded.add(run);
+                self.quarantine.push_back((now + self.quarantine_for, run));
+            }
             News::Taken | News::Wanted => {}
             News::DonorAdded { donor } => self.add_donor(donor),
             News::DonorRemoved { donor } => self.book.remove(donor),
@@ -287,6 +306,7 @@ impl Keeper {
     fn look(&mut self) {
         let now = Instant::now();
         while let Some((_, run)) = self.quarantine.pop_front_if(|(until, _)| *until <= now) {
+            self.core.discarded.remove(run);
             self.core.release_run(run);
         }
         self.book.tick(now);
@@ -297,6 +317,7 @@ impl Keeper {
         {
             let mut shelf = lock(&self.core.shelf);
             (shelf.dry, shelf.full) = (self.book.is_dry(), self.book.is_full());
+            shelf.spills = self.book.spills();
             shelf.looks += 1;
         }
         self.core.shelf_changed.notify_all();
@@ -318,8 +339,10 @@ impl Keeper {
         let mut room = Room { wanted: std::mem::take(&mut shelf.wanted), taken, ..Room::default() };
         for shelved in &shelf.extents {
             let free = self.core.slots.free_count(shelved.extent);
-            if shelved.healthy {
-                room.free += u64::from(free);
+            match shelved.grade {
+                Grade::Whole => room.free += u64::from(free),
+                Grade::LastTier => room.spilled += u64::from(free),
+                Grade::Degraded => {}
             }
             if free == slots {
                 room.empty.push(shelved.extent);
@@ -338,6 +361,7 @@ impl Keeper {
             for action in actions {
                 match action {
                     Action::Lease(donor) => self.command(donor, Command::Lease),
+                    Action::Ask(donor) => self.command(donor, Command::Renew),
                     Action::Return(donor, leases) => self.command(donor, Command::Return(leases)),
                     Action::Publish(extent, replicas) => self.publish(extent, &replicas),
                     Action::Lose { extent, place, why } => {
@@ -361,8 +385,7 @@ impl Keeper {
                         let generation = self.core.extents.replica(extent, place).generation;
                         changed |= self.core.extents.vacate(extent, place, generation);
                     }
-                    Action::Degrade(extent) => self.weighed(extent, false),
-                    Action::Restore(extent) => self.weighed(extent, true),
+                    Action::Grade(extent, grade) => self.weighed(extent, grade),
                     Action::Removed(donor) => self.removed(donor),
                     Action::Retire(extent) => self.retire(extent),
                     Action::Abandon(donor) => {
@@ -425,7 +448,11 @@ impl Keeper {
     }
 
     fn fill(&self, extent: ExtentId, place: u8, generation: u16) {
-        let live = self.core.extents.replicas(extent).map_or(0, |r| r.live());
+        let live = match self.core.extents.replica(extent, place).state {
+            // A backup is in no hurry.
+            ReplicaState::Trailing => usize::MAX,
+            _ => self.core.extents.replicas(extent).map_or(0, |r| r.live()),
+        };
         self.core.mend(Task::Fill { extent, place, generation, live });
     }
 
@@ -439,8 +466,8 @@ impl Keeper {
 
     fn join(&self, extent: ExtentId, place: u8, placed: &Placed) -> bool {
         let replica = Replica::live(placed.donor, placed.lease.slab, placed.incarnation, placed.lease.rkey);
-        let Some(generation) = self.core.extents.join(extent, place, &replica) else { return false };
-        tracing::info!("{extent} gets a new replica on {}", placed.donor);
+        let Some(generation) = self.core.extents.join(extent, place, &replica, placed.state) else { return false };
+        tracing::info!("{extent} gets a new replica on {}", self.core.donor_name(placed.donor));
         self.fill(extent, place, generation);
         true
     }
@@ -449,12 +476,16 @@ impl Keeper {
         let before = self.core.extents.replica(extent, place);
         let same = before.incarnation == placed.incarnation && before.rkey == placed.lease.rkey;
         let joined = match same {
-            true => self.core.extents.rejoin(extent, place),
+            true => self.core.extents.rejoin(extent, place, placed.state),
             false => self.core.extents.resume(extent, place, placed.incarnation, placed.lease.rkey),
         };
         let Some(generation) = joined else { return false };
         let missed = self.core.extents.missed_count(extent, place, |_, bits| bits);
-        tracing::info!("replica {place} of {extent} on {} is back: {missed} slots to copy", placed.donor);
+        let (name, state) = (self.core.donor_name(placed.donor), placed.state.name());
+        tracing::info!(
+            "replica {place} of {extent} on {name} was {}, is {state}: {missed} slots to copy",
+            before.state.name()
+        );
         self.fill(extent, place, generation);
         true
     }
@@ -473,14 +504,14 @@ impl Keeper {
         let replicas: Vec<Replica> = replicas.iter().map(replica).collect();
         self.core.slots.adopt(extent, slots);
         self.core.extents.publish(extent, &replicas);
-        lock(&self.core.shelf).extents.push(Shelved { extent, healthy: true });
+        lock(&self.core.shelf).extents.push(Shelved { extent, grade: Grade::Whole });
         self.core.shelf_changed.notify_all();
         tracing::debug!("{extent} taken on {:?}", replicas.iter().map(|r| r.donor).collect::<Vec<_>>());
     }
 
-    fn weighed(&self, extent: ExtentId, healthy: bool) {
+    fn weighed(&self, extent: ExtentId, grade: Grade) {
         for shelved in lock(&self.core.shelf).extents.iter_mut().filter(|s| s.extent == extent) {
-            shelved.healthy = healthy;
+            shelved.grade = grade;
         }
     }
 
@@ -502,9 +533,8 @@ impl Keeper {
     }
 
     fn report(&self, extent: ExtentId, place: u8, what: &str, why: &str) {
-        let donor = self.core.donor(self.core.extents.replica(extent, place).donor);
-        let name = donor.map(|d| lock(&d.view).name.clone()).unwrap_or_default();
-        tracing::warn!("replica {place} of {extent} on donor {name} is {what}: {why}");
+        let donor = self.core.donor_name(self.core.extents.replica(extent, place).donor);
+        tracing::warn!("replica {place} of {extent} on {donor} is {what}: {why}");
     }
 
     fn stop(&mut self, give_back: bool) {

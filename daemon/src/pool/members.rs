@@ -42,7 +42,10 @@ impl Pool {
         let used = || self.core.donors().filter(|d| lock(&d.config).is_some());
         let is_it = |d: &&Donor| d.address == name || lock(&d.view).name == name;
         let donor = used().find(is_it).ok_or_else(|| DonorError::Unknown(name.to_owned()))?;
-        let staying = used().filter(|d| d.id != donor.id && !lock(&d.view).draining).count();
+        if !self.is_real(donor) {
+            return Err(DonorError::Spill);
+        }
+        let staying = used().filter(|d| self.is_real(d) && d.id != donor.id && !lock(&d.view).draining).count();
         let replicas = self.core.config.replicas;
         if staying < usize::from(replicas) {
             return Err(DonorError::Needed { donor: name.to_owned(), staying, replicas });

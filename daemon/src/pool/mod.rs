@@ -9,6 +9,7 @@
 //!   endpoints for lanes. It may block on the network.
 //! - The **keeper** is the one who decides: which donors a new extent goes to, when one is given back, when a donor's replicas are
 //!   away or lost and where others are made. It never blocks on the network; its decisions are made by `book`, which is pure.
+//! - The **spill file**, if there is one, is a donor that nobody prefers (`spill`).
 //! - The **repair thread** copies what joining replicas lack, rewrites pages that decayed, and looks for such pages. It has a lane of its own.
 //!
 //! # State
@@ -43,10 +44,13 @@ mod session;
 #[cfg(test)]
 mod sim;
 mod slots;
+mod spill;
 #[cfg(test)]
-mod testbed;
+pub(crate) mod testbed;
 #[cfg(test)]
 mod tests;
+mod traffic;
+mod transport;
 
 use self::core::{Core, Donor, DonorView, lock};
 use crate::mapped;
@@ -54,7 +58,8 @@ use annex_shared::api::{DonorInfo, DonorState, PoolInfo, SlabInfo};
 use annex_shared::fabric::ArenaError;
 use annex_shared::ids::{ClientId, SlotIdx};
 use annex_shared::page::PAGE_SIZE;
-use extents::{ExtentTable, TableError};
+use book::Grade;
+use extents::{ExtentTable, SPILL, TableError};
 use mapped::MapError;
 use slots::SlotTable;
 use std::collections::BTreeMap;
@@ -68,6 +73,7 @@ pub use buffer::Buf;
 pub use config::{ConfigError, DonorConfig, MAX_REPLICAS, PoolConfig, TransportChoice};
 pub use lane::Lane;
 pub use slots::SlotRun;
+pub use spill::{Spill, SpillConfig, SpillError};
 
 /// An extent is worth filling on while a quarter of it is free.
 const ROOMY: u32 = 4;
@@ -89,11 +95,13 @@ pub enum PoolError {
     Reference(SlotIdx),
     #[error("donor {0} holds pages of running programs but is not configured any more: add it to [pool] again")]
     DonorMissing(String),
+    #[error("the spill file holds pages of running programs but is not configured any more: add [spill] again")]
+    SpillMissing,
     #[error("failed to start the pool's thread {name}: {source}")]
     Thread { name: String, source: std::io::Error },
     #[error("failed to start the pool's repair thread: {0}")]
     Lane(#[from] LaneError),
-    #[error("no donors are configured: add [[pool.donors]] with an address, or start annexd with --donor HOST:PORT")]
+    #[error("no donors are configured: add [[pool.donor]] with an address, or start annexd with --donor HOST:PORT")]
     NoDonors,
     #[error("{up} of {needed} donors needed for {replicas} replicas are up; {missing}")]
     TooFewDonors { up: usize, needed: usize, replicas: u8, missing: String },
@@ -108,6 +116,8 @@ pub enum DonorError {
     Known(String),
     #[error("there is a donor named {0} already: choose another name")]
     NameTaken(String),
+    #[error("the spill file is no donor: remove [spill] from annexd's configuration and start annexd anew")]
+    Spill,
     #[error("there is no donor {0}")]
     Unknown(String),
     #[error("without donor {donor} only {staying} would be left for {replicas} replicas: add another one first")]
@@ -181,16 +191,17 @@ pub struct Pool {
 
 impl Pool {
     /// Starts the pool: connects to the donors in the background and waits for them a moment (`start_wait`), not for ever.
-    pub fn start(config: PoolConfig, state: PoolState<'_>) -> Result<Arc<Pool>, PoolError> {
+    pub fn start(config: PoolConfig, spill: Option<Arc<Spill>>, state: PoolState<'_>) -> Result<Arc<Pool>, PoolError> {
         let dialer = Arc::new(dial::NetDialer::new(&config));
-        Self::start_with(config, state, dialer)
+        Self::start_with(config, spill, state, dialer)
     }
 
     /// As [`Pool::start`], reaching donors through another dialer.
     pub(crate) fn start_with(
         config: PoolConfig,
+        spill: Option<Arc<Spill>>,
         state: PoolState<'_>,
-        dialer: Arc<dyn dial::Dialer>,
+        mut dialer: Arc<dyn dial::Dialer>,
     ) -> Result<Arc<Pool>, PoolError> {
         config.check()?;
         let taken_over = matches!(state, PoolState::Saved { .. });
@@ -203,10 +214,17 @@ impl Pool {
                 (extents, slots, unsettled)
             }
         };
-        let donors = Self::name_donors(&config, &extents)?;
+        let donors = Self::name_donors(&config, &extents, spill.is_some())?;
+        let mut spill_id = None;
+        if let Some(spill) = spill {
+            let id = extents.spill().ok_or(ConfigError::TooManyDonors(config.donors.len() + 1))?;
+            spill.inherit(extents.leases(id));
+            spill_id = Some(id);
+            dialer = Arc::new(spill::WithSpill { donors: dialer, spill });
+        }
         let (keeper, news) = mpsc::channel();
         let (repair, tasks) = mpsc::channel();
-        let core = Arc::new(Core::new(config, extents, slots, keeper, repair));
+        let core = Arc::new(Core::new(config, extents, slots, spill_id, keeper, repair));
         donors.into_iter().for_each(|donor| {
             core.add_donor(donor);
         });
@@ -215,7 +233,7 @@ impl Pool {
         }
         let threads = keeper::start(&core, dialer, news, tasks)?;
         // A write that was under way when the annexd before ended may arrive yet.
-        unsettled.into_iter().for_each(|run| core.tell(keeper::News::Quarantine(run)));
+        unsettled.into_iter().for_each(|run| core.tell(keeper::News::Discard(run)));
         let pool = Arc::new(Pool { core, threads: Mutex::new(threads), taken_over });
         if !taken_over {
             // Programs stand still meanwhile if there are any already; what they need waits for its donor alone.
@@ -245,11 +263,11 @@ impl Pool {
         let until = Instant::now() + RESERVE_WAIT;
         let mut got = 0;
         let mut shelf = lock(&self.core.shelf);
-        let mut healthy_only = true;
+        let mut good_only = true;
         // What the shelf says may be from before the first donor was there: only a fresh word counts.
         let looks = shelf.looks;
         while got < pages {
-            if let Some(run) = self.take(&shelf, (pages - got).min(u32::MAX as usize) as u32, healthy_only) {
+            if let Some(run) = self.take_best(&shelf, (pages - got).min(u32::MAX as usize) as u32, good_only) {
                 got += run.count as usize;
                 shelf.taken += u64::from(run.count);
                 runs.push(run);
@@ -257,9 +275,9 @@ impl Pool {
             }
             let left = until.saturating_duration_since(Instant::now());
             let dry = shelf.dry && shelf.looks > looks + 1;
-            if healthy_only && (dry || left.is_zero()) {
+            if good_only && (dry || left.is_zero()) {
                 // Degraded extents take pages only when there is nothing better.
-                healthy_only = false;
+                good_only = false;
                 continue;
             }
             if dry || left.is_zero() || self.core.stopping.load(Acquire) {
@@ -280,6 +298,16 @@ impl Pool {
         }
         drop(shelf);
         got
+    }
+
+    /// Reserved slots that are not written soon: what is in them is worth nothing to anybody.
+    pub fn put_aside(&self, run: SlotRun) {
+        self.core.discarded.add(run);
+    }
+
+    /// Slots that were put aside are going to be written.
+    pub fn will_write(&self, run: SlotRun) {
+        self.core.discarded.remove(run);
     }
 
     /// One more reference to a slot that has at least one.
@@ -316,12 +344,18 @@ impl Pool {
         let Some(slots) = self.core.extents.slots_per_extent() else { return 0 };
         let shelf = lock(&self.core.shelf);
         let held = shelf.extents.len() as u64;
-        let free: u64 =
-            shelf.extents.iter().filter(|s| s.healthy).map(|s| u64::from(self.core.slots.free_count(s.extent))).sum();
+        let good = shelf.extents.iter().filter(|s| s.grade != Grade::Degraded);
+        let free: u64 = good.map(|s| u64::from(self.core.slots.free_count(s.extent))).sum();
         drop(shelf);
-        let views = self.core.donors().map(|d| lock(&d.view).clone());
+        let views = self.core.donors().filter(|d| self.is_real(d)).map(|d| lock(&d.view).clone());
         let donors: Vec<u64> = views.filter(|v| v.state == DonorState::Up).map(|v| u64::from(v.free)).collect();
-        let more = placement::extents_possible(&donors, usize::from(self.core.config.replicas));
+        let replicas = usize::from(self.core.config.replicas);
+        let on_donors = placement::extents_possible(&donors, replicas);
+        let more = match self.spill_room() {
+            // The donors' extents will have their backups there.
+            room if replicas == 1 => on_donors.max(room),
+            room => on_donors + room,
+        };
         let allowed = match self.core.config.max_bytes.0 {
             0 => more,
             max => more.min((max / (u64::from(slots) * PAGE_SIZE as u64)).saturating_sub(held)),
@@ -329,10 +363,14 @@ impl Pool {
         free + allowed * u64::from(slots)
     }
 
-    /// Whether enough donors are up to place R replicas. The error says which are missing and why.
+    /// Whether enough donors are up to place R replicas, or else a spill file. The error says which are missing and why.
     pub fn is_usable(&self) -> Result<(), PoolError> {
+        if self.spill_is_up() { Ok(()) } else { self.has_enough_donors() }
+    }
+
+    fn has_enough_donors(&self) -> Result<(), PoolError> {
         let replicas = self.core.config.replicas;
-        let used = self.core.donors().filter(|d| lock(&d.config).is_some());
+        let used = self.core.donors().filter(|d| self.is_real(d) && lock(&d.config).is_some());
         let views: Vec<DonorView> = used.map(|d| lock(&d.view).clone()).collect();
         if views.is_empty() {
             return Err(PoolError::NoDonors);
@@ -375,11 +413,29 @@ impl Pool {
                 checksum_errors: donor.stats.checksum_errors.load(Relaxed),
                 healed: donor.stats.healed.load(Relaxed),
                 draining: view.draining,
+                traffic: donor.traffic.info(),
             }
         };
         // One that was removed is shown as long as something of it is left.
         let shown = |d: &&Donor| lock(&d.config).is_some() || used.contains_key(&d.id);
         self.core.donors().filter(shown).map(info).collect()
+    }
+
+    /// Bytes that slots take on each donor, by its name.
+    pub fn bytes_by_donor(&self, slots: impl Iterator<Item = SlotIdx>) -> BTreeMap<String, u64> {
+        let mut extents = BTreeMap::new();
+        for (extent, _) in slots.filter_map(|slot| self.core.extents.locate(slot)) {
+            *extents.entry(extent).or_insert(0) += PAGE_SIZE as u64;
+        }
+        let mut donors = BTreeMap::new();
+        for (extent, bytes) in extents {
+            let Some(replicas) = self.core.extents.replicas(extent) else { continue };
+            for (_, replica) in replicas.iter().filter(|(_, r)| r.state.is_kept()) {
+                let name = self.core.donor(replica.donor).map(|donor| lock(&donor.view).name.clone());
+                *donors.entry(name.unwrap_or_default()).or_insert(0) += bytes;
+            }
+        }
+        donors
     }
 
     pub fn slabs(&self) -> Vec<SlabInfo> {
@@ -425,61 +481,14 @@ impl Pool {
         info
     }
 
-    /// What a user should know and might not notice.
-    pub fn warnings(&self) -> Vec<String> {
-        let mut warnings = Vec::new();
-        if let Err(error) = self.is_usable() {
-            warnings.push(error.to_string());
-        }
-        for donor in self.donors() {
-            if donor.state == DonorState::Lost {
-                warnings.push(format!("donor {} is lost: {}", donor.name, donor.why));
-            }
-            if donor.checksum_errors > 0 {
-                let n = donor.checksum_errors;
-                warnings.push(format!("donor {} gave wrong bytes {n} times (caught by checksum)", donor.name));
-            }
-        }
-        let info = self.info();
-        if info.lost_extents > 0 {
-            warnings.push(format!("{} extents have no replica left: their pages can't be read", info.lost_extents));
-        }
-        if info.degraded_extents > 0 {
-            let (n, replicas) = (info.degraded_extents, self.core.config.replicas);
-            warnings.push(format!("{n} extents have fewer than {replicas} replicas: another loss may lose pages"));
-        }
-        if info.repair_left > 0 {
-            let left = annex_shared::api::format_bytes(info.repair_left);
-            let eta = info.repair_eta_s;
-            warnings.push(format!("repair is under way: {left} to copy, {eta} s at the configured rate"));
-        }
-        if info.gone_pages > 0 {
-            let n = info.gone_pages;
-            warnings.push(format!("{n} pages are gone: no replica has them, and programs that touch them get SIGBUS"));
-        }
-        if info.crowded_extents > 0 {
-            let n = info.crowded_extents;
-            warnings
-                .push(format!("{n} extents have two replicas on one host or rack: another donor elsewhere is needed"));
-        }
-        if info.full {
-            warnings.push("the pool is full: programs keep their pages until donors lend more".to_owned());
-        }
-        let configs = self.core.donors().filter_map(|d| lock(&d.config).clone());
-        for config in configs.filter(|d| d.faults.is_some()) {
-            warnings.push(format!("donor {} runs with injected faults, for tests", config.label()));
-        }
-        warnings
-    }
-
     /// Memory that the pool's tables really take, in bytes.
     pub fn metadata_bytes(&self) -> u64 {
         self.core.extents.resident() + self.core.slots.resident()
     }
 
-    /// Gives up a reference to each of the run's slots once no operation that was under way at the last annexd's end can reach them any more.
+    /// Gives up a reference to each of the run's slots, whose bytes nobody needs, once no operation that was under way at the last annexd's end can reach them any more.
     pub fn rest(&self, run: SlotRun) {
-        self.core.tell(keeper::News::Quarantine(run));
+        self.core.tell(keeper::News::Discard(run));
     }
 
     /// The tables' descriptors, to be kept where they outlive this process: (extents, slots).
@@ -514,14 +523,22 @@ impl Pool {
         }
     }
 
+    /// Where donors have it, else in the last tier if donors have no room, else wherever it can be.
+    fn take_best(&self, shelf: &core::Shelf, want: u32, good_only: bool) -> Option<SlotRun> {
+        let spilled = || (shelf.spills || !good_only).then(|| self.take(shelf, want, Grade::LastTier)).flatten();
+        let degraded = || (!good_only).then(|| self.take(shelf, want, Grade::Degraded)).flatten();
+        self.take(shelf, want, Grade::Whole).or_else(spilled).or_else(degraded)
+    }
+
     /// A run of slots from the fullest extent that still has a good part free, else from the emptiest: extents stay dense, so that few are
     /// held, and yet a batch finds its slots near each other.
-    fn take(&self, shelf: &core::Shelf, want: u32, healthy: bool) -> Option<SlotRun> {
+    fn take(&self, shelf: &core::Shelf, want: u32, grade: Grade) -> Option<SlotRun> {
         let slots = self.core.extents.slots_per_extent()?;
         let free = |s: &&core::Shelved| self.core.slots.free_count(s.extent);
         // Nothing can be written where no replica is left.
-        let alive = |s: &&core::Shelved| healthy || self.core.extents.replicas(s.extent).is_some_and(|r| r.live() > 0);
-        let candidates = || shelf.extents.iter().filter(|s| s.healthy == healthy).filter(alive);
+        let is_live = |s: &core::Shelved| self.core.extents.replicas(s.extent).is_some_and(|r| r.live() > 0);
+        let alive = |s: &&core::Shelved| grade != Grade::Degraded || is_live(s);
+        let candidates = || shelf.extents.iter().filter(|s| s.grade == grade).filter(alive);
         let roomy = candidates().filter(|s| free(s) >= slots / ROOMY).min_by_key(free);
         let best = roomy.or_else(|| candidates().filter(|s| free(s) > 0).max_by_key(free))?;
         self.core.slots.take(best.extent, slots, want)
@@ -541,18 +558,20 @@ impl Pool {
     }
 
     /// Gives every configured donor its number, the one it had before if there are saved tables.
-    fn name_donors(config: &PoolConfig, extents: &ExtentTable) -> Result<Vec<Donor>, PoolError> {
+    fn name_donors(config: &PoolConfig, extents: &ExtentTable, has_spill: bool) -> Result<Vec<Donor>, PoolError> {
         for donor in &config.donors {
             extents.donor(&donor.address, false).ok_or(ConfigError::TooManyDonors(config.donors.len()))?;
         }
+        // Numbered, and listed, after those that were there first.
+        let spill = if has_spill { extents.spill() } else { None };
         let mut donors = Vec::new();
         for (id, address) in extents.donors() {
             let configured = config.donors.iter().find(|d| d.address == address).cloned();
             let added = || DonorConfig { address: address.clone(), ..DonorConfig::default() };
             let known = configured.or_else(|| extents.is_added_at_run_time(id).then(added));
-            let kept = |r: &replicas::Replica| r.donor == id && r.state.is_kept();
-            if known.is_none() && extents.live().any(|(_, r)| r.iter().any(|(_, r)| kept(r))) {
-                return Err(PoolError::DonorMissing(address));
+            let known = if spill == Some(id) { Some(spill::as_donor()) } else { known };
+            if known.is_none() && !extents.leases(id).is_empty() {
+                return Err(if address == SPILL { PoolError::SpillMissing } else { PoolError::DonorMissing(address) });
             }
             donors.push(Donor::new(id, address, known));
         }

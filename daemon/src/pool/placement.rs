@@ -27,6 +27,19 @@ pub(super) fn choose(all: &[Candidate], replicas: usize, draw: &mut dyn FnMut(us
     Some(chosen.into_iter().map(|c| c.donor).collect())
 }
 
+/// As many donors as there are, short of `replicas`, and the last tier in place of those that are missing: it has one replica, whatever is missing.
+pub(super) fn choose_with(
+    last_tier: DonorId,
+    all: &[Candidate],
+    replicas: usize,
+    draw: &mut dyn FnMut(usize) -> usize,
+) -> Vec<DonorId> {
+    let donors = all.iter().filter(|c| c.free > 0).count().min(replicas.saturating_sub(1));
+    let mut chosen = choose(all, donors, draw).unwrap_or_default();
+    chosen.push(last_tier);
+    chosen
+}
+
 /// Picks one more donor beside those that are chosen.
 pub(super) fn choose_beside<'a>(
     all: &'a [Candidate],
@@ -135,6 +148,16 @@ mod tests {
             }
             prop_assert_eq!(promised, placed);
         }
+    }
+
+    #[test]
+    fn the_last_tier_stands_in_once_for_all_donors_that_are_missing() {
+        let (spill, first) = (DonorId(9), &mut |_: usize| 0);
+        let all = [candidate(0, 3, None, None), candidate(1, 0, None, None), candidate(2, 3, None, None)];
+        assert_eq!(choose_with(spill, &all, 4, first).len(), 3);
+        assert_eq!(choose_with(spill, &all[..2], 2, first), [DonorId(0), spill]);
+        assert_eq!(choose_with(spill, &all[1..2], 2, first), [spill]);
+        assert_eq!(choose_with(spill, &all, 1, first), [spill]);
     }
 
     #[test]

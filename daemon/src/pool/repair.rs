@@ -1,9 +1,9 @@
-//! The repair thread: fills joining replicas, rewrites pages that gave wrong bytes, and walks all pages slowly to find such before they are needed.
+//! The repair thread: fills joining replicas, has backups follow, rewrites pages that gave wrong bytes, and walks all pages slowly to find such before they are needed.
 //! It has a lane of its own. What is filled in which order and how fast is decided by `fills`, why filling is right is told in `replicas`.
 //!
 //! *Healing* rewrites a live replica's page from another one's. Like filling it holds a reference, takes verified bytes only, and looks at the
-//! checksum again afterwards. A page whose first write is just under way can look decayed; the rewrite then brings the same bytes as the write, or, if the
-//! checksum changed meanwhile, is repeated.
+//! checksum again afterwards. A page whose write is just under way can look decayed, so it is looked at again some time later before it is rewritten. A
+//! rewrite beside a slower write still brings the same bytes as the write, or, if the checksum changed meanwhile, is repeated.
 
 use super::core::Core;
 use super::fills::{Fill, Fills, Pace};
@@ -28,8 +28,10 @@ const BATCH: u32 = 64;
 const SCRUB: u32 = 64;
 /// How often a page is rewritten before that counts as failed.
 const HEAL_TRIES: u32 = 3;
-/// How long a page that looks decayed is given, in case it is just being written.
-const WRITE_TIME: Duration = Duration::from_millis(10);
+/// Pages that wait to be healed at most; the scrubber comes by the others again.
+const MAX_WAITING: usize = 1024;
+/// How long a page that looks decayed is left alone before each look, in case it is just being written.
+const WRITE_TIMES: [Duration; 3] = [Duration::from_millis(10), Duration::from_millis(100), Duration::from_secs(1)];
 /// With nothing to do the thread looks around this often.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// After a round over everything the scrubber rests this long.
@@ -43,11 +45,22 @@ pub(super) enum Task {
     Heal { slot: SlotIdx, place: u8, generation: u16 },
 }
 
+/// A page that looked decayed.
+#[derive(Clone, Copy)]
+struct Heal {
+    slot: SlotIdx,
+    place: u8,
+    generation: u16,
+    /// How often it was looked at, and when it will be again.
+    looks: usize,
+    due: Instant,
+}
+
 struct Repair {
     core: Arc<Core>,
     lane: Lane,
     fills: Fills,
-    heals: VecDeque<(SlotIdx, u8, u16)>,
+    heals: VecDeque<Heal>,
     repair_pace: Pace,
     scrub_pace: Pace,
     /// Where the scrubber is: an extent and a place in it.
@@ -64,6 +77,8 @@ enum Filled {
     Some,
     /// Not now.
     Stuck,
+    /// A backup has all there is, for now.
+    Rests,
     /// The place stands for something else by now.
     Void,
 }
@@ -118,16 +133,14 @@ impl Repair {
     }
 
     fn idle_for(&self, now: Instant) -> Duration {
-        if !self.heals.is_empty() {
-            return Duration::ZERO;
-        }
+        let heal = self.heals.iter().map(|heal| heal.due.saturating_duration_since(now)).min();
         let fill = (!self.fills.is_empty()).then(|| {
             let due = self.fills.due().map_or(Duration::ZERO, |at| at.saturating_duration_since(now));
             due.max(self.repair_pace.wait(now))
         });
         let rest = self.scrub_after.map_or(Duration::ZERO, |at| at.saturating_duration_since(now));
         let scrub = (self.core.config.scrub_rate.0 > 0).then(|| rest.max(self.scrub_pace.wait(now)));
-        fill.into_iter().chain(scrub).chain([LOOK_EVERY]).min().unwrap_or(LOOK_EVERY)
+        fill.into_iter().chain(scrub).chain(heal).chain([LOOK_EVERY]).min().unwrap_or(LOOK_EVERY)
     }
 
     fn take(&mut self, task: Task) {
@@ -137,9 +150,7 @@ impl Repair {
             }
             Task::Heal { slot, place, generation } => {
                 self.core.counts.heals.fetch_sub(1, Relaxed);
-                if !self.heals.contains(&(slot, place, generation)) {
-                    self.heals.push_back((slot, place, generation));
-                }
+                self.heal_later(slot, place, generation, 0);
             }
         }
     }
@@ -159,12 +170,18 @@ impl Repair {
                     fill.stuck(Instant::now());
                     self.fills.put_back(fill);
                 }
+                Filled::Rests => {
+                    fill.rests(Instant::now());
+                    self.fills.put_back(fill);
+                }
                 Filled::Void => {}
             }
             return Ok(());
         }
-        if let Some((slot, place, generation)) = self.heals.pop_front() {
-            return self.heal(slot, place, generation);
+        if let Some(at) = self.heals.iter().position(|heal| heal.due <= now)
+            && let Some(heal) = self.heals.remove(at)
+        {
+            return self.heal(heal);
         }
         if self.core.config.scrub_rate.0 > 0
             && self.scrub_pace.wait(now).is_zero()
@@ -182,11 +199,12 @@ impl Repair {
         let core = self.core.clone();
         let (extent, place, generation) = (fill.extent, fill.place, fill.generation);
         let Some(replicas) = core.extents.replicas(extent) else { return Ok(Filled::Void) };
-        let fits = |s| replicas.nth(place).is_some_and(|r| r.generation == generation && r.state == s);
-        if !fits(ReplicaState::Joining) {
-            return Ok(Filled::Void);
-        }
+        let target = replicas.nth(place).filter(|r| r.generation == generation && r.state.is_filled());
+        let Some(target) = target else { return Ok(Filled::Void) };
         let Some(first) = core.extents.next_missed(extent, place, fill.cursor) else {
+            if target.state == ReplicaState::Trailing {
+                return Ok(Filled::Rests);
+            }
             if fill.cursor == 0 || core.extents.lacks_nothing(extent, place) {
                 return Ok(Filled::All);
             }
@@ -202,8 +220,7 @@ impl Repair {
         let mut taken = Vec::new();
         core.extents.begin_copy(extent, place, first, BATCH, &mut taken);
         let base = SlotIdx(extent.0 * core.extents.slots_per_extent().unwrap_or(0));
-        // Free slots need nothing: whoever takes one from now on finds the joining replica.
-        let used: Vec<SlotIdx> = taken.into_iter().map(|at| SlotIdx(base.0 + at)).filter(|s| core.retain(*s)).collect();
+        let used = self.hold(taken.into_iter().map(|at| SlotIdx(base.0 + at)));
         let copied = match peers.is_empty() {
             true => self.copy(&used, place, generation),
             false => self.copy_from(&peers, &used, place, generation),
@@ -243,6 +260,19 @@ impl Repair {
         }
         fill.cursor = first.saturating_add(BATCH);
         Ok(Filled::Some)
+    }
+
+    /// Takes a reference to each slot that somebody has bytes in. The others need nothing: whoever takes one from now on finds the joining replica.
+    fn hold(&self, slots: impl Iterator<Item = SlotIdx>) -> Vec<SlotIdx> {
+        let mut held: Vec<SlotIdx> = slots.filter(|s| self.core.retain(*s)).collect();
+        held.retain(|slot| {
+            let is_needed = !self.core.discarded.has(*slot);
+            if !is_needed {
+                self.core.release(*slot);
+            }
+            is_needed
+        });
+        held
     }
 
     /// Copies retained slots of one extent to a place: which were not.
@@ -322,15 +352,24 @@ impl Repair {
 
     // ---- healing ----
 
+    fn heal_later(&mut self, slot: SlotIdx, place: u8, generation: u16, looks: usize) {
+        let is_same = |heal: &Heal| (heal.slot, heal.place, heal.generation) == (slot, place, generation);
+        if self.heals.len() < MAX_WAITING && !self.heals.iter().any(is_same) {
+            let due = Instant::now() + WRITE_TIMES[looks];
+            self.heals.push_back(Heal { slot, place, generation, looks, due });
+        }
+    }
+
     /// Makes a live replica's page right if it is wrong.
-    fn heal(&mut self, slot: SlotIdx, place: u8, generation: u16) -> Result<(), Stopping> {
+    fn heal(&mut self, heal: Heal) -> Result<(), Stopping> {
+        let Heal { slot, place, generation, looks, .. } = heal;
         let core = self.core.clone();
         let Some((extent, _)) = core.extents.locate(slot) else { return Ok(()) };
         if !core.retain(slot) {
             return Ok(());
         }
         let run = SlotRun { first: slot, count: 1 };
-        let (mut wrote, mut waited) = (false, false);
+        let mut wrote = false;
         let healed = 'healed: {
             for _ in 0..=HEAL_TRIES {
                 let replica = core.extents.replica(extent, place);
@@ -345,15 +384,14 @@ impl Repair {
                             if let Some(donor) = core.donor(replica.donor) {
                                 donor.stats.healed.fetch_add(1, Relaxed);
                             }
-                            tracing::warn!("{slot} was wrong on {} and was rewritten", replica.donor);
+                            tracing::warn!("{slot} was wrong on {} and was rewritten", core.donor_name(replica.donor));
                         }
                         break 'healed Ok(());
                     }
-                    // Most likely a write that is under way: it gets a moment to end.
-                    Ok(Err(IoError::Corrupt)) if !waited => {
-                        waited = true;
-                        std::thread::sleep(WRITE_TIME);
-                        continue;
+                    // Most likely a write that is under way.
+                    Ok(Err(IoError::Corrupt)) if looks + 1 < WRITE_TIMES.len() => {
+                        self.heal_later(slot, place, generation, looks + 1);
+                        break 'healed Ok(());
                     }
                     Ok(Err(IoError::Corrupt)) => {}
                     Ok(Err(_)) => break 'healed Ok(()),
@@ -397,7 +435,7 @@ impl Repair {
         let to = (from + SCRUB).min(slots);
         self.scrub_at = if to < slots { (extent.0, to) } else { (extent.0 + 1, 0) };
         let base = extent.0 * slots;
-        let used: Vec<SlotIdx> = (from..to).map(|at| SlotIdx(base + at)).filter(|s| core.retain(*s)).collect();
+        let used = self.hold((from..to).map(|at| SlotIdx(base + at)));
         let looked = self.scrub_slots(&used, &replicas);
         self.release(&used);
         looked
@@ -413,7 +451,7 @@ impl Repair {
                 }
                 for slot in run.slots() {
                     if self.look(SlotRun { first: slot, count: 1 }, place)? == Err(IoError::Corrupt) {
-                        self.heal(slot, place, replica.generation)?;
+                        self.heal_later(slot, place, replica.generation, 0);
                     }
                 }
             }

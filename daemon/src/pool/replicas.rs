@@ -13,7 +13,10 @@
 //! ```
 //! - *live*: has every write that was reported done. Read and written.
 //! - *away*: not read and not written; its bytes may come back. What it misses is marked.
-//! - *joining*: written, not read. What it lacks is marked and being copied.
+//! - *joining*: written, and read only while nobody is live, for what it has. What it lacks is marked and being copied.
+//! - *trailing*: a backup in the spill file. Not written by lanes: each write marks what it misses, and the filler copies that from the donor, again and again. What is
+//!   not marked may be read, when no live replica can be. The keeper makes it joining when no donor's replica is there to take the writes, and a joining or
+//!   live one trailing when there is one again.
 //! - *lost*: never read again. The place is free to be used for another replica.
 //!
 //! A place's *generation* changes whenever it stands for another slab, key or incarnation, so that whoever acts on an old
@@ -32,7 +35,7 @@
 //! after the marks are set, it is turned into joining. Only then is the write reported done.
 //!
 //! ## Filling
-//! One thread copies. For a piece of the bitmap: store the copying range; clear the bits; then, slot by slot: take a reference (a slot that is free needs nothing);
+//! One thread copies, to joining replicas and to trailing ones alike: a trailing one is one that no lane looks at, so that every write that is settled marks it. For a piece of the bitmap: store the copying range; clear the bits; then, slot by slot: take a reference (a slot that is free needs nothing, nor does one whose only write failed: its owner has the bytes back);
 //! read it from a live replica, verified against the slot table; write it to the joining one alone; see that the slot's checksum is still that of the bytes written.
 //! What failed is marked again; then the range is cleared. A replica goes live when no bit and no range is left, and a look *after* it went live finds none either.
 //!
@@ -51,7 +54,7 @@
 //! - A write of the filler whose end was not seen is like any other: the connection is broken and the next one fences it; the slot is marked, and not reused until the write can't come any more.
 //!
 //! ## Kills
-//! Bits are cleared only inside a copying range that is stored before; at a take-over the range's slots are marked. Joining replicas are found as away,
+//! Bits are cleared only inside a copying range that is stored before; at a take-over the range's slots are marked. Joining and trailing replicas are found as away,
 //! and go on with what is marked when their donor confirms the lease. A place is given to a new replica in this order: word vacant under the new generation, all bits set,
 //! fields, word joining. A replica that comes back under a new key: word away under the new generation, key, incarnation, word joining; killed in
 //! between, its fields don't fit what the agent says and it is lost, or they do and it is complete.
@@ -80,12 +83,23 @@ pub(super) enum ReplicaState {
     Lost,
     Away,
     Joining,
+    Trailing,
 }
 
 impl ReplicaState {
     /// Its bytes count for something.
     pub fn is_kept(self) -> bool {
-        matches!(self, ReplicaState::Live | ReplicaState::Away | ReplicaState::Joining)
+        self.is_there() || self == ReplicaState::Away
+    }
+
+    /// As far as is known its donor can be reached.
+    pub fn is_there(self) -> bool {
+        self.is_written() || self == ReplicaState::Trailing
+    }
+
+    /// The filler copies to it what it lacks.
+    pub fn is_filled(self) -> bool {
+        matches!(self, ReplicaState::Joining | ReplicaState::Trailing)
     }
 
     /// It takes every write.
@@ -100,6 +114,7 @@ impl ReplicaState {
             ReplicaState::Lost => "lost",
             ReplicaState::Away => "away",
             ReplicaState::Joining => "joining",
+            ReplicaState::Trailing => "backup",
         }
     }
 }
@@ -128,6 +143,7 @@ impl Replica {
             ReplicaState::Lost => 2,
             ReplicaState::Away => 3,
             ReplicaState::Joining => 4,
+            ReplicaState::Trailing => 5,
         };
         u32::from(self.donor.0) | state << 16 | u32::from(self.generation) << 20
     }
@@ -138,6 +154,7 @@ impl Replica {
             2 => ReplicaState::Lost,
             3 => ReplicaState::Away,
             4 => ReplicaState::Joining,
+            5 => ReplicaState::Trailing,
             _ => ReplicaState::Vacant,
         };
         let generation = (word >> 20) as u16;
@@ -241,7 +258,7 @@ impl ExtentTable {
 
     /// Neither read nor written until it joins again.
     pub fn leave(&self, extent: ExtentId, place: u8, generation: u16) -> bool {
-        self.turn(extent, place, Some(generation), ReplicaState::is_written, ReplicaState::Away)
+        self.turn(extent, place, Some(generation), ReplicaState::is_there, ReplicaState::Away)
     }
 
     /// Its bytes are elsewhere now, and its slab goes back.
@@ -249,8 +266,8 @@ impl ExtentTable {
         self.turn(extent, place, Some(generation), |s| s != ReplicaState::Vacant, ReplicaState::Vacant)
     }
 
-    /// Puts a replica with no content into a place that is free. Its generation.
-    pub fn join(&self, extent: ExtentId, place: u8, replica: &Replica) -> Option<u16> {
+    /// Puts a replica with no content into a place that is free, joining or trailing. Its generation.
+    pub fn join(&self, extent: ExtentId, place: u8, replica: &Replica, to: ReplicaState) -> Option<u16> {
         let before = self.replica(extent, place);
         if before.state.is_kept() {
             return None;
@@ -261,17 +278,24 @@ impl ExtentTable {
         fence(SeqCst);
         self.mark_all(extent, place);
         self.fill_in(extent, place, replica);
-        next.state = ReplicaState::Joining;
+        next.state = to;
         self.narrow(extent, place, WORD).store(next.word(), SeqCst);
         fence(SeqCst);
         Some(generation)
     }
 
-    /// A replica that was away is written again; what it missed is marked. Its generation, if it was away or joining already.
-    pub fn rejoin(&self, extent: ExtentId, place: u8) -> Option<u16> {
-        self.turn(extent, place, None, |s| s == ReplicaState::Away, ReplicaState::Joining);
+    /// A replica that was away is written again, or follows; what it missed is marked. One that followed is written from now on, or one that was written follows.
+    /// Its generation, if it is in that state now.
+    pub fn rejoin(&self, extent: ExtentId, place: u8, to: ReplicaState) -> Option<u16> {
+        let from = |s: ReplicaState| match to {
+            ReplicaState::Trailing => s.is_kept(),
+            _ => matches!(s, ReplicaState::Away | ReplicaState::Trailing),
+        };
+        self.turn(extent, place, None, from, to);
+        // A lane that looked before goes on as if nothing had happened: what it does not write here it marks.
+        fence(SeqCst);
         let now = self.replica(extent, place);
-        (now.state == ReplicaState::Joining).then_some(now.generation)
+        (now.state == to).then_some(now.generation)
     }
 
     /// A replica's bytes came through its agent's restart: same slab, new key. Its new generation.
@@ -356,14 +380,33 @@ impl ExtentTable {
         found.map(|slot| slot & (slots - 1))
     }
 
+    /// It has the content of a slot whose write was reported done: it is neither marked as missing it nor is it just being copied.
+    pub fn has(&self, extent: ExtentId, place: u8, slot: u32) -> bool {
+        let is_missed = || {
+            let mut words = self.words(extent, slot, 1);
+            words.any(|(word, mask)| self.missed_word(place, word).load(Acquire) & mask != 0)
+        };
+        let is_copied = || {
+            let (first, count) = self.copying(extent, place);
+            slot.wrapping_sub(first) < count
+        };
+        // A copy that ended without it has marked it before it let go of the range.
+        !is_missed() && !is_copied() && !is_missed()
+    }
+
     pub fn lacks_nothing(&self, extent: ExtentId, place: u8) -> bool {
         self.wide(extent, place, COPYING).load(Acquire) == 0 && self.next_missed(extent, place, 0).is_none()
     }
 
-    /// How many slots are missed, of those that `of` (given a word's number and its missed bits) lets through.
+    /// How many slots are missed, of those that `of` (given a word's number and its missed bits) lets through. All of a range that is being copied
+    /// count: the copy may fail.
     pub fn missed_count(&self, extent: ExtentId, place: u8, of: impl Fn(u32, u64) -> u64) -> u32 {
-        let bits = |(word, mask)| of(word, self.missed_word(place, word).load(Relaxed) & mask).count_ones();
-        self.words(extent, 0, self.slots()).map(bits).sum()
+        let missed = |word| self.missed_word(place, word).load(Acquire);
+        let waiting: u32 =
+            self.words(extent, 0, self.slots()).map(|(word, mask)| of(word, missed(word) & mask).count_ones()).sum();
+        let (first, count) = self.copying(extent, place);
+        let copied = self.words(extent, first, count).map(|(word, mask)| of(word, !missed(word) & mask).count_ones());
+        waiting + copied.sum::<u32>()
     }
 
     // ---- copying ----
@@ -398,14 +441,19 @@ impl ExtentTable {
         demoted
     }
 
-    fn recover_copy(&self, extent: ExtentId, place: u8) -> bool {
+    /// The range that is being copied: its first slot and how many.
+    fn copying(&self, extent: ExtentId, place: u8) -> (u32, u32) {
         let range = self.wide(extent, place, COPYING).load(Acquire);
         let (first, count) = (range as u32, (range >> 32) as u32);
-        let slots = self.slots();
-        if count == 0 || first >= slots {
+        (first, count.min(self.slots().saturating_sub(first)))
+    }
+
+    fn recover_copy(&self, extent: ExtentId, place: u8) -> bool {
+        let (first, count) = self.copying(extent, place);
+        if count == 0 {
             return false;
         }
-        let demoted = self.mark(extent, place, first, count.min(slots - first));
+        let demoted = self.mark(extent, place, first, count);
         self.wide(extent, place, COPYING).store(0, SeqCst);
         demoted
     }
@@ -421,7 +469,7 @@ impl ExtentTable {
             for (n, _) in replicas.iter().filter(|(_, r)| r.state.is_kept()) {
                 self.recover_copy(extent, n);
                 let whole = self.next_missed(extent, n, 0).is_none();
-                let unfit = |s| s == ReplicaState::Joining || (s == ReplicaState::Live && !whole);
+                let unfit = |s: ReplicaState| s.is_filled() || (s == ReplicaState::Live && !whole);
                 self.turn(extent, n, None, unfit, ReplicaState::Away);
             }
         }
@@ -495,5 +543,7 @@ impl ExtentTable {
     }
 }
 
+#[cfg(test)]
+mod exhaustive;
 #[cfg(test)]
 mod tests;

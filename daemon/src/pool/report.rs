@@ -1,31 +1,97 @@
-//! What is being repaired and how long it will take, as the listings tell it.
+//! What a user should know of the pool's health: what is being repaired, how long it will take, and what is wrong, as the listings tell it.
 
 use super::Pool;
-use super::replicas::ReplicaState;
-use annex_shared::api::PoolInfo;
+use super::core::lock;
+use super::replicas::{Replica, ReplicaState};
+use annex_shared::api::{DonorState, PoolInfo};
 use annex_shared::page::PAGE_SIZE;
 use std::sync::atomic::Ordering::Relaxed;
 
 impl Pool {
+    /// What a user should know and might not notice.
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        if let Err(error) = self.has_enough_donors() {
+            warnings.push(error.to_string());
+        }
+        for donor in self.donors() {
+            if donor.state == DonorState::Lost {
+                warnings.push(format!("donor {} is lost: {}", donor.name, donor.why));
+            }
+            if donor.checksum_errors > 0 {
+                let n = donor.checksum_errors;
+                warnings.push(format!("donor {} gave wrong bytes {n} times (caught by checksum)", donor.name));
+            }
+        }
+        let info = self.info();
+        if info.lost_extents > 0 {
+            warnings.push(format!("{} extents have no replica left: their pages can't be read", info.lost_extents));
+        }
+        if info.degraded_extents > 0 {
+            let (n, replicas) = (info.degraded_extents, self.core.config.replicas);
+            warnings.push(format!("{n} extents have fewer than {replicas} replicas: another loss may lose pages"));
+        }
+        if info.repair_left > 0 {
+            let left = annex_shared::api::format_bytes(info.repair_left);
+            let eta = info.repair_eta_s;
+            warnings.push(format!("repair is under way: {left} to copy, {eta} s at the configured rate"));
+        }
+        if info.gone_pages > 0 {
+            let n = info.gone_pages;
+            warnings.push(format!("{n} pages are gone: no replica has them, and programs that touch them get SIGBUS"));
+        }
+        if info.crowded_extents > 0 {
+            let n = info.crowded_extents;
+            warnings
+                .push(format!("{n} extents have two replicas on one host or rack: another donor elsewhere is needed"));
+        }
+        self.warn_of_spill(&info, &mut warnings);
+        if info.full {
+            warnings.push("the pool is full: programs keep their pages until donors lend more".to_owned());
+        }
+        let configs = self.core.donors().filter_map(|d| lock(&d.config).clone());
+        for config in configs.filter(|d| d.faults.is_some()) {
+            warnings.push(format!("donor {} runs with injected faults, for tests", config.label()));
+        }
+        warnings
+    }
+
     pub(super) fn tell_repair(&self, info: &mut PoolInfo) {
         let core = &self.core;
         let wanted = usize::from(core.config.replicas);
         let mut pages = 0;
         for (extent, replicas) in core.extents.live() {
             let mut kept = 0;
+            let used = self.used_bytes(extent);
+            let is_on_donor = |r: &Replica| r.state.is_kept() && !core.is_spill(r.donor);
+            let on_donors = replicas.iter().filter(|(_, r)| is_on_donor(r)).count();
+            let is_backed_up = replicas.iter().any(|(_, r)| r.state.is_kept() && core.is_spill(r.donor));
+            if core.spill.is_some() && wanted == 1 && !is_backed_up {
+                info.backup_lag += used;
+            }
             for (place, replica) in replicas.iter().filter(|(_, r)| r.state.is_kept()) {
                 kept += 1;
+                if core.is_spill(replica.donor) && on_donors < wanted {
+                    info.spilled += used;
+                }
                 if replica.state == ReplicaState::Live {
                     continue;
                 }
                 let missed = core.extents.missed_count(extent, place, |word, bits| bits & core.slots.used_bits(word));
-                pages += u64::from(missed);
                 match replica.state {
+                    ReplicaState::Trailing => {
+                        info.backup_lag += u64::from(missed) * PAGE_SIZE as u64;
+                        continue;
+                    }
                     ReplicaState::Joining => info.joining_replicas += 1,
                     _ => info.away_replicas += 1,
                 }
+                pages += u64::from(missed);
             }
-            pages += wanted.saturating_sub(kept) as u64 * (self.used_bytes(extent) / PAGE_SIZE as u64);
+            // What only the spill file has waits for donors, not for time.
+            if kept == on_donors {
+                pages += wanted.saturating_sub(kept) as u64 * (used / PAGE_SIZE as u64);
+            }
         }
         info.repair_left = pages * PAGE_SIZE as u64;
         info.repair_eta_s = match core.config.repair_rate.0 {

@@ -65,6 +65,18 @@ impl Session {
         }
     }
 
+    /// Whether the agent answers is of interest before the renewal is due.
+    pub fn renew_now(&mut self, now: Instant) {
+        if let Phase::Up { renew_at, .. } = &mut self.phase {
+            *renew_at = now;
+        }
+    }
+
+    /// There is nothing to connect to yet: no attempt that failed.
+    pub fn not_yet(&mut self, now: Instant) {
+        self.phase = Phase::Down { connect_at: now + FIRST_RETRY / 2 };
+    }
+
     /// The connection failed or could not be made. `jitter` is a random number from 0 to 1.
     pub fn failed(&mut self, now: Instant, jitter: f64) {
         if let Phase::Up { since, .. } = self.phase

@@ -1,13 +1,13 @@
 //! Scripted donors: agents and their fabric in memory, that do what a test tells them to.
 
 use super::config::{DonorConfig, PoolConfig};
-use super::dial::{DataPath, DialError, Dialed, Dialer, Fabric, Link};
-use super::{Buf, Done, Lane, Part, Pool, PoolState, SlotRun};
+use super::dial::{DataPath, DialError, Dialed, Dialer, Fabric, Link, Welcomed};
+use super::{Buf, Done, Lane, Part, Pool, PoolState, SlotRun, Spill, SpillConfig};
 use annex_shared::config::{ByteSize, TimeSpan};
 use annex_shared::fabric::{Arena, Completion, ConnectError, Endpoint, ErrorKind, Op, OpKind, QueueFull, Transport};
 use annex_shared::ids::{ClientId, Incarnation, Rkey, SessionKey, SlabId};
 use annex_shared::page::PAGE_SIZE;
-use annex_shared::wire::{Event, Lease, Refusal, Request, VERSION, Welcome};
+use annex_shared::wire::{Event, Lease, Refusal, Request, VERSION, VerbsOffer, Welcome};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::collections::{BTreeMap, VecDeque};
@@ -16,12 +16,12 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Slots per extent of the scripted donors.
-pub(super) const SLOTS: u32 = 64;
+pub(crate) const SLOTS: u32 = 64;
 const SLAB: usize = SLOTS as usize * PAGE_SIZE;
 
 /// What becomes of one operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(crate) enum Fate {
     Do,
     /// Completed with an error, not done.
     Fail(ErrorKind),
@@ -34,7 +34,7 @@ pub(super) enum Fate {
 type Script = Box<dyn FnMut(&Op) -> Fate + Send>;
 
 /// One scripted donor.
-pub(super) struct Agent(Mutex<State>);
+pub(crate) struct Agent(Mutex<State>);
 
 struct State {
     reachable: bool,
@@ -46,12 +46,22 @@ struct State {
     slabs: BTreeMap<SlabId, (Rkey, Vec<u8>)>,
     closing: Option<u64>,
     recall: Option<u64>,
+    /// It wants its memory for itself, and lends no more.
+    is_pressed: bool,
     resumed: Option<Incarnation>,
+    /// Whether RDMA works; `None`: nobody wants it.
+    rdma: Option<bool>,
     held: bool,
     script: Script,
     hears: Vec<Arc<EventFd>>,
     endpoints: Vec<Arc<EventFd>>,
     hellos: u32,
+}
+
+impl State {
+    fn free(&self) -> u32 {
+        if self.is_pressed { 0 } else { self.capacity - self.slabs.len() as u32 }
+    }
 }
 
 impl Agent {
@@ -65,7 +75,9 @@ impl Agent {
             slabs: BTreeMap::new(),
             closing: None,
             recall: None,
+            is_pressed: false,
             resumed: None,
+            rdma: None,
             held: false,
             script: Box::new(|_| Fate::Do),
             hears: Vec::new(),
@@ -130,13 +142,13 @@ impl Agent {
         });
     }
 
-    /// Asks for all slabs back.
+    /// Asks for all slabs back, and lends no more.
     pub fn recall(&self, deadline_ms: u64) {
-        self.with(|s| s.recall = Some(deadline_ms));
+        self.with(|s| (s.recall, s.is_pressed) = (Some(deadline_ms), true));
     }
 
     pub fn say_goodbye(&self, grace_ms: u64) {
-        self.with(|s| s.closing = Some(grace_ms));
+        self.with(|s| (s.closing, s.is_pressed) = (Some(grace_ms), true));
     }
 
     /// While held, no operation is done or completed.
@@ -152,6 +164,11 @@ impl Agent {
         self.with(|s| s.slabs.len())
     }
 
+    /// From now on connections to it are a fallback until RDMA works.
+    pub fn rdma(&self, works: bool) {
+        self.with(|s| s.rdma = Some(works));
+    }
+
     pub fn hellos(&self) -> u32 {
         self.with(|s| s.hellos)
     }
@@ -163,7 +180,7 @@ impl Agent {
 }
 
 /// Dials scripted donors: the address `dN:1` is the donor with that index.
-pub(super) struct Donors {
+pub(crate) struct Donors {
     pub agents: Vec<Arc<Agent>>,
 }
 
@@ -196,10 +213,11 @@ impl Dialer for Donors {
             session: SessionKey(1),
             slab_size: SLAB as u64,
             capacity_slabs: state.capacity,
-            free_slabs: state.capacity - state.slabs.len() as u32,
+            free_slabs: state.free(),
             lease_ttl_ms: 600,
             labels: BTreeMap::new(),
             shm_socket: None,
+            verbs: VerbsOffer::No("scripted".to_owned()),
             held: state.slabs.iter().map(|(slab, (rkey, _))| Lease { slab: *slab, rkey: *rkey }).collect(),
             resumed: state.resumed,
         };
@@ -209,8 +227,16 @@ impl Dialer for Donors {
         Ok(Dialed { link: Box::new(link), welcome })
     }
 
-    fn fabric(&self, donor: &DonorConfig, _: ClientId, _: &Welcome) -> Result<Fabric, DialError> {
-        Ok(Fabric { path: Arc::new(Path(self.agent(donor))), why: "scripted".to_owned() })
+    fn fabric(&self, to: &Welcomed<'_>) -> Result<Fabric, DialError> {
+        let agent = self.agent(to.donor);
+        let has_rdma = agent.with(|s| s.rdma);
+        let (path, is_fallback) = (Arc::new(Path(agent)), has_rdma == Some(false));
+        Ok(Fabric { path, why: "scripted".to_owned(), is_fallback, regions: Vec::new() })
+    }
+
+    fn try_rdma(&self, to: &Welcomed<'_>) -> Result<(), DialError> {
+        let works = self.agent(to.donor).with(|s| s.rdma == Some(true));
+        works.then_some(()).ok_or_else(|| unreachable("its device"))
     }
 }
 
@@ -227,7 +253,7 @@ impl Link for ScriptedLink {
         if !state.reachable || state.epoch != self.epoch {
             return Err(unreachable(&self.address));
         }
-        let free = state.capacity - state.slabs.len() as u32;
+        let free = state.free();
         Ok(match request {
             Request::Lease { .. } if free == 0 => Event::Refused(Refusal::Full { capacity: state.capacity }),
             Request::Lease { .. } => {
@@ -394,10 +420,28 @@ impl ScriptedEndpoint {
 }
 
 /// A pool over scripted donors.
-pub(super) struct Bed {
+pub(crate) struct Bed {
     pub pool: Arc<Pool>,
     pub agents: Vec<Arc<Agent>>,
     pub config: PoolConfig,
+    pub spill: Option<SpillBed>,
+}
+
+/// A real spill file, on a disk.
+pub(crate) struct SpillBed {
+    pub config: SpillConfig,
+    pub file: Arc<Spill>,
+    _dir: tempfile::TempDir,
+}
+
+impl SpillBed {
+    /// Room for so many slabs.
+    pub fn new(slabs: u32) -> SpillBed {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let config = SpillConfig { path: dir.path().join("spill"), size: ByteSize(u64::from(slabs) * SLAB as u64) };
+        let file = Spill::open(&config, None, false, Duration::from_secs(3)).unwrap().unwrap();
+        SpillBed { config, file, _dir: dir }
+    }
 }
 
 impl Bed {
@@ -420,8 +464,20 @@ impl Bed {
         change(&mut config);
         let agents: Vec<_> = capacities.iter().map(|c| Agent::new(*c)).collect();
         let dialer = Arc::new(Donors { agents: agents.clone() });
-        let pool = Pool::start_with(config.clone(), PoolState::Fresh, dialer).unwrap();
-        Bed { pool, agents, config }
+        let pool = Pool::start_with(config.clone(), None, PoolState::Fresh, dialer).unwrap();
+        Bed { pool, agents, config, spill: None }
+    }
+
+    /// With a spill file of so many slabs.
+    pub fn spilling(capacities: &[u32], replicas: u8, slabs: u32, change: impl FnOnce(&mut PoolConfig)) -> Bed {
+        let mut bed = Self::with(capacities, replicas, change);
+        bed.pool.shutdown();
+        let spill = SpillBed::new(slabs);
+        let (config, file) = (bed.config.clone(), Some(spill.file.clone()));
+        bed.pool = Pool::start_with(config, file, PoolState::Fresh, bed.dialer()).unwrap();
+        eventually("the spill file is up", || bed.pool.spill_is_up());
+        bed.spill = Some(spill);
+        bed
     }
 
     pub fn dialer(&self) -> Arc<Donors> {
@@ -441,7 +497,7 @@ impl Bed {
 }
 
 /// Waits for something to become true, for ten seconds at most.
-pub(super) fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
+pub(crate) fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
     let until = Instant::now() + Duration::from_secs(10);
     while !is_true() {
         assert!(Instant::now() < until, "never came true: {what}");
@@ -450,7 +506,7 @@ pub(super) fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
 }
 
 /// Drives the lane, asleep in between, until `n` jobs are done.
-pub(super) fn finish(lane: &mut Lane, n: usize) -> Vec<Done> {
+pub(crate) fn finish(lane: &mut Lane, n: usize) -> Vec<Done> {
     let until = Instant::now() + Duration::from_secs(20);
     let mut done = Vec::new();
     lane.submit();
@@ -468,25 +524,25 @@ pub(super) fn finish(lane: &mut Lane, n: usize) -> Vec<Done> {
 }
 
 /// A page's content, known from its slot and a generation.
-pub(super) fn fill(page: &mut [u8], slot: u32, generation: u32) {
+pub(crate) fn fill(page: &mut [u8], slot: u32, generation: u32) {
     for (i, word) in page.chunks_exact_mut(4).enumerate() {
         word.copy_from_slice(&(slot.wrapping_mul(2_654_435_761) ^ generation << 12 ^ i as u32).to_le_bytes());
     }
 }
 
-pub(super) fn is_filled(page: &[u8], slot: u32, generation: u32) -> bool {
+pub(crate) fn is_filled(page: &[u8], slot: u32, generation: u32) -> bool {
     let mut wanted = [0; PAGE_SIZE];
     fill(&mut wanted, slot, generation);
     page == wanted
 }
 
 /// Puts known content into the slots of the runs; the job's result.
-pub(super) fn write(lane: &mut Lane, runs: &[SlotRun], generation: u32) -> Result<(), super::IoError> {
+pub(crate) fn write(lane: &mut Lane, runs: &[SlotRun], generation: u32) -> Result<(), super::IoError> {
     post_write(lane, runs, generation, 1);
     take(lane, finish_one)
 }
 
-pub(super) fn post_write(lane: &mut Lane, runs: &[SlotRun], generation: u32, token: u64) {
+pub(crate) fn post_write(lane: &mut Lane, runs: &[SlotRun], generation: u32, token: u64) {
     let pages: u32 = runs.iter().map(|r| r.count).sum();
     let mut buf = lane.alloc(pages as usize).unwrap();
     let slots = runs.iter().flat_map(|r| r.slots());
@@ -501,7 +557,7 @@ pub(super) fn post_write(lane: &mut Lane, runs: &[SlotRun], generation: u32, tok
 }
 
 /// Reads a run; true if every byte is the expected one.
-pub(super) fn read(lane: &mut Lane, run: SlotRun, generation: u32) -> Result<bool, super::IoError> {
+pub(crate) fn read(lane: &mut Lane, run: SlotRun, generation: u32) -> Result<bool, super::IoError> {
     let buf = lane.alloc(run.count as usize).unwrap();
     lane.read(run, buf, 2).unwrap();
     let done = finish_one(lane);

@@ -10,13 +10,17 @@
 //! would not survive ([`ErrorKind::is_fatal`]) the endpoint completes everything else as `Flushed` and
 //! must be opened anew from its [`Connector`].
 //!
-//! Providers: [`tcp`] (any network; the agent serves it) and [`shm`] (a donor on the same host). [`faulty`] wraps
-//! any of them for tests.
+//! Providers: [`verbs`] (RDMA: InfiniBand, RoCE, Soft-RoCE; the donor's device serves it), [`tcp`] (any network; the agent serves it),
+//! [`shm`] (a donor on the same host), and [`mod@file`] (no donor at all: a file on this host, as the last tier). [`faulty`] wraps any of them for tests.
 
 mod arena;
 pub mod faulty;
+pub mod file;
+mod ledger;
+mod prepared;
 pub mod shm;
 pub mod tcp;
+pub mod verbs;
 
 use crate::ids::{RemoteAddr, Rkey};
 use serde::{Deserialize, Serialize};
@@ -32,6 +36,8 @@ pub use arena::{Arena, ArenaError};
 pub enum Transport {
     Tcp,
     Shm,
+    Verbs,
+    File,
 }
 
 impl fmt::Display for Transport {
@@ -39,6 +45,8 @@ impl fmt::Display for Transport {
         f.write_str(match self {
             Transport::Tcp => "tcp",
             Transport::Shm => "shm",
+            Transport::Verbs => "verbs",
+            Transport::File => "file",
         })
     }
 }
@@ -98,7 +106,8 @@ pub const MAX_OP_LEN: u32 = 4 << 20;
 /// Why an operation failed. Small and `Copy`: the fast path must not allocate to report an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum ErrorKind {
-    /// The peer refused: wrong key, another client's key, an expired lease, an old incarnation, or out of bounds.
+    /// The peer refused: wrong key, another client's key, an expired lease, an old incarnation, or out of bounds. Where the peer is a
+    /// device (`verbs`) that ends the endpoint, too; what can be told on this side does not.
     #[error("remote access error")]
     RemoteAccess,
     /// The local range lies outside the arena, is too long or misaligned.
@@ -116,7 +125,8 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// True if the endpoint is of no further use and must be opened anew.
+    /// True if the endpoint is of no further use and must be opened anew. After other errors it may be as well: see
+    /// [`Endpoint::is_broken`].
     pub fn is_fatal(self) -> bool {
         matches!(self, ErrorKind::RetryExceeded | ErrorKind::Flushed)
     }

@@ -11,8 +11,8 @@ pub mod rebuild;
 pub mod report;
 pub mod watch;
 
-use crate::testbed::{Job, Testbed, bins, directory};
-use annex_shared::api::{AppInfo, DonorState, Status};
+use crate::testbed::{Job, Testbed, api, bins, directory};
+use annex_shared::api::{DonorState, Status};
 use anyhow::{Context, ensure};
 use fault::Fault;
 use nix::sys::signal::Signal;
@@ -96,7 +96,7 @@ fn wait_served(watch: &Watch, bed: &Testbed, job: &mut Job, since: Instant) -> a
 fn wait_whole(bed: &Testbed, job: &mut Job) -> anyhow::Result<Status> {
     let since = Instant::now();
     loop {
-        if let Ok(status) = crate::testbed::api::fetch::<Status>(&bed.socket, "/v1/status")
+        if let Ok(status) = api::fetch::<Status>(&bed.socket, "/v1/status")
             && is_whole(&status)
         {
             return Ok(status);
@@ -108,7 +108,7 @@ fn wait_whole(bed: &Testbed, job: &mut Job) -> anyhow::Result<Status> {
 fn is_whole(status: &Status) -> bool {
     let pool = &status.pool;
     let missing = pool.degraded_extents + pool.joining_replicas + pool.away_replicas + pool.moving_replicas;
-    let attached = status.apps.iter().any(|app: &AppInfo| app.name == APP);
+    let attached = status.apps.iter().any(|app| app.name == APP);
     attached && missing == 0 && pool.lost_extents == 0 && status.donors.iter().all(|d| d.state == DonorState::Up)
 }
 
@@ -119,7 +119,7 @@ fn still(bed: &Testbed, job: &mut Job, since: Instant, what: &str) -> anyhow::Re
     ensure!(
         running && since.elapsed() < 2 * MINUTE,
         "{why}: {:?}\n{}{}",
-        crate::testbed::api::request(&bed.socket, "GET", "/v1/status", None),
+        api::request(&bed.socket, "GET", "/v1/status", None),
         job.process.log(),
         bed.annexd_logs()
     );

@@ -36,9 +36,7 @@ pub struct Rebuild {
 
 /// `evicted` bytes of the program are in the pool when the donor dies.
 pub fn run(evicted: u64) -> anyhow::Result<Rebuild> {
-    let donors = [Donor::tcp(), Donor::tcp(), Donor::tcp()];
-    let capacity = |donor: Donor| donor.capacity("2G");
-    let mut bed = donors.into_iter().fold(Testbed::builder(), |bed, donor| bed.donor(capacity(donor))).start();
+    let mut bed = (0..3).fold(Testbed::builder(), |bed, _| bed.donor(Donor::tcp().capacity("2G"))).start();
     let size = evicted / 3 * 4;
     let mut reader = Command::new(bins::find("annex-access"));
     reader.args(["series", "--size", &size.to_string()]);

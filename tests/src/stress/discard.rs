@@ -35,6 +35,11 @@ pub fn free(set: &Set, dice: &mut Dice, board: Shared) -> Result<(), Trouble> {
     board.checked(held.check("a read")?);
     // SAFETY: the run is held.
     unsafe { map::advise(held.addr(0), held.len(), libc::MADV_FREE) }.map_err(Trouble::call("madvise(MADV_FREE)"))?;
+    if dice.one_in(2) {
+        // As under memory pressure: the kernel takes them now. Where it can't it says so, and they stay.
+        // SAFETY: the run is held.
+        let _ = unsafe { map::advise(held.addr(0), held.len(), libc::MADV_PAGEOUT) };
+    }
     for i in 0..held.count {
         let Some(content) = held.content(i) else { continue };
         // SAFETY: the run is held.

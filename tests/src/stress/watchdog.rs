@@ -2,6 +2,7 @@
 //! patience.
 
 use super::board::Shared;
+use crate::stacks;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -25,11 +26,17 @@ pub fn start(board: Shared, stall: Duration) -> Watchdog {
     let told = stop.clone();
     let thread = std::thread::spawn(move || {
         let mut last = (board.progress.load(Relaxed), Instant::now());
+        let mut has_told = false;
         while !told.load(Relaxed) {
             std::thread::park_timeout(Duration::from_millis(500));
             let progress = board.progress.load(Relaxed);
             if progress != last.0 {
                 last = (progress, Instant::now());
+                has_told = false;
+            } else if last.1.elapsed() > stall / 2 && !has_told {
+                has_told = true;
+                eprintln!("annex-stress: no progress for {} s", stall.as_secs() / 2);
+                eprintln!("{}", stacks::of_all());
             } else if last.1.elapsed() > stall {
                 let doing = board.activities().collect::<Vec<_>>().join(", ");
                 eprintln!("annex-stress: no progress for {} s: hung at {doing}", stall.as_secs());

@@ -2,6 +2,7 @@
 
 use super::process::Process;
 use super::{Testbed, api};
+use crate::stacks;
 use annex_shared::api::AppInfo;
 use nix::sys::signal::Signal;
 use std::os::unix::process::ExitStatusExt;
@@ -19,6 +20,7 @@ const LOOK: Duration = Duration::from_millis(100);
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
     pub pages_evicted: u64,
+    pub pages_in: u64,
     pub faults: u64,
     pub zero_faults: u64,
     /// The most processes at once.
@@ -30,6 +32,7 @@ pub struct Seen {
 impl Seen {
     fn add(&mut self, app: AppInfo) {
         self.pages_evicted = self.pages_evicted.max(app.pages_evicted);
+        self.pages_in = self.pages_in.max(app.pages_in);
         self.faults = self.faults.max(app.faults.major);
         self.zero_faults = self.zero_faults.max(app.faults.zero);
         self.processes = self.processes.max(app.pids.len());
@@ -59,13 +62,13 @@ impl Outcome {
         self
     }
 
-    /// It was really paged: at least that many pages went out, and at least that many faults brought some back.
+    /// It was really paged: at least that many pages went out, and at least that many came back, by however many faults.
     #[track_caller]
-    pub fn was_paged(self, evicted: u64, faults: u64) -> Outcome {
-        let Seen { pages_evicted, faults: seen, .. } = self.seen;
+    pub fn was_paged(self, out: u64, back: u64) -> Outcome {
+        let Seen { pages_evicted, pages_in, .. } = self.seen;
         assert!(
-            pages_evicted >= evicted && seen >= faults,
-            "{} proves nothing: {pages_evicted} pages evicted (wanted {evicted}), {seen} faults (wanted {faults}): {self}",
+            pages_evicted >= out && pages_in >= back && self.seen.faults > 0,
+            "{} proves nothing: {pages_evicted} pages evicted (wanted {out}), {pages_in} came back (wanted {back}): {self}",
             self.name
         );
         self
@@ -80,12 +83,13 @@ impl Outcome {
 impl std::fmt::Display for Outcome {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Outcome { status, stdout, stderr, seen, took, daemon_log, .. } = self;
-        let tail = |text: &str| text.chars().skip(text.chars().count().saturating_sub(4000)).collect::<String>();
+        let tail = |text: &str, most| text.chars().skip(text.chars().count().saturating_sub(most)).collect::<String>();
         write!(
             f,
-            "{status} after {took:?}\nstdout: {}\nstderr: {}\nseen: {seen:?}\n{daemon_log}",
-            tail(stdout),
-            tail(stderr)
+            "{status} after {took:?}\nstdout: {}\nseen: {seen:?}\nthe end of annexd's log:\n{}\nstderr: {}",
+            tail(stdout, 4_000),
+            tail(daemon_log, 6_000),
+            tail(stderr, 20_000)
         )
     }
 }
@@ -166,7 +170,7 @@ impl Job {
         let status = self.process.wait(limit);
         let took = self.started.elapsed();
         self.ended.store(true, Relaxed);
-        let hung = status.is_none().then(|| stacks(self.process.pid()));
+        let hung = status.is_none().then(stacks::of_all);
         if hung.is_some() {
             self.process.kill();
         }
@@ -205,14 +209,4 @@ fn watch(socket: &Path, name: &str, seen: &Mutex<Seen>, ended: &AtomicBool) {
         }
         std::thread::sleep(LOOK);
     }
-}
-
-/// Where each thread of a hung process is in the kernel.
-fn stacks(pid: i32) -> String {
-    let mut said = String::from("--- threads of the hung process ---\n");
-    for task in std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
-        let read = |name: &str| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
-        said.push_str(&format!("{:?} {} {}\n{}", task.file_name(), read("comm").trim(), read("wchan"), read("stack")));
-    }
-    said
 }

@@ -88,10 +88,16 @@ impl Donor {
     }
 }
 
+const KV_SOCKET: &str = "kv.sock";
+
 pub struct Builder {
     donors: Vec<Donor>,
     replicas: u8,
     daemon_args: Vec<String>,
+    /// Size of the spill file.
+    spill: Option<&'static str>,
+    /// What the KV API's flag says after the socket's path.
+    kv: Option<String>,
     alone: bool,
 }
 
@@ -103,6 +109,24 @@ impl Builder {
 
     pub fn replicas(mut self, replicas: u8) -> Builder {
         self.replicas = replicas;
+        self
+    }
+
+    /// With a spill file of this size in the testbed's directory.
+    pub fn spill(mut self, size: &'static str) -> Builder {
+        self.spill = Some(size);
+        self
+    }
+
+    /// With the KV API on a socket in the testbed's directory and on a port of this host.
+    pub fn kv(mut self, options: &str) -> Builder {
+        self.kv = Some(options.into());
+        self
+    }
+
+    /// Several testbeds at a time: no turns are taken. For measurements that take turns themselves.
+    pub fn beside_others(mut self) -> Builder {
+        self.alone = false;
         self
     }
 
@@ -146,9 +170,17 @@ impl Builder {
             }
             args.extend(["--donor".into(), spec.into()]);
         }
+        if let Some(size) = self.spill {
+            args.extend(["--spill".into(), format!("{},size={size}", dir.path().join("spill").display()).into()]);
+        }
+        let kv_address = self.kv.is_some().then(free_address);
+        if let (Some(options), Some(address)) = (&self.kv, &kv_address) {
+            args.extend(["--kv".into(), address.into()]);
+            args.extend(["--kv".into(), format!("{}{options}", dir.path().join(KV_SOCKET).display()).into()]);
+        }
         args.extend(self.daemon_args.iter().map(OsString::from));
         let annexd = start_annexd(&args, None, dir.path());
-        let mut bed = Testbed { annexd, agents, socket, places, args, dir, _turn: turn };
+        let mut bed = Testbed { annexd, agents, socket, places, args, kv_address, dir, _turn: turn };
         bed.wait_ready(self.donors.iter().filter(|d| !d.absent).count());
         bed
     }
@@ -164,6 +196,8 @@ pub struct Testbed {
     pub places: Vec<Place>,
     /// annexd's arguments.
     args: Vec<OsString>,
+    /// Where the KV API listens, if it does.
+    pub kv_address: Option<String>,
     dir: TempDir,
     _turn: Option<Turn>,
 }
@@ -171,7 +205,7 @@ pub struct Testbed {
 impl Testbed {
     /// No donors yet, two replicas.
     pub fn builder() -> Builder {
-        Builder { donors: Vec::new(), replicas: 2, daemon_args: Vec::new(), alone: true }
+        Builder { donors: Vec::new(), replicas: 2, daemon_args: Vec::new(), spill: None, kv: None, alone: true }
     }
 
     /// Two donors over shared memory.
@@ -187,6 +221,11 @@ impl Testbed {
     /// One of each.
     pub fn mixed() -> Testbed {
         Testbed::builder().donor(Donor::tcp()).donor(Donor::shm()).start()
+    }
+
+    /// The KV API's socket.
+    pub fn kv_socket(&self) -> PathBuf {
+        self.dir.path().join(KV_SOCKET)
     }
 
     /// The testbed's own directory, on a disk.
@@ -347,7 +386,7 @@ impl Testbed {
         let started = Instant::now();
         loop {
             let up = api::fetch::<Status>(&self.socket, "/v1/status")
-                .map(|status| status.donors.iter().filter(|d| d.state == DonorState::Up).count());
+                .map(|status| status.donors.iter().filter(|d| d.state == DonorState::Up && d.name != "spill").count());
             if up.as_ref().is_ok_and(|up| *up >= donors) {
                 return;
             }

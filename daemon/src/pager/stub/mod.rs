@@ -17,6 +17,7 @@ use super::mortal;
 use super::process;
 use super::table::StubTraces;
 use super::tracee::{self, TraceError, Tracee};
+use super::turns;
 use super::uffd::{MOVE_DONTWAKE, MOVE_SOURCE_HOLES, MoveArg, UFFDIO_MOVE, USERFAULTFD_IOC_NEW, Uffd};
 use memmap2::MmapRaw;
 use nix::errno::Errno;
@@ -354,22 +355,19 @@ fn pass(child: &mut Tracee, pidfd: &OwnedFd, scratch: u64, fds: [BorrowedFd<'_>;
     Ok([16, 20, 24, 28].map(|i| i32::from_le_bytes(message[i..i + 4].try_into().expect("four bytes"))))
 }
 
-/// In the app: collects the dead stub so that no zombie stays, and unmaps what it left. Best effort: the app may be gone.
-pub fn reap(pid: i32, tid: i32, suspend_seccomp: bool, pid_there: i32, mappings: &[(u64, u64)]) -> Option<Pause> {
-    // If the process has called exec since, the same addresses are another program's.
-    let is_shared_page = |m: &process::Mapping| m.name.starts_with("/memfd:annex-stub");
-    let is_ours = process::maps(pid)
-        .is_ok_and(|maps| mappings.iter().any(|(at, _)| maps.iter().any(|m| m.start == *at && is_shared_page(m))));
-    let mappings = if is_ours { mappings } else { &[] };
-    let start = Instant::now();
-    let mut thread = Tracee::stop(pid, tid, suspend_seccomp).ok()?;
+/// In the app: collects the dead stub so that no zombie stays, and unmaps what it left, if that is still the stub's: when the process has called exec since,
+/// the same addresses are another program's. Best effort: the app may be gone.
+pub fn reap(pid: i32, tid: i32, suspend_seccomp: bool, pid_there: i32, mappings: &[(u64, u64)]) {
+    let is_ours =
+        |m: &process::Mapping| m.name.starts_with(SHARED_PAGE) && mappings.iter().any(|(at, _)| m.start == *at);
+    let mappings = if process::maps(pid).is_ok_and(|maps| maps.iter().any(is_ours)) { mappings } else { &[] };
+    let Ok(mut thread) = Tracee::stop(pid, tid, suspend_seccomp) else { return };
     for (at, len) in mappings {
         let _ = thread.syscall(libc::SYS_munmap, [*at, *len, 0, 0, 0, 0]);
     }
     let wait = [pid_there as u64, 0, libc::__WALL as u64, 0, 0, 0];
     let _ = thread.syscall(libc::SYS_wait4, wait);
-    thread.release().ok()?;
-    Some(Pause(start.elapsed()))
+    let _ = thread.release();
 }
 
 impl Stub {
@@ -478,11 +476,11 @@ impl Stub {
         Ok(())
     }
 
-    /// Moves each `(source, length)` into staging, one after the other; holes in a source stay holes. `stopped` says what stopped each
+    /// Moves each `(source, length)` into staging, one after the other; holes in a source stay holes. Returns what stopped each
     /// range, if anything did: then only staging itself tells how much of it arrived. The kernel's count does not: Linux 6.18's `move_pages` goes
     /// on after an inner EAGAIN (the app touched the page just then) with the old error, so that it moves the page, or a run of them, without counting
     /// it, tries again and answers EEXIST.
-    pub fn move_pages(&mut self, ranges: &[(u64, u64)], stopped: &mut Vec<Option<Errno>>) -> Result<(), CallError> {
+    pub fn move_pages(&mut self, ranges: &[(u64, u64)]) -> Result<Vec<Option<Errno>>, CallError> {
         let mut dst = self.staging;
         for (i, (src, len)) in ranges.iter().enumerate() {
             let arg = MoveArg { dst, src: *src, len: *len, mode: MOVE_DONTWAKE | MOVE_SOURCE_HOLES, moved: 0 };
@@ -495,36 +493,35 @@ impl Stub {
         self.ring(ranges.len())?;
         mortal::point("moves-rung");
         // While it is not known what moved, nobody may touch this address space's records: there is no giving up, except with the app.
-        let mut before = None;
-        let mut seconds = 0;
-        while let Err(e) = self.wait(Duration::from_secs(1)) {
-            if e == CallError::Dead {
-                return Err(e);
+        let mut first = None;
+        for seconds in 1u64.. {
+            match self.wait(Duration::from_secs(1)) {
+                Ok(()) => break,
+                Err(CallError::Dead) => return Err(CallError::Dead),
+                Err(CallError::NoAnswer) => {}
             }
-            seconds += 1;
             if seconds % 10 == 5 {
-                let read = |name| std::fs::read_to_string(format!("/proc/{}/{name}", self.pid)).unwrap_or_default();
-                let (wchan, stack) = (read("wchan"), read("stack"));
-                let state = process::Stat::read(self.pid).map(|stat| stat.state);
-                tracing::warn!(
-                    "the stub {} has not answered for {seconds} s, and its program's faults wait; is the program frozen? (state {state:?}, in \
-                     {wchan}) {}",
-                    self.pid,
-                    stack.replace('\n', " ")
-                );
+                self.say_that_it_is_overdue(seconds);
             }
             let ticks = process::Stat::read(self.pid).map_or(0, |stat| stat.ticks);
-            if ticks > *before.get_or_insert(ticks) + ENDLESS {
+            if ticks > *first.get_or_insert(ticks) + ENDLESS {
                 tracing::warn!(stub = self.pid, "the kernel does not come to an end with a MOVE: ending the stub");
                 self.kill();
             }
         }
-        stopped.clear();
-        stopped.extend((0..ranges.len()).map(|i| match self.result(i) {
+        let answer = |i| match self.result(i) {
             0 => None,
             e => Some(Errno::from_raw(-e as i32)),
-        }));
-        Ok(())
+        };
+        Ok((0..ranges.len()).map(answer).collect())
+    }
+
+    fn say_that_it_is_overdue(&self, seconds: u64) {
+        tracing::warn!(
+            "the stub {} has not answered for {seconds} s, and its program's faults wait; is the program frozen? It is in {}",
+            self.pid,
+            turns::place(self.pid)
+        );
     }
 
     /// What the call that was prepared there answered.

@@ -105,7 +105,7 @@ const _: () = assert!(JOURNAL + JOURNAL_MESSAGES * size_of::<Message>() <= super
 
 #[cfg(test)]
 mod tests {
-    use super::super::{PageIdx, Record};
+    use super::super::{PageIdx, Record, VERSION, WITHOUT_ORIGINS};
     use super::*;
     use annex_shared::ids::SlotIdx;
 
@@ -158,11 +158,29 @@ mod tests {
     }
 
     #[test]
+    fn a_table_of_the_version_before_is_taken_over_unless_its_window_is_open() {
+        let mut table = Table::new(1, 2).unwrap();
+        table.set(PageIdx(5), Record::Evicted(SlotIdx(9))).unwrap();
+        table.write(8, WITHOUT_ORIGINS);
+        let successor = reopened(&table);
+        assert_eq!((successor.read(8), records(&successor)), (VERSION, records(&table)));
+
+        table.write(8, WITHOUT_ORIGINS);
+        table.begin();
+        table.save_window(&[0, 0, 0, 0, 0]);
+        table.commit(1);
+        let error = Table::open(nix::unistd::dup(table.fd()).unwrap()).unwrap_err();
+        assert!(matches!(error, TableError::Version(WITHOUT_ORIGINS)), "{error}");
+        assert_eq!(table.read(8), WITHOUT_ORIGINS);
+    }
+
+    #[test]
     fn a_table_of_another_version_is_refused_and_left_alone() {
         let table = Table::new(1, 2).unwrap();
-        table.write(8, 3);
+        let other = VERSION + 1;
+        table.write(8, other);
         let error = Table::open(nix::unistd::dup(table.fd()).unwrap()).unwrap_err();
-        assert!(matches!(error, TableError::Version(3)), "{error}");
-        assert_eq!(table.read(8), 3);
+        assert!(matches!(error, TableError::Version(v) if v == other), "{error}");
+        assert_eq!(table.read(8), other);
     }
 }

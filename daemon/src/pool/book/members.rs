@@ -4,14 +4,17 @@
 //! - Away until its donor is heard again: then *joining*, with what it missed still to be copied. Its donor may come back under a new
 //!   incarnation if the agent vouches that the bytes came through. Lost if that takes longer than `lost_after`, or if it fails again and again.
 //! - Joining until the repair thread has copied what it lacks: then live.
-//! - *Leaving* is a mark on any of them: another replica takes its place as soon as that one is live; and at the deadline, if there is one, it is lost.
+//! - Trailing: a backup (`last_tier`). Away and back like any other.
+//! - *Leaving* is a mark on any of them: another replica takes its place as soon as that one is live. If there is a deadline, the donor's first word after it
+//!   decides: the replica is lost if the donor has taken its slab back, and stays if the donor has not, since it wants it back no longer (a drain was
+//!   ended, say, which nobody is told).
 
 use super::*;
 
 /// What failed a write is tried again after this, doubled each time.
 const REJOIN_AFTER: Duration = Duration::from_millis(250);
-/// A replica that was away so often without having been live in between is lost.
-const MAX_STRIKES: u8 = 6;
+/// A replica that was away so often without having been live in between is lost, if another one is live.
+pub(super) const MAX_STRIKES: u8 = 6;
 /// A replica that was live for this long has taken part in every write under way.
 const SETTLED_AFTER: Duration = Duration::from_secs(1);
 /// An extent without a live replica is left so for this long before a joining one is made live as it is. Joining ones fill each other meanwhile.
@@ -29,6 +32,8 @@ pub(super) struct Member {
     pub leaving: Option<Leaving>,
     /// It began without content.
     pub fresh: bool,
+    /// It lies in the spill file.
+    pub is_last_tier: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,26 +42,29 @@ pub(super) struct Leaving {
 }
 
 impl Member {
-    pub fn new(placed: Placed, now: Instant) -> Member {
-        Member { placed, since: now, strikes: 0, leaving: None, fresh: false }
+    pub fn new(placed: Placed, is_last_tier: bool, now: Instant) -> Member {
+        Member { placed, since: now, strikes: 0, leaving: None, fresh: false, is_last_tier }
     }
 
     /// It counts towards the replicas there should be.
     pub fn lasts(&self) -> bool {
-        self.placed.state.is_kept() && self.leaving.is_none()
+        self.placed.state.is_kept() && self.leaving.is_none() && !self.is_last_tier
+    }
+
+    /// Live for so long that every write under way knows of it.
+    pub fn is_settled(&self, now: Instant) -> bool {
+        self.placed.state == ReplicaState::Live && now.duration_since(self.since) >= SETTLED_AFTER
     }
 
     pub fn due(&self) -> Option<Instant> {
-        let deadline = self.leaving.and_then(|l| l.deadline).filter(|_| self.placed.state.is_kept());
-        let rejoin = (self.placed.state == ReplicaState::Away).then(|| self.rejoin_at());
-        deadline.into_iter().chain(rejoin).min()
+        (self.placed.state == ReplicaState::Away).then(|| self.rejoin_at())
     }
 
     fn rejoin_at(&self) -> Instant {
         self.since + REJOIN_AFTER * (1 << self.strikes.min(MAX_STRIKES))
     }
 
-    fn turn(&mut self, state: ReplicaState, now: Instant) {
+    pub fn turn(&mut self, state: ReplicaState, now: Instant) {
         (self.placed.state, self.since) = (state, now);
     }
 }
@@ -74,9 +82,10 @@ impl Book {
     /// A lane has marked the replica as away.
     pub fn replica_away(&mut self, extent: ExtentId, place: u8, donor: DonorId, now: Instant) {
         let Some(member) = self.member(extent, place) else { return };
-        if member.placed.donor == donor && member.placed.state.is_written() {
+        if member.placed.donor == donor && member.placed.state.is_there() {
             member.strikes = member.strikes.saturating_add(1);
             member.turn(ReplicaState::Away, now);
+            self.actions.push(Action::Ask(donor));
             self.weigh(extent);
         }
     }
@@ -105,44 +114,48 @@ impl Book {
     // ---- donors ----
 
     /// A replica's donor is there again with its lease.
-    pub(super) fn back(&mut self, extent: ExtentId, place: u8) {
+    pub(super) fn back(&mut self, extent: ExtentId, place: u8, now: Instant) {
         let Some(member) = self.member(extent, place) else { return };
         if member.leaving.is_some_and(|l| l.deadline.is_some()) {
             member.leaving = None;
         }
         if member.placed.state == ReplicaState::Away {
-            self.rejoin(extent, place);
+            self.rejoin(extent, place, now);
         }
     }
 
     /// Its bytes came through a restart of its agent.
-    pub(super) fn resume(&mut self, extent: ExtentId, place: u8, incarnation: Incarnation, lease: Lease) {
+    pub(super) fn resume(&mut self, extent: ExtentId, place: u8, incarnation: Incarnation, lease: Lease, now: Instant) {
         let Some(member) = self.member(extent, place) else { return };
         (member.placed.incarnation, member.placed.lease) = (incarnation, lease);
         if member.leaving.is_some_and(|l| l.deadline.is_some()) {
             member.leaving = None;
         }
-        self.rejoin(extent, place);
+        self.rejoin(extent, place, now);
     }
 
-    fn rejoin(&mut self, extent: ExtentId, place: u8) {
+    /// A replica's donor has its slab still, or not any more.
+    pub(super) fn told(&mut self, extent: ExtentId, place: u8, is_held: bool, now: Instant) {
         let Some(member) = self.member(extent, place) else { return };
-        member.placed.state = ReplicaState::Joining;
+        let is_over = member.leaving.and_then(|l| l.deadline).is_some_and(|at| at <= now);
+        match (is_held, is_over) {
+            (true, false) => {}
+            (true, true) => {
+                member.leaving = None;
+                self.weigh(extent);
+            }
+            (false, false) => self.lose(extent, place, NOT_KNOWN),
+            (false, true) => self.lose(extent, place, "its donor has taken the slab back"),
+        }
+    }
+
+    fn rejoin(&mut self, extent: ExtentId, place: u8, now: Instant) {
+        let state = self.state_to_join_in(extent, place, now);
+        let Some(member) = self.member(extent, place) else { return };
+        member.turn(state, now);
         let placed = member.placed;
         self.actions.push(Action::Rejoin { extent, place, placed });
         self.weigh(extent);
-    }
-
-    pub(super) fn all_away(&mut self, donor: DonorId, now: Instant) {
-        for (extent, place, placed) in self.kept_on(donor) {
-            if placed.state.is_written()
-                && let Some(member) = self.member(extent, place)
-            {
-                member.turn(ReplicaState::Away, now);
-                self.actions.push(Action::Leave { extent, place, why: "its donor is out of reach" });
-                self.weigh(extent);
-            }
-        }
     }
 
     /// Marks a donor's replicas as leaving.
@@ -161,32 +174,31 @@ impl Book {
         let all: Vec<(ExtentId, u8)> =
             self.extents.iter().flat_map(|(e, m)| (0..m.len() as u8).map(move |n| (*e, n))).collect();
         for (extent, place) in all {
-            let lost_after = self.rules.lost_after;
             let Some(member) = self.member(extent, place) else { continue };
+            let donor = member.placed.donor;
             let state = member.placed.state;
-            if !state.is_kept() {
-                continue;
-            }
-            if member.leaving.and_then(|l| l.deadline).is_some_and(|at| at <= now) {
-                self.lose(extent, place, "its donor has taken the slab back");
-                continue;
-            }
             if state != ReplicaState::Away {
                 continue;
             }
             let (since, strikes, rejoin_at) = (member.since, member.strikes, member.rejoin_at());
-            let heard = |d: &DonorEntry| d.up && d.heard.is_some_and(|at| at >= since);
-            let there = self.donors.get(&self.extents[&extent][usize::from(place)].placed.donor).is_some_and(heard);
-            if strikes >= MAX_STRIKES {
+            // It is not given up as long as it may have what nobody else has.
+            let is_spare = self.extents[&extent].iter().any(|m| m.placed.state == ReplicaState::Live);
+            let entry = self.donors.get(&donor);
+            let heard = entry.and_then(|d| d.heard).unwrap_or(since);
+            let there = entry.is_some_and(|d| d.up && !d.silent && d.heard >= Some(since));
+            // What waits for its next try is not absent: only since its donor was heard last.
+            let absent_since = self.counted_from(since.max(heard));
+            if strikes >= MAX_STRIKES && is_spare {
                 self.lose(extent, place, "writes to it keep failing");
             } else if there && rejoin_at <= now {
-                self.rejoin(extent, place);
-            } else if !there && now.duration_since(since) >= lost_after {
+                self.rejoin(extent, place, now);
+            } else if !there && now.duration_since(absent_since) >= self.rules.lost_after(donor) {
                 self.lose(extent, place, "its donor was out of reach for too long");
             }
         }
+        self.turn_backups(now);
         self.promote(now);
-        let left = |m: &Member| m.leaving.is_some() && m.placed.state.is_kept();
+        let left = |m: &Member| self.is_to_go(m);
         let leaving: Vec<ExtentId> = self.extents.iter().filter(|(_, m)| m.iter().any(left)).map(|(e, _)| *e).collect();
         leaving.into_iter().for_each(|extent| self.let_go(extent, now));
     }
@@ -230,12 +242,15 @@ impl Book {
     /// joined may still turn that one back.
     fn let_go(&mut self, extent: ExtentId, now: Instant) {
         let Some(members) = self.extents.get(&extent) else { return };
-        let settled = |m: &&Member| m.lasts() && now.duration_since(m.since) >= SETTLED_AFTER;
-        let enough = members.iter().filter(settled).filter(|m| m.placed.state == ReplicaState::Live).count();
-        if enough < self.rules.replicas {
+        let on_donors = members.iter().filter(|m| m.lasts() && m.is_settled(now)).count();
+        let spilled = members.iter().filter(|m| m.is_last_tier && m.is_settled(now)).count();
+        let enough = on_donors >= self.rules.replicas;
+        // Where no donor takes it, the spill file's replica is one of those that there should be.
+        if !enough && (on_donors + spilled < self.rules.replicas || self.has_somewhere_to_go(extent, now)) {
             return;
         }
-        let leaving = members.iter().enumerate().filter(|(_, m)| m.placed.state.is_kept() && m.leaving.is_some());
+        let goes = |m: &Member| self.is_to_go(m) && (enough || !m.is_last_tier);
+        let leaving = members.iter().enumerate().filter(|(_, m)| goes(m));
         let leaving: Vec<u8> = leaving.map(|(n, _)| n as u8).collect();
         for place in leaving {
             let Some(member) = self.member(extent, place) else { continue };
@@ -253,18 +268,30 @@ impl Book {
         }
     }
 
-    /// Whether the extent is whole: as many live replicas as configured, none of which has a deadline.
+    /// Whether the extent is whole: as many live replicas on donors as configured, none of which has a deadline. With one in the spill file it is next to that.
     pub(super) fn weigh(&mut self, extent: ExtentId) {
         let Some(members) = self.extents.get(&extent) else { return };
         let counts = |m: &&Member| {
             m.placed.state == ReplicaState::Live && m.leaving.is_none_or(|leaving| leaving.deadline.is_none())
         };
-        let whole = members.iter().filter(counts).count() >= self.rules.replicas;
-        if whole && self.degraded.remove(&extent) {
-            self.actions.push(Action::Restore(extent));
-        } else if !whole && self.degraded.insert(extent) {
-            self.actions.push(Action::Degrade(extent));
+        let (spilled, on_donors): (Vec<&Member>, Vec<&Member>) =
+            members.iter().filter(counts).partition(|m| m.is_last_tier);
+        let grade = match () {
+            () if on_donors.len() >= self.rules.replicas => Grade::Whole,
+            () if !spilled.is_empty() => Grade::LastTier,
+            () => Grade::Degraded,
+        };
+        if grade != self.grade(extent) {
+            match grade {
+                Grade::Whole => self.grades.remove(&extent),
+                other => self.grades.insert(extent, other),
+            };
+            self.actions.push(Action::Grade(extent, grade));
         }
+    }
+
+    pub(super) fn grade(&self, extent: ExtentId) -> Grade {
+        self.grades.get(&extent).copied().unwrap_or(Grade::Whole)
     }
 
     pub(super) fn member(&mut self, extent: ExtentId, place: u8) -> Option<&mut Member> {

@@ -7,9 +7,16 @@
 //! extent beyond the spare one goes back after it was idle for a while; a degraded one as soon as it is empty.
 //!
 //! # The life of a replica
-//! `members` tells it: live, away, joining, lost. `repair` decides where to put another one when there are too few, when a donor wants its slabs
+//! `members` tells it: live, away, joining, lost; `absence` what makes a donor away. `repair` decides where to put another one when there are too few, when a donor wants its slabs
 //! back, or when donors are filled unevenly: a *join* names one donor for one extent, and is carried out when its slab is there.
+//!
+//! # The last tier
+//! The spill file is a donor that no rule above ever chooses. A plan or a join takes it only when too few donors have room, and only for pages that somebody
+//! asks for now, not ahead of demand. A replica there counts as one, and never as one that lasts: a donor is looked for all the time, and once enough donors have the extent it goes.
+//! With a single replica, though, every extent keeps one there as a *backup* (`members`).
 
+mod absence;
+mod last_tier;
 mod members;
 mod repair;
 
@@ -42,6 +49,19 @@ pub(super) struct Rules {
     pub slots_per_extent: u32,
     /// Move replicas from full donors to empty ones.
     pub rebalance: bool,
+    /// The donor that is the spill file.
+    pub spill: Option<DonorId>,
+}
+
+/// What an extent is good for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Grade {
+    /// As many donors have it as there should be.
+    Whole,
+    /// The spill file has it, since too few donors have.
+    LastTier,
+    /// It lacks a replica.
+    Degraded,
 }
 
 /// What the keeper is to do.
@@ -49,6 +69,8 @@ pub(super) struct Rules {
 pub(super) enum Action {
     /// Ask the donor for one slab.
     Lease(DonorId),
+    /// Have the agent answer now, not at the next renewal: until it is heard, what is away there stays away.
+    Ask(DonorId),
     /// Give slabs back.
     Return(DonorId, Vec<Lease>),
     /// Make the extent known and let pages be put there.
@@ -57,18 +79,17 @@ pub(super) enum Action {
     Lose { extent: ExtentId, place: u8, why: &'static str },
     /// Mark it as away: neither read nor written until it joins again.
     Leave { extent: ExtentId, place: u8, why: &'static str },
-    /// Put a replica without content there, and have it filled.
+    /// Put a replica without content there, in the state named, and have it filled.
     Join { extent: ExtentId, place: u8, placed: Placed },
-    /// What was away is written again, under this lease; what it missed is to be copied.
+    /// What was away is written again, or follows as a backup, under this lease; what it missed is to be copied. Or a backup is written from now on, or the
+    /// other way round.
     Rejoin { extent: ExtentId, place: u8, placed: Placed },
     /// Nobody has what this joining replica lacks: make it live as it is.
     Promote { extent: ExtentId, place: u8 },
     /// Its bytes are elsewhere now: forget it.
     Vacate { extent: ExtentId, place: u8 },
-    /// Take no more pages there unless there is nothing better.
-    Degrade(ExtentId),
-    /// It is whole again.
-    Restore(ExtentId),
+    /// It is as good as that from now on; it was published as whole.
+    Grade(ExtentId, Grade),
     /// If it is still empty, take the extent away and say [`Book::retired`].
     Retire(ExtentId),
     /// All replicas on the donor are lost.
@@ -101,8 +122,10 @@ pub(super) struct Greeting {
 /// How the pool's room stands.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Room {
-    /// Free pages in healthy extents.
+    /// Free pages in whole extents.
     pub free: u64,
+    /// Free pages in extents of the last tier.
+    pub spilled: u64,
     /// Pages asked for and not had.
     pub wanted: u64,
     /// Pages taken in about the last second.
@@ -119,6 +142,8 @@ struct DonorEntry {
     up: bool,
     /// When it last said something.
     heard: Option<Instant>,
+    /// An operation got no answer since.
+    silent: bool,
     /// Its replicas are away when this moment comes, and lost at the other, unless it is up again.
     away_at: Option<Instant>,
     lost_at: Option<Instant>,
@@ -146,13 +171,17 @@ pub(super) struct Book {
     /// By place; lost ones stay until the place is used again.
     extents: BTreeMap<ExtentId, Vec<Member>>,
     /// Extents that are not whole.
-    degraded: std::collections::BTreeSet<ExtentId>,
+    grades: BTreeMap<ExtentId, Grade>,
     idle_since: BTreeMap<ExtentId, Instant>,
     plans: Vec<Vec<DonorId>>,
     joins: Vec<Join>,
     dry: bool,
     full: bool,
+    /// Too few donors have room for a new extent.
+    spills: bool,
     actions: Vec<Action>,
+    /// Set when nothing ran for a while: when it ran again.
+    ran_since: Option<Instant>,
     draw: u64,
 }
 
@@ -162,13 +191,15 @@ impl Book {
             rules,
             donors: BTreeMap::new(),
             extents: BTreeMap::new(),
-            degraded: Default::default(),
+            grades: BTreeMap::new(),
             idle_since: BTreeMap::new(),
             plans: Vec::new(),
             joins: Vec::new(),
             dry: false,
             full: false,
+            spills: false,
             actions: Vec::new(),
+            ran_since: None,
             draw: seed | 1,
         }
     }
@@ -179,9 +210,9 @@ impl Book {
             let donor = self.donors.entry(placed.donor).or_default();
             donor.incarnation = Some(placed.incarnation);
             donor.away_at.get_or_insert(now + self.rules.away_after.max(self.rules.lost_after / 2));
-            donor.lost_at.get_or_insert(now + self.rules.lost_after);
+            donor.lost_at.get_or_insert(now + self.rules.lost_after(placed.donor));
         }
-        self.extents.insert(extent, replicas.into_iter().map(|p| Member::new(p, now)).collect());
+        self.extents.insert(extent, replicas.into_iter().map(|p| self.rules.member(p, now)).collect());
         self.weigh(extent);
     }
 
@@ -205,6 +236,11 @@ impl Book {
         self.full
     }
 
+    /// True while too few donors have room for a new extent, so that pages go to the last tier.
+    pub fn spills(&self) -> bool {
+        self.spills
+    }
+
     /// The slabs held on a donor, by the book.
     pub fn held(&self, donor: DonorId) -> u32 {
         let stock = self.donors.get(&donor).map_or(0, |d| d.stock.len());
@@ -220,7 +256,8 @@ impl Book {
         let restarted = entry.incarnation.is_some_and(|i| i != greeting.incarnation);
         entry.incarnation = Some(greeting.incarnation);
         (entry.host, entry.rack) = (greeting.host, greeting.rack);
-        (entry.up, entry.closing, entry.heard) = (true, false, Some(now));
+        (entry.up, entry.closing) = (true, false);
+        (entry.heard, entry.silent) = (Some(now), false);
         (entry.away_at, entry.lost_at, entry.full_until) = (None, None, None);
         (entry.free, entry.asked) = (greeting.free, 0);
         if restarted {
@@ -233,10 +270,10 @@ impl Book {
             let same = greeting.held.iter().find(|l| l.slab == placed.lease.slab);
             if placed.incarnation == greeting.incarnation && greeting.held.contains(&placed.lease) {
                 mine.push(placed.lease);
-                self.back(extent, place);
+                self.back(extent, place, now);
             } else if let (Some(lease), true) = (same, greeting.resumed == Some(placed.incarnation)) {
                 mine.push(*lease);
-                self.resume(extent, place, greeting.incarnation, *lease);
+                self.resume(extent, place, greeting.incarnation, *lease, now);
             } else {
                 let restarted = placed.incarnation != greeting.incarnation;
                 let why = if restarted { "its donor was restarted" } else { NOT_KNOWN };
@@ -247,27 +284,6 @@ impl Book {
         if !strays.is_empty() {
             self.actions.push(Action::Return(donor, strays));
         }
-    }
-
-    /// The connection failed or could not be made.
-    pub fn down(&mut self, donor: DonorId, now: Instant) {
-        let (away_at, lost_at) = (now + self.rules.away_after, now + self.rules.lost_after);
-        let entry = self.donors.entry(donor).or_default();
-        entry.up = false;
-        entry.asked = 0;
-        if entry.incarnation.is_some() || entry.lost_at.is_some() {
-            entry.away_at = Some(entry.away_at.map_or(away_at, |at| at.min(away_at)));
-            entry.lost_at = Some(entry.lost_at.map_or(lost_at, |at| at.min(lost_at)));
-        }
-        self.forget_plans(donor);
-    }
-
-    /// An operation had all its time and got no answer: nothing waits for this donor until it is heard again.
-    pub fn hung(&mut self, donor: DonorId, now: Instant) {
-        let entry = self.donors.entry(donor).or_default();
-        entry.heard = None;
-        entry.away_at = Some(now);
-        self.tick(now);
     }
 
     /// The agent said that its memory is gone after `grace`.
@@ -352,15 +368,13 @@ impl Book {
     pub fn renewed(&mut self, donor: DonorId, held: &[SlabId], free: u32, now: Instant) {
         let entry = self.donors.entry(donor).or_default();
         entry.free = free;
-        entry.heard = Some(now);
+        (entry.heard, entry.silent) = (Some(now), false);
         if entry.up && !entry.closing {
             entry.away_at = None;
         }
         entry.stock.retain(|l| held.contains(&l.slab));
         for (extent, place, placed) in self.kept_on(donor) {
-            if !held.contains(&placed.lease.slab) {
-                self.lose(extent, place, NOT_KNOWN);
-            }
+            self.told(extent, place, held.contains(&placed.lease.slab), now);
         }
     }
 
@@ -371,7 +385,7 @@ impl Book {
     /// The keeper has taken the empty extent away.
     pub fn retired(&mut self, extent: ExtentId) {
         self.idle_since.remove(&extent);
-        self.degraded.remove(&extent);
+        self.grades.remove(&extent);
         self.joins.retain(|j| j.extent != extent);
         for member in self.extents.remove(&extent).into_iter().flatten().filter(|m| m.placed.state.is_kept()) {
             self.actions.push(Action::Return(member.placed.donor, vec![member.placed.lease]));
@@ -415,44 +429,55 @@ impl Book {
         }
         // One extent ahead, and what was taken lately or missed once more.
         let target = slots + room.wanted + room.taken.min(slots * AHEAD);
-        let mut free = room.free;
+        self.spills = !self.donors_have_room(now);
+        let mut free = room.free + if self.spills { room.spilled } else { 0 };
         let spare = free.saturating_sub(target);
-        self.retire(room, spare / slots, now);
+        let demand = room.wanted > 0 || room.taken > 0;
+        self.retire(room, spare / slots, demand, now);
         self.plan_joins(&room.empty, now);
         free += self.plans.len() as u64 * slots;
-        while free < target && self.plans.len() < MAX_PLANS && self.plan(now) {
+        while free < target && self.plans.len() < MAX_PLANS && self.plan(demand, now) {
             free += slots;
         }
         self.dry = free < target;
-        self.full = if self.full { room.free < slots } else { self.is_dry() && room.free == 0 };
+        let left = room.free + room.spilled;
+        self.full = if self.full { left < slots } else { self.is_dry() && left == 0 };
         self.build(now);
         self.return_stock(now);
         self.finish_removals();
     }
 
-    fn retire(&mut self, room: &Room, mut spare: u64, now: Instant) {
+    fn retire(&mut self, room: &Room, mut spare: u64, demand: bool, now: Instant) {
         self.idle_since.retain(|e, _| room.empty.contains(e));
         for extent in &room.empty {
             let since = *self.idle_since.entry(*extent).or_insert(now);
             if !self.extents.contains_key(extent) {
                 continue;
             }
-            if self.degraded.contains(extent) {
-                self.actions.push(Action::Retire(*extent));
-            } else if spare > 0 && now.duration_since(since) >= self.rules.idle_return {
-                spare -= 1;
+            let idle = now.duration_since(since) >= self.rules.idle_return;
+            let goes = match self.grade(*extent) {
+                Grade::Degraded => true,
+                // Donors have room, so the next pages go there; and nothing is held in the file ahead of demand.
+                Grade::LastTier => !self.spills || (idle && !demand),
+                Grade::Whole => idle && spare > 0,
+            };
+            if goes {
+                spare = spare.saturating_sub(1);
                 self.actions.push(Action::Retire(*extent));
             }
         }
     }
 
-    fn plan(&mut self, now: Instant) -> bool {
+    fn plan(&mut self, demand: bool, now: Instant) -> bool {
         if self.extents.len() + self.plans.len() >= self.rules.max_extents as usize {
             return false;
         }
         let candidates = self.candidates(now);
         let replicas = self.rules.replicas;
-        let Some(chosen) = self.drawing(|draw| placement::choose(&candidates, replicas, draw)) else { return false };
+        let on_donors = self.drawing(|draw| placement::choose(&candidates, replicas, draw));
+        let last_tier = self.last_tier(now).filter(|_| demand);
+        let spilled = |spill| self.drawing(|draw| placement::choose_with(spill, &candidates, replicas, draw));
+        let Some(chosen) = on_donors.or_else(|| last_tier.map(spilled)) else { return false };
         self.plans.push(chosen.clone());
         chosen.into_iter().for_each(|id| self.ask(id));
         true
@@ -460,12 +485,15 @@ impl Book {
 
     /// Donors that could lend a slab beyond what is promised already.
     fn candidates(&self, now: Instant) -> Vec<Candidate> {
-        let candidate = |(id, d): (&DonorId, &DonorEntry)| {
-            let lendable = if d.full_until.is_some_and(|t| now < t) { 0 } else { d.free };
-            let free = (lendable + d.stock.len() as u32).saturating_sub(self.promised(*id));
-            Candidate { free, ..self.label(*id, d) }
-        };
-        self.donors.iter().filter(|(_, d)| d.is_taking()).map(candidate).collect()
+        let candidate =
+            |(id, d): (&DonorId, &DonorEntry)| Candidate { free: self.lendable(*id, d, now), ..self.label(*id, d) };
+        self.donors.iter().filter(|(id, d)| d.is_taking() && !self.is_spill(**id)).map(candidate).collect()
+    }
+
+    /// Slabs it could lend beyond what is promised already.
+    fn lendable(&self, id: DonorId, d: &DonorEntry, now: Instant) -> u32 {
+        let lendable = if d.full_until.is_some_and(|t| now < t) { 0 } else { d.free };
+        (lendable + d.stock.len() as u32).saturating_sub(self.promised(id))
     }
 
     fn label(&self, id: DonorId, d: &DonorEntry) -> Candidate {
@@ -520,8 +548,9 @@ impl Book {
                     replicas.push(Placed { donor: id, incarnation, lease, state: ReplicaState::Live });
                 }
             }
-            self.extents.insert(extent, replicas.iter().map(|p| Member::new(*p, now)).collect());
+            self.extents.insert(extent, replicas.iter().map(|p| self.rules.member(*p, now)).collect());
             self.actions.push(Action::Publish(extent, replicas));
+            self.weigh(extent);
         }
     }
 

@@ -19,6 +19,14 @@ pub(super) struct Join {
     pub donor: DonorId,
 }
 
+/// What an extent has too few of, the more urgent first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Need {
+    Replica,
+    /// It has as many replicas as it should, which is one, and no copy in the spill file.
+    Backup,
+}
+
 impl Book {
     /// Replicas being filled for the first time, or on their way to that.
     fn joins_under_way(&self) -> usize {
@@ -27,26 +35,29 @@ impl Book {
     }
 
     pub(super) fn plan_joins(&mut self, empty: &[ExtentId], now: Instant) {
-        let mut needy: Vec<(usize, ExtentId)> = Vec::new();
+        let mut needy: Vec<(Need, usize, ExtentId)> = Vec::new();
         for (extent, members) in &self.extents {
             let live = members.iter().filter(|m| m.placed.state == ReplicaState::Live).count();
             let kept = members.iter().filter(|m| m.placed.state.is_kept()).count();
             let lasting = members.iter().filter(|m| m.lasts()).count();
-            let coming = self.joins.iter().filter(|j| j.extent == *extent).count();
-            let wanted = lasting + coming < self.rules.replicas && kept + coming < PLACES;
+            let coming = self.joins.iter().filter(|j| j.extent == *extent && !self.is_spill(j.donor)).count();
+            let lacks = lasting + coming < self.rules.replicas;
+            let need = if lacks { Need::Replica } else { Need::Backup };
             // One that is empty and degraded goes back as a whole.
-            let retires = empty.contains(extent) && self.degraded.contains(extent);
-            if wanted && live > 0 && !retires {
-                needy.push((live, *extent));
+            let retires = empty.contains(extent) && self.grade(*extent) != Grade::Whole;
+            let wanted = lacks || self.lacks_backup(*extent, empty, now);
+            if wanted && kept + coming < PLACES && live > 0 && !retires {
+                needy.push((need, live, *extent));
             }
         }
         needy.sort_unstable();
         let mut under_way = self.joins_under_way();
-        for (_, extent) in needy {
+        for (need, _, extent) in needy {
             if under_way >= MAX_JOINS {
                 return;
             }
-            if let Some(donor) = self.choose_for(extent, now) {
+            let donor = if need == Need::Replica { self.choose_for(extent, now) } else { None };
+            if let Some(donor) = donor.or_else(|| self.last_tier_for(extent, now)) {
                 self.joins.push(Join { extent, donor });
                 self.ask(donor);
                 under_way += 1;
@@ -59,14 +70,17 @@ impl Book {
 
     /// A donor for one more replica of an extent.
     fn choose_for(&mut self, extent: ExtentId, now: Instant) -> Option<DonorId> {
-        let candidates = self.candidates(now);
-        let beside = self.neighbours(extent, |_| true);
+        let allowed = self.allowed_for(extent, now);
         // Those that are leaving have no say in what is far apart, but a donor never gets two.
         let lasting = self.neighbours(extent, Member::lasts);
-        let allowed: Vec<Candidate> =
-            candidates.into_iter().filter(|c| beside.iter().all(|b| b.donor != c.donor)).collect();
         let lasting: Vec<&Candidate> = lasting.iter().collect();
         self.drawing(|draw| placement::choose_beside(&allowed, &lasting, draw).map(|c| c.donor))
+    }
+
+    /// Donors without a replica of the extent.
+    pub(super) fn allowed_for(&self, extent: ExtentId, now: Instant) -> Vec<Candidate> {
+        let beside = self.neighbours(extent, |_| true);
+        self.candidates(now).into_iter().filter(|c| beside.iter().all(|b| b.donor != c.donor)).collect()
     }
 
     /// The donors of an extent's replicas, those on their way included.
@@ -82,11 +96,13 @@ impl Book {
         while at < self.joins.len() {
             let Join { extent, donor } = self.joins[at];
             let taken = self.neighbours_taken(extent, donor);
-            let Some(members) = self.extents.get_mut(&extent).filter(|_| !taken) else {
+            let Some(members) = self.extents.get(&extent).filter(|_| !taken) else {
                 self.joins.remove(at);
                 continue;
             };
             let place = members.iter().position(|m| !m.placed.state.is_kept()).unwrap_or(members.len());
+            let is_spill = self.is_spill(donor);
+            let state = self.state_for(extent, is_spill, now);
             let entry = self.donors.entry(donor).or_default();
             let (Some(incarnation), true) = (entry.incarnation, place < PLACES) else {
                 self.joins.remove(at);
@@ -97,8 +113,9 @@ impl Book {
                 continue;
             };
             self.joins.remove(at);
-            let placed = Placed { donor, incarnation, lease, state: ReplicaState::Joining };
-            let member = Member { fresh: true, ..Member::new(placed, now) };
+            let placed = Placed { donor, incarnation, lease, state };
+            let member = Member { fresh: true, ..self.rules.member(placed, now) };
+            let members = self.extents.entry(extent).or_default();
             match members.get_mut(place) {
                 Some(old) => *old = member,
                 None => members.push(member),
@@ -114,7 +131,7 @@ impl Book {
 
     /// Moves one replica from the fullest donor to the emptiest, if that is worth it.
     fn even_out(&mut self, empty: &[ExtentId], now: Instant) {
-        if !self.degraded.is_empty() || self.extents.values().flatten().any(|m| m.leaving.is_some()) {
+        if !self.grades.is_empty() || self.extents.values().flatten().any(|m| m.leaving.is_some()) {
             return;
         }
         // In thousandths of what each could hold for us.
@@ -122,7 +139,7 @@ impl Book {
             let held = self.held(*id);
             (held * 1000 / (held + d.free).max(1), held)
         };
-        let taking = self.donors.iter().filter(|(_, d)| d.is_taking());
+        let taking = self.donors.iter().filter(|(id, d)| d.is_taking() && !self.is_spill(**id));
         let mut loads: Vec<((u32, u32), DonorId)> = taking.map(|(id, d)| (load(id, d), *id)).collect();
         loads.sort_unstable();
         let (Some(low), Some(high)) = (loads.first(), loads.last()) else { return };

@@ -1,5 +1,8 @@
 //! The book against donors that do what it asks, and a check of every action.
 
+mod absence;
+mod last_tier;
+
 use super::*;
 use annex_shared::ids::Rkey;
 use proptest::prelude::*;
@@ -20,7 +23,7 @@ struct World {
     incarnation: Vec<u64>,
     resumed: Vec<Option<u64>>,
     asked: Vec<u32>,
-    capacity: u32,
+    capacity: Vec<u32>,
     removed: Vec<DonorId>,
     next_key: u64,
     /// By place.
@@ -29,6 +32,11 @@ struct World {
 
 impl World {
     fn new(donors: usize, replicas: usize, capacity: u32) -> World {
+        Self::with_spill(donors, replicas, capacity, false)
+    }
+
+    /// The last of the donors is the spill file.
+    fn with_spill(donors: usize, replicas: usize, capacity: u32, spills: bool) -> World {
         let rules = Rules {
             replicas,
             away_after: AWAY_AFTER,
@@ -37,6 +45,7 @@ impl World {
             idle_return: Duration::from_secs(10),
             max_extents: 100,
             slots_per_extent: SLOTS as u32,
+            spill: spills.then(|| Self::id(donors - 1)),
         };
         World {
             book: Book::new(rules, 7),
@@ -47,7 +56,7 @@ impl World {
             incarnation: vec![1; donors],
             resumed: vec![None; donors],
             asked: vec![0; donors],
-            capacity,
+            capacity: vec![capacity; donors],
             removed: Vec::new(),
             next_key: 0,
             extents: BTreeMap::new(),
@@ -59,7 +68,7 @@ impl World {
     }
 
     fn free(&self, donor: usize) -> u32 {
-        self.capacity - self.lent[donor].len() as u32
+        self.capacity[donor] - self.lent[donor].len() as u32
     }
 
     fn connect(&mut self, donor: usize) {
@@ -77,6 +86,14 @@ impl World {
         self.up[donor] = false;
         self.book.down(Self::id(donor), self.now);
         self.act();
+    }
+
+    /// The donor tells what it lends, if it answers.
+    fn renew(&mut self, donor: usize) {
+        if self.up[donor] {
+            let held: Vec<SlabId> = self.lent[donor].keys().copied().collect();
+            self.book.renewed(Self::id(donor), &held, self.free(donor), self.now);
+        }
     }
 
     /// The donor answers one lease request.
@@ -174,6 +191,7 @@ impl World {
                 assert!(self.up[donor.0 as usize], "asked a donor that is down");
                 self.asked[donor.0 as usize] += 1;
             }
+            Action::Ask(donor) => self.renew(donor.0 as usize),
             Action::Return(donor, leases) => {
                 for lease in leases {
                     let used = |p: &Placed| p.donor == donor && p.lease == lease && p.state.is_kept();
@@ -186,7 +204,9 @@ impl World {
             }
             Action::Publish(extent, replicas) => {
                 let donors: BTreeSet<DonorId> = replicas.iter().map(|p| p.donor).collect();
-                assert_eq!(donors.len(), self.replicas, "replicas share a donor, or some are missing");
+                let spilled = self.book.rules.spill.is_some_and(|spill| donors.contains(&spill));
+                assert_eq!(donors.len(), replicas.len(), "replicas share a donor");
+                assert!(donors.len() == self.replicas || spilled, "some replicas are missing");
                 replicas.iter().for_each(|p| self.check_slab(p));
                 assert!(self.extents.insert(extent, replicas).is_none(), "{extent} was there already");
             }
@@ -195,7 +215,7 @@ impl World {
                 self.set(extent, place, ReplicaState::Lost);
             }
             Action::Leave { extent, place, .. } => {
-                assert!(self.state(extent, place).is_written(), "a replica that was not written was left");
+                assert!(self.state(extent, place).is_there(), "a replica that was not written was left");
                 self.set(extent, place, ReplicaState::Away);
             }
             Action::Join { extent, place, placed } => {
@@ -213,7 +233,10 @@ impl World {
                 assert!(places.len() <= PLACES && donors.len() == kept.len(), "two replicas on one donor: {kept:?}");
             }
             Action::Rejoin { extent, place, placed } => {
-                self.check_slab(&placed);
+                // A backup whose disk is not heard just now may be turned under a key that is over: its next hello tells.
+                if self.up[placed.donor.0 as usize] {
+                    self.check_slab(&placed);
+                }
                 assert!(self.state(extent, place).is_kept(), "a lost replica came back");
                 self.extents.get_mut(&extent).unwrap()[usize::from(place)] = placed;
             }
@@ -230,7 +253,7 @@ impl World {
                 self.book.retired(extent);
             }
             Action::Removed(donor) => self.removed.push(donor),
-            Action::Degrade(_) | Action::Restore(_) | Action::Abandon(_) => {}
+            Action::Grade(..) | Action::Abandon(_) => {}
         }
     }
 
@@ -248,7 +271,7 @@ impl World {
 }
 
 fn nothing_free() -> Room {
-    Room { free: 0, wanted: 0, taken: 0, empty: Vec::new() }
+    Room::default()
 }
 
 #[test]
@@ -275,36 +298,6 @@ fn a_donor_without_room_ends_the_plan_and_the_other_slab_is_not_kept_for_ever() 
     world.now += Duration::from_secs(11);
     world.book.refused(DonorId(1), world.now);
     world.balance(nothing_free());
-    assert_eq!(world.lent[0].len(), 0);
-}
-
-#[test]
-fn a_short_absence_loses_nothing_a_long_one_everything_there() {
-    let mut world = World::new(2, 2, 8);
-    (0..2).for_each(|d| world.connect(d));
-    world.settle(&nothing_free());
-    let extents: Vec<ExtentId> = world.extents.keys().copied().collect();
-    world.disconnect(0);
-    world.now += LOST_AFTER - Duration::from_millis(1);
-    world.balance(Room { free: SLOTS, ..nothing_free() });
-    world.connect(0);
-    world.now += LOST_AFTER;
-    world.balance(Room { free: SLOTS, ..nothing_free() });
-    // Away for a while: what it missed is copied, and all is as it was.
-    assert!(extents.iter().all(|e| world.states(*e).contains(&ReplicaState::Joining)));
-    world.fill_all();
-    assert!(extents.iter().all(|e| world.live(*e) == 2));
-    world.disconnect(0);
-    // Attempts that fail don't put it off.
-    for _ in 0..5 {
-        world.now += LOST_AFTER / 5;
-        world.disconnect(0);
-    }
-    world.balance(Room { free: SLOTS, ..nothing_free() });
-    assert!(extents.iter().all(|e| world.live(*e) == 1));
-    // Back with everything it held: given back, not believed.
-    world.connect(0);
-    assert!(extents.iter().all(|e| world.live(*e) == 1));
     assert_eq!(world.lent[0].len(), 0);
 }
 
@@ -360,7 +353,7 @@ fn a_lost_replica_is_made_anew_on_another_donor() {
 }
 
 #[test]
-fn recalled_slabs_go_back_when_their_pages_are_elsewhere_and_are_lost_at_the_deadline_if_not() {
+fn recalled_slabs_go_back_when_their_pages_are_elsewhere_and_are_lost_when_their_donor_has_taken_them() {
     let mut world = World::new(3, 2, 8);
     (0..2).for_each(|d| world.connect(d));
     world.settle(&nothing_free());
@@ -381,7 +374,29 @@ fn recalled_slabs_go_back_when_their_pages_are_elsewhere_and_are_lost_at_the_dea
     world.book.recalled(DonorId(1), &slabs, world.now + Duration::from_secs(1));
     world.now += Duration::from_secs(1);
     world.settle(&Room { free: SLOTS, ..nothing_free() });
+    assert_eq!(world.live(extent), 2);
+    world.book.renewed(DonorId(1), &[], 8, world.now);
+    world.settle(&Room { free: SLOTS, ..nothing_free() });
     assert_eq!(world.live(extent), 1);
+}
+
+#[test]
+fn a_drain_that_was_ended_loses_nothing_at_its_deadline() {
+    // Nobody is told that a drain has ended. What could not be moved meanwhile was taken for lost at the deadline, though its donor went on lending it: with
+    // one replica that was the end of its pages.
+    let mut world = World::new(1, 1, 1);
+    world.connect(0);
+    world.settle(&nothing_free());
+    let extent = *world.extents.keys().next().unwrap();
+    let slabs: Vec<SlabId> = world.lent[0].keys().copied().collect();
+    world.book.recalled(DonorId(0), &slabs, world.now + Duration::from_secs(600));
+    world.now += Duration::from_secs(601);
+    world.settle(&Room { free: SLOTS, ..nothing_free() });
+    assert_eq!(world.live(extent), 1);
+    assert_eq!(world.book.moving(), 1);
+    world.book.renewed(DonorId(0), &slabs, 0, world.now);
+    world.settle(&Room { free: SLOTS, ..nothing_free() });
+    assert_eq!((world.live(extent), world.book.moving()), (1, 0));
 }
 
 #[test]
@@ -457,9 +472,10 @@ proptest! {
     #[test]
     fn whatever_happens_no_live_slab_is_given_back_and_no_loss_is_undone(
         replicas in 1usize..4,
+        spills in any::<bool>(),
         steps in prop::collection::vec((0u8..14, 0usize..4, any::<u16>()), 1..120),
     ) {
-        let mut world = World::new(4, replicas, 6);
+        let mut world = World::with_spill(4, replicas, 6, spills);
         for (what, donor, n) in steps {
             match what {
                 0 | 1 if !world.up[donor] => world.connect(donor),
@@ -474,7 +490,7 @@ proptest! {
                         if n % 2 == 0 && placed.state.is_kept() {
                             world.set(extent, place, ReplicaState::Lost);
                             world.book.replica_lost(extent, place, placed.donor);
-                        } else if placed.state.is_written() {
+                        } else if placed.state.is_there() {
                             world.set(extent, place, ReplicaState::Away);
                             world.book.replica_away(extent, place, placed.donor, world.now);
                         }
@@ -492,6 +508,11 @@ proptest! {
                     world.balance(Room { free: 2 * SLOTS, empty, ..nothing_free() });
                 }
                 8 => world.fill_all(),
+                10 if n % 4 == 0 => {
+                    world.book.hung(World::id(donor), world.now);
+                    world.act();
+                }
+                11 if n % 4 == 0 => world.book.stood_still(world.now),
                 9 => {
                     let slabs: Vec<SlabId> = world.lent[donor].keys().copied().filter(|s| s.0 % 2 == u32::from(n) % 2).collect();
                     world.book.recalled(World::id(donor), &slabs, world.now + Duration::from_millis(u64::from(n)));

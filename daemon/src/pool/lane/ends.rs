@@ -16,10 +16,7 @@ impl Lane {
         let Some(endpoint) = &mut end.endpoint else { return false };
         let tag = ops.tag(at);
         let op = &mut ops[at];
-        let kind = match op.direction {
-            Direction::Read => OpKind::Read,
-            Direction::Write => OpKind::Write,
-        };
+        let kind = op.direction.kind();
         op.time = now;
         let posted =
             endpoint.post(Op { tag, kind, local: op.local, len: op.len, rkey: op.rkey, addr: op.addr }).is_ok();
@@ -68,16 +65,20 @@ impl Lane {
         end.reads.remove(&mut self.ops, at);
         let op = self.ops[at];
         let Some(donor) = self.core.donor(op.donor) else { return };
+        let over = end.endpoint.as_ref().map_or(Transport::Tcp, |e| e.transport());
         match (op.direction, completion.result) {
             (_, Ok(())) => {
-                let ns = now.saturating_duration_since(op.time).as_nanos() as u64;
+                let took = now.saturating_duration_since(op.time);
+                let ns = took.as_nanos() as u64;
                 donor.stats.observe(ns);
+                donor.traffic.done(over, op.direction.kind(), op.len, took);
                 if op.direction == Direction::Read {
                     end.latency_ns = end.latency_ns - end.latency_ns / 8 + ns / 8;
                     end.quantile.observe(ns);
                 }
             }
-            (_, Err(_)) => {
+            (_, Err(kind)) => {
+                donor.traffic.failed(over, kind);
                 donor.stats.errors.fetch_add(1, Relaxed);
                 end.latency_ns = end.latency_ns.saturating_mul(2).min(1_000_000_000);
             }
@@ -142,8 +143,13 @@ impl Lane {
                 {
                     tracing::error!("failed to watch an endpoint of donor{at}: {error}");
                 }
-                // Until measured: shared memory before the network.
-                end.latency_ns = if endpoint.transport() == Transport::Shm { 5_000 } else { 50_000 };
+                // Until measured: shared memory before RDMA before TCP, and the disk last.
+                end.latency_ns = match endpoint.transport() {
+                    Transport::Shm => 5_000,
+                    Transport::Verbs => 15_000,
+                    Transport::Tcp => 50_000,
+                    Transport::File => 500_000,
+                };
                 end.endpoint = Some(endpoint);
                 if let Some(old) = old {
                     self.core.tell(News::EndpointRetired { endpoint: old });
@@ -159,7 +165,7 @@ impl Lane {
     /// Nothing is to be posted to it any more.
     pub(super) fn is_gone(&self, op: &Pending) -> bool {
         let replica = self.core.extents.replica(op.extent, op.place);
-        !replica.state.is_written() || replica.generation != op.generation
+        !replica.state.is_there() || replica.generation != op.generation
     }
 
     pub(super) fn lose(&self, op: &Pending, why: &'static str) {

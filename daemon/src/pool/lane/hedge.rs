@@ -1,6 +1,6 @@
 //! Reads that take too long get company: the same read from another replica, into spare pages of the arena. The first verified answer wins.
 //!
-//! *Too long* is longer than 99 of 100 reads from that donor took lately, and at least `hedge_after`; or `read_timeout`, whatever was observed.
+//! *Too long* is longer than 99 of 100 reads from that donor took lately (see `latency`), and at least `hedge_after`; or `read_timeout`, whatever was observed.
 //!
 //! # Whose bytes are whose
 //! A READ that is under way may write its piece of the arena at any time until it completes. So a piece is given to the lane's owner, or to anybody else,
@@ -10,7 +10,6 @@
 
 use super::read::Choice;
 use super::*;
-use crate::pool::config::PoolConfig;
 use nix::errno::Errno;
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
@@ -58,16 +57,17 @@ impl Timer {
 }
 
 /// Pages to have in spare for a lane of so many.
-pub(super) fn spare(pages: u32, config: &PoolConfig) -> u32 {
-    if config.replicas < 2 { 0 } else { (pages / SPARE_PART).clamp(SPARE_MIN, SPARE_MAX) }
+pub(super) fn spare(pages: u32, core: &Core) -> u32 {
+    let alone = core.config.replicas < 2 && core.spill.is_none();
+    if alone { 0 } else { (pages / SPARE_PART).clamp(SPARE_MIN, SPARE_MAX) }
 }
 
 impl Lane {
     /// When a read from this end has taken too long.
     fn patience(&self, at: usize) -> Duration {
         let (timeout, least) = (self.core.config.read_timeout.0, self.core.config.hedge_after.0);
-        let p99 = self.ends[at].quantile.p99_ns();
-        if least.is_zero() || p99 == 0 { timeout } else { least.max(Duration::from_nanos(p99)).min(timeout) }
+        let late = self.ends[at].quantile.late_ns();
+        if least.is_zero() || late == 0 { timeout } else { least.max(Duration::from_nanos(late)).min(timeout) }
     }
 
     /// Gives company to reads whose time is up.

@@ -1,4 +1,7 @@
-//! How long a donor's reads take, as one lane sees them: the 99th percentile, from a histogram that forgets.
+//! How long a donor's reads take, as one lane sees them, and when one of them is late: a histogram that forgets.
+//!
+//! *Late* is past the 99th percentile, but never past a multiple of the median: a donor that stood still for a moment answers all that had waited at once, and the percentile
+//! would stay that high for thousands of reads. If it is slow and not hung, its median says so.
 
 /// Buckets per doubling.
 const STEPS: u32 = 4;
@@ -6,18 +9,20 @@ const BUCKETS: usize = 40 * STEPS as usize;
 /// The quantile is computed anew after so many reads, and old ones count half after so many.
 const EVERY: u32 = 64;
 const HALVE_EVERY: u32 = 2048;
+/// A read is late after so many medians, whatever the percentile.
+const TAIL: u64 = 32;
 
 /// See the module's header.
 #[derive(Debug)]
 pub(super) struct Quantile {
     counts: [u16; BUCKETS],
     seen: u32,
-    p99_ns: u64,
+    late_ns: u64,
 }
 
 impl Default for Quantile {
     fn default() -> Self {
-        Quantile { counts: [0; BUCKETS], seen: 0, p99_ns: 0 }
+        Quantile { counts: [0; BUCKETS], seen: 0, late_ns: 0 }
     }
 }
 
@@ -27,7 +32,7 @@ impl Quantile {
         *count = count.saturating_add(1);
         self.seen = self.seen.wrapping_add(1);
         if self.seen.is_multiple_of(EVERY) {
-            self.p99_ns = self.compute();
+            self.late_ns = self.above(100).min(self.above(2).saturating_mul(TAIL));
         }
         if self.seen.is_multiple_of(HALVE_EVERY) {
             self.counts.iter_mut().for_each(|c| *c /= 2);
@@ -35,13 +40,14 @@ impl Quantile {
     }
 
     /// 0 until enough is known.
-    pub fn p99_ns(&self) -> u64 {
-        self.p99_ns
+    pub fn late_ns(&self) -> u64 {
+        self.late_ns
     }
 
-    fn compute(&self) -> u64 {
+    /// What one in so many took longer than.
+    fn above(&self, one_in: u32) -> u64 {
         let total: u32 = self.counts.iter().map(|c| u32::from(*c)).sum();
-        let mut above = total / 100;
+        let mut above = total / one_in;
         for (i, count) in self.counts.iter().enumerate().rev() {
             match above.checked_sub(u32::from(*count)) {
                 Some(left) => above = left,
@@ -72,10 +78,22 @@ mod tests {
     #[test]
     fn the_quantile_is_that_of_what_was_seen_and_follows_changes() {
         let mut quantile = Quantile::default();
-        assert_eq!(quantile.p99_ns(), 0);
-        (0..1000u64).for_each(|i| quantile.observe(if i % 50 == 0 { 1_000_000 } else { 10_000 }));
-        assert!((1_000_000..1_300_000).contains(&quantile.p99_ns()), "{}", quantile.p99_ns());
+        assert_eq!(quantile.late_ns(), 0);
+        (0..1000u64).for_each(|i| quantile.observe(if i % 50 == 0 { 200_000 } else { 10_000 }));
+        assert!((200_000..260_000).contains(&quantile.late_ns()), "{}", quantile.late_ns());
         (0..20_000).for_each(|_| quantile.observe(20_000));
-        assert!((20_000..26_000).contains(&quantile.p99_ns()), "{}", quantile.p99_ns());
+        assert!((20_000..26_000).contains(&quantile.late_ns()), "{}", quantile.late_ns());
+    }
+
+    #[test]
+    fn a_donor_that_hung_for_a_moment_is_not_waited_for_as_long_the_next_time() {
+        // It was, for thousands of reads: a program stood still for as long as its donor was cut off, again and again.
+        let mut quantile = Quantile::default();
+        (0..1000).for_each(|_| quantile.observe(100_000));
+        (0..64).for_each(|_| quantile.observe(1_000_000_000));
+        assert!(quantile.late_ns() < 5_000_000, "{}", quantile.late_ns());
+        // One that is slow all the time is given the time.
+        (0..4000).for_each(|_| quantile.observe(50_000_000));
+        assert!(quantile.late_ns() >= 50_000_000, "{}", quantile.late_ns());
     }
 }

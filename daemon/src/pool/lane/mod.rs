@@ -2,7 +2,7 @@
 //!
 //! A *read* goes to one replica, the fastest live one, and every page's CRC32C is compared with the slot table before the owner may
 //! see it. A failed attempt or a wrong page makes the next replica's turn, from the first page that is not verified yet; one that is slow
-//! gets company (`hedge`). Only when every live replica failed several times is the read an error. A wrong page is told to the repair thread.
+//! gets company (`hedge`). The spill file is asked last. Only when every live replica failed several times is the read an error. A wrong page is told to the repair thread.
 //!
 //! A *write* goes to all live and joining replicas. One that fails in passing is tried again, on a fresh endpoint if the old one broke, until the replica
 //! has it or is given up: lost by the donor's own word (remote access error), away by failing too often or by the keeper when the
@@ -97,7 +97,7 @@ impl End {
 impl Lane {
     pub(super) fn new(core: Arc<Core>, pages: usize) -> Result<Lane, LaneError> {
         let pages = u32::try_from(pages.max(1)).map_err(|_| LaneError::TooLarge(pages))?;
-        let spare = hedge::spare(pages, &core.config);
+        let spare = hedge::spare(pages, &core);
         let arena = Arc::new(Arena::new((pages + spare) as usize * PAGE_SIZE)?);
         let mailbox = Arc::new(Mailbox::new().map_err(|e| LaneError::Events(e.into()))?);
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(|e| LaneError::Events(e.into()))?;
@@ -322,6 +322,12 @@ impl Lane {
         self.jobs.used() + self.finished.len()
     }
 
+    /// How long operations usually take on the quickest of the donors that have some to do; `None` if none has.
+    pub fn usual_wait(&self) -> Option<Duration> {
+        let busy = self.ends.iter().filter(|e| e.outstanding > 0);
+        busy.map(|e| Duration::from_nanos(e.latency_ns)).min()
+    }
+
     /// Donors this lane has a working endpoint to.
     pub fn connected(&self) -> usize {
         self.ends.iter().filter(|e| e.usable()).count()
@@ -330,7 +336,7 @@ impl Lane {
     /// Pages of the arena that late answers may still write to.
     #[cfg(test)]
     pub(super) fn pages_out(&self) -> u32 {
-        hedge::spare(self.jobs.capacity(), &self.core.config) - self.spare
+        hedge::spare(self.jobs.capacity(), &self.core) - self.spare
     }
 
     fn own(&self, buf: &Buf) {

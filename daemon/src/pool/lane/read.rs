@@ -41,9 +41,16 @@ impl Lane {
         let Some(replicas) = self.core.extents.replicas(extent) else { return Choice::None };
         let busy = read.attempts.map(|op| if op == NIL { None } else { Some(self.ops[op].place) });
         let tries = if read.only.is_some() { 1 } else { READ_TRIES };
+        let filled = self.filled(extent, &replicas, place + read.at);
         let open = |(n, r): &(u8, &Replica)| {
-            // Who asks for one that is joining knows that it has got these pages.
-            (r.state == ReplicaState::Live || (read.only.is_some() && r.state == ReplicaState::Joining))
+            let has_it = match r.state {
+                ReplicaState::Live => true,
+                // Who asks for one that is being filled knows that it has got these pages.
+                ReplicaState::Joining | ReplicaState::Trailing if read.only.is_some() => true,
+                ReplicaState::Joining | ReplicaState::Trailing => filled[usize::from(*n)],
+                _ => false,
+            };
+            has_it
                 && read.tries[usize::from(*n)] < tries
                 && !busy.contains(&Some(*n))
                 && read.only.is_none_or(|only| only == *n)
@@ -100,6 +107,18 @@ impl Lane {
         Choice::Replica(choice)
     }
 
+    /// Which places are of replicas that are being filled, have the slot all the same, and may be asked for it: those in the spill file, and, while
+    /// nobody is live, all.
+    fn filled(&self, extent: ExtentId, replicas: &Replicas, at: u32) -> [bool; PLACES] {
+        let nobody_else = replicas.live() == 0;
+        let may_be_asked = |r: &Replica| r.state.is_filled() && (nobody_else || self.core.is_spill(r.donor));
+        let mut filled = [false; PLACES];
+        for (n, _) in replicas.iter().filter(|(_, r)| may_be_asked(r)) {
+            filled[usize::from(n)] = self.core.extents.has(extent, n, at);
+        }
+        filled
+    }
+
     /// A replica that can't be read now may bring the page: one that has it, though those that can be read do not, or any if there
     /// are none of those. Not for the repair thread to wait for: it is the one that makes joining replicas live.
     fn may_come(&self, extent: ExtentId, replicas: &Replicas, at: u32, mismatch: bool) -> bool {
@@ -111,18 +130,19 @@ impl Lane {
         self.reports && is_coming && ((!mismatch && replicas.live() == 0) || replicas.iter().any(has_it))
     }
 
-    /// The best of the replicas that are still open to this read: fewest failures, then the least expected wait.
+    /// The best of the replicas that are still open to this read: fewest failures, donors before the spill file, then the least expected wait.
     pub(super) fn choose<'a>(&mut self, read: &ReadWork, open: impl Iterator<Item = (u8, &'a Replica)>) -> Choice {
         self.reads = self.reads.wrapping_add(1);
         let probe = self.reads.is_multiple_of(PROBE_EVERY);
-        let mut best: Option<((bool, u8, u64), u8)> = None;
-        let mut second: Option<((bool, u8, u64), u8)> = None;
+        let mut best: Option<((bool, u8, bool, u64), u8)> = None;
+        let mut second: Option<((bool, u8, bool, u64), u8)> = None;
         let mut any = false;
         for (n, replica) in open {
             any = true;
             let Some(end) = self.ends.get(usize::from(replica.donor.0)).filter(|e| e.usable()) else { continue };
             let wait = end.latency_ns.saturating_mul(end.outstanding as u64 + 1);
-            let rank = ((read.good != Some(n) && read.good.is_some()), read.tries[usize::from(n)], wait);
+            let is_spill = self.core.is_spill(replica.donor);
+            let rank = ((read.good != Some(n) && read.good.is_some()), read.tries[usize::from(n)], is_spill, wait);
             if best.is_none_or(|b| rank < b.0) {
                 second = best.replace((rank, n));
             } else if second.is_none_or(|s| rank < s.0) {
@@ -130,7 +150,7 @@ impl Lane {
             }
         }
         match (best, second) {
-            (Some(b), Some(s)) if probe && s.0.1 == b.0.1 => Choice::Replica(s.1),
+            (Some(b), Some(s)) if probe && (s.0.1, s.0.2) == (b.0.1, b.0.2) => Choice::Replica(s.1),
             (Some(b), _) => Choice::Replica(b.1),
             (None, _) if any => Choice::Wait,
             (None, _) => Choice::None,
@@ -163,7 +183,10 @@ impl Lane {
             read.tries[usize::from(op.place)] += 1;
             read.mismatch = true;
             read.good = None;
-            if let Some(donor) = self.core.donor(op.donor) {
+            // The repair thread also looks at pages that are just being written for the first time: those are not wrong.
+            if self.reports
+                && let Some(donor) = self.core.donor(op.donor)
+            {
                 donor.stats.checksum_errors.fetch_add(1, Relaxed);
             }
             self.report(SlotIdx(first + good as u32), &op);

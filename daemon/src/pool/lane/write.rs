@@ -37,7 +37,7 @@ impl Lane {
         let Some(part) = self.new_part(job, extent, run) else { return };
         self.parts[part].heals = true;
         let replica = self.core.extents.replica(extent, place);
-        if replica.state.is_written() && replica.generation == generation {
+        if replica.state.is_there() && replica.generation == generation {
             self.post_part(part, place, &replica, at, local, now);
         }
         self.settle(part, None);
@@ -177,6 +177,7 @@ impl Lane {
         while let Some(part) = self.parts.remove(next) {
             // A write that was swept away may still reach the donor. Its slots are kept from reuse until it can't any more.
             match part.unknown {
+                true if work.error.is_some() && !part.heals => self.core.tell(News::Discard(part.run)),
                 true => self.core.tell(News::Quarantine(part.run)),
                 false => self.core.release_run(part.run),
             }

@@ -55,6 +55,22 @@ fn who_did_not_take_a_write_is_marked_and_not_live_any_more() {
 }
 
 #[test]
+fn a_backup_is_marked_by_every_write_and_goes_live_only_by_way_of_joining() {
+    let t = table(2);
+    assert!(t.rejoin(E, 1, ReplicaState::Trailing).is_some());
+    assert_eq!(t.settle(E, 5, 2, &took(&t, &[0])), Settled { held: true, demoted: 0 });
+    assert_eq!((missed(&t, 1), state(&t, 1)), (vec![5, 6], ReplicaState::Trailing));
+    // A write that was posted when it was still written, and that only it took, is held by nobody.
+    assert!(!t.settle(E, 9, 1, &took(&t, &[1])).held);
+    let g = generation(&t, 1);
+    t.begin_copy(E, 1, 0, SLOTS, &mut Vec::new());
+    t.end_copy(E, 1, g, &[]);
+    assert!(!t.go_live(E, 1, g), "a backup is live though no write is sent to it");
+    assert_eq!(t.rejoin(E, 1, ReplicaState::Joining), Some(g));
+    assert!(t.go_live(E, 1, g));
+}
+
+#[test]
 fn a_write_to_an_earlier_generation_counts_as_missed() {
     let t = table(2);
     let before = took(&t, &[0, 1]);
@@ -67,7 +83,7 @@ fn a_write_to_an_earlier_generation_counts_as_missed() {
 #[test]
 fn a_replica_goes_live_only_when_it_lacks_nothing() {
     let t = table(1);
-    let g = t.join(E, 1, &replica(1, 5)).unwrap();
+    let g = t.join(E, 1, &replica(1, 5), ReplicaState::Joining).unwrap();
     assert_eq!(missed(&t, 1).len(), SLOTS as usize);
     let mut taken = Vec::new();
     t.begin_copy(E, 1, 0, 40, &mut taken);
@@ -86,9 +102,9 @@ fn a_replica_goes_live_only_when_it_lacks_nothing() {
 #[test]
 fn a_copy_to_a_replica_that_was_replaced_meanwhile_counts_for_nothing() {
     let t = table(1);
-    let old = t.join(E, 1, &replica(1, 5)).unwrap();
+    let old = t.join(E, 1, &replica(1, 5), ReplicaState::Joining).unwrap();
     t.lose(E, 1, old);
-    let new = t.join(E, 1, &replica(2, 6)).unwrap();
+    let new = t.join(E, 1, &replica(2, 6), ReplicaState::Joining).unwrap();
     // The filler looked at the place before, and takes the bits after.
     let mut taken = Vec::new();
     t.begin_copy(E, 1, 0, SLOTS, &mut taken);
@@ -100,11 +116,11 @@ fn a_copy_to_a_replica_that_was_replaced_meanwhile_counts_for_nothing() {
 #[test]
 fn lost_is_for_good_and_a_place_is_not_given_away_while_it_counts() {
     let t = table(2);
-    assert!(t.join(E, 1, &replica(5, 5)).is_none());
+    assert!(t.join(E, 1, &replica(5, 5), ReplicaState::Joining).is_none());
     assert!(t.lose(E, 1, generation(&t, 1)));
-    assert!(t.rejoin(E, 1).is_none() && t.resume(E, 1, Incarnation(2), Rkey(1)).is_none());
+    assert!(t.rejoin(E, 1, ReplicaState::Joining).is_none() && t.resume(E, 1, Incarnation(2), Rkey(1)).is_none());
     assert!(!t.leave(E, 1, generation(&t, 1)) && !t.go_live(E, 1, generation(&t, 1)));
-    assert!(t.join(E, 1, &replica(5, 5)).is_some());
+    assert!(t.join(E, 1, &replica(5, 5), ReplicaState::Joining).is_some());
 }
 
 #[test]
@@ -114,7 +130,7 @@ fn extents_smaller_than_a_word_of_bits_leave_their_neighbours_alone() {
     for extent in 0..8 {
         t.publish(ExtentId(extent), &[replica(0, 1)]);
     }
-    t.join(ExtentId(5), 1, &replica(1, 2)).unwrap();
+    t.join(ExtentId(5), 1, &replica(1, 2), ReplicaState::Joining).unwrap();
     t.mark(ExtentId(2), 1, 3, 2);
     assert_eq!(t.missed_count(ExtentId(5), 1, |_, b| b), 16);
     assert_eq!((t.next_missed(ExtentId(2), 1, 0), t.missed_count(ExtentId(2), 1, |_, b| b)), (Some(3), 2));
@@ -146,7 +162,7 @@ fn check_image(table: &ExtentTable, truth: &mut Truth) {
             let lease = (next.incarnation.0, next.rkey.0);
             assert!(truth.leases.contains(&lease), "names a lease that never was: {lease:?}");
         }
-        ReplicaState::Joining => panic!("found joining at a take-over"),
+        ReplicaState::Joining | ReplicaState::Trailing => panic!("found being filled at a take-over"),
         ReplicaState::Vacant | ReplicaState::Lost => {}
     }
     assert_eq!(image.replica(E, 0).state, ReplicaState::Live);
@@ -180,9 +196,18 @@ fn a_kill_between_any_two_accesses_loses_no_mark() {
     step(&|t| _ = t.leave(E, 1, generation(t, 1)));
     step(&|t| _ = t.settle(E, 3, 4, &took(t, &[0])));
     lacks(&[3, 4, 5, 6], false);
-    step(&|t| _ = t.rejoin(E, 1));
+    step(&|t| _ = t.rejoin(E, 1, ReplicaState::Joining));
     copy(&[3, 4], &[5, 6]);
     copy(&[5, 6], &[]);
+    step(&|t| _ = t.go_live(E, 1, generation(t, 1)));
+    assert_eq!(state(&t, 1), ReplicaState::Live);
+    // A backup: it follows, is copied to again and again, and is written again at last.
+    step(&|t| _ = t.rejoin(E, 1, ReplicaState::Trailing));
+    step(&|t| _ = t.settle(E, 20, 2, &took(t, &[0])));
+    lacks(&[20, 21], false);
+    copy(&[20], &[21]);
+    step(&|t| _ = t.rejoin(E, 1, ReplicaState::Joining));
+    copy(&[21], &[]);
     step(&|t| _ = t.go_live(E, 1, generation(t, 1)));
     assert_eq!(state(&t, 1), ReplicaState::Live);
     // A restarted agent. The fields pass through one mixture, which no agent will confirm but with what it says of the bytes.
@@ -198,7 +223,7 @@ fn a_kill_between_any_two_accesses_loses_no_mark() {
     let all: Vec<u32> = (0..SLOTS).collect();
     lacks(&all, false);
     truth.borrow_mut().leases = vec![(1, 303)];
-    step(&|t| _ = t.join(E, 1, &replica(4, 303)));
+    step(&|t| _ = t.join(E, 1, &replica(4, 303), ReplicaState::Joining));
     copy(&all, &[]);
     step(&|t| _ = t.go_live(E, 1, generation(t, 1)));
     assert_eq!(state(&t, 1), ReplicaState::Live);

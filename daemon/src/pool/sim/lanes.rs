@@ -42,7 +42,7 @@ impl World {
         let may_fail = self.table.replicas(extent).is_some_and(|r| r.live() > 1) && self.can_spare(donor);
         if !self.donors[donor].reachable {
             // It waits until the replica is given up.
-            if !replica.state.is_written() || replica.generation != generation {
+            if !replica.state.is_there() || replica.generation != generation {
                 self.writes[at].open.swap_remove(i);
             }
             return;
@@ -80,18 +80,18 @@ impl World {
         }
         self.references[write.slot as usize] -= 1;
         if settled.held {
-            self.acknowledged.insert(write.slot, write.content);
+            self.acknowledged[write.slot as usize] = write.content;
         } else {
             self.references[write.slot as usize] -= 1;
         }
     }
 
     pub(super) fn release(&mut self) {
-        let slots: Vec<u32> = self.acknowledged.keys().copied().collect();
-        if !slots.is_empty() {
-            let slot = slots[self.draw(slots.len())];
-            self.acknowledged.remove(&slot);
-            self.references[slot as usize] -= 1;
+        let first = self.draw(self.acknowledged.len());
+        let all = (first..self.acknowledged.len()).chain(0..first);
+        if let Some(slot) = all.into_iter().find(|slot| self.acknowledged[*slot] != 0) {
+            self.acknowledged[slot] = 0;
+            self.references[slot] -= 1;
         }
     }
 
@@ -102,7 +102,7 @@ impl World {
         let (extent, place, generation) = (copying.fill.extent, copying.fill.place, copying.fill.generation);
         if let Some((slot, content)) = copying.read.take() {
             let replica = self.table.replica(extent, place);
-            let fits = replica.state.is_written() && replica.generation == generation;
+            let fits = replica.state.is_there() && replica.generation == generation;
             let target = self.slab(usize::from(replica.donor.0), replica.rkey.0).filter(|_| fits);
             let written = target.map(|bytes| bytes[slot as usize] = content).is_some();
             if !written || self.sums[(extent.0 * SLOTS + slot) as usize] != content {
@@ -146,10 +146,15 @@ impl World {
     pub(super) fn begin_fill(&mut self) {
         let Some(mut fill) = self.fills.next(self.now) else { return };
         let (extent, place, generation) = (fill.extent, fill.place, fill.generation);
-        if self.still(extent, place, generation, ReplicaState::Joining).is_none() || !self.table.is_live(extent) {
+        let replica = self.table.replica(extent, place);
+        if replica.generation != generation || !replica.state.is_filled() || !self.table.is_live(extent) {
             return;
         }
         let Some(first) = self.table.next_missed(extent, place, fill.cursor) else {
+            if replica.state == ReplicaState::Trailing {
+                fill.rests(self.now);
+                return self.fills.put_back(fill);
+            }
             if fill.cursor == 0 || self.table.lacks_nothing(extent, place) {
                 return self.news.push_back(News::Filled(extent, place, generation));
             }

@@ -16,7 +16,7 @@ fn the_next_annexd_takes_the_pages_over() {
     drop(lane);
     bed.pool.leave();
     let references = |each: &mut dyn FnMut(SlotIdx)| runs.iter().flat_map(|run| run.slots()).for_each(each);
-    let next = Pool::start_with(bed.config.clone(), saved(&bed, &references), bed.dialer()).unwrap();
+    let next = Pool::start_with(bed.config.clone(), None, saved(&bed, &references), bed.dialer()).unwrap();
     assert!(next.is_taken_over());
     assert_eq!(next.info().used, used);
     let mut lane = next.lane("test", 256).unwrap();
@@ -34,6 +34,7 @@ fn at_a_take_over_what_nobody_refers_to_rests_and_references_are_counted_anew() 
     bed.pool.leave();
     let next = Pool::start_with(
         bed.config.clone(),
+        None,
         saved(&bed, &|each| [kept, shared, shared].into_iter().for_each(each)),
         bed.dialer(),
     )
@@ -48,7 +49,7 @@ fn a_take_over_that_names_a_slot_outside_every_extent_is_refused() {
     bed.reserve(10);
     bed.pool.leave();
     let far = |each: &mut dyn FnMut(SlotIdx)| each(SlotIdx(SLOTS * 7));
-    let error = Pool::start_with(bed.config.clone(), saved(&bed, &far), bed.dialer()).err().unwrap();
+    let error = Pool::start_with(bed.config.clone(), None, saved(&bed, &far), bed.dialer()).err().unwrap();
     assert!(matches!(error, PoolError::Reference(_)), "{error}");
 }
 
@@ -65,6 +66,6 @@ fn a_take_over_without_a_donor_that_holds_pages_is_refused() {
     bed.pool.leave();
     let mut config = bed.config.clone();
     config.donors.pop();
-    let error = Pool::start_with(config, saved(&bed, &|_| ()), bed.dialer()).err().unwrap();
+    let error = Pool::start_with(config, None, saved(&bed, &|_| ()), bed.dialer()).err().unwrap();
     assert!(error.to_string().contains("donor d1:1 holds pages"), "{error}");
 }

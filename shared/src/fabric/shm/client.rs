@@ -97,7 +97,7 @@ impl ShmConnector {
     /// Maps the slab leased under `rkey` for all endpoints, those already open too. Nothing to do if it is.
     pub fn prepare(&self, rkey: Rkey) -> Result<(), PrepareError> {
         let mut socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.slabs.contains(rkey) {
+        if self.slabs.mapped.contains(rkey) {
             return Ok(());
         }
         let peer = || self.peer.display().to_string();
@@ -109,7 +109,7 @@ impl ShmConnector {
         })?;
         let (region, fd) = answer.map_err(|source| PrepareError::Refused { peer: peer(), source })?;
         let slab = Slab::map(&fd, region).map_err(|source| PrepareError::Map { peer: peer(), source })?;
-        self.slabs.insert(rkey, slab);
+        self.slabs.mapped.insert(rkey, Arc::new(slab));
         Ok(())
     }
 
@@ -118,7 +118,7 @@ impl ShmConnector {
     pub fn forget(&self, rkey: Rkey) {
         // The lock makes changes of the table one at a time.
         let _socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
-        self.slabs.remove(rkey);
+        self.slabs.mapped.remove(rkey);
     }
 
     /// False once the agent is gone: nothing will work again through this connector.
@@ -158,7 +158,7 @@ fn watch(slabs: &Slabs, socket: &UnixStream) {
     loop {
         let mut fds = [PollFd::new(socket.as_fd(), PollFlags::from_bits_retain(libc::POLLRDHUP))];
         match poll(&mut fds, PollTimeout::from(SWEEP)) {
-            Ok(0) => slabs.sweep(),
+            Ok(0) => slabs.mapped.sweep(),
             Err(nix::errno::Errno::EINTR) => {}
             Ok(_) | Err(_) => break,
         }

@@ -1,7 +1,8 @@
 //! One lane's view of a donor on the same host.
 
 use super::board::monotonic_ns;
-use super::slabs::{Slabs, Table};
+use super::slabs::{Slab, Slabs};
+use crate::fabric::prepared::View;
 use crate::fabric::{Arena, Completion, Endpoint, ErrorKind, Op, OpKind, QueueFull, Transport};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -9,8 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 pub(super) struct ShmEndpoint {
     slabs: Arc<Slabs>,
-    table: Arc<Table>,
-    version: u64,
+    mapped: View<Arc<Slab>>,
     arena: Arc<Arena>,
     /// Done and not polled yet; never grows.
     done: Vec<Completion>,
@@ -21,16 +21,8 @@ pub(super) struct ShmEndpoint {
 
 impl ShmEndpoint {
     pub(super) fn new(slabs: Arc<Slabs>, arena: Arc<Arena>, depth: usize) -> Self {
-        let (table, version) = slabs.table();
-        ShmEndpoint { slabs, table, version, arena, done: Vec::with_capacity(depth), depth, is_broken: false }
-    }
-
-    /// Takes the newest table, and lets go of the old one (the connector frees it).
-    #[inline]
-    fn refresh(&mut self) {
-        if self.version != self.slabs.version() {
-            (self.table, self.version) = self.slabs.table();
-        }
+        let mapped = slabs.mapped.view();
+        ShmEndpoint { slabs, mapped, arena, done: Vec::with_capacity(depth), depth, is_broken: false }
     }
 
     fn execute(&mut self, op: &Op) -> Result<u64, ErrorKind> {
@@ -45,7 +37,7 @@ impl ShmEndpoint {
             return Err(ErrorKind::RetryExceeded);
         }
         let len = op.len as usize;
-        let slab = self.table.get(&op.rkey).ok_or(ErrorKind::RemoteAccess)?;
+        let slab = self.mapped.get(op.rkey).ok_or(ErrorKind::RemoteAccess)?;
         let remote = slab.at(op.addr, len).ok_or(ErrorKind::RemoteAccess)?;
         let holds = || self.slabs.board.holds(slab.board_slot, op.rkey, self.slabs.incarnation, monotonic_ns());
         if !holds() {
@@ -92,7 +84,7 @@ impl Endpoint for ShmEndpoint {
         if self.done.len() == self.depth {
             return Err(QueueFull);
         }
-        self.refresh();
+        self.mapped.refresh(&self.slabs.mapped);
         let outcome = self.execute(&op);
         self.done.push(Completion { tag: op.tag, result: outcome.map(drop), value: outcome.unwrap_or(0) });
         Ok(())
@@ -102,7 +94,7 @@ impl Endpoint for ShmEndpoint {
 
     fn poll(&mut self, done: &mut Vec<Completion>) {
         // Also without operations: a table held here keeps returned slabs mapped.
-        self.refresh();
+        self.mapped.refresh(&self.slabs.mapped);
         done.append(&mut self.done);
     }
 

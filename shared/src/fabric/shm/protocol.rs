@@ -14,10 +14,9 @@
 
 use crate::fabric::ErrorKind;
 use crate::ids::Rkey;
-use nix::cmsg_space;
-use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
-use std::io::{self, IoSlice, IoSliceMut, Read, Write};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use crate::rights;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 /// Bytes of a request.
@@ -71,21 +70,18 @@ impl Request {
 /// Answers a request.
 pub fn send_answer(to: &UnixStream, answer: Result<(Region, BorrowedFd<'_>), ErrorKind>) -> io::Result<()> {
     let mut bytes = [0; ANSWER_LEN];
-    let mut fds: [RawFd; 1] = [-1];
+    let mut with = None;
     match answer {
         Ok((region, fd)) => {
             bytes[4..8].copy_from_slice(&region.board_slot.to_le_bytes());
             bytes[8..16].copy_from_slice(&region.offset.to_le_bytes());
             bytes[16..24].copy_from_slice(&region.len.to_le_bytes());
-            fds[0] = fd.as_raw_fd();
+            with = Some(fd);
         }
         Err(ErrorKind::RemoteAccess) => bytes[0] = 1,
         Err(_) => bytes[0] = 2,
     }
-    let rights = [ControlMessage::ScmRights(&fds)];
-    let control: &[ControlMessage<'_>] = if answer.is_ok() { &rights } else { &[] };
-    let sent = sendmsg::<()>(to.as_raw_fd(), &[IoSlice::new(&bytes)], control, MsgFlags::MSG_NOSIGNAL, None)
-        .map_err(io::Error::from)?;
+    let sent = rights::send(to.as_fd(), &bytes, with)?;
     let mut stream = to;
     stream.write_all(&bytes[sent..])
 }
@@ -93,21 +89,7 @@ pub fn send_answer(to: &UnixStream, answer: Result<(Region, BorrowedFd<'_>), Err
 /// Receives an answer. The outer error is the connection's, the inner one the agent's verdict.
 pub fn receive_answer(from: &UnixStream) -> io::Result<Result<(Region, OwnedFd), ErrorKind>> {
     let mut bytes = [0; ANSWER_LEN];
-    let mut space = cmsg_space!([RawFd; 1]);
-    let (received, fd) = {
-        let mut pieces = [IoSliceMut::new(&mut bytes)];
-        let message = recvmsg::<()>(from.as_raw_fd(), &mut pieces, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC)?;
-        let mut fd = None;
-        for control in message.cmsgs()? {
-            if let ControlMessageOwned::ScmRights(fds) = control {
-                for raw in fds {
-                    // SAFETY: the kernel has just put this descriptor into our table for us to own.
-                    fd = Some(unsafe { OwnedFd::from_raw_fd(raw) });
-                }
-            }
-        }
-        (message.bytes, fd)
-    };
+    let (received, fd) = rights::receive(from.as_fd(), &mut bytes)?;
     if received == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }

@@ -1,23 +1,15 @@
-//! The slabs that a connector has mapped, and how its endpoints see them without waiting for each other.
-//!
-//! The table of mappings is never changed, only replaced. An endpoint keeps a reference to the one it saw last, and looks at a version
-//! number to learn that there is a newer one. A replaced table goes away when no endpoint holds it any more, and always on the connector's
-//! side ([`Slabs::sweep`]): unmapping 64 MiB is no work for a thread that serves faults.
+//! The slabs that a connector has mapped.
 
 use super::board::{BoardView, sealed_len};
-use crate::ids::{Incarnation, RemoteAddr, Rkey};
+use super::protocol::Region;
+use crate::fabric::prepared::Prepared;
+use crate::ids::{Incarnation, RemoteAddr};
 use crate::page::PAGE_SIZE;
-use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-use super::protocol::Region;
-
-/// The mappings at one point in time.
-pub(super) type Table = HashMap<Rkey, Arc<Slab>>;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// What a connector shares with its endpoints.
 #[derive(Debug)]
@@ -26,14 +18,8 @@ pub(super) struct Slabs {
     pub(super) incarnation: Incarnation,
     /// False once the agent is gone.
     pub(super) is_alive: AtomicBool,
-    version: AtomicU64,
-    tables: Mutex<Tables>,
-}
-
-#[derive(Debug, Default)]
-struct Tables {
-    current: Arc<Table>,
-    replaced: Vec<Arc<Table>>,
+    /// Unmapped when no endpoint sees them any more: 64 MiB are no work for a thread that serves faults.
+    pub(super) mapped: Prepared<Arc<Slab>>,
 }
 
 /// A slab's memory, shared with the agent.
@@ -51,66 +37,7 @@ unsafe impl Sync for Slab {}
 
 impl Slabs {
     pub(super) fn new(board: BoardView, incarnation: Incarnation) -> Self {
-        let (version, tables) = (AtomicU64::new(1), Mutex::default());
-        Slabs { board, incarnation, is_alive: AtomicBool::new(true), version, tables }
-    }
-
-    /// Changes with every new table.
-    #[inline]
-    pub(super) fn version(&self) -> u64 {
-        self.version.load(Ordering::Acquire)
-    }
-
-    /// The newest table and its version. The lock behind it is only ever held for a few pointer moves.
-    pub(super) fn table(&self) -> (Arc<Table>, u64) {
-        let tables = self.lock();
-        (tables.current.clone(), self.version())
-    }
-
-    pub(super) fn contains(&self, rkey: Rkey) -> bool {
-        self.lock().current.contains_key(&rkey)
-    }
-
-    pub(super) fn insert(&self, rkey: Rkey, slab: Slab) {
-        let slab = Arc::new(slab);
-        self.replace(|table| {
-            table.insert(rkey, slab);
-        });
-    }
-
-    pub(super) fn remove(&self, rkey: Rkey) {
-        self.replace(|table| {
-            table.remove(&rkey);
-        });
-    }
-
-    /// Unmaps what no endpoint can reach any more.
-    pub(super) fn sweep(&self) {
-        let unused: Vec<_> = {
-            // A replaced table that only this list holds can't gain holders: endpoints take the current one only.
-            self.lock().replaced.extract_if(.., |table| Arc::strong_count(table) == 1).collect()
-        };
-        drop(unused);
-    }
-
-    /// Control threads only, one at a time (the connector sees to it).
-    fn replace(&self, change: impl FnOnce(&mut Table)) {
-        let (old, _) = self.table();
-        let mut table = Table::clone(&old);
-        drop(old);
-        change(&mut table);
-        let table = Arc::new(table);
-        {
-            let mut tables = self.lock();
-            let old = std::mem::replace(&mut tables.current, table);
-            tables.replaced.push(old);
-            self.version.fetch_add(1, Ordering::Release);
-        }
-        self.sweep();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Tables> {
-        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+        Slabs { board, incarnation, is_alive: AtomicBool::new(true), mapped: Prepared::default() }
     }
 }
 

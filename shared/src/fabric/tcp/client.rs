@@ -1,13 +1,14 @@
 //! Opens data connections to one agent, and fences those that are over.
 
-use super::endpoint::{Link, TcpEndpoint};
+use super::endpoint::TcpEndpoint;
 use super::frame::{ALL_EARLIER, ANSWER_LEN, Answer, REQUEST_LEN, Request, Verb};
+use crate::fabric::ledger::{Ledger, Link};
 use crate::fabric::{Arena, ConnectError, Connector, Endpoint, Transport};
 use crate::ids::{ClientId, Incarnation, RemoteAddr, Rkey, SessionKey};
 use crate::preamble::{AnswerError, Preamble, Proof, read_answer};
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Operations outstanding at once, unless told otherwise.
@@ -20,6 +21,7 @@ pub struct TcpConnector {
     proof: Proof,
     timeout: Duration,
     depth: usize,
+    /// What earlier connectors left behind is over, too.
     ledger: Arc<Ledger>,
 }
 
@@ -33,7 +35,7 @@ impl TcpConnector {
         timeout: Duration,
     ) -> Self {
         let proof = Proof { client, incarnation, session };
-        TcpConnector { addr, proof, timeout, depth: DEPTH, ledger: Arc::new(Ledger::new()) }
+        TcpConnector { addr, proof, timeout, depth: DEPTH, ledger: Arc::new(Ledger::new(vec![ALL_EARLIER])) }
     }
 
     /// Operations that an endpoint may have outstanding at once.
@@ -101,45 +103,5 @@ impl Connector for TcpConnector {
         TcpEndpoint::new(stream, link, arena.clone(), self.depth, self.timeout)
             .map(|endpoint| Box::new(endpoint) as Box<dyn Endpoint>)
             .map_err(|source| ConnectError::Local { transport: Transport::Tcp, peer: self.addr.to_string(), source })
-    }
-}
-
-/// The numbers of a connector's connections, as far as the agent may still execute something for them.
-#[derive(Debug)]
-pub(super) struct Ledger(Mutex<Numbers>);
-
-#[derive(Debug)]
-struct Numbers {
-    live: usize,
-    /// Closed on this side and not fenced yet.
-    over: Vec<u64>,
-}
-
-impl Ledger {
-    /// What earlier connectors left behind is over, too.
-    fn new() -> Ledger {
-        Ledger(Mutex::new(Numbers { live: 0, over: vec![ALL_EARLIER] }))
-    }
-
-    /// A connection begins. Room for its end is made now, since endpoints end on threads that don't allocate.
-    pub(super) fn begin(&self) {
-        let mut numbers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        numbers.live += 1;
-        let room = numbers.live;
-        numbers.over.reserve(room);
-    }
-
-    pub(super) fn end(&self, number: u64) {
-        let mut numbers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        numbers.live -= 1;
-        numbers.over.push(number);
-    }
-
-    fn over(&self) -> Vec<u64> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).over.clone()
-    }
-
-    fn fenced(&self, number: u64) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).over.retain(|n| *n != number);
     }
 }

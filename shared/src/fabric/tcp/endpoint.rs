@@ -8,8 +8,8 @@
 //! The agent answers in order, so the ring needs no other index. An operation that fails before it is sent keeps its place and
 //! completes when it becomes the first.
 
-use super::client::Ledger;
 use super::frame::{ANSWER_LEN, Answer, FrameError, REQUEST_LEN, Request, Verb};
+use crate::fabric::ledger::Link;
 use crate::fabric::{Arena, Completion, Endpoint, ErrorKind, Op, OpKind, QueueFull, Transport};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use std::io;
@@ -24,26 +24,6 @@ const RECEIVE_BUFFER: usize = 128 << 10;
 const PIECES: usize = 128;
 
 const NO_PIECE: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-
-/// The connection's number, entered in the ledger as over when this is dropped.
-#[derive(Debug)]
-pub(super) struct Link {
-    number: u64,
-    ledger: Arc<Ledger>,
-}
-
-impl Link {
-    pub(super) fn new(number: u64, ledger: Arc<Ledger>) -> Link {
-        ledger.begin();
-        Link { number, ledger }
-    }
-}
-
-impl Drop for Link {
-    fn drop(&mut self) {
-        self.ledger.end(self.number);
-    }
-}
 
 /// An operation in the ring.
 #[derive(Clone, Copy, Debug)]

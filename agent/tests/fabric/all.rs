@@ -1,18 +1,26 @@
 //! What holds on every provider.
 
 use crate::rig::*;
-use annex_shared::fabric::{Connector, ErrorKind, MAX_OP_LEN, Op, OpKind, QueueFull};
+use annex_shared::fabric::{Connector, ErrorKind, MAX_OP_LEN, Op, OpKind, QueueFull, Transport};
 use annex_shared::ids::{RemoteAddr, Rkey};
 
-/// Runs a test on `tcp` and on `shm`.
-macro_rules! on_both {
+/// Runs a test on `tcp` and on `shm`, and on `verbs` where there is a device.
+macro_rules! on_all {
     ($($name:ident => $check:ident),* $(,)?) => {
         mod tcp { $(#[test] fn $name() { let d = super::Donor::start(); super::$check(&d.tcp(), &d); })* }
         mod shm { $(#[test] fn $name() { let d = super::Donor::start(); super::$check(&d.shm(), &d); })* }
+        mod verbs {
+            $(#[test] fn $name() {
+                if super::has_verbs() {
+                    let d = super::Donor::start();
+                    super::$check(&d.verbs(), &d);
+                }
+            })*
+        }
     };
 }
 
-on_both! {
+on_all! {
     bytes_of_every_size_come_back => round_trips,
     a_pipeline_deeper_than_the_queue_completes => pipeline,
     out_of_bounds_gives_an_error_and_no_bytes => bounds,
@@ -123,8 +131,20 @@ fn revoked(connector: &dyn Connector, donor: &Donor) {
     let mut lane = Lane::open(connector, 8192);
     assert_eq!(lane.run(OpKind::Write, 0, 64, KEY, 0).result, Ok(()));
     donor.table.revoke(KEY);
-    is_refused(&mut lane, KEY, 0, 64);
-    swap_is_refused(&mut lane, KEY, 0);
+    // A device that refuses ends the endpoint.
+    let is_device = connector.transport() == Transport::Verbs;
+    let before = pattern(9, 64);
+    for kind in [OpKind::Read, OpKind::Write, OpKind::CompareSwap { expect: 0, swap: 1 }] {
+        lane.fill(0, &before);
+        let len = if let OpKind::CompareSwap { .. } = kind { 8 } else { 64 };
+        let done = lane.run(kind, 0, len, KEY, 0);
+        assert_eq!((done.result, done.value), (Err(ErrorKind::RemoteAccess), 0), "{kind}");
+        assert_eq!(lane.bytes(0, 64), before, "no byte came");
+        assert_eq!(lane.endpoint.is_broken(), is_device);
+        if is_device {
+            lane = Lane::open(connector, 8192);
+        }
+    }
     assert_eq!(lane.run(OpKind::Write, 0, 64, SECOND_KEY, 0).result, Ok(()), "the other lease still holds");
 }
 

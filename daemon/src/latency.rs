@@ -39,6 +39,22 @@ impl Latency {
         0.0
     }
 
+    /// Counts by doublings of a microsecond: (less than so many microseconds, how many); those of 0 are left out.
+    pub fn by_doublings(&self) -> Vec<(u64, u64)> {
+        let mut counts: Vec<(u64, u64)> = Vec::new();
+        for (i, bucket) in self.buckets.iter().enumerate() {
+            let count = bucket.load(Relaxed);
+            // By its floor: what is counted one too low is so by an eighth at most.
+            let below = (floor_of(i) / 1000 + 1).checked_next_power_of_two().unwrap_or(u64::MAX);
+            match counts.last_mut() {
+                _ if count == 0 => {}
+                Some((last, n)) if *last == below => *n += count,
+                _ => counts.push((below, count)),
+            }
+        }
+        counts
+    }
+
     pub fn max(&self) -> f64 {
         self.max.load(Relaxed) as f64 / 1e3
     }
@@ -79,5 +95,14 @@ mod tests {
         assert!((latency.quantile(0.5) - 500.0).abs() < 70.0);
         assert!((latency.quantile(0.99) - 990.0).abs() < 130.0);
         assert_eq!(latency.max(), 1000.0);
+    }
+
+    #[test]
+    fn doublings_start_at_a_microsecond_and_count_everything() {
+        let latency = Latency::default();
+        for nanos in [0, 900, 1100, 3000, 3900, 4100, 70_000] {
+            latency.add(Duration::from_nanos(nanos));
+        }
+        assert_eq!(latency.by_doublings(), [(1, 2), (2, 1), (4, 2), (8, 1), (128, 1)]);
     }
 }

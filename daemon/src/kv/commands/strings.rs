@@ -1,0 +1,207 @@
+//! Whole strings and parts of them.
+
+use super::super::call::{Call, Failure, Outcome};
+use super::super::reply::Reply;
+use super::super::spec::Spec;
+use super::super::text::span;
+use super::arguments::{LONGEST, TOO_LONG, integer, lower};
+use super::describe::*;
+use super::together::{read_all, write_all};
+use bytes::{Bytes, BytesMut};
+use futures::future::LocalBoxFuture;
+use std::collections::HashSet;
+
+pub const GET: Spec =
+    command("get", 2, FAST_READ, ONE_KEY, get).about("string", "1.0.0", "O(1)", "Get the value of a key");
+pub const GETDEL: Spec = command("getdel", 2, FAST_WRITE, ONE_KEY, getdel).about(
+    "string",
+    "6.2.0",
+    "O(1)",
+    "Get the value of a key and delete the key",
+);
+pub const GETSET: Spec = command("getset", 3, FAST_GROWING_WRITE, ONE_KEY, getset).about(
+    "string",
+    "1.0.0",
+    "O(1)",
+    "Set the string value of a key and return its old value",
+);
+pub const STRLEN: Spec = command("strlen", 2, FAST_READ, ONE_KEY, strlen).about(
+    "string",
+    "2.2.0",
+    "O(1)",
+    "Get the length of the value stored in a key",
+);
+pub const APPEND: Spec = command("append", 3, FAST_GROWING_WRITE, ONE_KEY, append).about(
+    "string",
+    "2.0.0",
+    "O(1). The amortized time complexity is O(1) assuming the appended value is small and the already present value is \
+     of any size, since the dynamic string library used by Redis will double the free space available on every \
+     reallocation.",
+    "Append a value to a key",
+);
+pub const SETRANGE: Spec = command("setrange", 4, GROWING_WRITE, ONE_KEY, setrange).about(
+    "string",
+    "2.2.0",
+    "O(1), not counting the time taken to copy the new string in place. Usually, this string is very small so the \
+     amortized complexity is O(1). Otherwise, complexity is O(M) with M being the length of the value argument.",
+    "Overwrite part of a string at key starting at the specified offset",
+);
+pub const GETRANGE: Spec = command("getrange", 4, READ, ONE_KEY, getrange).about(
+    "string",
+    "2.4.0",
+    RANGE_COMPLEXITY,
+    "Get a substring of the string stored at a key",
+);
+pub const SUBSTR: Spec = command("substr", 4, READ, ONE_KEY, getrange).about(
+    "string",
+    "1.0.0",
+    RANGE_COMPLEXITY,
+    "Get a substring of the string stored at a key",
+);
+const RANGE_COMPLEXITY: &str = "O(N) where N is the length of the returned string. The complexity is ultimately \
+                                determined by the returned length, but because creating a substring from an existing \
+                                string is very cheap, it can be considered O(1) for small strings.";
+pub const MGET: Spec = command("mget", -2, FAST_READ, ALL_KEYS, mget).about(
+    "string",
+    "1.0.0",
+    "O(N) where N is the number of keys to retrieve.",
+    "Get the values of all the given keys",
+);
+pub const MSET: Spec = command("mset", -3, GROWING_WRITE, KEYS_AND_VALUES, mset).about(
+    "string",
+    "1.0.1",
+    "O(N) where N is the number of keys to set.",
+    "Set multiple keys to multiple values",
+);
+pub const MSETNX: Spec = command("msetnx", -3, GROWING_WRITE, KEYS_AND_VALUES, msetnx).about(
+    "string",
+    "1.0.1",
+    "O(N) where N is the number of keys to set.",
+    "Set multiple keys to multiple values, only if none of the keys exist",
+);
+
+fn get(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
+    Box::pin(async move {
+        let value = call.store.read(call.db, &call.args[1]).await?;
+        Ok(value.map_or(Reply::Null, |value| Reply::Bulk(value.bytes)))
+    })
+}
+
+fn getdel(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
+    Box::pin(async move {
+        let Some(value) = call.store.read(call.db, &call.args[1]).await? else { return Ok(Reply::Null) };
+        call.store.remove(call.db, &call.args[1]);
+        Ok(Reply::Bulk(value.bytes))
+    })
+}
+
+fn getset(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
+    Box::pin(async move {
+        let old = call.store.read(call.db, &call.args[1]).await?;
+        call.store.write(call.db, &call.args[1], call.args[2].clone(), None).await?;
+        Ok(old.map_or(Reply::Null, |old| Reply::Bulk(old.bytes)))
+    })
+}
+
+fn strlen(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
+    Box::pin(async move {
+        let value = call.store.read(call.db, &call.args[1]).await?;
+        Ok(Reply::Integer(value.map_or(0, |value| value.bytes.len() as i64)))
+    })
+}
+
+fn append(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
+    Box::pin(async move {
+        let (key, more) = (&call.args[1], &call.args[2]);
+        let (bytes, expires) = match call.store.read(call.db, key).await? {
+            None => (more.clone(), None),
+            Some(old) => {
+                within_limit(old.bytes.len() as u64, more.len() as u64)?;
+                let mut bytes = BytesMut::from(old.bytes);
+                bytes.extend_from_slice(more);
+                (bytes.freeze(), old.expires)
+            }
+        };
+        let len = bytes.len() as i64;
+        call.store.write(call.db, key, bytes, expires).await?;
+        Ok(Reply::Integer(len))
+    })
+}
+
+fn setrange(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
+    Box::pin(async move {
+        let (key, patch) = (&call.args[1], &call.args[3]);
+        let Ok(offset) = u64::try_from(integer(&call.args[2])?) else {
+            return Err("ERR offset is out of range".into());
+        };
+        let old = call.store.read(call.db, key).await?;
+        if patch.is_empty() {
+            return Ok(Reply::Integer(old.map_or(0, |old| old.bytes.len() as i64)));
+        }
+        let end = within_limit(offset, patch.len() as u64)? as usize;
+        let (bytes, expires) = old.map_or((Bytes::new(), None), |old| (old.bytes, old.expires));
+        let mut bytes = BytesMut::from(bytes);
+        if bytes.len() < end {
+            bytes.resize(end, 0);
+        }
+        bytes[offset as usize..end].copy_from_slice(patch);
+        let len = bytes.len() as i64;
+        call.store.write(call.db, key, bytes.freeze(), expires).await?;
+        Ok(Reply::Integer(len))
+    })
+}
+
+/// The sum, if a string may be as long.
+fn within_limit(len: u64, more: u64) -> Result<u64, Failure> {
+    len.checked_add(more).filter(|total| *total <= LONGEST).ok_or_else(|| TOO_LONG.into())
+}
+
+fn getrange(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
+    Box::pin(async move {
+        let (start, end) = (integer(&call.args[2])?, integer(&call.args[3])?);
+        let nothing = Ok(Reply::Bulk(Bytes::new()));
+        if span::is_reversed(start, end) {
+            return nothing;
+        }
+        let Some(value) = call.store.read(call.db, &call.args[1]).await? else { return nothing };
+        match span::within(start, end, value.bytes.len() as u64) {
+            Some((first, last)) => Ok(Reply::Bulk(value.bytes.slice(first as usize..=last as usize))),
+            None => nothing,
+        }
+    })
+}
+
+fn mget(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
+    Box::pin(async move {
+        let values = read_all(call.store, call.db, &call.args[1..]).await?;
+        Ok(Reply::Array(values.into_iter().map(|v| v.map_or(Reply::Null, |v| Reply::Bulk(v.bytes))).collect()))
+    })
+}
+
+fn mset(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
+    Box::pin(async move {
+        write_all(call.store, call.db, &pairs(call.args)?).await?;
+        Ok(Reply::OK)
+    })
+}
+
+fn msetnx(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
+    Box::pin(async move {
+        let pairs = pairs(call.args)?;
+        if pairs.iter().any(|(key, _)| call.store.known(call.db, key).is_some()) {
+            return Ok(Reply::Integer(0));
+        }
+        write_all(call.store, call.db, &pairs).await?;
+        Ok(Reply::Integer(1))
+    })
+}
+
+/// Keys and their values. Of a key that is named twice the last value counts: since all are written at the same time,
+/// the others are left out.
+fn pairs(arguments: &[Bytes]) -> Result<Vec<(&Bytes, &Bytes)>, Failure> {
+    let (pairs, []) = arguments[1..].as_chunks::<2>() else {
+        return Err(Failure(format!("ERR wrong number of arguments for '{}' command", lower(&arguments[0])).into()));
+    };
+    let mut seen = HashSet::with_capacity(pairs.len());
+    Ok(pairs.iter().rev().filter(|[key, _]| seen.insert(key)).map(|[key, value]| (key, value)).collect())
+}

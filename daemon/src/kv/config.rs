@@ -1,0 +1,176 @@
+//! The KV API's part of annexd's configuration.
+//!
+//! ```toml
+//! [kv]
+//! enabled = true
+//! listen = ["127.0.0.1:6379"]     # without a password only loopback may connect (protected mode)
+//! socket = "/run/annex/kv.sock"
+//! memory = "20G"                  # of records, one replica counted; 0: what the pool has
+//! policy = "allkeys-lru"
+//! ```
+
+use super::store::Policy;
+use annex_shared::config::ByteSize;
+use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct KvConfig {
+    pub enabled: bool,
+    /// Addresses and ports to listen on.
+    pub listen: Vec<SocketAddr>,
+    /// A Unix socket to listen on as well.
+    pub socket: Option<PathBuf>,
+    /// The socket's permissions, in octal.
+    pub socket_mode: String,
+    /// What clients must give to AUTH.
+    pub password: Option<String>,
+    /// Connections at a time.
+    pub max_clients: u32,
+    /// What records may take in the pool, one replica counted, before keys are evicted or writes refused. 0: as much as the pool has.
+    pub memory: ByteSize,
+    /// Which keys go when memory is short, by Redis' names.
+    pub policy: String,
+    /// annexd's own memory for values that were read lately.
+    pub cache: ByteSize,
+    /// DEBUG for connections from this host.
+    pub debug: bool,
+}
+
+impl Default for KvConfig {
+    fn default() -> KvConfig {
+        KvConfig {
+            enabled: false,
+            listen: vec![SocketAddr::from(([127, 0, 0, 1], 6379))],
+            socket: None,
+            socket_mode: "0700".into(),
+            password: None,
+            max_clients: 10_000,
+            memory: ByteSize(0),
+            policy: Policy::default().name().into(),
+            cache: ByteSize(64 << 20),
+            debug: false,
+        }
+    }
+}
+
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    #[error("[kv] is enabled and has neither an address to listen on nor a socket: give listen or socket")]
+    Nowhere,
+    #[error("policy '{0}' in [kv] is none of {names}", names = Policy::names().collect::<Vec<_>>().join(", "))]
+    Policy(String),
+    #[error("socket_mode '{0}' in [kv] is not an octal number such as 0770")]
+    Mode(String),
+    #[error("max_clients = 0 in [kv] lets nobody in: give 1 or more, or set enabled = false")]
+    NoClients,
+}
+
+impl KvConfig {
+    pub fn check(&self) -> Result<(), ConfigError> {
+        if self.enabled && self.listen.is_empty() && self.socket.is_none() {
+            return Err(ConfigError::Nowhere);
+        }
+        if self.max_clients == 0 {
+            return Err(ConfigError::NoClients);
+        }
+        Policy::named(&self.policy).ok_or_else(|| ConfigError::Policy(self.policy.clone()))?;
+        self.mode().map(drop)
+    }
+
+    /// The socket's permissions.
+    pub fn mode(&self) -> Result<u32, ConfigError> {
+        let mode = u32::from_str_radix(&self.socket_mode, 8).ok().filter(|mode| *mode <= 0o777);
+        mode.ok_or_else(|| ConfigError::Mode(self.socket_mode.clone()))
+    }
+}
+
+/// `--kv WHERE[,memory=SIZE][,policy=POLICY][,cache=SIZE][,password=TEXT][,debug=true]`; WHERE is HOST:PORT or a socket's path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvFlag(pub KvConfig);
+
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KvFlagError {
+    #[error("'{0}' is neither IP:PORT nor the path of a socket")]
+    Where(String),
+    #[error("'{0}' is not KEY=VALUE with memory, policy, cache, password or debug as the key")]
+    Key(String),
+    #[error("'{value}' is no good as {key}: {why}")]
+    Value { key: String, value: String, why: String },
+}
+
+impl FromStr for KvFlag {
+    type Err = KvFlagError;
+
+    fn from_str(flag: &str) -> Result<KvFlag, KvFlagError> {
+        let mut words = flag.split(',');
+        let place = words.next().unwrap_or_default();
+        let mut config = KvConfig { enabled: true, listen: Vec::new(), ..KvConfig::default() };
+        match place.parse() {
+            Ok(address) => config.listen.push(address),
+            Err(_) if place.contains('/') => config.socket = Some(place.into()),
+            Err(_) => return Err(KvFlagError::Where(place.into())),
+        }
+        for word in words {
+            let (key, value) = word.split_once('=').ok_or_else(|| KvFlagError::Key(word.into()))?;
+            let bad = |why: String| KvFlagError::Value { key: key.into(), value: value.into(), why };
+            let size = || value.parse::<ByteSize>().map_err(|error| bad(error.to_string()));
+            match key {
+                "memory" => config.memory = size()?,
+                "cache" => config.cache = size()?,
+                "policy" => config.policy = value.into(),
+                "password" => config.password = Some(value.into()),
+                "debug" => config.debug = value.parse().map_err(|_| bad("give true or false".into()))?,
+                _ => return Err(KvFlagError::Key(word.into())),
+            }
+        }
+        Ok(KvFlag(config))
+    }
+}
+
+impl KvFlag {
+    /// Listens where any of the flags says; the rest is as the last one says.
+    pub fn together(flags: Vec<KvFlag>) -> Option<KvConfig> {
+        let listen: Vec<SocketAddr> = flags.iter().flat_map(|flag| flag.0.listen.clone()).collect();
+        let socket = flags.iter().rev().find_map(|flag| flag.0.socket.clone());
+        let last = flags.into_iter().next_back()?;
+        Some(KvConfig { listen, socket, ..last.0 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_say_where_and_how() {
+        let flags = ["127.0.0.1:7000", "/run/kv.sock,memory=1G,policy=allkeys-lru,cache=0,debug=true"];
+        let config = KvFlag::together(flags.map(|flag| flag.parse().unwrap()).to_vec()).unwrap();
+        assert_eq!(config.listen, ["127.0.0.1:7000".parse().unwrap()]);
+        assert_eq!(config.socket, Some("/run/kv.sock".into()));
+        assert_eq!((config.memory.0, config.cache.0, config.debug), (1 << 30, 0, true));
+        assert_eq!((config.enabled, config.policy.as_str()), (true, "allkeys-lru"));
+        let refused = |flag: &str| flag.parse::<KvFlag>().unwrap_err();
+        assert_eq!(refused("localhost"), KvFlagError::Where("localhost".into()));
+        assert_eq!(refused("127.0.0.1:1,size=1"), KvFlagError::Key("size=1".into()));
+        assert!(matches!(refused("127.0.0.1:1,memory=many"), KvFlagError::Value { .. }));
+    }
+
+    #[test]
+    fn what_cannot_work_is_refused_and_the_remedy_named() {
+        let refused = |change: fn(&mut KvConfig)| {
+            let mut config = KvConfig { enabled: true, ..KvConfig::default() };
+            change(&mut config);
+            config.check().unwrap_err()
+        };
+        assert_eq!(KvConfig::default().check(), Ok(()));
+        assert_eq!(refused(|c| c.listen.clear()), ConfigError::Nowhere);
+        assert_eq!(refused(|c| c.max_clients = 0), ConfigError::NoClients);
+        assert_eq!(refused(|c| c.socket_mode = "rwx".into()), ConfigError::Mode("rwx".into()));
+        let policy = refused(|c| c.policy = "lru".into()).to_string();
+        assert!(policy.contains("'lru'") && policy.contains("allkeys-lru"), "{policy}");
+    }
+}

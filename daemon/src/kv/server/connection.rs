@@ -1,0 +1,469 @@
+//! One connection: reads requests, has them under way together, writes their replies in order.
+//!
+//! The task goes round between [`Connection::advance`], which begins whatever has been read and may begin, and
+//! [`Connection::poll_event`], which drives what is under way, writes and reads, and sleeps when there is nothing to
+//! do.
+//!
+//! A command on keys begins at once; its locks keep it behind earlier ones on the same keys. Any other command is a
+//! barrier: it begins when all before it are done, and nothing behind it begins before it is.
+//!
+//! Replies are gathered and written together: while more are about to come, those that are there wait one turn of
+//! the thread. A client that does not read is not read from either, beyond [`MAX_OUTPUT`] bytes of replies. Commands
+//! that have begun are brought to their end even if the client is gone: none is left half done.
+
+use super::flights::Flights;
+use super::{CommandId, Server, Statistics};
+use crate::kv::call::{Failure, Outcome};
+use crate::kv::reply::Reply;
+use crate::kv::resp::{Limits, Output, PIECES, Parser, ProtocolError};
+use crate::kv::session::{Admission, Client, Replies, Run, Session};
+use bytes::{Bytes, BytesMut};
+use futures::FutureExt;
+use futures::future::{LocalBoxFuture, poll_fn};
+use std::io::{self, IoSlice};
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+use std::time::Instant;
+use tokio::io::{AsyncReadExt, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::watch;
+
+/// Commands under way at a time.
+const MAX_FLIGHTS: usize = 256;
+/// Bytes of the arguments of these; one command may have more.
+const MAX_FLIGHT_BYTES: usize = 8 << 20;
+/// Above this nothing new begins until the client has read some of it.
+const MAX_OUTPUT: usize = 1 << 20;
+/// So much output does not wait for more.
+const FULL_WRITE: usize = 16 << 10;
+/// What a read is given room for, at least and, if the client keeps filling it, at most.
+const READ: usize = 16 << 10;
+const MAX_READ: usize = 256 << 10;
+/// Rounds a busy connection may take before others have their turn.
+const ROUNDS: u32 = 8;
+
+pub enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+/// What woke the connection.
+enum Event {
+    /// There may be something to begin.
+    Work,
+    Closed,
+}
+
+struct Connection {
+    stream: Stream,
+    session: Session,
+    parser: Parser,
+    input: BytesMut,
+    output: Output,
+    flights: Flights<LocalBoxFuture<'static, Reply>>,
+    /// A barrier that waits for those before it.
+    held: Option<Vec<Bytes>>,
+    /// There may be whole requests in the input that had no room to begin.
+    backlog: bool,
+    /// Nothing more is read or begun; the connection ends when all is answered.
+    ending: bool,
+    /// The output has waited its turn.
+    waited: bool,
+    rounds: u32,
+    read_size: usize,
+}
+
+pub async fn run(stream: Stream, server: Rc<Server>, client: Rc<Client>, mut stopping: watch::Receiver<bool>) {
+    let mut connection = Connection {
+        stream,
+        session: Session::new(server.clone(), client.clone()),
+        parser: Parser::default(),
+        input: BytesMut::new(),
+        output: Output::default(),
+        flights: Flights::new(),
+        held: None,
+        backlog: false,
+        ending: false,
+        waited: false,
+        rounds: 0,
+        read_size: READ,
+    };
+    let mut stopped = pin!(stopping.changed());
+    loop {
+        connection.advance().await;
+        let event = poll_fn(|context| {
+            if !connection.ending && stopped.as_mut().poll(context).is_ready() {
+                connection.ending = true;
+            }
+            connection.poll_event(context)
+        });
+        if let Event::Closed = event.await {
+            break;
+        }
+    }
+    server.clients.borrow_mut().remove(&client.id);
+    poll_fn(|context| connection.poll_rest(context)).await;
+}
+
+impl Connection {
+    /// Begins what has been read, as far as there is room.
+    async fn advance(&mut self) {
+        while !self.ending && !self.session.client.is_killed() {
+            let mut args = match self.held.take() {
+                Some(args) => args,
+                None if !self.has_room() => {
+                    self.backlog = true;
+                    return;
+                }
+                None => match self.parse() {
+                    Ok(Some(args)) => args,
+                    Ok(None) => {
+                        self.backlog = false;
+                        return;
+                    }
+                    Err(error) => {
+                        self.refuse(error);
+                        return;
+                    }
+                },
+            };
+            let found = self.session.server.commands.find(&args);
+            if !self.flights.is_empty() && self.must_wait(found) {
+                self.held = Some(args);
+                return;
+            }
+            if found.is_none() && is_http(&args) {
+                self.session.client.kill();
+                return;
+            }
+            match self.session.admit(found, &mut args) {
+                Admission::Answered(reply) => {
+                    let is_muted = self.session.mutes();
+                    self.answer(if is_muted { Reply::Silence } else { reply });
+                }
+                Admission::Run(id) => self.begin(id, args).await,
+            }
+        }
+    }
+
+    fn parse(&mut self) -> Result<Option<Vec<Bytes>>, ProtocolError> {
+        if self.input.is_empty() {
+            return Ok(None);
+        }
+        let limits = Limits {
+            bulk: self.session.server.config.live.max_bulk.get(),
+            authenticated: !self.session.must_authenticate(),
+        };
+        self.parser.next(&mut self.input, &limits)
+    }
+
+    fn has_room(&self) -> bool {
+        self.flights.len() < MAX_FLIGHTS && self.flights.bytes() < MAX_FLIGHT_BYTES && self.output.len() < MAX_OUTPUT
+    }
+
+    /// Whether a command can't begin while others of this connection are under way.
+    fn must_wait(&self, found: Option<CommandId>) -> bool {
+        let Some(id) = found else { return false };
+        let command = self.session.server.commands.get(id);
+        let is_on_keys = matches!(command.run, Run::Keys(_)) && command.spec.keys.first > 0 && !command.spec.alone;
+        !is_on_keys || self.session.server.pause.holds_up(command.spec.flags.write)
+    }
+
+    async fn begin(&mut self, id: CommandId, args: Vec<Bytes>) {
+        let server = self.session.server.clone();
+        let client = self.session.client.clone();
+        let command = server.commands.get(id);
+        let writes = command.spec.flags.write || self.session.exec_writes(command.spec.name);
+        if server.pause.holds_up(writes) {
+            self.wait_for_pause(writes).await;
+            if client.is_killed() {
+                return;
+            }
+        }
+        client.last_command.set(command.spec.name);
+        let is_muted = self.session.mutes();
+        let reply = match command.run {
+            Run::Keys(_) => {
+                let ticket = server.lock(id, &args);
+                let (db, bytes) = (client.db.get(), args.iter().map(Bytes::len).sum());
+                let future = {
+                    let server = server.clone();
+                    async move {
+                        ticket.granted().await;
+                        let outcome = server.run(id, &client, db, &args, Some(&ticket)).await;
+                        drop(ticket);
+                        let reply = outcome.unwrap_or_else(|failure| Reply::Error(failure.0));
+                        if is_muted { Reply::Silence } else { reply }
+                    }
+                };
+                if self.must_wait(Some(id)) {
+                    future.await
+                } else {
+                    // Much is known without a round trip: a key that isn't there, a time to live.
+                    let mut future = future.boxed_local();
+                    match poll_fn(|context| Poll::Ready(future.as_mut().poll(context))).await {
+                        Poll::Ready(reply) => reply,
+                        Poll::Pending => {
+                            self.flights.push(future, bytes);
+                            return;
+                        }
+                    }
+                }
+            }
+            _ => {
+                let reply = self.session.run(id, &args).await;
+                self.ending |= client.closing.get();
+                // The answer to CLIENT REPLY ON is the first that is sent again.
+                let speaks_again = command.spec.name == "client|reply" && reply == Reply::OK;
+                let is_muted = (is_muted && !speaks_again) || self.session.replies == Replies::Off;
+                if is_muted { Reply::Silence } else { reply }
+            }
+        };
+        self.answer(reply);
+    }
+
+    async fn wait_for_pause(&mut self, writes: bool) {
+        let (server, client) = (self.session.server.clone(), self.session.client.clone());
+        Statistics::add(&server.stats.blocked, 1);
+        client.blocked.set(true);
+        let mut over = pin!(server.pause.over(writes));
+        poll_fn(|context| {
+            client.watch(context);
+            if client.is_killed() { Poll::Ready(()) } else { over.as_mut().poll(context) }
+        })
+        .await;
+        client.blocked.set(false);
+        server.stats.blocked.set(server.stats.blocked.get() - 1);
+    }
+
+    fn answer(&mut self, reply: Reply) {
+        if self.flights.is_empty() {
+            self.output.push(&reply, self.session.client.protocol.get());
+        } else {
+            self.flights.push_done(reply);
+        }
+    }
+
+    /// The client does not speak the protocol: it is told so, behind what it is owed, and that is the end.
+    fn refuse(&mut self, error: ProtocolError) {
+        let failure = Failure(format!("ERR {error}").into());
+        self.session.server.stats.count_error(&failure);
+        tracing::debug!(client = self.session.client.id, "{error}");
+        self.answer(Reply::Error(failure.0));
+        self.ending = true;
+    }
+
+    fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Event> {
+        self.session.client.watch(context);
+        self.collect(context);
+        if self.session.client.is_killed() || self.poll_write(context).is_err() {
+            return Poll::Ready(Event::Closed);
+        }
+        if self.ending {
+            let is_done = self.flights.is_empty() && self.output.is_empty();
+            return if is_done { Poll::Ready(Event::Closed) } else { Poll::Pending };
+        }
+        if self.rounds >= ROUNDS {
+            self.rounds = 0;
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        if self.held.is_some() {
+            return if self.flights.is_empty() { Poll::Ready(Event::Work) } else { Poll::Pending };
+        }
+        if !self.has_room() {
+            return Poll::Pending;
+        }
+        if self.backlog {
+            self.rounds += 1;
+            return Poll::Ready(Event::Work);
+        }
+        match self.poll_read(context) {
+            Poll::Pending => {
+                self.rounds = 0;
+                Poll::Pending
+            }
+            Poll::Ready(Ok(true)) => {
+                self.rounds += 1;
+                Poll::Ready(Event::Work)
+            }
+            // What has begun is answered, if the client still listens.
+            Poll::Ready(Ok(false)) => {
+                self.ending = true;
+                context.waker().wake_by_ref();
+                Poll::Pending
+            }
+            Poll::Ready(Err(_)) => Poll::Ready(Event::Closed),
+        }
+    }
+
+    /// Drives the commands under way and gathers the replies whose turn it is.
+    fn collect(&mut self, context: &mut Context<'_>) {
+        if self.flights.is_empty() {
+            return;
+        }
+        self.flights.poll(context);
+        let protocol = self.session.client.protocol.get();
+        while let Some(reply) = self.flights.pop() {
+            self.output.push(&reply, protocol);
+            self.waited = false;
+        }
+    }
+
+    fn poll_write(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        if self.output.is_empty() {
+            return Ok(());
+        }
+        if !self.flights.is_empty() && self.output.len() < FULL_WRITE && !self.waited {
+            self.waited = true;
+            context.waker().wake_by_ref();
+            return Ok(());
+        }
+        let server = &self.session.server;
+        while !self.output.is_empty() {
+            let mut slices = [IoSlice::new(&[]); PIECES];
+            let count = self.output.slices(&mut slices);
+            match self.stream.poll_write(context, &slices[..count]) {
+                Poll::Ready(Ok(0)) => return Err(io::ErrorKind::WriteZero.into()),
+                Poll::Ready(Ok(written)) => {
+                    self.output.advance(written);
+                    Statistics::add(&server.stats.output, written);
+                    Statistics::add(&server.stats.writes, 1);
+                }
+                Poll::Ready(Err(error)) => return Err(error),
+                Poll::Pending => break,
+            }
+        }
+        self.waited = false;
+        let client = &self.session.client;
+        client.output.set(self.output.len());
+        client.output_pieces.set(self.output.pieces());
+        let hard = server.config.live.hard_output.get();
+        if hard > 0 && self.output.len() as u64 > hard {
+            tracing::warn!(client = client.id, "closed: its output is above client-output-buffer-limit");
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
+        Ok(())
+    }
+
+    /// Ready with false at the end of the input.
+    fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<io::Result<bool>> {
+        if self.session.client.is_quiet.take() && self.input.is_empty() {
+            self.input = BytesMut::new();
+            self.session.client.input.set(0);
+            self.session.client.input_room.set(0);
+        }
+        // Room is made when there is something to put there: most connections are idle most of the time.
+        ready!(self.stream.poll_readable(context))?;
+        let wanted = self.parser.wanted(self.input.len());
+        // A large argument gets room as it comes, twice as much each time, and never because it was announced.
+        let room = self.read_size.max(wanted.min(self.input.len()));
+        if self.input.capacity() - self.input.len() < self.read_size.min(READ) {
+            self.input.reserve(room);
+        }
+        let before = self.input.len();
+        let count = match ready!(self.stream.poll_read(&mut self.input, context)) {
+            Ok(0) => return Poll::Ready(Ok(false)),
+            Ok(count) => count,
+            Err(error) => return Poll::Ready(Err(error)),
+        };
+        let is_full = self.input.len() == self.input.capacity();
+        self.read_size = if is_full { (self.read_size * 2).min(MAX_READ) } else { READ };
+        let (server, client) = (&self.session.server, &self.session.client);
+        Statistics::add(&server.stats.input, count);
+        Statistics::add(&server.stats.reads, 1);
+        client.last_active.set(Instant::now());
+        client.input.set(before + count);
+        client.input_room.set(self.input.capacity() - self.input.len());
+        let query = self.input.len() + self.parser.held() + client.queued_bytes.get();
+        if query as u64 > server.config.live.max_query.get() {
+            tracing::warn!(client = client.id, "closed: its requests are above client-query-buffer-limit");
+            return Poll::Ready(Err(io::ErrorKind::OutOfMemory.into()));
+        }
+        Poll::Ready(Ok(true))
+    }
+
+    /// The client is gone; what has begun comes to its end.
+    fn poll_rest(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        self.flights.poll(context);
+        while self.flights.pop().is_some() {}
+        if self.flights.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    }
+}
+
+/// A browser that was made to talk to us, as Redis sees it.
+fn is_http(args: &[Bytes]) -> bool {
+    args.first().is_some_and(|name| name.eq_ignore_ascii_case(b"host:") || name.eq_ignore_ascii_case(b"post"))
+}
+
+impl Stream {
+    fn poll_read(&mut self, into: &mut BytesMut, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        match self {
+            Stream::Tcp(stream) => pin!(stream.read_buf(into)).poll(context),
+            Stream::Unix(stream) => pin!(stream.read_buf(into)).poll(context),
+        }
+    }
+
+    fn poll_readable(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self {
+            Stream::Tcp(stream) => stream.poll_read_ready(context),
+            Stream::Unix(stream) => stream.poll_read_ready(context),
+        }
+    }
+
+    fn poll_write(&mut self, context: &mut Context<'_>, slices: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        match self {
+            Stream::Tcp(stream) => Pin::new(stream).poll_write_vectored(context, slices),
+            Stream::Unix(stream) => Pin::new(stream).poll_write_vectored(context, slices),
+        }
+    }
+
+    /// Says something to a client that is turned away, if it can be said at once.
+    pub fn say(&self, text: &[u8]) {
+        _ = match self {
+            Stream::Tcp(stream) => stream.try_write(text),
+            Stream::Unix(stream) => stream.try_write(text),
+        };
+    }
+}
+
+impl Session {
+    /// Runs a command of the session. What is before it is done.
+    async fn run(&mut self, id: CommandId, args: &[Bytes]) -> Reply {
+        let server = self.server.clone();
+        let begun = Instant::now();
+        let outcome: Outcome = match server.commands.get(id).run {
+            Run::Now(run) => run(self, args),
+            Run::Later(run) => run(self, args).await,
+            Run::Keys(_) => {
+                let (db, client) = (self.db(), self.client.clone());
+                return server.run(id, &client, db, args, None).await.unwrap_or_else(|failure| Reply::Error(failure.0));
+            }
+            Run::Container => Err(crate::kv::session::wrong_arity(server.commands.get(id).spec.name)),
+        };
+        server.account(id, &self.client, args, begun.elapsed(), &outcome);
+        outcome.unwrap_or_else(|failure| Reply::Error(failure.0))
+    }
+
+    /// Runs a queued command; EXEC holds the locks.
+    pub async fn run_within_exec(&mut self, id: CommandId, args: &[Bytes]) -> Reply {
+        self.run(id, args).await
+    }
+
+    /// Whether the next reply is not to be sent; that of one command after CLIENT REPLY SKIP.
+    fn mutes(&mut self) -> bool {
+        match self.replies {
+            Replies::On => false,
+            Replies::Off => true,
+            Replies::SkipNext => {
+                self.replies = Replies::On;
+                true
+            }
+        }
+    }
+
+    fn exec_writes(&self, name: &str) -> bool {
+        name == "exec" && self.transaction.has(|id| self.server.commands.get(id).spec.flags.write)
+    }
+}

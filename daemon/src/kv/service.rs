@@ -1,0 +1,274 @@
+//! The KV API as annexd runs it: one thread with an event loop, on which server and store live.
+
+use super::config::KvConfig;
+use super::server::{Config, Hooks, Listener, Server, serve};
+use super::session::Facts;
+use super::store::{OpenError, Policy, Settings, SheetTable, Stats, Store};
+use crate::pool::Pool;
+use annex_shared::api::KvInfo;
+use parking_lot::Mutex;
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tokio::sync::Notify;
+use tokio::task::LocalSet;
+
+/// How often an address that is in use is tried again.
+const RETRY: Duration = Duration::from_secs(1);
+/// How often others are told how it stands.
+const REPORT: Duration = Duration::from_millis(250);
+
+/// The KV API can't be started.
+#[derive(Debug, thiserror::Error)]
+pub enum KvError {
+    #[error("failed to start the KV API's thread: {0}")]
+    Thread(io::Error),
+    #[error(transparent)]
+    Store(#[from] OpenError),
+    #[error("the KV API's thread ended as it started")]
+    Ended,
+}
+
+/// A running KV API.
+pub struct Kv {
+    thread: Mutex<Option<JoinHandle<()>>>,
+    stop: Arc<Notify>,
+    told: Arc<Mutex<Told>>,
+    table: Arc<SheetTable>,
+    pool: Arc<Pool>,
+    listens: Vec<String>,
+}
+
+/// How it stands, as the thread told last.
+#[derive(Clone, Copy)]
+struct Told {
+    stats: Stats,
+    settings: Settings,
+}
+
+impl Kv {
+    /// Starts it over a table, which is empty or another annexd's. While what is there is taken over, commands on keys are answered with LOADING.
+    pub fn start(config: &KvConfig, pool: Arc<Pool>, table: Arc<SheetTable>) -> Result<Kv, KvError> {
+        let stop = Arc::new(Notify::new());
+        let told = Arc::new(Mutex::new(Told { stats: Stats::default(), settings: settings_at_start(config) }));
+        let (ready, is_ready) = mpsc::channel();
+        let thread = {
+            let (config, pool, table) = (config.clone(), pool.clone(), table.clone());
+            let (stop, told) = (stop.clone(), told.clone());
+            let run = move || run(&config, pool, table, &stop, &told, &ready);
+            std::thread::Builder::new().name("annex-kv".into()).spawn(run).map_err(KvError::Thread)?
+        };
+        is_ready.recv().map_err(|_| KvError::Ended)??;
+        let sockets = config.socket.iter().map(|path| path.display().to_string());
+        let listens = config.listen.iter().map(ToString::to_string).chain(sockets).collect();
+        Ok(Kv { thread: Mutex::new(Some(thread)), stop, told, table, pool, listens })
+    }
+
+    pub fn info(&self) -> KvInfo {
+        let Told { stats, settings } = *self.told.lock();
+        KvInfo {
+            enabled: true,
+            listens: self.listens.clone(),
+            loaded: stats.loaded,
+            keys: stats.keys,
+            used: stats.used,
+            held: stats.held,
+            limit: settings.limit,
+            policy: settings.policy.name().into(),
+            local: stats.local,
+            cached: stats.cached,
+            hits: stats.hits,
+            misses: stats.misses,
+            cache_hits: stats.cache_hits,
+            expired: stats.expired,
+            evicted: stats.evicted,
+            lost: stats.lost,
+            donors: self.pool.bytes_by_donor(self.table.sheets().map(|(_, slot)| slot)),
+        }
+    }
+
+    /// Ends all connections and the thread. What is in the pool stays there.
+    pub fn stop(&self) {
+        self.stop.notify_one();
+        if self.thread.lock().take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("the KV API's thread panicked");
+        }
+    }
+}
+
+type Ready = mpsc::Sender<Result<(), KvError>>;
+
+fn run(
+    config: &KvConfig,
+    pool: Arc<Pool>,
+    table: Arc<SheetTable>,
+    stop: &Notify,
+    told: &Arc<Mutex<Told>>,
+    ready: &Ready,
+) {
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return drop(ready.send(Err(KvError::Thread(error)))),
+    };
+    LocalSet::new().block_on(&runtime, async {
+        let store = match open(config, pool, table) {
+            Ok(store) => store,
+            Err(error) => return drop(ready.send(Err(error.into()))),
+        };
+        let _ = ready.send(Ok(()));
+        let loads = store.clone();
+        tokio::task::spawn_local(async move { loads.load().await });
+        tokio::task::spawn_local(report(store.clone(), told.clone()));
+        tokio::select! {
+            () = stop.notified() => {}
+            listeners = listen(config) => {
+                let server = Server::new(store.clone(), settings_of(config), hooks(&store));
+                follow(&server.config, &store);
+                serve(server, listeners, stop.notified()).await;
+            }
+        }
+    });
+}
+
+fn settings_at_start(config: &KvConfig) -> Settings {
+    Settings {
+        limit: config.memory.0,
+        policy: Policy::named(&config.policy).unwrap_or_default(),
+        log_factor: 10,
+        decay: 1,
+        expires_actively: true,
+    }
+}
+
+fn open(config: &KvConfig, pool: Arc<Pool>, table: Arc<SheetTable>) -> Result<Store, OpenError> {
+    let (store, deliveries) = Store::open(pool, table, config.cache.0, settings_at_start(config))?;
+    store.start(deliveries)?;
+    Ok(store)
+}
+
+/// Opens the sockets, as soon as each can be had: programs depend on annexd whether or not its KV API finds its port free.
+async fn listen(config: &KvConfig) -> Vec<Listener> {
+    let mut listeners = Vec::new();
+    for address in &config.listen {
+        listeners.push(tried(|| std::future::ready(Listener::tcp(*address))).await);
+        tracing::info!("the KV API listens on {address}");
+    }
+    if let Some(path) = &config.socket {
+        // The configuration was checked.
+        let mode = config.mode().unwrap_or(0o700);
+        listeners.push(tried(|| Listener::unix(path, mode)).await);
+        tracing::info!("the KV API listens on {}", path.display());
+    }
+    listeners
+}
+
+async fn tried<F: Future<Output = Result<Listener, super::server::BindError>>>(open: impl Fn() -> F) -> Listener {
+    let mut said = false;
+    loop {
+        match open().await {
+            Ok(listener) => return listener,
+            Err(error) => {
+                if !said {
+                    let cause = std::error::Error::source(&error).map(|e| format!(": {e}")).unwrap_or_default();
+                    tracing::error!("the KV API is not up: {error}{cause}; end what has it, or change [kv]; trying on");
+                }
+                said = true;
+                tokio::time::sleep(RETRY).await;
+            }
+        }
+    }
+}
+
+/// The configuration under Redis' names.
+fn settings_of(config: &KvConfig) -> Config {
+    let settings = Config::default();
+    let addresses: Vec<String> = config.listen.iter().map(|address| address.ip().to_string()).collect();
+    let port = config.listen.first().map_or(0, |address| address.port());
+    let socket = config.socket.as_ref().map(|path| path.display().to_string());
+    for (name, value) in [
+        ("bind", addresses.join(" ")),
+        ("port", port.to_string()),
+        ("unixsocket", socket.unwrap_or_default()),
+        ("requirepass", config.password.clone().unwrap_or_default()),
+        ("maxclients", config.max_clients.to_string()),
+        ("maxmemory", config.memory.0.to_string()),
+        ("maxmemory-policy", config.policy.clone()),
+        ("enable-debug-command", if config.debug { "local" } else { "no" }.into()),
+    ] {
+        settings.start_with(name, value);
+    }
+    settings
+}
+
+/// Has CONFIG SET change the store too.
+fn follow(config: &Config, store: &Store) {
+    let store = store.clone();
+    config.ask(Box::new(move |name, value| {
+        let mut settings = store.settings();
+        let number = || value.parse::<u64>().map_err(|_| format!("'{value}' is not a number"));
+        match name {
+            "maxmemory" => settings.limit = number()?,
+            "maxmemory-policy" => settings.policy = Policy::named(value).ok_or("there is no such policy")?,
+            "lfu-log-factor" => settings.log_factor = number()? as u32,
+            "lfu-decay-time" => settings.decay = number()? as u32,
+            _ => {}
+        }
+        store.set(settings);
+        Ok(())
+    }));
+}
+
+fn hooks(store: &Store) -> Hooks {
+    let (of_facts, of_pool) = (store.clone(), store.clone());
+    let facts = move || {
+        let stats = of_facts.stats();
+        Facts {
+            used_memory: stats.used,
+            peak_memory: stats.peak,
+            overhead: stats.local,
+            expired_keys: stats.expired,
+            evicted_keys: stats.evicted,
+            hits: stats.hits,
+            misses: stats.misses,
+            changes: stats.writes,
+            is_loading: of_facts.is_loading(),
+            ..Facts::default()
+        }
+    };
+    Hooks {
+        facts: Box::new(facts),
+        sections: vec![("pool", Box::new(move || pool_section(&of_pool)))],
+        may_shut_down: false,
+    }
+}
+
+/// INFO pool.
+fn pool_section(store: &Store) -> String {
+    let stats = store.stats();
+    let fragmentation = if stats.used == 0 { 1.0 } else { stats.held as f64 / stats.used as f64 };
+    let lines = [
+        ("pool_record_bytes", stats.used.to_string()),
+        ("pool_held_bytes", stats.held.to_string()),
+        ("pool_fragmentation_ratio", format!("{fragmentation:.2}")),
+        ("pool_sheets_waiting", stats.waiting.to_string()),
+        ("pool_writes_under_way", stats.flights.to_string()),
+        ("pool_slots_in_stock", stats.stock.to_string()),
+        ("pool_reads", stats.reads.to_string()),
+        ("pool_writes", stats.writes.to_string()),
+        ("pool_records_moved", stats.moved.to_string()),
+        ("pool_records_lost", stats.lost.to_string()),
+        ("cache_bytes", stats.cached.to_string()),
+        ("cache_hits", stats.cache_hits.to_string()),
+        ("local_bytes", stats.local.to_string()),
+    ];
+    lines.into_iter().map(|(name, value)| format!("{name}:{value}\r\n")).collect()
+}
+
+async fn report(store: Store, told: Arc<Mutex<Told>>) {
+    loop {
+        *told.lock() = Told { stats: store.stats(), settings: store.settings() };
+        tokio::time::sleep(REPORT).await;
+    }
+}

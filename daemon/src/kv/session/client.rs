@@ -1,0 +1,173 @@
+//! What others may know of a connection: CLIENT LIST shows it, CLIENT KILL and the limits act on it.
+
+use crate::kv::call::Failure;
+use crate::kv::reply::Protocol;
+use crate::kv::store::Db;
+use bytes::Bytes;
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::task::{Context, Waker};
+use std::time::Instant;
+
+/// Where a connection comes from or goes to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    Tcp(std::net::SocketAddr),
+    Unix(String),
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Tcp(address) => write!(f, "{address}"),
+            Address::Unix(path) => write!(f, "{path}:0"),
+        }
+    }
+}
+
+impl Address {
+    pub fn is_local(&self) -> bool {
+        match self {
+            Address::Tcp(address) => address.ip().to_canonical().is_loopback(),
+            Address::Unix(_) => true,
+        }
+    }
+}
+
+/// A connection as the rest of the server sees it.
+pub struct Client {
+    pub id: u64,
+    pub peer: Address,
+    pub local: Address,
+    pub created: Instant,
+    pub last_active: Cell<Instant>,
+    pub name: RefCell<Bytes>,
+    pub db: Cell<Db>,
+    pub protocol: Cell<Protocol>,
+    /// Commands queued by MULTI; `None` outside of one.
+    pub queued: Cell<Option<usize>>,
+    pub queued_bytes: Cell<usize>,
+    pub blocked: Cell<bool>,
+    pub is_never_evicted: Cell<bool>,
+    pub closing: Cell<bool>,
+    pub last_command: Cell<&'static str>,
+    pub input: Cell<usize>,
+    pub input_room: Cell<usize>,
+    pub output: Cell<usize>,
+    pub output_pieces: Cell<usize>,
+    /// Since when the output is above the soft limit.
+    pub over_limit: Cell<Option<Instant>>,
+    /// The connection has been quiet, and need not keep room for its next request.
+    pub is_quiet: Cell<bool>,
+    killed: Cell<bool>,
+    waker: RefCell<Option<Waker>>,
+}
+
+impl Client {
+    pub fn new(id: u64, peer: Address, local: Address) -> Client {
+        let now = Instant::now();
+        Client {
+            id,
+            peer,
+            local,
+            created: now,
+            last_active: Cell::new(now),
+            name: RefCell::default(),
+            db: Cell::new(Db(0)),
+            protocol: Cell::default(),
+            queued: Cell::default(),
+            queued_bytes: Cell::default(),
+            blocked: Cell::default(),
+            is_never_evicted: Cell::default(),
+            closing: Cell::default(),
+            last_command: Cell::new("NULL"),
+            input: Cell::default(),
+            input_room: Cell::default(),
+            output: Cell::default(),
+            output_pieces: Cell::default(),
+            over_limit: Cell::default(),
+            is_quiet: Cell::default(),
+            killed: Cell::default(),
+            waker: RefCell::default(),
+        }
+    }
+
+    /// Closes the connection: what is under way comes to its end, what is not sent is not sent any more.
+    pub fn kill(&self) {
+        self.killed.set(true);
+        self.wake();
+    }
+
+    /// Lets the connection look at what has been set here.
+    pub fn wake(&self) {
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+
+    pub fn is_killed(&self) -> bool {
+        self.killed.get()
+    }
+
+    /// Who is woken by [`Client::wake`].
+    pub fn watch(&self, context: &Context<'_>) {
+        let mut waker = self.waker.borrow_mut();
+        match &mut *waker {
+            Some(known) if known.will_wake(context.waker()) => {}
+            known => *known = Some(context.waker().clone()),
+        }
+    }
+
+    /// Names are shown in CLIENT LIST, whose fields blanks separate.
+    pub fn rename(&self, name: &Bytes) -> Result<(), Failure> {
+        if name.iter().any(|byte| !(b'!'..=b'~').contains(byte)) {
+            return Err("ERR Client names cannot contain spaces, newlines or special characters.".into());
+        }
+        self.name.replace(name.clone());
+        Ok(())
+    }
+
+    /// The client's line of CLIENT LIST, without its end.
+    pub fn line(&self) -> String {
+        let mut flags = String::new();
+        let states = [
+            (self.queued.get().is_some(), 'x'),
+            (self.blocked.get(), 'b'),
+            (self.closing.get(), 'c'),
+            (self.killed.get(), 'A'),
+            (matches!(self.peer, Address::Unix(_)), 'U'),
+            (self.is_never_evicted.get(), 'e'),
+        ];
+        flags.extend(states.iter().filter(|(is, _)| *is).map(|(_, flag)| flag));
+        if flags.is_empty() {
+            flags.push('N');
+        }
+        let memory = self.input.get() + self.input_room.get() + self.output.get() + self.queued_bytes.get();
+        format!(
+            "id={} addr={} laddr={} fd=-1 name={} age={} idle={} flags={} db={} sub=0 psub=0 ssub=0 multi={} qbuf={} \
+             qbuf-free={} argv-mem=0 multi-mem={} rbs=0 rbp=0 obl={} oll={} omem={} tot-mem={} events=r cmd={} \
+             user=default redir=-1 resp={}",
+            self.id,
+            self.peer,
+            self.local,
+            String::from_utf8_lossy(&self.name.borrow()),
+            self.created.elapsed().as_secs(),
+            self.last_active.get().elapsed().as_secs(),
+            flags,
+            self.db.get().0,
+            self.queued.get().map_or(-1, |count| count as i64),
+            self.input.get(),
+            self.input_room.get(),
+            self.queued_bytes.get(),
+            self.output.get(),
+            self.output_pieces.get(),
+            self.output.get(),
+            memory,
+            self.last_command.get(),
+            match self.protocol.get() {
+                Protocol::Resp2 => 2,
+                Protocol::Resp3 => 3,
+            },
+        )
+    }
+}

@@ -1,0 +1,57 @@
+//! CONFIG.
+
+use super::arguments::{SYNTAX, help as help_of, text};
+use super::state::{OK, Session};
+use crate::kv::call::{Failure, Outcome};
+use crate::kv::reply::Reply;
+use crate::kv::server::SetError;
+use crate::kv::text::glob;
+use bytes::Bytes;
+
+pub fn get(session: &mut Session, args: &[Bytes]) -> Outcome {
+    let patterns: Vec<Vec<u8>> = args[2..].iter().map(|pattern| pattern.to_ascii_lowercase()).collect();
+    let fits = |name: &str| patterns.iter().any(|pattern| glob::matches(pattern, name.as_bytes()));
+    let found = session.server.config.matching(fits);
+    Ok(Reply::Map(found.into_iter().map(|(name, value)| (Reply::bulk(name), Reply::bulk(value))).collect()))
+}
+
+pub fn set(session: &mut Session, args: &[Bytes]) -> Outcome {
+    if !args.len().is_multiple_of(2) {
+        return Err(SYNTAX.into());
+    }
+    let pairs: Vec<(String, String)> = args[2..].chunks(2).map(|pair| (text(&pair[0]), text(&pair[1]))).collect();
+    let text = match session.server.config.set(&pairs) {
+        Ok(()) => return OK,
+        Err(SetError::Unknown(name)) => {
+            format!("ERR Unknown option or number of arguments for CONFIG SET - '{name}'")
+        }
+        Err(SetError::Refused { parameter, why }) => {
+            format!("ERR CONFIG SET failed (possibly related to argument '{parameter}') - {why}")
+        }
+    };
+    Err(Failure(text.into()))
+}
+
+pub fn reset_statistics(session: &mut Session, _: &[Bytes]) -> Outcome {
+    session.server.reset_statistics();
+    OK
+}
+
+pub fn rewrite(_: &mut Session, _: &[Bytes]) -> Outcome {
+    Err("ERR The server is running without a config file".into())
+}
+
+pub fn help(_: &mut Session, args: &[Bytes]) -> Outcome {
+    Ok(help_of(args, &CONFIG_HELP))
+}
+
+const CONFIG_HELP: [&str; 8] = [
+    "GET <pattern>",
+    "    Return parameters matching the glob-like <pattern> and their values.",
+    "SET <directive> <value>",
+    "    Set the configuration <directive> to <value>.",
+    "RESETSTAT",
+    "    Reset statistics reported by the INFO command.",
+    "REWRITE",
+    "    Rewrite the configuration file.",
+];

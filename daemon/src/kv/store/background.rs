@@ -1,0 +1,134 @@
+//! What goes on beside requests: the driver that moves everything forward, expiry, and the giving back of what was cleared.
+
+use super::*;
+use std::time::Instant;
+
+/// How often keys are looked at whose time may be over.
+const EXPIRY_EVERY: Duration = Duration::from_millis(100);
+/// Looks in which all keys have had their turn, unless there are too many.
+const EXPIRY_ROUND: usize = 10;
+/// What one look may cost.
+const EXPIRY_BUDGET: Duration = Duration::from_millis(2);
+
+impl Store {
+    /// Starts the tasks that the store needs, on the local task set that this runs in.
+    pub fn start(&self, deliveries: tokio::sync::mpsc::UnboundedReceiver<stock::Delivery>) -> std::io::Result<()> {
+        let events = self.0.way.events()?;
+        let store = self.clone();
+        tokio::task::spawn_local(async move { store.drive(&events).await });
+        let store = self.clone();
+        tokio::task::spawn_local(async move { store.stock_up(deliveries).await });
+        let store = self.clone();
+        tokio::task::spawn_local(async move { store.expire().await });
+        let store = self.clone();
+        tokio::task::spawn_local(async move { store.tidy().await });
+        Ok(())
+    }
+
+    /// Writes what waits, takes what is done, and sleeps when there is neither.
+    async fn drive(&self, events: &tokio::io::unix::AsyncFd<std::os::fd::OwnedFd>) {
+        loop {
+            if self.step() {
+                // Those who have their answers go on first; what they post goes together.
+                tokio::task::yield_now().await;
+            } else {
+                self.0.way.rest(events).await;
+            }
+        }
+    }
+
+    fn step(&self) -> bool {
+        loop {
+            let mut log = self.0.log.borrow_mut();
+            let Some(flight) = log.launch(&self.0.way, &self.0.stock) else { break };
+            let mut space = self.0.space.borrow_mut();
+            flight.landings.iter().for_each(|landing| space.hold(landing.sheet));
+        }
+        let any = self.0.way.step(|token, result| self.0.log.borrow_mut().landed(token, result));
+        loop {
+            let next = self.0.log.borrow_mut().next();
+            let Some((flight, result)) = next else { break };
+            self.commit(flight, result);
+            self.0.drained.notify_waiters();
+        }
+        if self.0.stock.is_out() && self.0.log.borrow().dirty() > 0 && !self.0.making_room.replace(true) {
+            let store = self.clone();
+            tokio::task::spawn_local(async move { store.make_room_for_waiting().await });
+        }
+        any
+    }
+
+    /// The pool has no room for what waits: keys go that may, or else it is refused.
+    async fn make_room_for_waiting(&self) {
+        let made = self.make_room(0).await;
+        self.0.making_room.set(false);
+        self.0.way.wake();
+        if made.is_ok() {
+            return;
+        }
+        let changes = self.0.log.borrow_mut().give_up();
+        for change in changes {
+            self.give_back(change.entry.place(), change.entry.units);
+            if let Some(done) = change.done {
+                let _ = done.send(Err(StoreError::NoRoom));
+            }
+        }
+        self.0.drained.notify_waiters();
+    }
+
+    async fn stock_up(&self, mut deliveries: tokio::sync::mpsc::UnboundedReceiver<stock::Delivery>) {
+        while let Some(delivery) = deliveries.recv().await {
+            self.0.stock.receive(delivery);
+            self.0.way.wake();
+        }
+    }
+
+    /// Removes keys whose time is over, whether or not anybody asks for them.
+    async fn expire(&self) {
+        let mut shard = 0;
+        loop {
+            tokio::time::sleep(EXPIRY_EVERY).await;
+            if !self.settings().expires_actively || self.0.loading.get() {
+                continue;
+            }
+            let until = Instant::now() + EXPIRY_BUDGET;
+            for _ in 0..index::SHARDS.div_ceil(EXPIRY_ROUND) {
+                shard = (shard + 1) % index::SHARDS;
+                self.expire_shard(shard);
+                if Instant::now() > until {
+                    break;
+                }
+            }
+        }
+    }
+
+    fn expire_shard(&self, shard: usize) {
+        let now = now();
+        let mut over = Vec::new();
+        for (nth, index) in self.0.indexes.borrow().iter().enumerate().filter(|(_, index)| index.volatile() > 0) {
+            let expired = index.shard(shard).filter(|e| e.is_expired(now));
+            over.extend(expired.map(|e| (Db(nth as u8), e.hash())));
+        }
+        for (db, hash) in over {
+            self.count(|s| s.expired += 1);
+            self.forget(self.name_of(db), hash);
+        }
+    }
+
+    /// Gives back what was cleared, and empties sheets that are mostly holes.
+    async fn tidy(&self) {
+        loop {
+            let cleared = self.0.cleared.borrow_mut().pop();
+            if let Some(mut index) = cleared {
+                let mut entries = Vec::new();
+                while index.len() > 0 {
+                    index.drain_some(&mut entries);
+                    entries.drain(..).for_each(|entry| self.drop_record(&entry));
+                    tokio::task::yield_now().await;
+                }
+            } else if !self.compact().await {
+                let _ = tokio::time::timeout(compact::EVERY, self.0.work.notified()).await;
+            }
+        }
+    }
+}

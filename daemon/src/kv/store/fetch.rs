@@ -1,0 +1,156 @@
+//! Reading records: which slots hold one, and whether what they brought is it.
+
+use super::record::RecordError;
+use super::space::parts;
+use super::*;
+use crate::pool::SlotRun;
+use annex_shared::ids::SlotIdx;
+use bytes::BytesMut;
+use futures::future::try_join_all;
+
+/// Slots of one READ at most; the rest of a large record has READs of its own.
+const PIECE: u32 = 256;
+/// How often a record is looked for that is moved just as it is read.
+const TRIES: u32 = 8;
+
+/// Why there is no record.
+pub(super) enum Missed {
+    /// It went away before it was read.
+    Gone,
+    Io(IoError),
+    Bad(RecordError),
+}
+
+/// References to the slots of a record while it is read in several pieces.
+struct Pinned<'a>(&'a Pool, Vec<SlotIdx>);
+
+impl Drop for Pinned<'_> {
+    fn drop(&mut self) {
+        self.1.iter().for_each(|slot| self.0.release(*slot));
+    }
+}
+
+impl Store {
+    /// Reads a key's value, from wherever it is nearest.
+    pub(super) async fn fetch(&self, db: Db, key: &[u8]) -> Result<Option<Value>, StoreError> {
+        self.is_loaded()?;
+        let hash = self.hash(key);
+        let mut missed = String::new();
+        for _ in 0..TRIES {
+            let Some(entry) = self.find(db, hash) else { return Ok(None) };
+            let place = entry.place();
+            self.use_key(self.0.table.database(db), hash);
+            if let Some(value) = self.0.cache.borrow().find(place, key) {
+                self.count(|s| s.cache_hits += 1);
+                return Ok(Some(value));
+            }
+            match self.record(place, entry.units, Some(key)).await {
+                Ok((header, _, bytes)) => {
+                    let value = Value { bytes, expires: header.expires };
+                    // Moved or replaced meanwhile: nobody would remove it from the cache.
+                    if self.find(db, hash).is_some_and(|e| e.place() == place) {
+                        self.0.cache.borrow_mut().insert(place, key, &value);
+                    }
+                    return Ok(Some(value));
+                }
+                Err(Missed::Gone) => missed = "it is moved again and again".into(),
+                Err(Missed::Io(error)) => missed = error.to_string(),
+                Err(Missed::Bad(error)) => missed = error.to_string(),
+            }
+            // What was read is wrong only if the record is there still.
+            if self.find(db, hash).is_some_and(|e| e.place() == place) {
+                break;
+            }
+        }
+        tracing::error!("failed to read a key's record: {missed}");
+        Err(StoreError::Lost(missed))
+    }
+
+    /// Reads a record: header, key, value. With `of`, it must be that key's.
+    pub(super) async fn record(
+        &self,
+        place: Place,
+        units: u32,
+        of: Option<&[u8]>,
+    ) -> Result<(Header, Bytes, Bytes), Missed> {
+        let at = usize::from(place.unit) * UNIT;
+        let mut sheets = parts(place, units);
+        let (first, _) = sheets.next().ok_or(Missed::Gone)?;
+        if sheets.next().is_none() {
+            // A sheet that is not the last one may stand in the tail for one that had its number before.
+            if self.0.space.borrow().is_open(first)
+                && let Some(sheet) = self.0.log.borrow().bytes(first)
+            {
+                return split(&sheet[at..], of).map_err(Missed::Bad);
+            }
+            let slot = self.0.table.slot(first).ok_or(Missed::Gone)?;
+            let run = SlotRun { first: slot, count: 1 };
+            let read = self.0.way.read(run, |sheet| split(&sheet[at..], of)).await;
+            return read.map_err(Missed::Io)?.map_err(Missed::Bad);
+        }
+        let whole = self.pieces(place, units).await?;
+        split_shared(whole.slice(at..), of).map_err(Missed::Bad)
+    }
+
+    /// All bytes of the sheets that a record lies in.
+    async fn pieces(&self, place: Place, units: u32) -> Result<Bytes, Missed> {
+        let slots: Option<Vec<SlotIdx>> = parts(place, units).map(|(sheet, _)| self.0.table.slot(sheet)).collect();
+        let slots = slots.ok_or(Missed::Gone)?;
+        slots.iter().for_each(|slot| self.0.pool.retain(*slot));
+        let pinned = Pinned(&self.0.pool, slots);
+        let whole = RefCell::new(BytesMut::zeroed(pinned.1.len() * PAGE_SIZE));
+        let reads = self.runs(&pinned.1).into_iter().map(|(nth, run)| {
+            let whole = &whole;
+            self.0.way.read(run, move |bytes| {
+                let from = nth * PAGE_SIZE;
+                let bytes = &bytes[..run.count as usize * PAGE_SIZE];
+                whole.borrow_mut()[from..from + bytes.len()].copy_from_slice(bytes);
+            })
+        });
+        try_join_all(reads).await.map_err(Missed::Io)?;
+        Ok(whole.into_inner().freeze())
+    }
+
+    /// Slots in a row, as runs that one READ each can bring, with the place of each among them.
+    pub(super) fn runs(&self, slots: &[SlotIdx]) -> Vec<(usize, SlotRun)> {
+        let per_extent = self.0.pool.slots_per_extent().max(1);
+        let mut runs: Vec<(usize, SlotRun)> = Vec::new();
+        for (nth, slot) in slots.iter().enumerate() {
+            match runs.last_mut() {
+                Some((_, run))
+                    if run.first.0 + run.count == slot.0 && !slot.0.is_multiple_of(per_extent) && run.count < PIECE =>
+                {
+                    run.count += 1;
+                }
+                _ => runs.push((nth, SlotRun { first: *slot, count: 1 })),
+            }
+        }
+        runs
+    }
+}
+
+/// Takes a record apart that begins where the bytes do, and checks it.
+fn checked<'a>(bytes: &'a [u8], of: Option<&[u8]>) -> Result<(Header, &'a [u8]), RecordError> {
+    let header = Header::decode(bytes)?;
+    let body = bytes.get(HEADER..HEADER + header.body()).ok_or(RecordError::Magic)?;
+    header.verify(body)?;
+    if of.is_some_and(|key| key != &body[..header.key_len as usize]) {
+        return Err(RecordError::Foreign);
+    }
+    Ok((header, body))
+}
+
+fn split(bytes: &[u8], of: Option<&[u8]>) -> Result<(Header, Bytes, Bytes), RecordError> {
+    let (header, body) = checked(bytes, of)?;
+    let (key, value) = body.split_at(header.key_len as usize);
+    // Who asked for a key has it.
+    let key = if of.is_some() { Bytes::new() } else { Bytes::copy_from_slice(key) };
+    Ok((header, key, Bytes::copy_from_slice(value)))
+}
+
+fn split_shared(bytes: Bytes, of: Option<&[u8]>) -> Result<(Header, Bytes, Bytes), RecordError> {
+    let (header, body) = checked(&bytes, of)?;
+    let body = bytes.slice_ref(body);
+    let key = header.key_len as usize;
+    Ok((header, body.slice(..key), body.slice(key..)))
+}

@@ -1,0 +1,125 @@
+//! Records that are too large for the log: whoever has one writes it to sheets of its own, piece by piece, and it counts when all are written.
+
+use super::sheets::UNITS;
+use super::*;
+use crate::pool::Part;
+use futures::{StreamExt, TryStreamExt};
+
+/// Sheets of a piece.
+const PIECE: usize = 256;
+/// Pieces of one record under way at a time.
+const TOGETHER: usize = 4;
+/// How long a piece waits for slots.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Sheets that are reserved for a record. Dropped before the record counts, they are given back.
+struct Reserved<'a> {
+    store: &'a Store,
+    place: Place,
+    units: u32,
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        self.store.give_back(self.place, self.units);
+    }
+}
+
+impl Store {
+    pub(super) async fn write_large(
+        &self,
+        header: &Header,
+        key: &[u8],
+        value: &Bytes,
+        access: u32,
+    ) -> Result<(), StoreError> {
+        let sheets = header.units().div_ceil(UNITS);
+        let units = sheets * UNITS;
+        let place = self.0.space.borrow_mut().append_sheets(sheets).map_err(|_| StoreError::NoRoom)?;
+        let reserved = Reserved { store: self, place, units };
+        let head = [&header.encode()[..], key].concat();
+        let pieces = (0..sheets as usize).step_by(PIECE).map(|first| {
+            let count = PIECE.min(sheets as usize - first);
+            self.write_piece(SheetIdx(place.sheet.0 + first as u32), first, count, &head, value)
+        });
+        let mut pieces = futures::stream::iter(pieces).buffer_unordered(TOGETHER);
+        while pieces.try_next().await?.is_some() {}
+        drop(pieces);
+        std::mem::forget(reserved);
+        let entry = Entry::new(header.hash, place, units, header.expires, access);
+        self.apply(&Change { db: header.db, entry, from: None, done: None });
+        Ok(())
+    }
+
+    /// Writes the record's part that belongs into `count` sheets from the record's `nth` on.
+    async fn write_piece(
+        &self,
+        sheet: SheetIdx,
+        nth: usize,
+        count: usize,
+        head: &[u8],
+        value: &[u8],
+    ) -> Result<(), StoreError> {
+        let mut runs = Vec::new();
+        let mut got = 0;
+        while got < count {
+            let more = self.0.stock.take((count - got) as u32, &mut runs) as usize;
+            got += more;
+            if more == 0 {
+                let waited = tokio::time::timeout(PATIENCE, self.0.stock.changed.notified()).await;
+                if waited.is_err() || self.0.stock.is_out() {
+                    self.0.stock.put_back(runs);
+                    return Err(StoreError::NoRoom);
+                }
+            }
+        }
+        let sheets = (sheet.0..).map(SheetIdx).zip(runs.iter().flat_map(|run| run.slots()));
+        let landings: Vec<log::Landing> = sheets.map(|(sheet, slot)| log::Landing { sheet, slot }).collect();
+        landings.iter().for_each(|landing| self.0.space.borrow_mut().hold(landing.sheet));
+        let mut piece = Piece { store: self, landings, is_written: false };
+        let mut buf = self.0.way.buffer(count).await;
+        self.0.way.fill(&mut buf, |bytes| {
+            let from = nth * PAGE_SIZE;
+            let in_head = head.get(from..).unwrap_or_default();
+            let (first, rest) = bytes.split_at_mut(in_head.len().min(bytes.len()));
+            first.copy_from_slice(&in_head[..first.len()]);
+            let at = (from + first.len()).saturating_sub(head.len());
+            let value = &value[at.min(value.len())..];
+            let (second, zeros) = rest.split_at_mut(value.len().min(rest.len()));
+            second.copy_from_slice(&value[..second.len()]);
+            zeros.fill(0);
+        });
+        let mut parts = Vec::with_capacity(runs.len());
+        let mut at = 0;
+        for run in &runs {
+            parts.push(Part { run: *run, at });
+            at += run.count as usize;
+        }
+        self.0.way.write(&parts, buf).await.map_err(StoreError::Unwritten)?;
+        piece.is_written = true;
+        Ok(())
+    }
+}
+
+/// A piece's slots. Whatever ends its write settles them.
+struct Piece<'a> {
+    store: &'a Store,
+    landings: Vec<log::Landing>,
+    is_written: bool,
+}
+
+impl Drop for Piece<'_> {
+    fn drop(&mut self) {
+        let inner = &self.store.0;
+        for landing in &self.landings {
+            match self.is_written {
+                true => self.store.place(landing.sheet, landing.slot),
+                // The lane retains what is still under way.
+                false => inner.pool.release(landing.slot),
+            }
+            if let Some(segment) = inner.space.borrow_mut().let_go(landing.sheet) {
+                inner.table.abandon(segment);
+            }
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! The log: records that are on their way into the pool.
+//!
+//! A record is copied into the *tail*, the sheets at the end of the space that are not full or not written yet. From there whole sheets are written to fresh slots, as
+//! many as there are in one *flight*; the last sheet, if it is not full, is written again with the records that come next, to another slot. A record is
+//! committed when the flight is over that holds its last sheet. Flights are committed in the order in which they started, so a sheet is never put
+//! back to an older slot, and two records of one key commit in the order in which they were appended.
+
+use super::index::Entry;
+use super::sheets::{Place, SheetIdx, UNITS};
+use super::stock::Stock;
+use super::way::Way;
+use super::{Db, StoreError};
+use crate::kv::store::record::UNIT;
+use crate::pool::{IoError, Part, SlotRun};
+use annex_shared::ids::SlotIdx;
+use annex_shared::page::PAGE_SIZE;
+use std::collections::VecDeque;
+use tokio::sync::oneshot;
+
+/// Sheets of one flight at most.
+const BATCH: usize = 256;
+/// Flights under way at most.
+const MAX_FLIGHTS: usize = 8;
+
+/// What a record changes when it is committed.
+pub struct Change {
+    pub db: Db,
+    pub entry: Entry,
+    /// A record that is moved: it counts only if the key's record is still here.
+    pub from: Option<Place>,
+    pub done: Option<oneshot::Sender<Result<(), StoreError>>>,
+}
+
+struct Tail {
+    sheet: SheetIdx,
+    bytes: Box<[u8; PAGE_SIZE]>,
+    dirty: bool,
+}
+
+/// A slot that a sheet is being written to.
+#[derive(Clone, Copy)]
+pub struct Landing {
+    pub sheet: SheetIdx,
+    pub slot: SlotIdx,
+}
+
+/// A write under way.
+pub struct Flight {
+    token: u64,
+    pub landings: Vec<Landing>,
+    pub changes: Vec<Change>,
+    result: Option<Result<(), IoError>>,
+}
+
+/// See the module's header.
+#[derive(Default)]
+pub struct Log {
+    tails: VecDeque<Tail>,
+    /// The number of the first tail; sheets are numbered as they come.
+    first: u64,
+    /// With the number of its last sheet.
+    pending: VecDeque<(u64, Change)>,
+    flights: VecDeque<Flight>,
+}
+
+impl Log {
+    /// Sheets that wait to be written.
+    pub fn dirty(&self) -> usize {
+        // Only one can be written and still be here: the last, while it is the only one.
+        match self.tails.front() {
+            Some(first) if !first.dirty => self.tails.len() - 1,
+            _ => self.tails.len(),
+        }
+    }
+
+    /// Writes under way.
+    pub fn flights(&self) -> usize {
+        self.flights.len()
+    }
+
+    /// Puts a record's pieces at its place, which is the end of the space.
+    pub fn append(&mut self, place: Place, pieces: [&[u8]; 3], change: Change) {
+        let mut at = usize::from(place.unit) * UNIT;
+        self.tail(place.sheet);
+        for mut piece in pieces {
+            while !piece.is_empty() {
+                if at == PAGE_SIZE {
+                    let last = self.tails.back().map_or(place.sheet, |t| t.sheet);
+                    self.tail(SheetIdx(last.0 + 1));
+                    at = 0;
+                }
+                let (now, later) = piece.split_at(piece.len().min(PAGE_SIZE - at));
+                if let Some(tail) = self.tails.back_mut() {
+                    tail.bytes[at..at + now.len()].copy_from_slice(now);
+                    tail.dirty = true;
+                }
+                at += now.len();
+                piece = later;
+            }
+        }
+        let last = self.first + self.tails.len() as u64 - 1;
+        self.pending.push_back((last, change));
+    }
+
+    /// Makes a sheet the last of the tail.
+    fn tail(&mut self, sheet: SheetIdx) {
+        if self.tails.back().is_none_or(|t| t.sheet != sheet) {
+            self.tails.push_back(Tail { sheet, bytes: Box::new([0; PAGE_SIZE]), dirty: false });
+            self.trim();
+        }
+    }
+
+    /// The bytes of a sheet that is in the tail still.
+    pub fn bytes(&self, sheet: SheetIdx) -> Option<&[u8; PAGE_SIZE]> {
+        self.tails.iter().rev().find(|t| t.sheet == sheet).map(|t| &*t.bytes)
+    }
+
+    /// Starts a flight with what waits. `None`: nothing can be started now.
+    pub fn launch(&mut self, way: &Way, stock: &Stock) -> Option<&Flight> {
+        let dirty = self.tails.iter().position(|t| t.dirty);
+        let from = dirty.filter(|_| self.flights.len() < MAX_FLIGHTS)?;
+        let wanted = (self.tails.len() - from).min(BATCH);
+        let mut buf = way.try_buffer(wanted)?;
+        let mut runs: Vec<SlotRun> = Vec::new();
+        let got = stock.take(wanted as u32, &mut runs) as usize;
+        if got == 0 {
+            way.free(buf);
+            return None;
+        }
+        let mut parts = Vec::with_capacity(runs.len());
+        let mut at = 0;
+        for run in &runs {
+            parts.push(Part { run: *run, at });
+            at += run.count as usize;
+        }
+        let sheets = self.tails.range(from..from + got);
+        way.fill(&mut buf, |bytes| {
+            for (tail, to) in sheets.clone().zip(bytes.chunks_exact_mut(PAGE_SIZE)) {
+                to.copy_from_slice(&*tail.bytes);
+            }
+        });
+        let slots = runs.iter().flat_map(|run| run.slots());
+        let landings = sheets.zip(slots).map(|(tail, slot)| Landing { sheet: tail.sheet, slot }).collect();
+        let token = match way.post_flight(&parts, buf) {
+            Ok(token) => token,
+            Err(buf) => {
+                way.free(buf);
+                stock.put_back(runs);
+                return None;
+            }
+        };
+        self.tails.range_mut(from..from + got).for_each(|t| t.dirty = false);
+        let last = self.first + (from + got) as u64;
+        let ready = self.pending.iter().take_while(|(n, _)| *n < last).count();
+        let changes = self.pending.drain(..ready).map(|(_, change)| change).collect();
+        self.flights.push_back(Flight { token, landings, changes, result: None });
+        self.trim();
+        self.flights.back()
+    }
+
+    /// A flight is over.
+    pub fn landed(&mut self, token: u64, result: Result<(), IoError>) {
+        // One that is over and waits for those before it has given its token back.
+        if let Some(flight) = self.flights.iter_mut().find(|f| f.token == token && f.result.is_none()) {
+            flight.result = Some(result);
+        }
+    }
+
+    /// The next flight to commit, if it is over.
+    pub fn next(&mut self) -> Option<(Flight, Result<(), IoError>)> {
+        let result = self.flights.front()?.result?;
+        let flight = self.flights.pop_front()?;
+        Some((flight, result))
+    }
+
+    /// Nothing that waits can be written.
+    pub fn give_up(&mut self) -> Vec<Change> {
+        self.tails.iter_mut().for_each(|t| t.dirty = false);
+        self.trim();
+        self.pending.drain(..).map(|(_, change)| change).collect()
+    }
+
+    /// Written sheets go, except the last one, which goes on.
+    fn trim(&mut self) {
+        while self.tails.len() > 1 && self.tails.front().is_some_and(|t| !t.dirty) {
+            self.tails.pop_front();
+            self.first += 1;
+        }
+    }
+}
+
+/// Whether a record of so many units goes through the log. Larger ones are written by whoever has them.
+pub fn takes(units: u32) -> bool {
+    units <= BATCH as u32 * UNITS
+}

@@ -1,0 +1,570 @@
+//! The key-value store: keys to values, whose bytes lie in the pool.
+//!
+//! # The way of a value
+//! - *Write*: a [`record`] is appended to the [`log`], written to all replicas with whatever else is on its way, and then the [`index`] flips to it. Nothing is
+//!   written in place. The caller hears of it when all of that is done.
+//! - *Read*: the index tells the sheet, one READ brings it, the record's checksum and key are compared. What is still in the log's tail, or
+//!   in the [`cache`], is not asked for.
+//! - *Remove*: a bit in the [`sheets`] table, and the index forgets. No fabric is involved.
+//!
+//! # Who is who
+//! [`space`] says which sheets are in use and where the next record goes; `stock` has slots of the pool ahead of need; `way` is the lane that all
+//! tasks share; [`compact`] empties sheets that are mostly holes; [`recover`] makes the index anew after annexd was killed; [`usage`] knows who goes first when memory is short.
+//!
+//! # Threads
+//! All of it belongs to one thread with an event loop. Tasks wait for their own reads and writes only.
+//!
+//! # What holds
+//! - A write that was reported done is on all live replicas and in the sheet table: it survives annexd, and all donors but one that have it.
+//! - The caller holds a lock on the key from before it reads until after it has written (see the server's locks). Compaction holds none: what it moves counts
+//!   only if the key's record is where it was.
+//! - A value is given out only if its record has the checksum it was written with and names the key that was asked for.
+
+mod background;
+mod cache;
+mod compact;
+mod fetch;
+pub mod hash;
+mod index;
+mod large;
+mod log;
+pub mod record;
+mod recover;
+mod room;
+mod scan;
+mod sheets;
+mod space;
+mod stock;
+#[cfg(test)]
+pub(crate) mod testbed;
+#[cfg(test)]
+mod tests;
+mod usage;
+mod watch;
+mod way;
+
+pub use sheets::{SheetTable, SheetsError};
+pub use usage::Policy;
+pub use watch::Watch;
+
+use crate::pool::{IoError, Pool};
+use annex_shared::page::PAGE_SIZE;
+use bytes::Bytes;
+use cache::Cache;
+use hash::KeyHash;
+use index::{Entry, Index, Indexes, at};
+use log::{Change, Flight, Log};
+use record::{HEADER, Header, UNIT, units};
+use sheets::{Place, SheetIdx};
+use space::Space;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use stock::Stock;
+use tokio::sync::{Notify, oneshot};
+use watch::Watches;
+use way::Way;
+
+pub const DATABASES: u8 = 16;
+/// Pages of the lane's arena.
+const ARENA: usize = 4096;
+/// Sheets that wait to be written before writers wait too.
+const MAX_DIRTY: usize = 1024;
+
+/// A database's number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Db(pub u8);
+
+/// A moment: milliseconds since 1970.
+pub type UnixMs = u64;
+
+#[derive(Clone, Debug)]
+pub struct Value {
+    pub bytes: Bytes,
+    pub expires: Option<UnixMs>,
+}
+
+/// What the index knows of a key, without reading its record.
+#[derive(Clone, Copy, Debug)]
+pub struct Known {
+    pub expires: Option<UnixMs>,
+    pub idle: Duration,
+    /// Logarithmic access counter, as Redis' LFU has it.
+    pub frequency: u8,
+    /// Bytes in the pool and in annexd for it, one replica counted.
+    pub size: u64,
+}
+
+/// Why the store could not do it. Display is the RESP error, with its code.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StoreError {
+    #[error("OOM command not allowed when used memory > 'maxmemory'.")]
+    NoRoom,
+    #[error("IOERR the value can't be read: {0}")]
+    Lost(String),
+    #[error("IOERR the value was not written: {0}")]
+    Unwritten(IoError),
+    #[error("LOADING Redis is loading the dataset in memory")]
+    Loading,
+}
+
+/// The store can't be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error(transparent)]
+    Sheets(#[from] SheetsError),
+    #[error("failed to start the key-value store's way to the pool: {0}")]
+    Lane(#[from] crate::pool::LaneError),
+    #[error("failed to start the key-value store: {0}")]
+    Io(#[from] std::io::Error),
+}
+
+/// What may be changed while the store runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Bytes that records may take in the pool, one replica counted; 0: as much as the pool has.
+    pub limit: u64,
+    pub policy: Policy,
+    /// Of the counter of LFU policies: the higher, the more slowly it grows.
+    pub log_factor: u32,
+    /// Minutes without use that cost one of its counts.
+    pub decay: u32,
+    /// Keys whose time is over are looked for, not only noticed.
+    pub expires_actively: bool,
+}
+
+/// How it stands and what has happened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Stats {
+    pub keys: u64,
+    /// Bytes of records, in units of 64.
+    pub used: u64,
+    /// Bytes of pool that records lie in, one replica counted.
+    pub held: u64,
+    /// The most that records have taken.
+    pub peak: u64,
+    /// annexd's own memory for it.
+    pub local: u64,
+    pub cached: u64,
+    /// Sheets that wait to be written, and writes under way.
+    pub waiting: u64,
+    pub flights: u64,
+    /// Slots taken from the pool and not used yet.
+    pub stock: u64,
+    pub hits: u64,
+    pub misses: u64,
+    pub cache_hits: u64,
+    pub reads: u64,
+    pub writes: u64,
+    pub expired: u64,
+    pub evicted: u64,
+    pub moved: u64,
+    /// Records that could not be taken over.
+    pub lost: u64,
+    /// Thousandths of what there is to load; 1000: all.
+    pub loaded: u64,
+}
+
+/// See the module's header.
+#[derive(Clone)]
+pub struct Store(Rc<Inner>);
+
+struct Inner {
+    pool: Arc<Pool>,
+    table: Arc<SheetTable>,
+    indexes: RefCell<Indexes>,
+    /// Indexes of databases that were cleared, whose records are given back bit by bit.
+    cleared: RefCell<Vec<Index>>,
+    space: RefCell<Space>,
+    log: RefCell<Log>,
+    way: Way,
+    stock: Stock,
+    cache: RefCell<Cache>,
+    watches: RefCell<Watches>,
+    settings: Cell<Settings>,
+    stats: Cell<Stats>,
+    version: Cell<u64>,
+    random: Cell<u64>,
+    loading: Cell<bool>,
+    /// Keys are being evicted so that what waits can be written.
+    making_room: Cell<bool>,
+    /// Units of records that are there twice while they are moved.
+    moving: Cell<u64>,
+    /// Fewer sheets wait to be written.
+    drained: Notify,
+    /// There may be something to compact or to give back.
+    work: Notify,
+}
+
+/// The store's clock.
+pub fn now() -> UnixMs {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
+}
+
+/// Every method sees expired keys as not there. The caller holds a lock on the key.
+impl Store {
+    /// Reads the value. `None`: there is no such key. Counts as a use.
+    pub async fn read(&self, db: Db, key: &[u8]) -> Result<Option<Value>, StoreError> {
+        let value = self.fetch(db, key).await?;
+        self.count(|s| *(if value.is_some() { &mut s.hits } else { &mut s.misses }) += 1);
+        Ok(value)
+    }
+
+    /// Writes the value; it is on all replicas when this returns. An expiry in the past makes the key be gone.
+    pub async fn write(&self, db: Db, key: &[u8], bytes: Bytes, expires: Option<UnixMs>) -> Result<(), StoreError> {
+        self.write_and_tell(db, key, bytes, expires, || ()).await
+    }
+
+    /// As [`Store::write`]. `placed` is called, if it can be, as soon as the record is in the log: it counts before any that is appended later.
+    pub async fn write_and_tell(
+        &self,
+        db: Db,
+        key: &[u8],
+        bytes: Bytes,
+        expires: Option<UnixMs>,
+        placed: impl Fn(),
+    ) -> Result<(), StoreError> {
+        self.is_loaded()?;
+        if expires.is_some_and(|at| at <= now()) {
+            self.remove(db, key);
+            return Ok(());
+        }
+        let units = units(key.len() + bytes.len());
+        self.make_room(u64::from(units) * UNIT as u64).await?;
+        let hash = self.hash(key);
+        let store_db = self.0.table.database(db);
+        let header = Header::new(store_db, self.next_version(), expires, hash, key, &bytes);
+        let access = match self.0.indexes.borrow()[at(store_db)].find(hash) {
+            // Rewritten is used.
+            Some(entry) => self.used(entry.access()),
+            None => self.settings().policy.fresh(now()),
+        };
+        if log::takes(units) {
+            self.append(&header, key, &bytes, access, None, placed).await?;
+        } else {
+            self.write_large(&header, key, &bytes, access).await?;
+        }
+        self.count(|s| s.writes += 1);
+        Ok(())
+    }
+
+    /// Sets or removes a key's expiry; false if there is no such key.
+    pub async fn expire_at(&self, db: Db, key: &[u8], expires: Option<UnixMs>) -> Result<bool, StoreError> {
+        match self.fetch(db, key).await? {
+            None => Ok(false),
+            Some(value) if value.expires == expires => Ok(true),
+            Some(value) => self.write(db, key, value.bytes, expires).await.map(|()| true),
+        }
+    }
+
+    /// True if it was there.
+    pub fn remove(&self, db: Db, key: &[u8]) -> bool {
+        let hash = self.hash(key);
+        let was_there = self.find(db, hash).is_some();
+        self.forget(db, hash);
+        was_there
+    }
+
+    /// `None`: there is no such key. Does not count as a use.
+    pub fn known(&self, db: Db, key: &[u8]) -> Option<Known> {
+        let entry = self.find(db, self.hash(key))?;
+        let (now, settings) = (now(), self.settings());
+        let access = entry.access();
+        Some(Known {
+            expires: entry.expires(),
+            idle: Duration::from_secs(if settings.policy.counts() { 0 } else { usage::idle_seconds(access, now) }),
+            frequency: usage::counter(access, now, settings.decay) as u8,
+            size: u64::from(entry.units) * UNIT as u64 + size_of::<Entry>() as u64,
+        })
+    }
+
+    /// Counts as a use. False: there is no such key.
+    pub fn touch(&self, db: Db, key: &[u8]) -> bool {
+        let hash = self.hash(key);
+        let is_there = self.find(db, hash).is_some();
+        self.use_key(self.0.table.database(db), hash);
+        is_there
+    }
+
+    /// Keys in a database: (all, those with an expiry). Expired keys that were not removed yet count.
+    pub fn len(&self, db: Db) -> (u64, u64) {
+        let index = &self.0.indexes.borrow()[at(self.0.table.database(db))];
+        (index.len(), index.volatile())
+    }
+
+    /// Removes all keys of one database or of all. Their memory is given back in the background.
+    pub fn clear(&self, db: Option<Db>) {
+        for name in (0..DATABASES).map(Db).filter(|name| db.is_none_or(|db| db == *name)) {
+            self.changed_all(name);
+            let store_db = self.0.table.database(name);
+            let index = std::mem::take(&mut self.0.indexes.borrow_mut()[at(store_db)]);
+            if index.len() > 0 {
+                self.0.table.set_mark(store_db, self.next_version());
+                self.0.cleared.borrow_mut().push(index);
+                self.0.work.notify_one();
+            }
+        }
+    }
+
+    /// Each of the two is the other from now on.
+    pub fn swap(&self, a: Db, b: Db) {
+        let watched = [a, b].map(|db| (db, self.0.watches.borrow().of(db)));
+        // A key whose time is over is no key: who watches the other database's has not seen it come or go.
+        for hash in watched.iter().flat_map(|(_, hashes)| hashes) {
+            self.find(a, *hash);
+            self.find(b, *hash);
+        }
+        self.changed_all(a);
+        self.changed_all(b);
+        self.0.table.swap(a, b);
+        for (db, hashes) in watched {
+            // Those that are there now, and were not before.
+            let there = hashes.into_iter().filter(|hash| self.find(db, *hash).is_some());
+            there.for_each(|hash| self.0.watches.borrow_mut().changed(db, hash));
+        }
+    }
+
+    /// Watches a key.
+    pub fn watch(&self, db: Db, key: &[u8]) -> Watch {
+        self.expire_now(db, key);
+        let changed = self.0.watches.borrow_mut().add(db, self.hash(key));
+        Watch { store: self.clone(), db, key: Bytes::copy_from_slice(key), changed }
+    }
+
+    pub fn settings(&self) -> Settings {
+        self.0.settings.get()
+    }
+
+    /// What is over a lower limit goes with the next write.
+    pub fn set(&self, settings: Settings) {
+        self.0.settings.set(settings);
+    }
+
+    pub fn stats(&self) -> Stats {
+        let (used, space, indexes) = (self.used_bytes(), self.0.space.borrow(), self.0.indexes.borrow());
+        let indexes_bytes: u64 = indexes.iter().map(Index::bytes).sum();
+        let mut stats = self.0.stats.get();
+        stats.keys = indexes.iter().map(Index::len).sum();
+        stats.peak = stats.peak.max(used);
+        self.count(|s| s.peak = stats.peak);
+        stats.used = used;
+        stats.held = space.sheets() * PAGE_SIZE as u64;
+        stats.local = space.bytes() + indexes_bytes + self.0.table.resident();
+        stats.cached = self.0.cache.borrow().bytes();
+        let log = self.0.log.borrow();
+        (stats.waiting, stats.flights) = (log.dirty() as u64, log.flights() as u64);
+        stats.stock = self.0.stock.slots();
+        stats.reads = self.0.way.reads();
+        stats
+    }
+
+    pub fn is_loading(&self) -> bool {
+        self.0.loading.get()
+    }
+
+    // ---- beneath ----
+
+    /// Bytes of records.
+    fn used_bytes(&self) -> u64 {
+        self.0.space.borrow().units().saturating_sub(self.0.moving.get()) * UNIT as u64
+    }
+
+    fn is_loaded(&self) -> Result<(), StoreError> {
+        if self.0.loading.get() { Err(StoreError::Loading) } else { Ok(()) }
+    }
+
+    fn hash(&self, key: &[u8]) -> KeyHash {
+        self.0.table.secret().hash(key)
+    }
+
+    fn next_version(&self) -> u64 {
+        self.0.version.set(self.0.version.get() + 1);
+        self.0.version.get()
+    }
+
+    fn random(&self) -> u64 {
+        // A xorshift generator: nothing here needs better.
+        let mut x = self.0.random.get();
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        self.0.random.set(x);
+        x.wrapping_mul(0x2545_F491_4F6C_DD1D)
+    }
+
+    fn count(&self, change: impl FnOnce(&mut Stats)) {
+        let mut stats = self.0.stats.get();
+        change(&mut stats);
+        self.0.stats.set(stats);
+    }
+
+    /// What is known of a key. One whose time is over goes.
+    fn find(&self, db: Db, hash: KeyHash) -> Option<Entry> {
+        let found = self.0.indexes.borrow()[at(self.0.table.database(db))].find(hash).copied()?;
+        if found.is_expired(now()) {
+            self.count(|s| s.expired += 1);
+            self.forget(db, hash);
+            return None;
+        }
+        Some(found)
+    }
+
+    fn expire_now(&self, db: Db, key: &[u8]) {
+        self.find(db, self.hash(key));
+    }
+
+    fn used(&self, access: u32) -> u32 {
+        let settings = self.settings();
+        settings.policy.used(access, now(), self.random() as u32, settings.log_factor)
+    }
+
+    fn use_key(&self, store_db: Db, hash: KeyHash) {
+        let mut indexes = self.0.indexes.borrow_mut();
+        if let Some(entry) = indexes[at(store_db)].find_mut(hash) {
+            let access = self.used(entry.access());
+            entry.set_access(access);
+        }
+    }
+
+    /// Removes a key, whatever it has.
+    fn forget(&self, db: Db, hash: KeyHash) {
+        let removed = self.0.indexes.borrow_mut()[at(self.0.table.database(db))].remove(hash);
+        if let Some(entry) = removed {
+            self.drop_record(&entry);
+            self.changed(db, hash);
+        }
+    }
+
+    fn changed(&self, db: Db, hash: KeyHash) {
+        let mut watches = self.0.watches.borrow_mut();
+        if !watches.is_empty() {
+            watches.changed(db, hash);
+        }
+    }
+
+    /// Every key of a database that is there changes.
+    fn changed_all(&self, db: Db) {
+        let watched = self.0.watches.borrow().of(db);
+        let there = watched.into_iter().filter(|hash| self.find(db, *hash).is_some());
+        there.for_each(|hash| self.0.watches.borrow_mut().changed(db, hash));
+    }
+
+    /// The name under which clients know a database of the store.
+    fn name_of(&self, store_db: Db) -> Db {
+        (0..DATABASES).map(Db).find(|name| self.0.table.database(*name) == store_db).unwrap_or(store_db)
+    }
+
+    /// A record that the index does not name any more.
+    fn drop_record(&self, entry: &Entry) {
+        self.0.table.clear_start(entry.place());
+        self.0.cache.borrow_mut().remove(entry.place());
+        self.give_back(entry.place(), entry.units);
+    }
+
+    /// Units in which there is no record any more.
+    fn give_back(&self, place: Place, units: u32) {
+        let mut empty = Vec::new();
+        self.0.space.borrow_mut().remove(place, units, &mut empty);
+        empty.into_iter().for_each(|sheet| self.free_sheet(sheet));
+    }
+
+    /// Gives a sheet's slot back if nothing of the sheet is in use.
+    fn free_sheet(&self, sheet: SheetIdx) {
+        let mut space = self.0.space.borrow_mut();
+        if space.used(sheet) > 0 {
+            return;
+        }
+        if let Some(slot) = self.0.table.set_slot(sheet, None) {
+            self.0.pool.release(slot);
+            if let Some(segment) = space.freed(sheet) {
+                self.0.table.abandon(segment);
+            }
+        }
+    }
+
+    /// Appends a record and waits until it counts, or, if it is a move, until that is decided.
+    async fn append(
+        &self,
+        header: &Header,
+        key: &[u8],
+        value: &[u8],
+        access: u32,
+        from: Option<Place>,
+        placed: impl Fn(),
+    ) -> Result<(), StoreError> {
+        while self.0.log.borrow().dirty() > MAX_DIRTY {
+            self.0.drained.notified().await;
+        }
+        let units = header.units();
+        let place = self.0.space.borrow_mut().append(units).map_err(|_| StoreError::NoRoom)?;
+        let entry = Entry::new(header.hash, place, units, header.expires, access);
+        let (done, over) = oneshot::channel();
+        let change = Change { db: header.db, entry, from, done: Some(done) };
+        self.0.log.borrow_mut().append(place, [&header.encode()[..HEADER], key, value], change);
+        self.0.way.wake();
+        placed();
+        over.await.unwrap_or(Err(StoreError::Unwritten(IoError::Lost)))
+    }
+
+    /// A flight is over: its records count, or those who wrote them hear why not.
+    fn commit(&self, flight: Flight, result: Result<(), IoError>) {
+        for landing in &flight.landings {
+            match result {
+                Ok(()) => self.place(landing.sheet, landing.slot),
+                Err(_) => self.0.pool.release(landing.slot),
+            }
+        }
+        for change in flight.changes {
+            let outcome = result.map_err(StoreError::Unwritten);
+            match outcome {
+                Ok(()) => self.apply(&change),
+                Err(_) => self.give_back(change.entry.place(), change.entry.units),
+            }
+            if let Some(done) = change.done {
+                // Who asked may have gone.
+                let _ = done.send(outcome);
+            }
+        }
+        for landing in &flight.landings {
+            self.free_sheet(landing.sheet);
+            if let Some(segment) = self.0.space.borrow_mut().let_go(landing.sheet) {
+                self.0.table.abandon(segment);
+            }
+        }
+    }
+
+    /// A sheet's bytes are in this slot now.
+    fn place(&self, sheet: SheetIdx, slot: annex_shared::ids::SlotIdx) {
+        match self.0.table.set_slot(sheet, Some(slot)) {
+            Some(old) => self.0.pool.release(old),
+            None => self.0.space.borrow_mut().placed(sheet),
+        }
+    }
+
+    /// A record that lies in the pool becomes the one that counts.
+    fn apply(&self, change: &Change) {
+        let hash = change.entry.hash();
+        let mut indexes = self.0.indexes.borrow_mut();
+        let index = &mut indexes[at(change.db)];
+        let mut entry = change.entry;
+        if let Some(from) = change.from {
+            match index.find(hash) {
+                Some(now) if now.place() == from => entry.set_access(now.access()),
+                _ => {
+                    drop(indexes);
+                    return self.give_back(entry.place(), entry.units);
+                }
+            }
+        }
+        self.0.table.set_start(entry.place());
+        let old = index.insert(entry);
+        drop(indexes);
+        if let Some(old) = old {
+            self.drop_record(&old);
+        }
+        if change.from.is_none() {
+            self.changed(self.name_of(change.db), hash);
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! Room for what is to be written: within the limit, and in the pool. If there is none, keys go that the policy allows to go.
+//!
+//! Over the limit single keys go, the least useful ones of a sample. When the pool itself has no more room that would free nothing: slots come back only by whole sheets.
+//! So then all keys go that lie in one sheet with such a key.
+
+use super::*;
+use crate::pool::SlotRun;
+
+/// Keys looked at before one is chosen, if there are as many. Whole shards are looked at.
+const SAMPLE: usize = 16;
+/// Keys that may go for one write. A write that needs more is refused, and the next one finds more room.
+const AT_ONCE: usize = 10_000;
+/// Sheets that are emptied at a time when the pool is full: one in so many, and at least and at most these; and how often for one write.
+const SHEETS_PART: u64 = 64;
+const SHEETS_LEAST: u64 = 16;
+const SHEETS_MOST: u64 = 512;
+const TRIES: usize = 20;
+/// How long a slot takes from one who frees it to one who waits, at most.
+const WAIT: Duration = Duration::from_millis(100);
+
+impl Store {
+    /// Makes room for so many bytes of records.
+    pub(super) async fn make_room(&self, bytes: u64) -> Result<(), StoreError> {
+        let Settings { limit, policy, .. } = self.settings();
+        let fits = || limit == 0 || self.used_bytes() + bytes <= limit;
+        for _ in 0..AT_ONCE {
+            if fits() || !self.evict_one(policy) {
+                break;
+            }
+        }
+        if !fits() {
+            return Err(StoreError::NoRoom);
+        }
+        let mut tries = 0;
+        while self.0.stock.is_out() {
+            self.0.stock.ask();
+            if policy == Policy::NoEviction || tries == TRIES {
+                return Err(StoreError::NoRoom);
+            }
+            let sheets = (self.0.space.borrow().sheets() / SHEETS_PART).clamp(SHEETS_LEAST, SHEETS_MOST);
+            for _ in 0..sheets {
+                self.evict_sheet(policy).await;
+            }
+            tries += 1;
+            // Nothing may have come: the next look tells.
+            let _ = tokio::time::timeout(WAIT, self.0.stock.changed.notified()).await;
+        }
+        Ok(())
+    }
+
+    /// Removes one key by the policy. False: it allows none to go.
+    fn evict_one(&self, policy: Policy) -> bool {
+        let Some((db, entry)) = self.victim(policy) else { return false };
+        self.evict(db, entry.hash());
+        true
+    }
+
+    fn evict(&self, db: Db, hash: KeyHash) {
+        self.count(|s| s.evicted += 1);
+        self.forget(self.name_of(db), hash);
+    }
+
+    /// Removes the keys whose records begin in one sheet, as far as the policy allows.
+    async fn evict_sheet(&self, policy: Policy) {
+        let Some((_, victim)) = self.victim(policy) else { return };
+        let sheet = victim.place().sheet;
+        let Some(slot) = self.0.table.slot(sheet) else { return };
+        let run = SlotRun { first: slot, count: 1 };
+        let Ok(headers) = self.0.way.read(run, |bytes| self.headers_in(sheet, bytes)).await else { return };
+        for (place, header) in headers {
+            let found = self.0.indexes.borrow()[at(header.db)].find(header.hash).copied();
+            let goes = |entry: &Entry| entry.place() == place && !(policy.is_volatile() && entry.expires().is_none());
+            if found.is_some_and(|entry| goes(&entry)) {
+                self.evict(header.db, header.hash);
+            }
+        }
+    }
+
+    /// The least useful of some keys.
+    fn victim(&self, policy: Policy) -> Option<(Db, Entry)> {
+        if policy == Policy::NoEviction {
+            return None;
+        }
+        let now = now();
+        let indexes = self.0.indexes.borrow();
+        let eligible = |index: &Index| if policy.is_volatile() { index.volatile() } else { index.len() };
+        let all: u64 = indexes.iter().map(eligible).sum();
+        // A database is drawn by how many of its keys may go.
+        let mut drawn = self.random().checked_rem(all)?;
+        let nth = indexes.iter().position(|index| {
+            let is_it = drawn < eligible(index);
+            drawn = drawn.saturating_sub(eligible(index));
+            is_it
+        })?;
+        let first = self.random() as usize;
+        let mut seen = 0;
+        let mut best: Option<(u64, Entry)> = None;
+        for shard in 0..index::SHARDS {
+            for entry in indexes[nth].shard(first.wrapping_add(shard)) {
+                if policy.is_volatile() && entry.expires().is_none() {
+                    continue;
+                }
+                seen += 1;
+                let rank = policy.rank(entry, now, self.random() as u32);
+                if best.is_none_or(|(of_best, _)| rank > of_best) {
+                    best = Some((rank, *entry));
+                }
+            }
+            if seen >= SAMPLE {
+                break;
+            }
+        }
+        best.map(|(_, entry)| (Db(nth as u8), entry))
+    }
+}

@@ -1,0 +1,50 @@
+//! Going through keys. The index knows hashes only, so each key's record is read.
+
+use super::*;
+use futures::future::try_join_all;
+
+/// Records read together.
+const TOGETHER: usize = 64;
+
+impl Store {
+    /// About `count` keys from a cursor on, and the next cursor (0: that was all). A key that is there all the while is returned at least once.
+    pub async fn scan(&self, db: Db, cursor: u64, count: usize) -> Result<(u64, Vec<Bytes>), StoreError> {
+        self.is_loaded()?;
+        let mut found = Vec::new();
+        let next = self.0.indexes.borrow()[at(self.0.table.database(db))].scan(cursor, count, &mut found);
+        let mut keys = Vec::with_capacity(found.len());
+        for entries in found.chunks(TOGETHER) {
+            let names = try_join_all(entries.iter().map(|entry| self.name(db, entry.hash()))).await?;
+            keys.extend(names.into_iter().flatten());
+        }
+        Ok((next, keys))
+    }
+
+    /// Any key that is not expired; `None` if the database has none.
+    pub async fn random_key(&self, db: Db) -> Result<Option<Bytes>, StoreError> {
+        self.is_loaded()?;
+        loop {
+            let random = self.random();
+            let any = self.0.indexes.borrow()[at(self.0.table.database(db))].any(random).map(Entry::hash);
+            let Some(hash) = any else { return Ok(None) };
+            if let Some(key) = self.name(db, hash).await? {
+                return Ok(Some(key));
+            }
+        }
+    }
+
+    /// The key with this hash, from its record.
+    async fn name(&self, db: Db, hash: KeyHash) -> Result<Option<Bytes>, StoreError> {
+        loop {
+            let Some(entry) = self.find(db, hash) else { return Ok(None) };
+            match self.record(entry.place(), entry.units, None).await {
+                Ok((header, key, _)) if header.hash == hash => return Ok(Some(key)),
+                _ if self.find(db, hash).is_none_or(|now| now.place() != entry.place()) => {}
+                Ok(_) => return Err(StoreError::Lost(record::RecordError::Foreign.to_string())),
+                Err(fetch::Missed::Gone) => return Err(StoreError::Lost("its sheet is gone".into())),
+                Err(fetch::Missed::Io(error)) => return Err(StoreError::Lost(error.to_string())),
+                Err(fetch::Missed::Bad(error)) => return Err(StoreError::Lost(error.to_string())),
+            }
+        }
+    }
+}

@@ -1,0 +1,331 @@
+//! Which sheets and units are in use, and where the next record goes: appended, segment after segment.
+//!
+//! A record of up to half a sheet lies in one sheet; a larger one may go on in the sheets that follow by number. A sheet whose records are all gone gives its slot back at once; a
+//! segment without sheets in use is used anew. Sheets of which only a part is in use are emptied by the compaction.
+
+use super::sheets::{Place, SEGMENT, SEGMENTS, SheetIdx, UNITS};
+use std::collections::BTreeSet;
+
+/// Records of more units may cross the end of a sheet.
+const SPANNING: u32 = UNITS / 2;
+
+/// The sheets of one segment.
+struct Segment {
+    /// Units in use or reserved, by sheet.
+    used: Box<[u8; SEGMENT as usize]>,
+    units: u32,
+    /// Sheets that lie in a slot, and writes of sheets that are under way.
+    busy: u32,
+}
+
+/// See the module's header.
+#[derive(Default)]
+pub struct Space {
+    segments: Vec<Option<Segment>>,
+    free: BTreeSet<u32>,
+    /// The place after the last record. `None`: the next record opens a segment.
+    next: Option<Place>,
+    units: u64,
+    sheets: u64,
+}
+
+/// All sheet numbers are in use: 4 TiB of records.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Full;
+
+impl Space {
+    /// Units in use.
+    pub fn units(&self) -> u64 {
+        self.units
+    }
+
+    /// Sheets that lie in a slot.
+    pub fn sheets(&self) -> u64 {
+        self.sheets
+    }
+
+    /// Bytes of memory in use.
+    pub fn bytes(&self) -> u64 {
+        let segments = self.segments.iter().flatten().count() * SEGMENT as usize;
+        (segments + self.segments.capacity() * size_of::<Option<Segment>>()) as u64
+    }
+
+    /// Reserves room for a record at the end.
+    pub fn append(&mut self, units: u32) -> Result<Place, Full> {
+        let place = match self.next.and_then(|next| Self::fit(next, units)) {
+            Some(place) => place,
+            None => self.open(units)?,
+        };
+        self.take(place, units);
+        Ok(place)
+    }
+
+    /// Reserves whole sheets at the end.
+    pub fn append_sheets(&mut self, sheets: u32) -> Result<Place, Full> {
+        let fresh = |next: Place| match next.unit {
+            0 => next,
+            _ => Place { sheet: SheetIdx(next.sheet.0 + 1), unit: 0 },
+        };
+        let units = sheets * UNITS;
+        let place = match self.next.and_then(|next| Self::fit(fresh(next), units)) {
+            Some(place) => place,
+            None => self.open(units)?,
+        };
+        self.take(place, units);
+        Ok(place)
+    }
+
+    fn take(&mut self, place: Place, units: u32) {
+        let before = self.next.map(|next| next.sheet.segment());
+        self.each(place, units, |segment, sheet, part| {
+            segment.used[sheet] += part;
+            segment.units += u32::from(part);
+        });
+        self.units += u64::from(units);
+        let end = u64::from(place.sheet.0) * u64::from(UNITS) + u64::from(place.unit) + u64::from(units);
+        let sheet = SheetIdx((end / u64::from(UNITS)) as u32);
+        // The next sheet belongs to the same segment, or else to none yet.
+        let goes_on = !end.is_multiple_of(u64::from(SEGMENT * UNITS));
+        self.next = goes_on.then_some(Place { sheet, unit: (end % u64::from(UNITS)) as u8 });
+        // All of its records may have gone while it was the one that is appended to.
+        before.map(|nth| self.retire(nth));
+    }
+
+    /// Where a record would lie if it fits into the rest of the segment.
+    fn fit(next: Place, units: u32) -> Option<Place> {
+        let left = UNITS - u32::from(next.unit);
+        let place = match units <= left || units > SPANNING {
+            true => next,
+            false => Place { sheet: SheetIdx(next.sheet.0 + 1), unit: 0 },
+        };
+        let first = next.sheet.segment() * SEGMENT;
+        let end = u64::from(place.sheet.0 - first) * u64::from(UNITS) + u64::from(place.unit) + u64::from(units);
+        (end <= u64::from(SEGMENT * UNITS)).then_some(place)
+    }
+
+    /// A place at the start of enough free segments in a row.
+    fn open(&mut self, units: u32) -> Result<Place, Full> {
+        let needed = units.div_ceil(SEGMENT * UNITS).max(1);
+        let first = match needed {
+            1 => self.free.first().copied(),
+            _ => None,
+        };
+        let first = first.unwrap_or(self.segments.len() as u32);
+        if first + needed > SEGMENTS {
+            return Err(Full);
+        }
+        for n in first..first + needed {
+            self.free.remove(&n);
+            self.segment(n);
+        }
+        Ok(Place { sheet: SheetIdx(first * SEGMENT), unit: 0 })
+    }
+
+    fn segment(&mut self, nth: u32) -> &mut Segment {
+        let nth = nth as usize;
+        if nth >= self.segments.len() {
+            self.segments.resize_with(nth + 1, || None);
+        }
+        self.segments[nth].get_or_insert_with(|| Segment { used: Box::new([0; SEGMENT as usize]), units: 0, busy: 0 })
+    }
+
+    /// Calls with each sheet's part of a record.
+    fn each(&mut self, place: Place, units: u32, mut act: impl FnMut(&mut Segment, usize, u8)) {
+        for (sheet, part) in parts(place, units) {
+            act(self.segment(sheet.segment()), (sheet.0 % SEGMENT) as usize, part);
+        }
+    }
+
+    /// Enters a record that was found where it is.
+    pub fn adopt(&mut self, place: Place, units: u32) {
+        self.each(place, units, |segment, sheet, part| {
+            segment.used[sheet] = segment.used[sheet].saturating_add(part);
+            segment.units += u32::from(part);
+        });
+        self.units += u64::from(units);
+    }
+
+    /// A record is gone. Tells the sheets of which nothing is in use any more.
+    pub fn remove(&mut self, place: Place, units: u32, empty: &mut Vec<SheetIdx>) {
+        self.each(place, units, |segment, sheet, part| {
+            segment.used[sheet] = segment.used[sheet].saturating_sub(part);
+            segment.units = segment.units.saturating_sub(u32::from(part));
+        });
+        self.units = self.units.saturating_sub(u64::from(units));
+        for (sheet, _) in parts(place, units) {
+            if self.used(sheet) == 0 {
+                empty.push(sheet);
+            }
+        }
+    }
+
+    /// Units in use of a sheet.
+    pub fn used(&self, sheet: SheetIdx) -> u8 {
+        let segment = self.segments.get(sheet.segment() as usize).and_then(Option::as_ref);
+        segment.map_or(0, |s| s.used[(sheet.0 % SEGMENT) as usize])
+    }
+
+    /// A sheet lies in a slot now.
+    pub fn placed(&mut self, sheet: SheetIdx) {
+        self.sheets += 1;
+        self.hold(sheet);
+    }
+
+    /// A sheet lies in no slot any more.
+    pub fn freed(&mut self, sheet: SheetIdx) -> Option<u32> {
+        self.sheets -= 1;
+        self.let_go(sheet)
+    }
+
+    /// A write of a sheet is under way: its segment stays.
+    pub fn hold(&mut self, sheet: SheetIdx) {
+        self.segment(sheet.segment()).busy += 1;
+    }
+
+    /// Ends what `hold` began. Tells the segment if nothing of it is in use any more; it may be used anew then.
+    pub fn let_go(&mut self, sheet: SheetIdx) -> Option<u32> {
+        let nth = sheet.segment();
+        self.segment(nth).busy -= 1;
+        self.retire(nth)
+    }
+
+    /// Ends a segment of which nothing is in use.
+    fn retire(&mut self, nth: u32) -> Option<u32> {
+        let open = self.next.is_some_and(|next| next.sheet.segment() == nth);
+        let segment = self.segments.get_mut(nth as usize)?;
+        if open || segment.as_ref().is_none_or(|s| s.busy > 0 || s.units > 0) {
+            return None;
+        }
+        *segment = None;
+        self.free.insert(nth);
+        Some(nth)
+    }
+
+    /// Segments that nothing was found in may be used.
+    pub fn adopted(&mut self) {
+        for nth in 0..self.segments.len() as u32 {
+            if self.segments[nth as usize].is_none() {
+                self.free.insert(nth);
+            }
+        }
+    }
+
+    /// Whether records may still be added to this sheet.
+    pub fn is_open(&self, sheet: SheetIdx) -> bool {
+        self.next.is_some_and(|next| next.sheet == sheet)
+    }
+
+    /// Sheets of one segment of which at most so many units are in use, the emptiest first.
+    pub fn sparse(&self, nth: usize, at_most: u8) -> Vec<SheetIdx> {
+        let Some(Some(segment)) = self.segments.get(nth) else { return Vec::new() };
+        let mut found: Vec<(u8, SheetIdx)> = Vec::new();
+        for (n, used) in segment.used.iter().enumerate() {
+            let sheet = SheetIdx(nth as u32 * SEGMENT + n as u32);
+            if (1..=at_most).contains(used) && !self.is_open(sheet) {
+                found.push((*used, sheet));
+            }
+        }
+        found.sort_unstable();
+        found.into_iter().map(|(_, sheet)| sheet).collect()
+    }
+
+    /// How many segments there may be.
+    pub fn segments(&self) -> usize {
+        self.segments.len()
+    }
+}
+
+/// The sheets over which a record lies, and the units in each.
+pub fn parts(place: Place, units: u32) -> impl Iterator<Item = (SheetIdx, u8)> {
+    let mut left = units;
+    let mut at = place;
+    std::iter::from_fn(move || {
+        let part = left.min(UNITS - u32::from(at.unit));
+        let sheet = at.sheet;
+        left -= part;
+        at = Place { sheet: SheetIdx(sheet.0 + 1), unit: 0 };
+        (part > 0).then_some((sheet, part as u8))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    proptest! {
+        /// Against a plain set of units: no unit is given twice, and what is gone is found to be gone.
+        #[test]
+        fn no_unit_belongs_to_two_records(steps in proptest::collection::vec((any::<bool>(), 1u32..300, any::<usize>()), 1..400)) {
+            let mut space = Space::default();
+            let mut records: Vec<(Place, u32)> = Vec::new();
+            let mut sheets: BTreeMap<SheetIdx, u32> = BTreeMap::new();
+            for (appends, units, which) in steps {
+                if appends || records.is_empty() {
+                    let place = space.append(units).unwrap();
+                    for (other, n) in &records {
+                        let at = |p: &Place| u64::from(p.sheet.0) * 64 + u64::from(p.unit);
+                        prop_assert!(at(&place) + u64::from(units) <= at(other) || at(other) + u64::from(*n) <= at(&place));
+                    }
+                    prop_assert!(units > SPANNING || u32::from(place.unit) + units <= UNITS);
+                    for (sheet, part) in parts(place, units) {
+                        *sheets.entry(sheet).or_default() += u32::from(part);
+                    }
+                    records.push((place, units));
+                } else {
+                    let (place, units) = records.swap_remove(which % records.len());
+                    let mut empty = Vec::new();
+                    space.remove(place, units, &mut empty);
+                    for (sheet, part) in parts(place, units) {
+                        let left = sheets.get_mut(&sheet).unwrap();
+                        *left -= u32::from(part);
+                        prop_assert_eq!(empty.contains(&sheet), *left == 0);
+                    }
+                }
+            }
+            prop_assert_eq!(space.units(), records.iter().map(|(_, n)| u64::from(*n)).sum::<u64>());
+            for (sheet, used) in sheets {
+                prop_assert_eq!(u32::from(space.used(sheet)), used);
+            }
+        }
+    }
+
+    #[test]
+    fn a_large_record_gets_segments_in_a_row() {
+        let mut space = Space::default();
+        space.append(10).unwrap();
+        let place = space.append(SEGMENT * UNITS * 2 + 5).unwrap();
+        assert_eq!(place, Place { sheet: SheetIdx(SEGMENT), unit: 0 });
+        assert_eq!(space.append(3).unwrap(), Place { sheet: SheetIdx(3 * SEGMENT), unit: 5 });
+    }
+
+    #[test]
+    fn a_segment_is_used_anew_when_all_of_it_is_gone_and_not_before() {
+        let mut space = Space::default();
+        let mut empty = Vec::new();
+        let first = space.append(SEGMENT * UNITS).unwrap();
+        space.placed(first.sheet);
+        space.hold(SheetIdx(1));
+        space.append(1).unwrap();
+        space.remove(first, SEGMENT * UNITS, &mut empty);
+        assert_eq!(empty.len(), SEGMENT as usize);
+        assert_eq!(space.freed(first.sheet), None);
+        assert_eq!(space.let_go(SheetIdx(1)), Some(0));
+        let place = space.append(SEGMENT * UNITS).unwrap();
+        assert_eq!(place.sheet, SheetIdx(0));
+    }
+
+    #[test]
+    fn sparse_sheets_are_told_emptiest_first() {
+        let mut space = Space::default();
+        let records: Vec<Place> = (0..12).map(|_| space.append(16).unwrap()).collect();
+        space.append(1).unwrap();
+        let mut empty = Vec::new();
+        for n in [0, 4, 5, 6] {
+            space.remove(records[n], 16, &mut empty);
+        }
+        assert_eq!(space.sparse(0, 48), [SheetIdx(1), SheetIdx(0)]);
+        assert_eq!(space.sparse(0, 20), [SheetIdx(1)]);
+    }
+}

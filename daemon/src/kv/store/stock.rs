@@ -1,0 +1,156 @@
+//! Slots of the pool that are ours and not used yet. Taking slots may wait for a donor, so a thread of its own does it, ahead of need. Repair leaves
+//! them alone until they are taken out to be written.
+
+use crate::pool::{Pool, SlotRun};
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+use tokio::sync::Notify;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+/// Slots to have in stock: at first, and at most. It grows whenever it was too small.
+const AHEAD: u64 = 256;
+const MOST_AHEAD: u64 = 4096;
+/// Taken from the pool at a time.
+const STEP: usize = 512;
+/// The same when it has few.
+const SCARCE: usize = 16;
+/// How long the pool may take before it counts as full.
+const PATIENCE: Duration = Duration::from_secs(3);
+const SHORT_PATIENCE: Duration = Duration::from_millis(30);
+/// Between two tries.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// See the module's header.
+pub struct Stock {
+    pool: Arc<Pool>,
+    inner: RefCell<Inner>,
+    /// Something came in, or nothing could be had.
+    pub changed: Notify,
+}
+
+struct Inner {
+    runs: VecDeque<SlotRun>,
+    slots: u64,
+    ahead: u64,
+    asked: bool,
+    /// The last answer: the pool had less than was asked for.
+    short: bool,
+    ask: mpsc::Sender<usize>,
+}
+
+/// What the pool gave.
+pub struct Delivery {
+    runs: Vec<SlotRun>,
+    short: bool,
+}
+
+impl Stock {
+    pub fn new(pool: Arc<Pool>) -> io::Result<(Stock, UnboundedReceiver<Delivery>)> {
+        let (ask, asked) = mpsc::channel();
+        let (deliver, deliveries) = unbounded_channel();
+        let from = pool.clone();
+        std::thread::Builder::new().name("annex-kv-stock".into()).spawn(move || fetch(&from, &asked, &deliver))?;
+        let inner = Inner { runs: VecDeque::new(), slots: 0, ahead: AHEAD, asked: false, short: false, ask };
+        Ok((Stock { pool, inner: RefCell::new(inner), changed: Notify::new() }, deliveries))
+    }
+
+    pub fn receive(&self, delivery: Delivery) {
+        let mut inner = self.inner.borrow_mut();
+        inner.asked = false;
+        inner.short = delivery.short;
+        inner.slots += delivery.runs.iter().map(|run| u64::from(run.count)).sum::<u64>();
+        inner.runs.extend(delivery.runs);
+        drop(inner);
+        self.changed.notify_waiters();
+    }
+
+    /// Up to `slots`, as contiguous as can be.
+    pub fn take(&self, slots: u32, runs: &mut Vec<SlotRun>) -> u32 {
+        let mut inner = self.inner.borrow_mut();
+        let mut got = 0;
+        while got < slots
+            && let Some(run) = inner.runs.front_mut()
+        {
+            let count = run.count.min(slots - got);
+            let taken = SlotRun { first: run.first, count };
+            self.pool.will_write(taken);
+            runs.push(taken);
+            run.first.0 += count;
+            run.count -= count;
+            got += count;
+            if run.count == 0 {
+                inner.runs.pop_front();
+            }
+        }
+        inner.slots -= u64::from(got);
+        if got < slots {
+            inner.ahead = (inner.ahead * 2).min(MOST_AHEAD);
+        }
+        // An empty pool is asked again only when somebody waits.
+        if !inner.asked && inner.slots < inner.ahead / 2 && (!inner.short || got < slots) {
+            inner.asked = true;
+            // Without the thread nothing comes; whoever waits is told that there is no room.
+            inner.short |= inner.ask.send((inner.ahead - inner.slots) as usize).is_err();
+        }
+        got
+    }
+
+    pub fn slots(&self) -> u64 {
+        self.inner.borrow().slots
+    }
+
+    /// Slots that were taken and not written.
+    pub fn put_back(&self, runs: Vec<SlotRun>) {
+        let mut inner = self.inner.borrow_mut();
+        for run in runs.into_iter().rev() {
+            self.pool.put_aside(run);
+            inner.slots += u64::from(run.count);
+            inner.runs.push_front(run);
+        }
+    }
+
+    /// Has the pool asked again, though it had nothing when it was asked last.
+    pub fn ask(&self) {
+        let mut inner = self.inner.borrow_mut();
+        if !inner.asked {
+            inner.asked = inner.ask.send(STEP).is_ok();
+        }
+    }
+
+    /// Nothing is left, and the pool had no more when it was asked last.
+    pub fn is_out(&self) -> bool {
+        let inner = self.inner.borrow();
+        inner.short && inner.slots == 0
+    }
+}
+
+fn fetch(pool: &Pool, asked: &mpsc::Receiver<usize>, deliver: &UnboundedSender<Delivery>) {
+    // The pool had nothing lately: it is asked for little at a time, since it waits for donors when it has less than it is asked for.
+    let mut scarce = false;
+    while let Ok(mut wanted) = asked.recv() {
+        let until = Instant::now() + if scarce { SHORT_PATIENCE } else { PATIENCE };
+        while wanted > 0 {
+            let mut runs = Vec::new();
+            let step = wanted.min(if scarce { SCARCE } else { STEP });
+            let got = pool.reserve(step, &mut runs);
+            wanted -= got;
+            runs.iter().for_each(|run| pool.put_aside(*run));
+            // Donors that are just coming back have room in a moment.
+            let short = got == 0 && Instant::now() > until;
+            if (got > 0 || short) && deliver.send(Delivery { runs, short }).is_err() {
+                return;
+            }
+            scarce |= short;
+            if short {
+                break;
+            }
+            if got < step {
+                std::thread::sleep(PAUSE);
+            }
+            scarce &= wanted > 0;
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! The store's way to the pool: a lane that tasks share. Each task that reads waits for its own answer; what all of them have posted goes to the fabric together,
+//! when none of them can go on.
+
+use crate::pool::{Buf, Done, IoError, Lane, Part, SlotRun};
+use slab::Slab;
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::Notify;
+
+/// A lane with something under way is looked at this often at least.
+const LOOK: Duration = Duration::from_millis(50);
+const IDLE_LOOK: Duration = Duration::from_secs(1);
+
+enum Waiting {
+    Reader(Option<Waker>),
+    Answered(Done),
+    /// Who asked is not there any more.
+    Nobody,
+    /// A write of the log's.
+    Flight,
+}
+
+/// See the module's header.
+pub struct Way {
+    lane: RefCell<Lane>,
+    waiting: RefCell<Slab<Waiting>>,
+    /// Something was posted, or is to be.
+    posted: Notify,
+    /// Buffers were given back.
+    room: Notify,
+    done: RefCell<Vec<Done>>,
+    reads: Cell<u64>,
+}
+
+impl Way {
+    pub fn new(lane: Lane) -> Way {
+        Way {
+            lane: RefCell::new(lane),
+            waiting: RefCell::new(Slab::new()),
+            posted: Notify::new(),
+            room: Notify::new(),
+            done: RefCell::new(Vec::new()),
+            reads: Cell::new(0),
+        }
+    }
+
+    /// Reads that were posted so far.
+    pub fn reads(&self) -> u64 {
+        self.reads.get()
+    }
+
+    /// Reads a run within one extent, and has `take` look at its verified bytes.
+    pub async fn read<T>(&self, run: SlotRun, take: impl FnOnce(&[u8]) -> T) -> Result<T, IoError> {
+        let mut buf = self.buffer(run.count as usize).await;
+        let token = loop {
+            let token = self.waiting.borrow_mut().insert(Waiting::Reader(None));
+            match self.lane.borrow_mut().read(run, buf, token as u64) {
+                Ok(()) => break token,
+                Err(busy) => buf = busy.0,
+            }
+            self.waiting.borrow_mut().remove(token);
+            self.room.notified().await;
+        };
+        self.reads.set(self.reads.get() + 1);
+        self.posted.notify_one();
+        let done = Answer { way: self, token }.await;
+        let taken = done.result.map(|()| take(self.lane.borrow().bytes(&done.buf)));
+        self.free(done.buf);
+        taken
+    }
+
+    /// A piece of the arena, as soon as there is one.
+    pub async fn buffer(&self, pages: usize) -> Buf {
+        loop {
+            if let Some(buf) = self.try_buffer(pages) {
+                return buf;
+            }
+            self.room.notified().await;
+        }
+    }
+
+    pub fn try_buffer(&self, pages: usize) -> Option<Buf> {
+        self.lane.borrow_mut().alloc(pages)
+    }
+
+    pub fn free(&self, buf: Buf) {
+        self.lane.borrow_mut().free(buf);
+        self.room.notify_waiters();
+    }
+
+    /// Lets the caller fill a buffer.
+    pub fn fill(&self, buf: &mut Buf, fill: impl FnOnce(&mut [u8])) {
+        fill(self.lane.borrow_mut().bytes_mut(buf));
+    }
+
+    /// Posts a write of the log's; [`Way::step`] tells its end under the token returned here. Gives the buffer back if the lane has too much under way.
+    pub fn post_flight(&self, parts: &[Part], buf: Buf) -> Result<u64, Buf> {
+        let token = self.waiting.borrow_mut().insert(Waiting::Flight) as u64;
+        match self.lane.borrow_mut().write(parts, buf, token) {
+            Ok(()) => Ok(token),
+            Err(busy) => {
+                self.waiting.borrow_mut().remove(token as usize);
+                Err(busy.0)
+            }
+        }
+    }
+
+    /// Writes parts of a buffer and waits until all replicas have them.
+    pub async fn write(&self, parts: &[Part], mut buf: Buf) -> Result<(), IoError> {
+        let token = loop {
+            let token = self.waiting.borrow_mut().insert(Waiting::Reader(None));
+            match self.lane.borrow_mut().write(parts, buf, token as u64) {
+                Ok(()) => break token,
+                Err(busy) => buf = busy.0,
+            }
+            self.waiting.borrow_mut().remove(token);
+            self.room.notified().await;
+        };
+        self.posted.notify_one();
+        let done = Answer { way: self, token }.await;
+        self.free(done.buf);
+        done.result
+    }
+
+    /// Has the driver look.
+    pub fn wake(&self) {
+        self.posted.notify_one();
+    }
+
+    /// Hands everything posted to the fabric, gives answers out, and tells of each of the log's writes that is over. True if anything was.
+    pub fn step(&self, mut landed: impl FnMut(u64, Result<(), IoError>)) -> bool {
+        let mut done = std::mem::take(&mut *self.done.borrow_mut());
+        {
+            let mut lane = self.lane.borrow_mut();
+            lane.submit();
+            lane.poll(&mut done);
+        }
+        let any = !done.is_empty();
+        for done in done.drain(..) {
+            let token = done.token;
+            let mut waiting = self.waiting.borrow_mut();
+            match waiting.get_mut(token as usize) {
+                Some(Waiting::Flight) => {
+                    waiting.remove(token as usize);
+                    drop(waiting);
+                    let result = done.result;
+                    self.free(done.buf);
+                    landed(token, result);
+                }
+                Some(place @ Waiting::Reader(_)) => {
+                    if let Waiting::Reader(Some(waker)) = std::mem::replace(place, Waiting::Answered(done)) {
+                        waker.wake();
+                    }
+                }
+                _ => {
+                    waiting.try_remove(token as usize);
+                    drop(waiting);
+                    self.free(done.buf);
+                }
+            }
+        }
+        *self.done.borrow_mut() = done;
+        any
+    }
+
+    /// Waits until there is something to do for [`Way::step`].
+    pub async fn rest(&self, events: &AsyncFd<OwnedFd>) {
+        let look = if self.lane.borrow().in_flight() == 0 { IDLE_LOOK } else { LOOK };
+        if self.lane.borrow_mut().arm() {
+            return tokio::task::yield_now().await;
+        }
+        tokio::select! {
+            biased;
+            () = self.posted.notified() => {}
+            ready = events.readable() => {
+                if let Ok(mut ready) = ready {
+                    ready.clear_ready();
+                }
+            }
+            () = tokio::time::sleep(look) => {}
+        }
+    }
+
+    /// The lane's events, for [`Way::rest`].
+    pub fn events(&self) -> io::Result<AsyncFd<OwnedFd>> {
+        let fd = self.lane.borrow().event_fd().try_clone_to_owned()?;
+        // SAFETY: the descriptor is open, ours alone, and stays what it is: nobody else has it, and AsyncFd owns it until it is dropped.
+        Ok(unsafe { AsyncFd::register_with_interest(fd, tokio::io::Interest::READABLE) }?)
+    }
+}
+
+struct Answer<'a> {
+    way: &'a Way,
+    token: usize,
+}
+
+impl Future for Answer<'_> {
+    type Output = Done;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Done> {
+        let mut waiting = self.way.waiting.borrow_mut();
+        match &mut waiting[self.token] {
+            Waiting::Reader(waker) => {
+                *waker = Some(context.waker().clone());
+                Poll::Pending
+            }
+            place => match std::mem::replace(place, Waiting::Nobody) {
+                Waiting::Answered(done) => Poll::Ready(done),
+                _ => Poll::Pending,
+            },
+        }
+    }
+}
+
+impl Drop for Answer<'_> {
+    fn drop(&mut self) {
+        let mut waiting = self.way.waiting.borrow_mut();
+        let place = std::mem::replace(&mut waiting[self.token], Waiting::Nobody);
+        match place {
+            // It is under way: its end frees the place.
+            Waiting::Reader(_) => {}
+            Waiting::Answered(done) => {
+                waiting.remove(self.token);
+                drop(waiting);
+                self.way.free(done.buf);
+            }
+            Waiting::Nobody | Waiting::Flight => drop(waiting.remove(self.token)),
+        }
+    }
+}

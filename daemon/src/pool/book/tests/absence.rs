@@ -1,0 +1,120 @@
+//! Donors that are away for a while, for too long, or only as far as we could see.
+
+use super::*;
+
+#[test]
+fn a_short_absence_loses_nothing_a_long_one_everything_there() {
+    let mut world = World::new(2, 2, 8);
+    (0..2).for_each(|d| world.connect(d));
+    world.settle(&nothing_free());
+    let extents: Vec<ExtentId> = world.extents.keys().copied().collect();
+    world.disconnect(0);
+    world.now += LOST_AFTER - Duration::from_millis(1);
+    world.balance(Room { free: SLOTS, ..nothing_free() });
+    world.connect(0);
+    world.now += LOST_AFTER;
+    world.balance(Room { free: SLOTS, ..nothing_free() });
+    // Away for a while: what it missed is copied, and all is as it was.
+    assert!(extents.iter().all(|e| world.states(*e).contains(&ReplicaState::Joining)));
+    world.fill_all();
+    assert!(extents.iter().all(|e| world.live(*e) == 2));
+    world.disconnect(0);
+    // Attempts that fail don't put it off.
+    for _ in 0..5 {
+        world.now += LOST_AFTER / 5;
+        world.disconnect(0);
+    }
+    world.balance(Room { free: SLOTS, ..nothing_free() });
+    assert!(extents.iter().all(|e| world.live(*e) == 1));
+    // Back with everything it held: given back, not believed.
+    world.connect(0);
+    assert!(extents.iter().all(|e| world.live(*e) == 1));
+    assert_eq!(world.lent[0].len(), 0);
+}
+
+#[test]
+fn an_operation_without_an_answer_costs_no_replica_when_the_agent_answers() {
+    let mut world = World::new(2, 2, 8);
+    (0..2).for_each(|d| world.connect(d));
+    world.settle(&nothing_free());
+    let extents: Vec<ExtentId> = world.extents.keys().copied().collect();
+    // Both at once, long before the next renewal, and again and again: nobody else has what they have.
+    for _ in 0..4 {
+        (0..2).for_each(|d| world.book.hung(World::id(d), world.now));
+        world.act();
+        assert!(extents.iter().all(|e| world.states(*e) == [ReplicaState::Away; 2]));
+        let waited = world.now;
+        while extents.iter().any(|e| world.states(*e) != [ReplicaState::Joining; 2]) {
+            assert!(world.now < waited + Duration::from_secs(20), "{:?}", world.states(extents[0]));
+            world.now += Duration::from_secs(1);
+            world.balance(nothing_free());
+        }
+    }
+    world.fill_all();
+    assert!(extents.iter().all(|e| world.live(*e) == 2));
+    // One answers, but what is read and written there does not: with the other one live it is given up.
+    for times in 1..=2 {
+        world.book.hung(World::id(0), world.now);
+        world.act();
+        world.now += LOST_AFTER;
+        world.balance(nothing_free());
+        assert!(extents.iter().all(|e| world.states(*e).contains(&ReplicaState::Lost)) == (times == 2));
+    }
+}
+
+/// A replica that failed some writes waits for its next try for longer than `lost_after`. That its donor is not heard for a moment meanwhile is no loss.
+#[test]
+fn a_replica_that_waits_for_its_next_try_is_not_absent_for_as_long() {
+    for interruption in [|w: &mut World| w.book.hung(World::id(0), w.now), |w: &mut World| w.disconnect(0)] {
+        let mut world = World::new(2, 2, 8);
+        (0..2).for_each(|d| world.connect(d));
+        world.settle(&nothing_free());
+        let extents: Vec<ExtentId> = world.extents.keys().copied().collect();
+        for times in 1..=5 {
+            for extent in &extents {
+                let place = (0..2).find(|p| world.extents[extent][usize::from(*p)].donor == World::id(0)).unwrap();
+                world.set(*extent, place, ReplicaState::Away);
+                world.book.replica_away(*extent, place, World::id(0), world.now);
+            }
+            let failed = world.now;
+            while world.now < failed + LOST_AFTER + Duration::from_secs(1) {
+                world.now += Duration::from_secs(1);
+                (0..2).for_each(|d| world.renew(d));
+                world.balance(nothing_free());
+            }
+            let is_tried = |e: &ExtentId| world.states(*e).contains(&ReplicaState::Joining);
+            assert!(extents.iter().all(|e| is_tried(e) == (times < 5)));
+        }
+        interruption(&mut world);
+        world.act();
+        world.balance(nothing_free());
+        assert!(extents.iter().all(|e| world.states(*e).contains(&ReplicaState::Away)));
+        // It is when the donor stays away.
+        world.disconnect(0);
+        world.now += LOST_AFTER;
+        world.balance(nothing_free());
+        assert!(extents.iter().all(|e| world.states(*e).contains(&ReplicaState::Lost)));
+    }
+}
+
+#[test]
+fn a_donor_is_lost_by_its_own_absence_not_by_ours() {
+    let mut world = World::new(2, 2, 8);
+    (0..2).for_each(|d| world.connect(d));
+    world.settle(&nothing_free());
+    let extents: Vec<ExtentId> = world.extents.keys().copied().collect();
+    (0..2).for_each(|d| world.disconnect(d));
+    world.now += LOST_AFTER - Duration::from_millis(1);
+    world.balance(nothing_free());
+    assert!(extents.iter().all(|e| world.states(*e) == [ReplicaState::Away; 2]));
+    // The machine is frozen, and nobody could be heard.
+    world.now += 5 * LOST_AFTER;
+    world.book.stood_still(world.now);
+    world.balance(nothing_free());
+    assert!(extents.iter().all(|e| world.states(*e) == [ReplicaState::Away; 2]));
+    world.connect(0);
+    world.now += LOST_AFTER;
+    world.balance(nothing_free());
+    assert!(extents.iter().all(|e| world.states(*e).contains(&ReplicaState::Joining)));
+    assert!(extents.iter().all(|e| world.states(*e).contains(&ReplicaState::Lost)));
+}

@@ -1,0 +1,64 @@
+//! Which of a connector's connections are over on this side, while the agent may still execute something for them.
+//!
+//! A connector asks the agent to end those (a *fence*) before it opens the next: whoever writes anew what an earlier connection left undone must
+//! not be overtaken by it.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The numbers of a connector's connections.
+#[derive(Debug, Default)]
+pub(super) struct Ledger(Mutex<Numbers>);
+
+#[derive(Debug, Default)]
+struct Numbers {
+    live: usize,
+    /// Closed on this side and not fenced yet.
+    over: Vec<u64>,
+}
+
+impl Ledger {
+    /// With connections that are over from the start.
+    pub(super) fn new(over: Vec<u64>) -> Ledger {
+        Ledger(Mutex::new(Numbers { live: 0, over }))
+    }
+
+    pub(super) fn over(&self) -> Vec<u64> {
+        self.lock().over.clone()
+    }
+
+    pub(super) fn fenced(&self, number: u64) {
+        self.lock().over.retain(|n| *n != number);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Numbers> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A connection's number, entered in the ledger as over when this is dropped.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) number: u64,
+    ledger: Arc<Ledger>,
+}
+
+impl Link {
+    /// A connection begins. Room for its end is made now, since endpoints end on threads that don't allocate.
+    pub(super) fn new(number: u64, ledger: Arc<Ledger>) -> Link {
+        {
+            let mut numbers = ledger.lock();
+            numbers.live += 1;
+            let room = numbers.live;
+            numbers.over.reserve(room);
+        }
+        Link { number, ledger }
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        let mut numbers = self.ledger.lock();
+        numbers.live -= 1;
+        numbers.over.push(self.number);
+    }
+}

@@ -1,0 +1,5 @@
+//! Tests of the KV API: a connection that shows every byte ([`wire`]), whether what clients saw can have happened ([`history`]), and how fast it is ([`mod@bench`]).
+
+pub mod bench;
+pub mod history;
+pub mod wire;

@@ -1,0 +1,27 @@
+//! Our KV API, emptied before each sequence of commands.
+
+use super::Step;
+use super::redis::run;
+use annex_tests::kv::wire::Wire;
+use annex_tests::testbed::{Donor, Testbed};
+
+pub struct Ours {
+    wire: Wire,
+    _bed: Testbed,
+}
+
+impl Ours {
+    pub fn start(resp3: bool) -> Ours {
+        let bed = Testbed::builder().donor(Donor::shm()).donor(Donor::shm()).kv(",cache=64K").start();
+        let mut wire = Wire::unix(&bed.kv_socket()).expect("the KV API listens");
+        if resp3 {
+            wire.ask(&["HELLO", "3"]).expect("an answer");
+        }
+        Ours { wire, _bed: bed }
+    }
+
+    /// The reply to each command.
+    pub fn run(&mut self, steps: &[Step]) -> Vec<Vec<u8>> {
+        run(&mut self.wire, steps)
+    }
+}
