@@ -202,8 +202,8 @@ fn the_transport_and_its_reason_are_told() {
 #[test]
 fn injected_faults_on_both_donors_spoil_no_page() {
     let bed = bed(&[
-        (TransportChoice::Tcp, Some("fail=1/97,drop=1/1009,corrupt=1/61,delay=1/53:1ms,timeout=100ms,seed=3")),
-        (TransportChoice::Shm, Some("fail=1/101,drop=1/1511,corrupt=1/10007,delay=1/59:1ms,timeout=100ms,seed=5")),
+        (TransportChoice::Tcp, Some("fail=1/97,drop=1/1009,corrupt=1/61:even,delay=1/53:1ms,timeout=100ms,seed=3")),
+        (TransportChoice::Shm, Some("fail=1/101,drop=1/1511,corrupt=1/10007:odd,delay=1/59:1ms,timeout=100ms,seed=5")),
     ]);
     let (stop, verified) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|s| {

@@ -144,10 +144,9 @@ impl FaultyEndpoint {
     /// Posts a COMPARE_SWAP on one aligned word of what the slot's WRITE wrote; false if there is none.
     fn swap_word(&mut self, index: usize, expect: u64, swap: u64) -> bool {
         let Slot { op, number, .. } = self.slots[index];
-        let first = op.addr.0.next_multiple_of(8);
-        let words = (op.addr.0 + u64::from(op.len)).saturating_sub(first) / 8;
-        let Some(inner) = self.inner.as_mut().filter(|_| words > 0) else { return false };
-        let addr = RemoteAddr(first + scramble(number) % words * 8);
+        let word = self.faults.spoils().word(op.addr.0..op.addr.0 + u64::from(op.len), number);
+        let (Some(inner), Some(word)) = (self.inner.as_mut(), word) else { return false };
+        let addr = RemoteAddr(word);
         let kind = OpKind::CompareSwap { expect, swap };
         inner.post(Op { tag: index as u64, kind, local: 0, len: 8, rkey: op.rkey, addr }).is_ok()
     }

@@ -16,7 +16,7 @@
 mod endpoint;
 mod plan;
 
-pub use plan::{FaultPlan, Faults, PlanError, Rate};
+pub use plan::{FaultPlan, Faults, Pages, PlanError, Rate};
 
 use super::{Arena, ConnectError, Connector, Endpoint, Transport};
 use endpoint::FaultyEndpoint;

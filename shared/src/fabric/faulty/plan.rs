@@ -1,6 +1,8 @@
 //! Which operations are spoilt, and the count of those that were.
 
+use crate::page::PAGE_SIZE;
 use std::fmt;
+use std::ops::Range;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -14,22 +16,32 @@ pub struct Rate {
 
 /// What to spoil. Read from a string such as `fail=1/97,drop=1/5003,corrupt=1/1009,delay=1/211:2ms,seed=7,timeout=200ms`; every part may
 /// be left out. With `seed=0` (the default) and `1/N`, every Nth operation is hit; another seed shifts each fault's
-/// turn. If several faults fall on one operation, the gravest is taken (drop, fail, corrupt, delay).
+/// turn. `corrupt=1/1009:even` leaves WRITEs to odd pages of the slab alone, `:odd` those to even ones: two donors with one each never spoil both
+/// copies of a page. If several faults fall on one operation, the gravest is taken (drop, fail, corrupt, delay).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FaultPlan {
     pub fail: Option<Rate>,
     pub drop: Option<Rate>,
     pub corrupt: Option<Rate>,
+    /// Which of the slab's pages a corrupted WRITE may spoil.
+    pub spoils: Pages,
     pub delay: Option<(Rate, Duration)>,
     pub seed: u64,
     /// After how long a dropped operation breaks its endpoint.
     pub timeout: Duration,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pages {
+    All,
+    Even,
+    Odd,
+}
+
 /// A plan that could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "bad fault plan at '{0}': expected fail=1/97, drop=1/5003, corrupt=1/1009, delay=1/211:2ms, seed=7 or timeout=200ms"
+    "bad fault plan at '{0}': expected fail=1/97, drop=1/5003, corrupt=1/1009 or corrupt=1/1009:even, delay=1/211:2ms, seed=7 or timeout=200ms"
 )]
 pub struct PlanError(String);
 
@@ -63,7 +75,7 @@ pub struct Faults {
 impl Default for FaultPlan {
     fn default() -> Self {
         let timeout = Duration::from_secs(5);
-        FaultPlan { fail: None, drop: None, corrupt: None, delay: None, seed: 0, timeout }
+        FaultPlan { fail: None, drop: None, corrupt: None, spoils: Pages::All, delay: None, seed: 0, timeout }
     }
 }
 
@@ -78,7 +90,11 @@ impl FromStr for FaultPlan {
             match key.trim() {
                 "fail" => plan.fail = Some(value.parse().map_err(|()| bad())?),
                 "drop" => plan.drop = Some(value.parse().map_err(|()| bad())?),
-                "corrupt" => plan.corrupt = Some(value.parse().map_err(|()| bad())?),
+                "corrupt" => {
+                    let (rate, pages) = value.split_once(':').unwrap_or((value, "all"));
+                    plan.corrupt = Some(rate.parse().map_err(|()| bad())?);
+                    plan.spoils = pages.parse().map_err(|()| bad())?;
+                }
                 "delay" => {
                     let (rate, time) = value.split_once(':').ok_or_else(bad)?;
                     plan.delay = Some((rate.parse().map_err(|()| bad())?, duration(time).ok_or_else(bad)?));
@@ -99,6 +115,40 @@ impl FromStr for Rate {
         let (count, every) = s.split_once('/').ok_or(())?;
         let rate = Rate { count: count.trim().parse().map_err(drop)?, every: every.trim().parse().map_err(drop)? };
         if rate.every == 0 || rate.count > rate.every { Err(()) } else { Ok(rate) }
+    }
+}
+
+impl FromStr for Pages {
+    type Err = ();
+
+    fn from_str(s: &str) -> Result<Self, ()> {
+        match s.trim() {
+            "all" => Ok(Pages::All),
+            "even" => Ok(Pages::Even),
+            "odd" => Ok(Pages::Odd),
+            _ => Err(()),
+        }
+    }
+}
+
+impl Pages {
+    fn has(self, addr: u64) -> bool {
+        let page = addr / PAGE_SIZE as u64;
+        match self {
+            Pages::All => true,
+            Pages::Even => page.is_multiple_of(2),
+            Pages::Odd => !page.is_multiple_of(2),
+        }
+    }
+
+    /// An aligned word in `range` to spoil, by the operation's number; `None` if there is none.
+    pub(super) fn word(self, range: Range<u64>, number: u64) -> Option<u64> {
+        let first = range.start.next_multiple_of(8);
+        let words = range.end.saturating_sub(first) / 8;
+        let word = first + scramble(number).checked_rem(words)? * 8;
+        let page = PAGE_SIZE as u64;
+        let near = [Some(word), word.checked_add(page), word.checked_sub(page)];
+        near.into_iter().flatten().find(|at| self.has(*at) && (first..first + words * 8).contains(at))
     }
 }
 
@@ -159,6 +209,10 @@ impl Faults {
             }
         };
         (n, fault)
+    }
+
+    pub(super) fn spoils(&self) -> Pages {
+        self.plan.spoils
     }
 
     pub(super) fn timeout(&self) -> Duration {
@@ -236,11 +290,28 @@ mod tests {
 
     #[test]
     fn a_bad_part_is_named() {
-        for bad in
-            ["fail", "fail=1", "fail=1/0", "fail=3/2", "delay=1/2", "delay=1/2:3", "sleep=1/2", "timeout=5h", "seed=x"]
-        {
+        let rates = ["fail", "fail=1", "fail=1/0", "fail=3/2", "corrupt=1/2:some", "delay=1/2", "delay=1/2:3"];
+        for bad in rates.into_iter().chain(["sleep=1/2", "timeout=5h", "seed=x"]) {
             let plan = format!("corrupt=1/2,{bad}");
             assert_eq!(plan.parse::<FaultPlan>(), Err(PlanError(bad.to_owned())));
+        }
+    }
+
+    #[test]
+    fn even_and_odd_pages_are_spoilt_by_different_plans() {
+        let even: FaultPlan = "corrupt=1/7:even".parse().unwrap();
+        let odd: FaultPlan = "corrupt=1/7:odd".parse().unwrap();
+        assert_eq!((even.spoils, odd.spoils), (Pages::Even, Pages::Odd));
+        for number in 0..1000 {
+            for (from, to) in [(0, 4096), (4096, 8192), (4096, 16384), (100, 9000), (8190, 8195)] {
+                let word = |pages: Pages| pages.word(from..to, number);
+                let inside = |at: u64| at % 8 == 0 && from <= at && at + 8 <= to;
+                assert!(word(Pages::Even).is_none_or(|at| inside(at) && at / 4096 % 2 == 0));
+                assert!(word(Pages::Odd).is_none_or(|at| inside(at) && at / 4096 % 2 == 1));
+                assert_eq!(word(Pages::All).is_some(), to - from > 8);
+            }
+            assert!(even.spoils.word(0..4096, number).is_some() && odd.spoils.word(0..4096, number).is_none());
+            assert!(odd.spoils.word(0..8192, number).is_some() && even.spoils.word(0..8192, number).is_some());
         }
     }
 
