@@ -98,6 +98,12 @@ pub fn kv(kv: &KvInfo) -> String {
         format_bytes(kv.held)
     );
     wrap(&mut text, "size:", &size);
+    let share = format!(
+        "{} are kept free of programs' pages, {} at most",
+        format_bytes(kv.pool_min),
+        format_bytes(kv.pool_max)
+    );
+    wrap(&mut text, "pool:", &share);
     let asked = (kv.hits + kv.misses).max(1);
     let rate = |n: u64, of: u64| 100 * n / of.max(1);
     let hits = format!(
@@ -418,6 +424,7 @@ mod tests {
     fn traffic_tells_times_and_what_failed() {
         let mut over = TransportInfo {
             transport: Transport::Verbs,
+            connections: 2,
             reads: 10,
             writes: 2,
             bytes_read: 3 << 20,

@@ -40,7 +40,7 @@ pub enum Limit {
 
 /// A limit that could not be read.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("bad local limit '{0}': give bytes with a unit (512M, 2G) or a share (50%)")]
+#[error("bad limit '{0}': give bytes with a unit (512M, 2G) or a share (50%)")]
 pub struct LimitError(String);
 
 impl FromStr for Limit {
@@ -227,7 +227,12 @@ pub struct KvInfo {
     pub held: u64,
     /// What `used` may grow to; 0: as far as the pool has room.
     pub limit: u64,
-    /// Which keys go when that is reached.
+    /// Bytes of the pool that are kept for it, and what it may take at most.
+    #[serde(default)]
+    pub pool_min: u64,
+    #[serde(default)]
+    pub pool_max: u64,
+    /// Which keys go when `limit` or the pool's room is reached.
     pub policy: String,
     /// annexd's own memory: for the index and the table, and for values that were read lately.
     pub local: u64,
@@ -276,6 +281,9 @@ pub struct DonorInfo {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TransportInfo {
     pub transport: Transport,
+    /// Connections there are now; with verbs, queue pairs.
+    #[serde(default)]
+    pub connections: u32,
     /// Operations that succeeded.
     pub reads: u64,
     pub writes: u64,

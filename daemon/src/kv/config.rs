@@ -7,9 +7,12 @@
 //! socket = "/run/annex/kv.sock"
 //! memory = "20G"                  # of records, one replica counted; 0: what the pool has
 //! policy = "allkeys-lru"
+//! pool_min = "10%"                # of the pool, kept free of programs' pages
+//! pool_max = "90%"                # left to them above that
 //! ```
 
 use super::store::Policy;
+use annex_shared::api::Limit;
 use annex_shared::config::ByteSize;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
@@ -32,6 +35,9 @@ pub struct KvConfig {
     pub max_clients: u32,
     /// What records may take in the pool, one replica counted, before keys are evicted or writes refused. 0: as much as the pool has.
     pub memory: ByteSize,
+    /// How much of the pool programs leave to the KV API, and how much it takes at most: sizes, or parts of what the pool can hold.
+    pub pool_min: Limit,
+    pub pool_max: Limit,
     /// Which keys go when memory is short, by Redis' names.
     pub policy: String,
     /// annexd's own memory for values that were read lately.
@@ -50,6 +56,8 @@ impl Default for KvConfig {
             password: None,
             max_clients: 10_000,
             memory: ByteSize(0),
+            pool_min: Limit::Percent(10),
+            pool_max: Limit::Percent(90),
             policy: Policy::default().name().into(),
             cache: ByteSize(64 << 20),
             debug: false,
@@ -65,6 +73,10 @@ pub enum ConfigError {
     Policy(String),
     #[error("socket_mode '{0}' in [kv] is not an octal number such as 0770")]
     Mode(String),
+    #[error(
+        "pool_min = {min} in [kv] is more than pool_max = {max}: the KV API can't be sure of more than it may have"
+    )]
+    Shares { min: Limit, max: Limit },
     #[error("max_clients = 0 in [kv] lets nobody in: give 1 or more, or set enabled = false")]
     NoClients,
 }
@@ -77,6 +89,16 @@ impl KvConfig {
         if self.max_clients == 0 {
             return Err(ConfigError::NoClients);
         }
+        let (min, max) = (self.pool_min, self.pool_max);
+        let is_more = match (min, max) {
+            (Limit::Bytes(min), Limit::Bytes(max)) => min > max,
+            (Limit::Percent(min), Limit::Percent(max)) => min > max,
+            // That depends on how much the pool has; the maximum holds.
+            _ => false,
+        };
+        if is_more {
+            return Err(ConfigError::Shares { min, max });
+        }
         Policy::named(&self.policy).ok_or_else(|| ConfigError::Policy(self.policy.clone()))?;
         self.mode().map(drop)
     }
@@ -88,7 +110,7 @@ impl KvConfig {
     }
 }
 
-/// `--kv WHERE[,memory=SIZE][,policy=POLICY][,cache=SIZE][,password=TEXT][,debug=true]`; WHERE is HOST:PORT or a socket's path.
+/// `--kv WHERE[,memory=SIZE][,min=SHARE][,max=SHARE][,policy=POLICY][,cache=SIZE][,password=TEXT][,debug=true]`; WHERE is HOST:PORT or a socket's path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvFlag(pub KvConfig);
 
@@ -96,7 +118,7 @@ pub struct KvFlag(pub KvConfig);
 pub enum KvFlagError {
     #[error("'{0}' is neither IP:PORT nor the path of a socket")]
     Where(String),
-    #[error("'{0}' is not KEY=VALUE with memory, policy, cache, password or debug as the key")]
+    #[error("'{0}' is not KEY=VALUE with memory, min, max, policy, cache, password or debug as the key")]
     Key(String),
     #[error("'{value}' is no good as {key}: {why}")]
     Value { key: String, value: String, why: String },
@@ -117,9 +139,12 @@ impl FromStr for KvFlag {
         for word in words {
             let (key, value) = word.split_once('=').ok_or_else(|| KvFlagError::Key(word.into()))?;
             let bad = |why: String| KvFlagError::Value { key: key.into(), value: value.into(), why };
+            let share = || value.parse::<Limit>().map_err(|error| bad(error.to_string()));
             let size = || value.parse::<ByteSize>().map_err(|error| bad(error.to_string()));
             match key {
                 "memory" => config.memory = size()?,
+                "min" => config.pool_min = share()?,
+                "max" => config.pool_max = share()?,
                 "cache" => config.cache = size()?,
                 "policy" => config.policy = value.into(),
                 "password" => config.password = Some(value.into()),
@@ -147,11 +172,12 @@ mod tests {
 
     #[test]
     fn flags_say_where_and_how() {
-        let flags = ["127.0.0.1:7000", "/run/kv.sock,memory=1G,policy=allkeys-lru,cache=0,debug=true"];
+        let flags = ["127.0.0.1:7000", "/run/kv.sock,memory=1G,policy=allkeys-lru,cache=0,min=1G,max=70%,debug=true"];
         let config = KvFlag::together(flags.map(|flag| flag.parse().unwrap()).to_vec()).unwrap();
         assert_eq!(config.listen, ["127.0.0.1:7000".parse().unwrap()]);
         assert_eq!(config.socket, Some("/run/kv.sock".into()));
         assert_eq!((config.memory.0, config.cache.0, config.debug), (1 << 30, 0, true));
+        assert_eq!((config.pool_min, config.pool_max), (Limit::Bytes(1 << 30), Limit::Percent(70)));
         assert_eq!((config.enabled, config.policy.as_str()), (true, "allkeys-lru"));
         let refused = |flag: &str| flag.parse::<KvFlag>().unwrap_err();
         assert_eq!(refused("localhost"), KvFlagError::Where("localhost".into()));
@@ -170,6 +196,11 @@ mod tests {
         assert_eq!(refused(|c| c.listen.clear()), ConfigError::Nowhere);
         assert_eq!(refused(|c| c.max_clients = 0), ConfigError::NoClients);
         assert_eq!(refused(|c| c.socket_mode = "rwx".into()), ConfigError::Mode("rwx".into()));
+        let (min, max) = (Limit::Percent(60), Limit::Percent(50));
+        assert_eq!(
+            refused(|c| (c.pool_min, c.pool_max) = (Limit::Percent(60), Limit::Percent(50))),
+            ConfigError::Shares { min, max }
+        );
         let policy = refused(|c| c.policy = "lru".into()).to_string();
         assert!(policy.contains("'lru'") && policy.contains("allkeys-lru"), "{policy}");
     }

@@ -5,7 +5,7 @@
 //! - [`session`]: the commands of a connection and of the server: HELLO, AUTH, MULTI, CONFIG, INFO, ….
 //! - [`commands`]: the commands on keys; [`spec`] is what there is to know of each, [`call`] how one is called. [`text`] has what needs no store.
 //! - [`store`]: keys to values, in the pool.
-//! - [`service`]: the thread that all of it runs on, and its start and end.
+//! - [`service`]: the thread that all of it runs on, and its start and end; `sections` is what it adds to INFO.
 //!
 //! # The promise
 //! Each key is linearizable through one annexd. A write that was acknowledged survives annexd, and the loss of all replicas but one. It does not survive an
@@ -16,6 +16,7 @@ pub mod commands;
 mod config;
 pub mod reply;
 pub mod resp;
+mod sections;
 pub mod server;
 pub mod service;
 pub mod session;

@@ -1,10 +1,11 @@
 //! The KV API as annexd runs it: one thread with an event loop, on which server and store live.
 
 use super::config::KvConfig;
+use super::sections;
 use super::server::{Config, Hooks, Listener, Server, serve};
 use super::session::Facts;
 use super::store::{OpenError, Policy, Settings, SheetTable, Stats, Store};
-use crate::pool::Pool;
+use crate::pool::{Pool, Terms};
 use annex_shared::api::KvInfo;
 use parking_lot::Mutex;
 use std::io;
@@ -51,6 +52,8 @@ struct Told {
 impl Kv {
     /// Starts it over a table, which is empty or another annexd's. While what is there is taken over, commands on keys are answered with LOADING.
     pub fn start(config: &KvConfig, pool: Arc<Pool>, table: Arc<SheetTable>) -> Result<Kv, KvError> {
+        let terms = Terms { min: config.pool_min, max: config.pool_max };
+        pool.divide(terms, table.sheets().count() as u64);
         let stop = Arc::new(Notify::new());
         let told = Arc::new(Mutex::new(Told { stats: Stats::default(), settings: settings_at_start(config) }));
         let (ready, is_ready) = mpsc::channel();
@@ -68,8 +71,11 @@ impl Kv {
 
     pub fn info(&self) -> KvInfo {
         let Told { stats, settings } = *self.told.lock();
+        let (pool_min, pool_max) = self.pool.share_of_kv().unwrap_or_default();
         KvInfo {
             enabled: true,
+            pool_min,
+            pool_max,
             listens: self.listens.clone(),
             loaded: stats.loaded,
             keys: stats.keys,
@@ -113,6 +119,7 @@ fn run(
         Err(error) => return drop(ready.send(Err(KvError::Thread(error)))),
     };
     LocalSet::new().block_on(&runtime, async {
+        let of_donors = pool.clone();
         let store = match open(config, pool, table) {
             Ok(store) => store,
             Err(error) => return drop(ready.send(Err(error.into()))),
@@ -124,7 +131,7 @@ fn run(
         tokio::select! {
             () = stop.notified() => {}
             listeners = listen(config) => {
-                let server = Server::new(store.clone(), settings_of(config), hooks(&store));
+                let server = Server::new(store.clone(), settings_of(config), hooks(&store, of_donors));
                 follow(&server.config, &store);
                 serve(server, listeners, stop.notified()).await;
             }
@@ -220,7 +227,7 @@ fn follow(config: &Config, store: &Store) {
     }));
 }
 
-fn hooks(store: &Store) -> Hooks {
+fn hooks(store: &Store, pool: Arc<Pool>) -> Hooks {
     let (of_facts, of_pool) = (store.clone(), store.clone());
     let facts = move || {
         let stats = of_facts.stats();
@@ -239,31 +246,12 @@ fn hooks(store: &Store) -> Hooks {
     };
     Hooks {
         facts: Box::new(facts),
-        sections: vec![("pool", Box::new(move || pool_section(&of_pool)))],
+        sections: vec![
+            ("pool", Box::new(move || sections::pool(&of_pool))),
+            ("rdma", Box::new(move || sections::rdma(&pool.donors()))),
+        ],
         may_shut_down: false,
     }
-}
-
-/// INFO pool.
-fn pool_section(store: &Store) -> String {
-    let stats = store.stats();
-    let fragmentation = if stats.used == 0 { 1.0 } else { stats.held as f64 / stats.used as f64 };
-    let lines = [
-        ("pool_record_bytes", stats.used.to_string()),
-        ("pool_held_bytes", stats.held.to_string()),
-        ("pool_fragmentation_ratio", format!("{fragmentation:.2}")),
-        ("pool_sheets_waiting", stats.waiting.to_string()),
-        ("pool_writes_under_way", stats.flights.to_string()),
-        ("pool_slots_in_stock", stats.stock.to_string()),
-        ("pool_reads", stats.reads.to_string()),
-        ("pool_writes", stats.writes.to_string()),
-        ("pool_records_moved", stats.moved.to_string()),
-        ("pool_records_lost", stats.lost.to_string()),
-        ("cache_bytes", stats.cached.to_string()),
-        ("cache_hits", stats.cache_hits.to_string()),
-        ("local_bytes", stats.local.to_string()),
-    ];
-    lines.into_iter().map(|(name, value)| format!("{name}:{value}\r\n")).collect()
 }
 
 async fn report(store: Store, told: Arc<Mutex<Told>>) {

@@ -41,6 +41,7 @@ mod repair;
 mod replicas;
 mod report;
 mod session;
+mod shares;
 #[cfg(test)]
 mod sim;
 mod slots;
@@ -72,6 +73,7 @@ use std::time::{Duration, Instant};
 pub use buffer::Buf;
 pub use config::{ConfigError, DonorConfig, MAX_REPLICAS, PoolConfig, TransportChoice};
 pub use lane::Lane;
+pub use shares::Terms;
 pub use slots::SlotRun;
 pub use spill::{Spill, SpillConfig, SpillError};
 
@@ -187,6 +189,7 @@ pub struct Pool {
     core: Arc<Core>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     taken_over: bool,
+    shares: shares::Shares,
 }
 
 impl Pool {
@@ -234,7 +237,7 @@ impl Pool {
         let threads = keeper::start(&core, dialer, news, tasks)?;
         // A write that was under way when the annexd before ended may arrive yet.
         unsettled.into_iter().for_each(|run| core.tell(keeper::News::Discard(run)));
-        let pool = Arc::new(Pool { core, threads: Mutex::new(threads), taken_over });
+        let pool = Arc::new(Pool { core, threads: Mutex::new(threads), taken_over, shares: shares::Shares::default() });
         if !taken_over {
             // Programs stand still meanwhile if there are any already; what they need waits for its donor alone.
             pool.wait_for_donors();
@@ -259,7 +262,7 @@ impl Pool {
 
     /// Takes up to `pages` slots, as contiguous as can be, each with one reference, and appends their runs. Less than asked for means that the pool
     /// is full now. May wait up to about a second when extents are on their way.
-    pub fn reserve(&self, pages: usize, runs: &mut Vec<SlotRun>) -> usize {
+    fn take_slots(&self, pages: usize, runs: &mut Vec<SlotRun>) -> usize {
         let until = Instant::now() + RESERVE_WAIT;
         let mut got = 0;
         let mut shelf = lock(&self.core.shelf);

@@ -6,7 +6,7 @@ use annex_shared::fabric::verbs::Counts;
 use annex_shared::fabric::{ErrorKind, OpKind, Transport};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 const TRANSPORTS: [Transport; 3] = [Transport::Verbs, Transport::Tcp, Transport::Shm];
@@ -34,6 +34,7 @@ struct Over {
     bytes_read: AtomicU64,
     bytes_written: AtomicU64,
     errors: [AtomicU64; KINDS.len()],
+    connections: AtomicU32,
     /// Of operations that succeeded, from posting to completion.
     latency: Latency,
 }
@@ -50,12 +51,20 @@ impl Traffic {
         over.latency.add(took);
     }
 
+    pub fn connected(&self, over: Transport) {
+        self.by[index(over)].connections.fetch_add(1, Relaxed);
+    }
+
+    pub fn disconnected(&self, over: Transport) {
+        self.by[index(over)].connections.fetch_sub(1, Relaxed);
+    }
+
     pub fn failed(&self, over: Transport, error: ErrorKind) {
         let kind = KINDS.iter().position(|k| *k == error).unwrap_or(0);
         self.by[index(over)].errors[kind].fetch_add(1, Relaxed);
     }
 
-    /// Transports that anything went over.
+    /// Transports that are connected, or that anything went over.
     pub fn info(&self) -> Vec<TransportInfo> {
         let all = TRANSPORTS.iter().zip(&self.by).map(|(transport, over)| {
             let errors = KINDS.iter().zip(&over.errors).map(|(kind, n)| (kind.to_string(), n.load(Relaxed)));
@@ -65,6 +74,7 @@ impl Traffic {
             }
             TransportInfo {
                 transport: *transport,
+                connections: over.connections.load(Relaxed),
                 reads: over.reads.load(Relaxed),
                 writes: over.writes.load(Relaxed),
                 bytes_read: over.bytes_read.load(Relaxed),
@@ -76,7 +86,7 @@ impl Traffic {
                 latency_us: over.latency.by_doublings(),
             }
         });
-        all.filter(|i| i.reads + i.writes > 0 || !i.errors.is_empty()).collect()
+        all.filter(|i| i.connections > 0 || i.reads + i.writes > 0 || !i.errors.is_empty()).collect()
     }
 }
 
@@ -95,10 +105,14 @@ mod tests {
         traffic.done(Transport::Verbs, OpKind::Read, 4096, Duration::from_micros(3));
         traffic.done(Transport::Verbs, OpKind::Write, 65536, Duration::from_micros(9));
         traffic.failed(Transport::Verbs, ErrorKind::RetryExceeded);
+        traffic.connected(Transport::Verbs);
+        traffic.connected(Transport::Tcp);
+        traffic.disconnected(Transport::Tcp);
         let info = traffic.info();
         assert_eq!(info.len(), 2);
         let verbs = &info[0];
         assert_eq!((verbs.transport, verbs.reads, verbs.writes), (Transport::Verbs, 1, 1));
+        assert_eq!((verbs.connections, info[1].connections), (1, 0));
         assert_eq!((verbs.bytes_read, verbs.bytes_written), (4096, 65536));
         assert_eq!(verbs.errors, BTreeMap::from([("retry exceeded".to_owned(), 1)]));
         assert_eq!(verbs.latency_us, [(4, 1), (16, 1)]);

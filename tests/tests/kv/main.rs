@@ -1,5 +1,6 @@
 //! The KV API from outside, as annexd serves it: bytes in, bytes out; and with the clients that people use.
 
+mod shares;
 mod support;
 
 use nix::sys::signal::Signal;
@@ -302,8 +303,16 @@ fn info_tells_what_tools_look_for() {
     let mut connection = client(&server);
     let () = connection.set("k", "v").expect("it is set");
     let info: String = redis::cmd("INFO").arg("everything").query(&mut connection).expect("a text");
-    let wanted =
-        ["redis_version:7.0", "connected_clients:1", "db0:keys=1,expires=0", "cmdstat_set:calls=1", "role:master"];
+    let wanted = [
+        "redis_version:7.0",
+        "connected_clients:1",
+        "db0:keys=1,expires=0",
+        "cmdstat_set:calls=1",
+        "role:master",
+        "rdma_connections:0",
+        "shm_write_operations:",
+        "donor1:name=",
+    ];
     wanted.iter().for_each(|wanted| assert!(info.contains(wanted), "{wanted} is not in {info}"));
     let some: String = redis::cmd("INFO").arg("cpu").arg("keyspace").query(&mut connection).expect("a text");
     assert!(some.starts_with("# CPU\r\n") && some.contains("# Keyspace\r\n") && !some.contains("# Server"), "{some}");

@@ -115,7 +115,7 @@ impl Drop for Piece<'_> {
             match self.is_written {
                 true => self.store.place(landing.sheet, landing.slot),
                 // The lane retains what is still under way.
-                false => inner.pool.release(landing.slot),
+                false => inner.stock.release(landing.slot),
             }
             if let Some(segment) = inner.space.borrow_mut().let_go(landing.sheet) {
                 inner.table.abandon(segment);

@@ -476,7 +476,7 @@ impl Store {
             return;
         }
         if let Some(slot) = self.0.table.set_slot(sheet, None) {
-            self.0.pool.release(slot);
+            self.0.stock.release(slot);
             if let Some(segment) = space.freed(sheet) {
                 self.0.table.abandon(segment);
             }
@@ -512,7 +512,7 @@ impl Store {
         for landing in &flight.landings {
             match result {
                 Ok(()) => self.place(landing.sheet, landing.slot),
-                Err(_) => self.0.pool.release(landing.slot),
+                Err(_) => self.0.stock.release(landing.slot),
             }
         }
         for change in flight.changes {
@@ -537,7 +537,7 @@ impl Store {
     /// A sheet's bytes are in this slot now.
     fn place(&self, sheet: SheetIdx, slot: annex_shared::ids::SlotIdx) {
         match self.0.table.set_slot(sheet, Some(slot)) {
-            Some(old) => self.0.pool.release(old),
+            Some(old) => self.0.stock.release(old),
             None => self.0.space.borrow_mut().placed(sheet),
         }
     }

@@ -2,6 +2,7 @@
 //! them alone until they are taken out to be written.
 
 use crate::pool::{Pool, SlotRun};
+use annex_shared::ids::SlotIdx;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
@@ -112,6 +113,11 @@ impl Stock {
         }
     }
 
+    /// A slot that is needed no more.
+    pub fn release(&self, slot: SlotIdx) {
+        self.pool.release_of_kv(slot);
+    }
+
     /// Has the pool asked again, though it had nothing when it was asked last.
     pub fn ask(&self) {
         let mut inner = self.inner.borrow_mut();
@@ -135,7 +141,7 @@ fn fetch(pool: &Pool, asked: &mpsc::Receiver<usize>, deliver: &UnboundedSender<D
         while wanted > 0 {
             let mut runs = Vec::new();
             let step = wanted.min(if scarce { SCARCE } else { STEP });
-            let got = pool.reserve(step, &mut runs);
+            let got = pool.reserve_for_kv(step, &mut runs);
             wanted -= got;
             runs.iter().for_each(|run| pool.put_aside(*run));
             // Donors that are just coming back have room in a moment.

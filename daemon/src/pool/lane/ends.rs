@@ -128,6 +128,10 @@ impl Lane {
     pub(super) fn replace(&mut self, at: usize) {
         let end = &mut self.ends[at];
         let old = end.endpoint.take();
+        let traffic = self.core.donor(DonorId(at as u16)).map(|donor| &donor.traffic);
+        if let (Some(old), Some(traffic)) = (&old, traffic) {
+            traffic.disconnected(old.transport());
+        }
         if let Some(fd) = old.as_ref().and_then(|e| e.event_fd())
             && let Err(error) = self.epoll.delete(fd)
         {
@@ -150,6 +154,9 @@ impl Lane {
                     Transport::Tcp => 50_000,
                     Transport::File => 500_000,
                 };
+                if let Some(traffic) = traffic {
+                    traffic.connected(endpoint.transport());
+                }
                 end.endpoint = Some(endpoint);
                 if let Some(old) = old {
                     self.core.tell(News::EndpointRetired { endpoint: old });

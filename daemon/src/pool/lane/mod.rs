@@ -365,7 +365,11 @@ impl Drop for Lane {
     fn drop(&mut self) {
         lock(&self.core.lanes).retain(|l| l.id != self.id);
         // The endpoints go first: after that nothing moves bytes in the arena or out of it.
-        self.ends.clear();
+        for (at, end) in std::mem::take(&mut self.ends).into_iter().enumerate() {
+            if let (Some(endpoint), Some(donor)) = (end.endpoint, self.core.donor(DonorId(at as u16))) {
+                donor.traffic.disconnected(endpoint.transport());
+            }
+        }
         for job in self.jobs.drain() {
             if let Work::Read(read) = job.work {
                 self.core.release_run(read.run);
