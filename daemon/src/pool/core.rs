@@ -125,6 +125,8 @@ pub(super) struct Donor {
     pub config: Mutex<Option<DonorConfig>>,
     pub stats: DonorStats,
     pub traffic: Traffic,
+    /// Neither operations nor its agent answer. Set and cleared by the keeper.
+    pub silent: AtomicBool,
     pub view: Mutex<DonorView>,
 }
 

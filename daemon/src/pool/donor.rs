@@ -20,6 +20,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -126,6 +127,7 @@ impl Donor {
             config: Mutex::new(config),
             stats: DonorStats::default(),
             traffic: Traffic::default(),
+            silent: AtomicBool::new(false),
             view: Mutex::new(view),
         }
     }

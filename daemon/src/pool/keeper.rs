@@ -90,6 +90,10 @@ pub(super) enum News {
         extent: ExtentId,
         places: u8,
     },
+    /// Operations are under way there, and nothing came back for long.
+    Late {
+        donor: DonorId,
+    },
     /// An operation had all its time and got no answer.
     Hung {
         donor: DonorId,
@@ -241,11 +245,8 @@ impl Keeper {
             News::Down { donor } => self.book.down(donor, now),
             News::Closing { donor, grace } => self.book.closing(donor, grace, now),
             News::Recalled { donor, slabs, deadline } => self.book.recalled(donor, &slabs, deadline),
-            News::Hung { donor } => {
-                let name = self.core.donor_name(donor);
-                tracing::warn!("{name} does not answer: writes go on without it until its agent does");
-                self.book.hung(donor, now);
-            }
+            News::Late { donor } => self.book.late(donor, now),
+            News::Hung { donor } => self.book.hung(donor, now),
             News::Leased { donor, leases } => self.book.leased(donor, leases, now),
             News::LeaseRefused { donor } => self.book.refused(donor, now),
             News::Renewed { donor, held, free } => {
@@ -362,6 +363,7 @@ impl Keeper {
                 match action {
                     Action::Lease(donor) => self.command(donor, Command::Lease),
                     Action::Ask(donor) => self.command(donor, Command::Renew),
+                    Action::Silent(donor, is_silent) => self.silent(donor, is_silent),
                     Action::Return(donor, leases) => self.command(donor, Command::Return(leases)),
                     Action::Publish(extent, replicas) => self.publish(extent, &replicas),
                     Action::Lose { extent, place, why } => {
@@ -402,6 +404,18 @@ impl Keeper {
         if changed {
             self.core.changed();
             self.core.wake_lanes();
+        }
+    }
+
+    /// Lanes give up what is under way on a silent donor.
+    fn silent(&self, donor: DonorId, is_silent: bool) {
+        if let Some(donor) = self.core.donor(donor) {
+            donor.silent.store(is_silent, Relaxed);
+        }
+        let name = self.core.donor_name(donor);
+        match is_silent {
+            true => tracing::warn!("{name} does not answer: writes go on without it until its agent does"),
+            false => tracing::info!("{name} answers again"),
         }
     }
 

@@ -254,6 +254,7 @@ impl World {
         match action {
             Action::Lease(donor) => self.donors[usize::from(donor.0)].asked += 1,
             Action::Ask(donor) => self.hurry(usize::from(donor.0)),
+            Action::Silent(..) => {}
             Action::Return(donor, leases) => {
                 for lease in leases {
                     let used = |(_, r): (u8, &Replica)| {

@@ -52,6 +52,7 @@ struct State {
     /// Whether RDMA works; `None`: nobody wants it.
     rdma: Option<bool>,
     held: bool,
+    mute: bool,
     script: Script,
     hears: Vec<Arc<EventFd>>,
     endpoints: Vec<Arc<EventFd>>,
@@ -79,6 +80,7 @@ impl Agent {
             resumed: None,
             rdma: None,
             held: false,
+            mute: false,
             script: Box::new(|_| Fate::Do),
             hears: Vec::new(),
             endpoints: Vec::new(),
@@ -149,6 +151,11 @@ impl Agent {
 
     pub fn say_goodbye(&self, grace_ms: u64) {
         self.with(|s| (s.closing, s.is_pressed) = (Some(grace_ms), true));
+    }
+
+    /// While mute, its agent answers nothing that it is asked.
+    pub fn mute(&self, mute: bool) {
+        self.with(|s| s.mute = mute);
     }
 
     /// While held, no operation is done or completed.
@@ -249,6 +256,9 @@ struct ScriptedLink {
 
 impl Link for ScriptedLink {
     fn ask(&mut self, request: &Request) -> Result<Event, DialError> {
+        while self.agent.with(|s| s.mute) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let mut state = self.agent.0.lock().unwrap();
         if !state.reachable || state.epoch != self.epoch {
             return Err(unreachable(&self.address));
@@ -392,6 +402,10 @@ impl Endpoint for ScriptedEndpoint {
 
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.event.as_fd())
+    }
+
+    fn give_up(&mut self) {
+        self.broken = true;
     }
 
     fn is_broken(&self) -> bool {

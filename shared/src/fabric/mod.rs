@@ -171,6 +171,9 @@ pub trait Endpoint: Send {
     /// The descriptor to sleep on; `None` if operations are always complete after `ring` (shm).
     fn event_fd(&self) -> Option<BorrowedFd<'_>>;
 
+    /// Breaks the endpoint, as a time-out does: what is outstanding fails at the next poll. Nothing to do where operations can't hang.
+    fn give_up(&mut self) {}
+
     /// True after a fatal error: nothing more will be done through this endpoint.
     fn is_broken(&self) -> bool;
 }

@@ -1,7 +1,7 @@
 //! Donors that are not there: connections that end, operations that get no answer, and time in which this process did not run itself.
 
 use super::members::MAX_STRIKES;
-use super::{Action, Book};
+use super::{Action, Book, DonorEntry};
 use crate::pool::replicas::ReplicaState;
 use annex_shared::ids::DonorId;
 use std::time::Instant;
@@ -20,12 +20,48 @@ impl Book {
         self.forget_plans(donor);
     }
 
+    /// Operations on it take far too long, and nothing comes from it. Its agent is asked; if that is silent as well, nothing waits for this donor
+    /// until it is heard again.
+    pub fn late(&mut self, donor: DonorId, now: Instant) {
+        let entry = self.donors.entry(donor).or_default();
+        if entry.up && !entry.silent && entry.asked_at.is_none() {
+            entry.asked_at = Some(now);
+            self.actions.push(Action::Ask(donor));
+        }
+    }
+
+    pub(super) fn answer_due(&self, entry: &DonorEntry) -> Option<Instant> {
+        entry.asked_at.map(|asked| self.counted_from(asked) + self.rules.away_after)
+    }
+
+    pub(super) fn is_answer_due(&mut self, donor: DonorId, now: Instant) {
+        let is_due = |entry: &DonorEntry| self.answer_due(entry).is_some_and(|due| due <= now);
+        if self.donors.get(&donor).is_some_and(is_due) {
+            self.silent(donor, now);
+        }
+    }
+
+    fn silent(&mut self, donor: DonorId, now: Instant) {
+        let entry = self.donors.entry(donor).or_default();
+        (entry.away_at, entry.asked_at) = (Some(now), None);
+        if !std::mem::replace(&mut entry.silent, true) {
+            self.actions.push(Action::Silent(donor, true));
+        }
+    }
+
+    /// Its agent said something.
+    pub(super) fn heard(&mut self, donor: DonorId, now: Instant) {
+        let entry = self.donors.entry(donor).or_default();
+        (entry.heard, entry.asked_at) = (Some(now), None);
+        if std::mem::take(&mut entry.silent) {
+            self.actions.push(Action::Silent(donor, false));
+        }
+    }
+
     /// An operation had all its time and got no answer: nothing waits for this donor until it is heard again. A replica to which that happens
     /// twice without its being live in between is lost: the agent may answer here and its memory not.
     pub fn hung(&mut self, donor: DonorId, now: Instant) {
-        let entry = self.donors.entry(donor).or_default();
-        entry.silent = true;
-        entry.away_at = Some(now);
+        self.silent(donor, now);
         self.strike(donor, MAX_STRIKES / 2);
         self.actions.push(Action::Ask(donor));
         self.tick(now);

@@ -71,6 +71,8 @@ pub(super) enum Action {
     Lease(DonorId),
     /// Have the agent answer now, not at the next renewal: until it is heard, what is away there stays away.
     Ask(DonorId),
+    /// It does not answer at all: give up what is under way there. Or it does again.
+    Silent(DonorId, bool),
     /// Give slabs back.
     Return(DonorId, Vec<Lease>),
     /// Make the extent known and let pages be put there.
@@ -144,6 +146,8 @@ struct DonorEntry {
     heard: Option<Instant>,
     /// An operation got no answer since.
     silent: bool,
+    /// Since when its agent is to answer, because operations are late.
+    asked_at: Option<Instant>,
     /// Its replicas are away when this moment comes, and lost at the other, unless it is up again.
     away_at: Option<Instant>,
     lost_at: Option<Instant>,
@@ -252,12 +256,12 @@ impl Book {
 
     /// A control connection stands.
     pub fn up(&mut self, donor: DonorId, greeting: Greeting, now: Instant) {
+        self.heard(donor, now);
         let entry = self.donors.entry(donor).or_default();
         let restarted = entry.incarnation.is_some_and(|i| i != greeting.incarnation);
         entry.incarnation = Some(greeting.incarnation);
         (entry.host, entry.rack) = (greeting.host, greeting.rack);
         (entry.up, entry.closing) = (true, false);
-        (entry.heard, entry.silent) = (Some(now), false);
         (entry.away_at, entry.lost_at, entry.full_until) = (None, None, None);
         (entry.free, entry.asked) = (greeting.free, 0);
         if restarted {
@@ -366,9 +370,9 @@ impl Book {
 
     /// The agent's books after a renewal.
     pub fn renewed(&mut self, donor: DonorId, held: &[SlabId], free: u32, now: Instant) {
+        self.heard(donor, now);
         let entry = self.donors.entry(donor).or_default();
         entry.free = free;
-        (entry.heard, entry.silent) = (Some(now), false);
         if entry.up && !entry.closing {
             entry.away_at = None;
         }
@@ -398,6 +402,7 @@ impl Book {
     pub fn tick(&mut self, now: Instant) {
         let ids: Vec<DonorId> = self.donors.keys().copied().collect();
         for id in ids {
+            self.is_answer_due(id, now);
             let Some(entry) = self.donors.get_mut(&id) else { continue };
             if entry.away_at.take_if(|at| *at <= now).is_some() {
                 self.all_away(id, now);
@@ -416,7 +421,7 @@ impl Book {
 
     /// The next moment at which [`Book::tick`] has something to do.
     pub fn due(&self) -> Option<Instant> {
-        let donors = self.donors.values().flat_map(|d| [d.away_at, d.lost_at]).flatten();
+        let donors = self.donors.values().flat_map(|d| [d.away_at, d.lost_at, self.answer_due(d)]).flatten();
         donors.chain(self.extents.values().flatten().filter_map(Member::due)).min()
     }
 

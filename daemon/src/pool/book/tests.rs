@@ -23,6 +23,9 @@ struct World {
     incarnation: Vec<u64>,
     resumed: Vec<Option<u64>>,
     asked: Vec<u32>,
+    /// Agents that answer nothing, and donors that the book has called silent.
+    deaf: Vec<bool>,
+    silent: Vec<bool>,
     capacity: Vec<u32>,
     removed: Vec<DonorId>,
     next_key: u64,
@@ -56,6 +59,8 @@ impl World {
             incarnation: vec![1; donors],
             resumed: vec![None; donors],
             asked: vec![0; donors],
+            deaf: vec![false; donors],
+            silent: vec![false; donors],
             capacity: vec![capacity; donors],
             removed: Vec::new(),
             next_key: 0,
@@ -191,7 +196,9 @@ impl World {
                 assert!(self.up[donor.0 as usize], "asked a donor that is down");
                 self.asked[donor.0 as usize] += 1;
             }
+            Action::Ask(donor) if self.deaf[donor.0 as usize] => {}
             Action::Ask(donor) => self.renew(donor.0 as usize),
+            Action::Silent(donor, is_silent) => self.silent[donor.0 as usize] = is_silent,
             Action::Return(donor, leases) => {
                 for lease in leases {
                     let used = |p: &Placed| p.donor == donor && p.lease == lease && p.state.is_kept();

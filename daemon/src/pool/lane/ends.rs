@@ -21,6 +21,9 @@ impl Lane {
         let posted =
             endpoint.post(Op { tag, kind, local: op.local, len: op.len, rkey: op.rkey, addr: op.addr }).is_ok();
         if posted {
+            if end.outstanding == 0 {
+                end.heard = Some(now);
+            }
             end.outstanding += 1;
             end.posted = true;
             if kind == OpKind::Read {
@@ -62,6 +65,7 @@ impl Lane {
         let Some(at) = self.ops.by_tag(completion.tag) else { return };
         let end = &mut self.ends[end_at];
         end.outstanding = end.outstanding.saturating_sub(1);
+        end.heard = Some(now);
         end.reads.remove(&mut self.ops, at);
         let op = self.ops[at];
         let Some(donor) = self.core.donor(op.donor) else { return };
@@ -190,6 +194,7 @@ impl Lane {
     /// Some replica changed its state: what waits for it is settled or goes elsewhere.
     pub(super) fn sweep(&mut self, now: Instant) {
         self.seen_changes = self.core.changes();
+        self.listen(now);
         for at in 0..self.ends.len() {
             self.redistribute(at, now);
         }

@@ -15,6 +15,7 @@ mod ends;
 mod hedge;
 mod latency;
 mod read;
+mod silence;
 mod write;
 
 use super::buffer::{Buf, FreeList};
@@ -83,6 +84,9 @@ struct End {
     waiting: Queue,
     posted: bool,
     latency_ns: u64,
+    /// When something came from it last, or was posted while nothing was outstanding; and when the keeper was told of its silence.
+    heard: Option<Instant>,
+    told: Option<Instant>,
     /// Reads that are posted.
     reads: Posted,
     quantile: latency::Quantile,
@@ -282,6 +286,7 @@ impl Lane {
         let idle_too = now.duration_since(self.idle_check) >= IDLE_CHECK;
         if idle_too {
             self.idle_check = now;
+            self.listen(now);
         }
         for at in 0..self.ends.len() {
             self.poll_end(at, idle_too, now);

@@ -60,6 +60,38 @@ fn a_donor_that_was_away_gets_only_what_it_missed() {
 }
 
 #[test]
+fn nothing_waits_long_for_a_donor_that_answers_nothing_and_all_waits_for_one_that_is_only_slow() {
+    let bed = patient();
+    let mut lane = bed.lane();
+    let runs = bed.reserve(3);
+    write(&mut lane, &runs[..1], 1).unwrap();
+    let slow = bed.agents[1].clone();
+    slow.hold(true);
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            std::thread::sleep(Duration::from_millis(500));
+            slow.hold(false);
+        });
+        let start = Instant::now();
+        write(&mut lane, &runs, 2).unwrap();
+        assert!(start.elapsed() >= Duration::from_millis(450), "a donor whose agent answers was given up");
+    });
+    assert_eq!(bed.pool.info().away_replicas, 0);
+
+    slow.hold(true);
+    slow.mute(true);
+    let start = Instant::now();
+    write(&mut lane, &runs, 3).unwrap();
+    assert!(start.elapsed() < Duration::from_secs(1), "the write took {:?}", start.elapsed());
+    assert!(bed.pool.info().away_replicas >= 1);
+    slow.mute(false);
+    slow.hold(false);
+    eventually("it is whole again", || bed.pool.info().degraded_extents == 0);
+    bed.agents[0].cut();
+    assert!(runs.iter().all(|r| read(&mut lane, *r, 3) == Ok(true)));
+}
+
+#[test]
 fn a_page_that_only_a_donor_that_is_away_has_is_waited_for() {
     let bed = patient();
     let mut lane = bed.lane();

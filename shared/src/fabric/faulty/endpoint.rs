@@ -271,6 +271,12 @@ impl Endpoint for FaultyEndpoint {
         Some(self.events.0.as_fd())
     }
 
+    fn give_up(&mut self) {
+        if let Some(inner) = &mut self.inner {
+            inner.give_up();
+        }
+    }
+
     fn is_broken(&self) -> bool {
         self.inner.as_ref().is_none_or(|inner| inner.is_broken())
     }

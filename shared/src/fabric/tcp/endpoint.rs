@@ -50,6 +50,8 @@ enum Broken {
     OutOfStep,
     #[error("the donor did not answer within {0:?}")]
     Timeout(Duration),
+    #[error("the donor's agent is silent too")]
+    GivenUp,
 }
 
 pub(super) struct TcpEndpoint {
@@ -124,7 +126,7 @@ impl TcpEndpoint {
         &self.slots[self.index(seq)]
     }
 
-    fn give_up(&mut self, why: &Broken) {
+    fn break_off(&mut self, why: &Broken) {
         let Some((stream, link)) = self.connection.take() else { return };
         tracing::debug!(connection = link.number, outstanding = self.next - self.first, "tcp endpoint broken: {why}");
         drop(stream);
@@ -394,7 +396,7 @@ impl Endpoint for TcpEndpoint {
             self.rung += 1;
         }
         if let Err(why) = self.send() {
-            self.give_up(&why);
+            self.break_off(&why);
         }
     }
 
@@ -402,7 +404,7 @@ impl Endpoint for TcpEndpoint {
         if self.connection.is_some()
             && let Err(why) = self.drive(done)
         {
-            self.give_up(&why);
+            self.break_off(&why);
         }
         if self.connection.is_none() {
             self.flush(done);
@@ -427,6 +429,10 @@ impl Endpoint for TcpEndpoint {
 
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.events.0.as_fd())
+    }
+
+    fn give_up(&mut self) {
+        self.break_off(&Broken::GivenUp);
     }
 
     fn is_broken(&self) -> bool {

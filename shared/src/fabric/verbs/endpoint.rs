@@ -84,6 +84,8 @@ enum Broken {
     Status { kind: OpKind, len: u32, status: &'static Status },
     #[error("nothing was completed for {0:?}; the donor is down, the wire is cut, or the device hangs")]
     Timeout(Duration),
+    #[error("the donor's agent is silent too")]
+    GivenUp,
     #[error("the device does not take work any more: {0} (was it removed?)")]
     Device(io::Error),
     #[error("the agent has closed the connection, or the RDMA device here was removed")]
@@ -215,7 +217,7 @@ impl VerbsEndpoint {
         (seq % self.slots.len() as u64) as usize
     }
 
-    fn give_up(&mut self, why: &Broken) {
+    fn break_off(&mut self, why: &Broken) {
         let Some((qp, link)) = self.connection.take() else { return };
         let outstanding = self.next - self.first;
         let peer = &self.shared.peer;
@@ -262,7 +264,7 @@ impl VerbsEndpoint {
     fn over(&mut self, seq: u64, code: u32, done: &mut Vec<Completion>) {
         if !(self.first..self.rung).contains(&seq) {
             let said = format!("it completed operation {seq}, which is not under way");
-            return self.give_up(&Broken::Device(io::Error::new(io::ErrorKind::InvalidData, said)));
+            return self.break_off(&Broken::Device(io::Error::new(io::ErrorKind::InvalidData, said)));
         }
         while self.first < seq {
             let refused = self.slots[self.index(self.first)].refused;
@@ -280,7 +282,7 @@ impl VerbsEndpoint {
             Some(status) => {
                 self.shared.counts.count(code);
                 self.complete(Err(status.kind), 0, done);
-                self.give_up(&Broken::Status { kind: slot.kind, len: slot.len, status });
+                self.break_off(&Broken::Status { kind: slot.kind, len: slot.len, status });
             }
         }
     }
@@ -433,13 +435,13 @@ impl Endpoint for VerbsEndpoint {
         // SAFETY: requests and ranges of these slots are whole, their local memory is registered and theirs until they complete. Each is in
         // the chain once.
         if let Err((error, _)) = unsafe { qp.post(chain) } {
-            self.give_up(&Broken::Device(error));
+            self.break_off(&Broken::Device(error));
         }
     }
 
     fn poll(&mut self, done: &mut Vec<Completion>) {
         if let Err(why) = self.drive(done) {
-            self.give_up(&why);
+            self.break_off(&why);
         }
         match self.connection {
             Some(_) => self.complete_refused(done),
@@ -462,7 +464,7 @@ impl Endpoint for VerbsEndpoint {
         match looked {
             Ok(n) => n > 0 || (self.first < self.rung && self.slots[self.index(self.first)].refused.is_some()),
             Err(error) => {
-                self.give_up(&Broken::Device(error));
+                self.break_off(&Broken::Device(error));
                 true
             }
         }
@@ -470,6 +472,10 @@ impl Endpoint for VerbsEndpoint {
 
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.events.0.as_fd())
+    }
+
+    fn give_up(&mut self) {
+        self.break_off(&Broken::GivenUp);
     }
 
     fn is_broken(&self) -> bool {

@@ -62,6 +62,43 @@ fn an_operation_without_an_answer_costs_no_replica_when_the_agent_answers() {
     }
 }
 
+#[test]
+fn a_donor_that_is_late_is_away_as_soon_as_its_agent_owes_an_answer() {
+    let mut world = World::new(2, 2, 8);
+    (0..2).for_each(|d| world.connect(d));
+    world.settle(&nothing_free());
+    let extents: Vec<ExtentId> = world.extents.keys().copied().collect();
+    // Its agent answers: it is only slow.
+    world.book.late(World::id(0), world.now);
+    world.act();
+    world.now += AWAY_AFTER * 2;
+    world.balance(nothing_free());
+    assert!(extents.iter().all(|e| world.live(*e) == 2) && !world.silent[0]);
+    // It does not.
+    world.deaf[0] = true;
+    world.book.late(World::id(0), world.now);
+    world.act();
+    let asked = world.now;
+    assert_eq!(world.book.due(), Some(asked + AWAY_AFTER));
+    world.now = asked + AWAY_AFTER / 2;
+    world.book.late(World::id(0), world.now);
+    world.balance(nothing_free());
+    assert!(extents.iter().all(|e| world.live(*e) == 2) && !world.silent[0]);
+    world.now = asked + AWAY_AFTER;
+    world.balance(nothing_free());
+    assert!(extents.iter().all(|e| world.live(*e) == 1) && world.silent[0]);
+    // It was not heard since, so it stays so, and the rest has strikes against nobody.
+    world.now += AWAY_AFTER;
+    world.balance(nothing_free());
+    assert!(extents.iter().all(|e| world.states(*e).contains(&ReplicaState::Away)));
+    world.deaf[0] = false;
+    world.renew(0);
+    world.balance(nothing_free());
+    assert!(!world.silent[0]);
+    world.fill_all();
+    assert!(extents.iter().all(|e| world.live(*e) == 2));
+}
+
 /// A replica that failed some writes waits for its next try for longer than `lost_after`. That its donor is not heard for a moment meanwhile is no loss.
 #[test]
 fn a_replica_that_waits_for_its_next_try_is_not_absent_for_as_long() {
