@@ -16,7 +16,7 @@ RUNNER := $(if $(SUDO),--config "target.'cfg(all())'.runner='$(SUDO)'",)
 
 # package:command, where having the command is enough.
 PACKAGES := build-essential:cc libclang-dev pkg-config:pkg-config curl:curl python3:python3 redis-server:redis-server \
-            redis-tools:redis-cli python3-redis tcl:tclsh stress-ng:stress-ng sqlite3:sqlite3 nodejs:node \
+            redis-tools:redis-cli python3-redis memcached:memcached tcl:tclsh stress-ng:stress-ng sqlite3:sqlite3 nodejs:node \
             util-linux:setpriv iproute2:ip
 VM_PACKAGES := qemu-system-x86:qemu-system-x86_64 mmdebstrap:mmdebstrap e2fsprogs:mke2fs busybox-static cpio:cpio kmod:depmod xz-utils:xz \
                binutils:strip
@@ -34,9 +34,11 @@ setup:
 	  echo "installing$$missing"; \
 	  $(SUDO) apt-get update -qq && \
 	  DEBIAN_FRONTEND=noninteractive $(SUDO) apt-get install -y -qq --no-install-recommends $$missing || exit 1; \
-	  case "$$missing" in *redis-server*) \
-	    if [ -d /run/systemd/system ]; then $(SUDO) systemctl disable --now redis-server; fi;; \
-	  esac; \
+	  for daemon in redis-server memcached; do \
+	    case "$$missing " in *" $$daemon "*) \
+	      if [ -d /run/systemd/system ]; then $(SUDO) systemctl disable --now $$daemon; fi;; \
+	    esac; \
+	  done; \
 	fi
 	@command -v $(CARGO) >/dev/null || { \
 	  echo "no Rust toolchain; this installs one:"; \
@@ -75,7 +77,7 @@ vm-test: vm-image build
 	@tests=$$($(CARGO) test --release --no-run --message-format=json -p annex-agent --test fabric | sed -n 's|.*"executable":"\([^"]*/deps/[^"]*\)".*|\1|p') && \
 	$(SUDO) env ANNEX_VM_TESTS="$$tests" target/release/annex-vm $(VM)
 
-bench: build
+bench: setup build
 	$(SUDO) target/release/annex-bench $(BENCH)
 	$(SUDO) target/release/annex-kv-bench $(if $(findstring --quick,$(BENCH)),--quick)
 
