@@ -1,20 +1,26 @@
-//! `annex-kv-bench`: the KV API beside redis-server. See `annex_tests::kv::bench`.
+//! `annex-kv-bench`: the KV API beside redis-server and memcached. See `annex_tests::kv::bench`.
 
-use annex_tests::kv::bench::{self, Plan};
+use annex_tests::kv::bench::{self, Plan, contender::Contender, load::Mix, report};
 use clap::Parser;
 use std::path::PathBuf;
 
-/// Measures GET and SET on the KV API and on redis-server with redis-benchmark; writes bench-results/kv.md and kv.json.
+/// Measures reads and writes on the KV API, redis-server and memcached; writes bench-results/kv.md and kv.json.
 #[derive(Parser)]
 #[command(version)]
 struct Args {
-    /// A few minutes: one round, small and medium values.
+    /// Within three minutes: one round, small and large values.
     #[arg(long)]
     quick: bool,
     #[arg(long)]
     rounds: Option<usize>,
-    #[arg(long)]
-    seconds: Option<f64>,
+    /// How long one figure takes, besides the time to settle.
+    #[arg(long, default_value_t = 0.4)]
+    seconds: f64,
+    /// All unless named.
+    #[arg(long, value_delimiter = ',')]
+    contenders: Vec<Contender>,
+    #[arg(long, value_delimiter = ',')]
+    mixes: Vec<Mix>,
     /// Bytes of a value.
     #[arg(long, value_delimiter = ',')]
     sizes: Vec<usize>,
@@ -28,15 +34,20 @@ struct Args {
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    let sizes = if args.quick { vec![100, 1024] } else { vec![100, 1024, 16384] };
     let plan = Plan {
         rounds: args.rounds.unwrap_or(if args.quick { 1 } else { 5 }),
-        seconds: args.seconds.unwrap_or(1.0),
-        sizes: if args.sizes.is_empty() { sizes } else { args.sizes },
+        seconds: args.seconds,
+        contenders: named(args.contenders, &Contender::ALL),
+        mixes: named(args.mixes, &Mix::ALL),
+        sizes: named(args.sizes, if args.quick { &[100, 16384] } else { &[100, 1024, 16384] }),
         pipelines: args.pipelines,
         connections: args.connections,
         results: args.results,
     };
-    print!("{}", bench::markdown(&bench::run(&plan)?));
+    print!("{}", report::markdown(&bench::run(&plan)?));
     Ok(())
+}
+
+fn named<T: Clone>(list: Vec<T>, all: &[T]) -> Vec<T> {
+    if list.is_empty() { all.to_vec() } else { list }
 }

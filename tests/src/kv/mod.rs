@@ -1,4 +1,5 @@
-//! Tests of the KV API: a connection that shows every byte ([`wire`]), whether what clients saw can have happened ([`history`]), and how fast it is ([`mod@bench`]).
+//! Tests of the KV API: a connection that shows every byte ([`wire`]), whether what clients saw can have happened
+//! ([`history`]), and how fast it is beside others ([`mod@bench`]).
 
 pub mod bench;
 pub mod history;

@@ -1,230 +1,212 @@
-//! The KV API beside redis-server, with Redis' own client on the same machine: throughput and latency, by size of the values, length of the pipeline
-//! and number of connections. The contenders of a row take turns, and each figure is the median of the rounds.
+//! The KV API beside redis-server and memcached on the same machine, with the same client for all: throughput and
+//! latency, by mix of requests, size of the values, length of the pipeline and number of connections. The contenders of
+//! a cell take turns, and each figure is the median of the rounds.
+//!
+//! - [`contender`]: who is measured, and how each is started. [`raw`]: the bare floor.
+//! - [`load`]: which requests for which keys. [`protocol`]: what they and their answers look like. [`driver`]: the
+//!   client.
+//! - [`peer`]: redis-benchmark, which must not be faster than our client. [`report`]: the table.
 
-use crate::bench::{Machine, machine};
-use crate::testbed::{Donor, Testbed};
+pub mod contender;
+pub mod driver;
+pub mod load;
+pub mod peer;
+pub mod protocol;
+pub mod raw;
+pub mod report;
+
+use crate::access::zipf::Zipf;
+use crate::bench::{Machine, machine, middle};
 use anyhow::{Context, ensure};
+use contender::{Contender, Server};
+use driver::Tally;
+use load::{Load, Mix, Requests};
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
-use std::net::TcpListener;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// What is to be measured.
 pub struct Plan {
     pub rounds: usize,
-    /// How long one figure takes, about.
+    /// How long one figure takes, besides the time to settle.
     pub seconds: f64,
+    pub contenders: Vec<Contender>,
+    pub mixes: Vec<Mix>,
     pub sizes: Vec<usize>,
     pub pipelines: Vec<usize>,
     pub connections: Vec<usize>,
     pub results: PathBuf,
 }
 
-/// Bytes of values in all.
-const SET: usize = 128 << 20;
-/// Requests for a first estimate of the speed.
-const TRIAL: usize = 5000;
-
-#[derive(Serialize)]
-pub struct Row {
-    pub contender: String,
-    pub command: String,
-    pub bytes: usize,
-    pub pipeline: usize,
-    pub connections: usize,
+/// One contender's round, or the median of its rounds. The latency is that of a whole pipeline.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Figure {
     pub per_second: f64,
-    pub p50_ms: f64,
-    pub p99_ms: f64,
+    pub p50_us: f64,
+    pub p99_us: f64,
+    /// redis-benchmark does not say it.
+    pub p999_us: Option<f64>,
 }
 
-#[derive(Serialize)]
+impl From<&Tally> for Figure {
+    fn from(tally: &Tally) -> Figure {
+        let micros = |quantile| tally.latency.value_at_quantile(quantile) as f64 / 1e3;
+        Figure {
+            per_second: tally.requests as f64 / tally.took.as_secs_f64(),
+            p50_us: micros(0.5),
+            p99_us: micros(0.99),
+            p999_us: Some(micros(0.999)),
+        }
+    }
+}
+
+impl Figure {
+    fn median(rounds: &[Figure]) -> Figure {
+        let of = |what: fn(&Figure) -> f64| middle(rounds.iter().map(what).collect());
+        let p999: Vec<f64> = rounds.iter().filter_map(|figure| figure.p999_us).collect();
+        Figure {
+            per_second: of(|f| f.per_second),
+            p50_us: of(|f| f.p50_us),
+            p99_us: of(|f| f.p99_us),
+            p999_us: (!p999.is_empty()).then(|| middle(p999)),
+        }
+    }
+}
+
+#[derive(Debug, Serialize)]
+pub struct Row {
+    #[serde(flatten)]
+    pub load: Load,
+    pub contender: Contender,
+    pub median: Figure,
+    pub rounds: Vec<Figure>,
+}
+
+#[derive(Debug, Serialize)]
 pub struct Results {
     pub machine: Machine,
+    pub seconds: f64,
     pub rows: Vec<Row>,
-}
-
-/// A server that takes Redis' protocol.
-struct Server {
-    name: &'static str,
-    port: u16,
-    _runs: Runs,
-}
-
-enum Runs {
-    Annex { _bed: Box<Testbed> },
-    Redis(Child),
-}
-
-impl Drop for Runs {
-    fn drop(&mut self) {
-        if let Runs::Redis(child) = self {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
-
-fn annex(name: &'static str, donor: fn() -> Donor, cache: usize) -> anyhow::Result<Server> {
-    let options = format!(",cache={cache}");
-    let bed = Testbed::builder().donor(donor()).donor(donor()).beside_others().kv(&options).start();
-    let address = bed.kv_address.clone().context("no KV API")?;
-    let port = address.rsplit(':').next().context("no port")?.parse()?;
-    Ok(Server { name, port, _runs: Runs::Annex { _bed: Box::new(bed) } })
-}
-
-fn redis() -> anyhow::Result<Server> {
-    let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-    let arguments = ["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--port", &port.to_string()];
-    let child = Command::new("redis-server").args(arguments).stdout(Stdio::null()).spawn().context("redis-server")?;
-    Ok(Server { name: "redis-server", port, _runs: Runs::Redis(child) })
-}
-
-/// Requests per second, and latency in milliseconds.
-#[derive(Clone, Copy)]
-struct Figure {
-    per_second: f64,
-    p50_ms: f64,
-    p99_ms: f64,
-}
-
-#[derive(Clone, Copy)]
-struct Load {
-    command: &'static str,
-    bytes: usize,
-    pipeline: usize,
-    connections: usize,
-}
-
-impl Load {
-    fn keys(&self) -> usize {
-        (SET / self.bytes).min(500_000)
-    }
-
-    fn run(&self, server: &Server, requests: usize) -> anyhow::Result<Figure> {
-        let mut command = Command::new("redis-benchmark");
-        command.args(["-p", &server.port.to_string(), "-t", self.command, "--csv", "-r", &self.keys().to_string()]);
-        command.args(["-n", &requests.to_string(), "-d", &self.bytes.to_string()]);
-        command.args(["-P", &self.pipeline.to_string(), "-c", &self.connections.to_string()]);
-        let output = command.output().context("redis-benchmark")?;
-        let text = String::from_utf8_lossy(&output.stdout);
-        ensure!(output.status.success(), "redis-benchmark failed on {}: {text}", server.name);
-        // "test","rps","avg_latency_ms","min_latency_ms","p50_latency_ms","p95_latency_ms","p99_latency_ms","max_latency_ms"
-        let line = text.lines().nth(1).with_context(|| format!("redis-benchmark said {text}"))?;
-        let fields: Vec<f64> = line.split(',').skip(1).filter_map(|f| f.trim_matches('"').parse().ok()).collect();
-        ensure!(fields.len() == 7, "redis-benchmark said {line}");
-        Ok(Figure { per_second: fields[0], p50_ms: fields[3], p99_ms: fields[5] })
-    }
-}
-
-/// Fills a server with all keys of a load.
-fn fill(server: &Server, load: Load) -> anyhow::Result<()> {
-    let set = Load { command: "set", pipeline: 64, connections: 8, ..load };
-    let began = Instant::now();
-    while began.elapsed() < Duration::from_secs(60) {
-        set.run(server, load.keys())?;
-        let found = Command::new("redis-cli").args(["-p", &server.port.to_string(), "dbsize"]).output()?;
-        let keys: usize = String::from_utf8_lossy(&found.stdout).trim().parse().context("DBSIZE")?;
-        // Keys are drawn at random: the last few would take for ever.
-        if keys * 10 >= load.keys() * 9 {
-            return Ok(());
-        }
-    }
-    anyhow::bail!("{} takes longer than a minute to be filled", server.name)
-}
-
-fn empty(server: &Server) -> anyhow::Result<()> {
-    let done = Command::new("redis-cli").args(["-p", &server.port.to_string(), "flushall"]).output()?;
-    ensure!(done.status.success(), "{} can't be emptied", server.name);
-    Ok(())
-}
-
-fn median(mut of: Vec<f64>) -> f64 {
-    of.sort_by(f64::total_cmp);
-    of.get(of.len() / 2).copied().unwrap_or(f64::NAN)
+    /// Who could not run, and why.
+    pub skipped: BTreeMap<String, String>,
 }
 
 /// Runs everything and writes `kv.json` and `kv.md`.
 ///
 /// # Errors
-/// A server or the client can't be run.
+/// A server answers wrongly or not at all, or the results can't be written.
 pub fn run(plan: &Plan) -> anyhow::Result<Results> {
-    let servers = [
-        redis()?,
-        annex("annex shm", Donor::shm, 0)?,
-        annex("annex shm, 10 % cached", Donor::shm, SET / 10)?,
-        annex("annex tcp", Donor::tcp, 0)?,
-    ];
-    std::thread::sleep(Duration::from_millis(500));
-    let mut rows = Vec::new();
-    for bytes in plan.sizes.iter().copied() {
-        let whole = Load { command: "set", bytes, pipeline: 1, connections: 1 };
-        servers.iter().try_for_each(empty)?;
-        servers.iter().try_for_each(|server| fill(server, whole))?;
-        for (pipeline, connections) in
-            plan.pipelines.iter().flat_map(|p| plan.connections.iter().map(move |c| (*p, *c)))
-        {
-            for command in ["get", "set"] {
-                let load = Load { command, bytes, pipeline, connections };
-                eprintln!("{command} of {bytes} B, pipeline {pipeline}, {connections} connections");
-                let mut figures: BTreeMap<usize, Vec<Figure>> = BTreeMap::new();
-                for _ in 0..plan.rounds {
-                    for (n, server) in servers.iter().enumerate() {
-                        let trial = load.run(server, TRIAL)?;
-                        let requests = (trial.per_second * plan.seconds) as usize;
-                        figures.entry(n).or_default().push(load.run(server, requests.max(TRIAL))?);
-                    }
-                }
-                for (n, of) in figures {
-                    let of_all = |what: fn(&Figure) -> f64| median(of.iter().map(what).collect());
-                    rows.push(Row {
-                        contender: servers[n].name.into(),
-                        command: command.into(),
-                        bytes,
-                        pipeline,
-                        connections,
-                        per_second: of_all(|f| f.per_second),
-                        p50_ms: of_all(|f| f.p50_ms),
-                        p99_ms: of_all(|f| f.p99_ms),
-                    });
-                }
-            }
+    ensure!(plan.sizes.iter().all(|bytes| *bytes >= 16), "values begin with their key: give sizes from 16 B on");
+    let mut results = Results { machine: machine(), seconds: plan.seconds, rows: Vec::new(), skipped: BTreeMap::new() };
+    let began = Instant::now();
+    for (done, bytes) in plan.sizes.iter().copied().enumerate() {
+        let servers = start(plan, bytes, &mut results.skipped)?;
+        let zipf = Zipf::new(load::keys(bytes), 0.99);
+        let cells = cells(plan, bytes);
+        for (nth, load) in cells.iter().copied().enumerate() {
+            eprintln!(
+                "[{}/{}, {} s] {}",
+                done * cells.len() + nth + 1,
+                plan.sizes.len() * cells.len(),
+                began.elapsed().as_secs(),
+                report::name(load)
+            );
+            // No round draws the keys of another: what that one left in a cache would be all that this one asks for.
+            let seed = (done * cells.len() + nth) * plan.rounds;
+            results.rows.extend(measure(plan, load, zipf, seed as u64, &servers)?);
         }
     }
-    let results = Results { machine: machine(), rows };
     std::fs::create_dir_all(&plan.results)?;
     std::fs::write(plan.results.join("kv.json"), serde_json::to_string_pretty(&results)?)?;
-    std::fs::write(plan.results.join("kv.md"), markdown(&results))?;
+    std::fs::write(plan.results.join("kv.md"), report::markdown(&results))?;
     Ok(results)
 }
 
-/// A table with the throughput beside redis-server's.
-pub fn markdown(results: &Results) -> String {
-    let mut text = String::from(
-        "| command | value | pipeline | connections | server | requests/s | × redis | p50 ms | p99 ms |\n\
-         | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
-    );
-    for group in results.rows.chunk_by(|a, b| {
-        (&a.command, a.bytes, a.pipeline, a.connections) == (&b.command, b.bytes, b.pipeline, b.connections)
-    }) {
-        let redis = group.first().map_or(f64::NAN, |row| row.per_second);
-        for row in group {
-            let _ = writeln!(
-                text,
-                "| {} | {} B | {} | {} | {} | {:.0} | {:.2} | {:.3} | {:.3} |",
-                row.command,
-                row.bytes,
-                row.pipeline,
-                row.connections,
-                row.contender,
-                row.per_second,
-                row.per_second / redis,
-                row.p50_ms,
-                row.p99_ms
-            );
+fn cells(plan: &Plan, bytes: usize) -> Vec<Load> {
+    let mut cells = Vec::new();
+    for mix in &plan.mixes {
+        for pipeline in &plan.pipelines {
+            for connections in &plan.connections {
+                cells.push(Load { mix: *mix, bytes, pipeline: *pipeline, connections: *connections });
+            }
         }
     }
-    text
+    cells
+}
+
+/// Starts and fills whoever can run here.
+fn start(plan: &Plan, bytes: usize, skipped: &mut BTreeMap<String, String>) -> anyhow::Result<Vec<Server>> {
+    let mut servers = Vec::new();
+    for contender in plan.contenders.iter().filter(|c| **c != Contender::RedisBenchmark) {
+        let began = Instant::now();
+        match Server::start(*contender, bytes) {
+            Ok(server) => {
+                server.fill(bytes).with_context(|| format!("filling {}", contender.name()))?;
+                eprintln!("{} filled after {:.1} s", contender.name(), began.elapsed().as_secs_f64());
+                servers.push(server);
+            }
+            Err(why) => {
+                eprintln!("SKIPPED {}: {why:#}", contender.name());
+                skipped.insert(contender.name().to_owned(), format!("{why:#}"));
+            }
+        }
+    }
+    Ok(servers)
+}
+
+fn measure(plan: &Plan, load: Load, zipf: Zipf, seed: u64, servers: &[Server]) -> anyhow::Result<Vec<Row>> {
+    let duration = Duration::from_secs_f64(plan.seconds);
+    // It reads and writes, and draws its keys evenly.
+    let asks_peer = plan.contenders.contains(&Contender::RedisBenchmark) && load.mix == Mix::Get;
+    let mut figures: BTreeMap<Contender, Vec<Figure>> = BTreeMap::new();
+    for round in 0..plan.rounds {
+        for server in servers {
+            let requests = Requests::drawn(load, zipf, seed + round as u64 + 1);
+            let tally = server.measure(load, requests, duration).with_context(|| server.contender.name())?;
+            let figure = Figure::from(&tally);
+            figures.entry(server.contender).or_default().push(figure);
+            if server.contender == Contender::RedisServer && asks_peer {
+                let requests = (figure.per_second * plan.seconds) as usize;
+                let figure = peer::redis_benchmark(server.address, load, requests)?;
+                figures.entry(Contender::RedisBenchmark).or_default().push(figure);
+            }
+        }
+    }
+    let row = |(contender, rounds): (_, Vec<Figure>)| {
+        let median = Figure::median(&rounds);
+        eprintln!("   {:<34}{:>9.0}/s  p50 {:>8.1} µs", Contender::name(contender), median.per_second, median.p50_us);
+        Row { load, contender, median, rounds }
+    };
+    Ok(figures.into_iter().map(row).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A small cell whose server is the bare floor.
+    fn tally(mix: Mix, pipeline: usize, connections: usize) -> Tally {
+        let load = Load { mix, bytes: 16384, pipeline, connections };
+        let server = Server::start(Contender::Raw, load.bytes).unwrap();
+        let requests = Requests::drawn(load, Zipf::new(load::keys(load.bytes), 0.99), 1);
+        server.measure(load, requests, Duration::from_millis(50)).unwrap()
+    }
+
+    #[test]
+    fn every_round_is_answered_and_timed() {
+        for (mix, pipeline, connections) in [(Mix::Get, 1, 1), (Mix::Set, 16, 3), (Mix::Mixed, 16, 50)] {
+            let tally = tally(mix, pipeline, connections);
+            assert_eq!(tally.requests, tally.latency.len() as usize * pipeline);
+            assert!(tally.requests >= pipeline * connections, "{} {pipeline} {connections}", tally.requests);
+        }
+    }
+
+    #[test]
+    fn the_median_is_that_of_each_figure() {
+        let figure = |per_second, p50_us, p999_us| Figure { per_second, p50_us, p99_us: 0.0, p999_us };
+        let rounds = [figure(3.0, 1.0, Some(5.0)), figure(1.0, 2.0, Some(7.0)), figure(2.0, 3.0, Some(6.0))];
+        let median = Figure::median(&rounds);
+        assert_eq!((median.per_second, median.p50_us, median.p999_us), (2.0, 2.0, Some(6.0)));
+    }
 }
