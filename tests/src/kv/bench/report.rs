@@ -29,7 +29,7 @@ pub fn markdown(results: &Results) -> String {
     let machine = &results.machine;
     let rounds = results.rows.iter().map(|row| row.rounds.len()).max().unwrap_or(0);
     let mut text = format!(
-        "{} × {}, Linux {}; median of {rounds} rounds of {} s.\n\n{NOTES}",
+        "{} × {}, Linux {}. Rounds: {rounds}, of {} s for each figure; the medians.\n\n{NOTES}",
         machine.cpus, machine.cpu, machine.kernel, results.seconds
     );
     for (who, why) in &results.skipped {
