@@ -305,7 +305,7 @@ mod tests {
         for number in 0..1000 {
             for (from, to) in [(0, 4096), (4096, 8192), (4096, 16384), (100, 9000), (8190, 8195)] {
                 let word = |pages: Pages| pages.word(from..to, number);
-                let inside = |at: u64| at % 8 == 0 && from <= at && at + 8 <= to;
+                let inside = |at: u64| at.is_multiple_of(8) && from <= at && at + 8 <= to;
                 assert!(word(Pages::Even).is_none_or(|at| inside(at) && at / 4096 % 2 == 0));
                 assert!(word(Pages::Odd).is_none_or(|at| inside(at) && at / 4096 % 2 == 1));
                 assert_eq!(word(Pages::All).is_some(), to - from > 8);
