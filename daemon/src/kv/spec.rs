@@ -16,7 +16,6 @@ pub struct Flags {
     pub no_auth: bool,
     pub no_multi: bool,
     pub allow_busy: bool,
-    pub movablekeys: bool,
 }
 
 /// Which arguments are keys: as in Redis, `last` may be negative (from the end). `first` 0: none.
@@ -45,4 +44,101 @@ pub struct Spec {
     pub blind: fn(usize) -> bool,
     /// Runs alone: nothing else is under way meanwhile (FLUSHALL, SWAPDB, …).
     pub alone: bool,
+}
+
+impl Flags {
+    pub const NONE: Flags = Flags {
+        write: false,
+        readonly: false,
+        denyoom: false,
+        admin: false,
+        noscript: false,
+        loading: false,
+        stale: false,
+        fast: false,
+        no_auth: false,
+        no_multi: false,
+        allow_busy: false,
+    };
+
+    /// Those that are set.
+    pub fn names(&self) -> Vec<&'static str> {
+        let all = [
+            (self.write, "write"),
+            (self.readonly, "readonly"),
+            (self.denyoom, "denyoom"),
+            (self.admin, "admin"),
+            (self.noscript, "noscript"),
+            (self.loading, "loading"),
+            (self.stale, "stale"),
+            (self.fast, "fast"),
+            (self.no_auth, "no_auth"),
+            (self.no_multi, "no_multi"),
+            (self.allow_busy, "allow_busy"),
+        ];
+        all.into_iter().filter(|(is, _)| *is).map(|(_, name)| name).collect()
+    }
+}
+
+impl Keys {
+    pub const NONE: Keys = Keys { first: 0, last: 0, step: 0 };
+}
+
+impl Spec {
+    /// What the dispatcher goes by.
+    pub const fn new(name: &'static str, arity: i32, flags: Flags, keys: Keys) -> Spec {
+        Spec {
+            name,
+            arity,
+            flags,
+            keys,
+            since: "",
+            group: "",
+            complexity: "",
+            summary: "",
+            handler: None,
+            blind: |_| false,
+            alone: false,
+        }
+    }
+
+    /// Calls with so many words, its name included, write without looking.
+    pub const fn blind(self, blind: fn(usize) -> bool) -> Spec {
+        Spec { blind, ..self }
+    }
+
+    /// What people are told.
+    pub const fn about(
+        self,
+        group: &'static str,
+        since: &'static str,
+        complexity: &'static str,
+        summary: &'static str,
+    ) -> Spec {
+        Spec { since, group, complexity, summary, ..self }
+    }
+
+    /// The command that this one is a part of.
+    pub fn parent(&self) -> Option<&'static str> {
+        self.name.split_once('|').map(|(parent, _)| parent)
+    }
+
+    /// Whether it may be called with so many words, its name included.
+    pub fn takes(&self, words: usize) -> bool {
+        let words = i32::try_from(words).unwrap_or(i32::MAX);
+        if self.arity > 0 { words == self.arity } else { words >= -self.arity }
+    }
+
+    pub fn has_keys(&self) -> bool {
+        self.keys.first > 0
+    }
+
+    /// Which of so many words are keys.
+    pub fn key_positions(&self, words: usize) -> impl Iterator<Item = usize> + use<> {
+        let count = words as i64;
+        let last = i64::from(self.keys.last);
+        let last = if last < 0 { count + last } else { last.min(count - 1) };
+        let first = if self.keys.first > 0 { i64::from(self.keys.first) } else { last + 1 };
+        (first..=last).step_by(self.keys.step.max(1) as usize).map(|at| at as usize)
+    }
 }

@@ -2,7 +2,6 @@
 
 use super::redis::Redis;
 use annex_daemon::kv::commands::SPECS;
-use annex_daemon::kv::spec::Flags;
 use std::collections::BTreeSet;
 
 /// The texts and integers of a reply in RESP2, in their order, with a bracket before and behind each array.
@@ -30,24 +29,6 @@ fn flat(reply: &[u8]) -> Vec<String> {
     all
 }
 
-fn names(flags: Flags) -> BTreeSet<&'static str> {
-    let all = [
-        (flags.write, "write"),
-        (flags.readonly, "readonly"),
-        (flags.denyoom, "denyoom"),
-        (flags.admin, "admin"),
-        (flags.noscript, "noscript"),
-        (flags.loading, "loading"),
-        (flags.stale, "stale"),
-        (flags.fast, "fast"),
-        (flags.no_auth, "no_auth"),
-        (flags.no_multi, "no_multi"),
-        (flags.allow_busy, "allow_busy"),
-        (flags.movablekeys, "movablekeys"),
-    ];
-    all.into_iter().filter_map(|(is, name)| is.then_some(name)).collect()
-}
-
 #[test]
 fn arity_flags_and_keys_are_as_beside_redis() {
     let Some(mut redis) = Redis::start("info", false) else { return };
@@ -57,7 +38,7 @@ fn arity_flags_and_keys_are_as_beside_redis() {
         let flags: BTreeSet<&str> = rest.iter().take_while(|word| *word != "]").map(String::as_str).collect();
         let keys: Vec<i32> = rest[flags.len() + 1..].iter().take(3).map(|n| n.parse().expect("a number")).collect();
         assert_eq!((name.as_str(), arity), (spec.name, &spec.arity.to_string()));
-        assert_eq!(flags, names(spec.flags), "flags of {}", spec.name);
+        assert_eq!(flags, spec.flags.names().into_iter().collect(), "flags of {}", spec.name);
         assert_eq!(keys, [spec.keys.first, spec.keys.last, spec.keys.step], "keys of {}", spec.name);
     }
 }

@@ -3,7 +3,7 @@
 use super::histogram::Histogram;
 use crate::kv::call::Handler;
 use crate::kv::session::{self, Run};
-use crate::kv::spec::{Flags, Keys, Spec};
+use crate::kv::spec::Spec;
 use bytes::Bytes;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -15,27 +15,12 @@ use std::time::Duration;
 pub struct CommandId(u16);
 
 pub struct Command {
-    pub spec: Facts,
+    pub spec: &'static Spec,
     pub run: Run,
     /// The command that this one is a part of.
     pub parent: Option<CommandId>,
     pub children: Vec<CommandId>,
     pub stats: Stats,
-}
-
-/// What there is to know of a command, with its name looked up once.
-#[derive(Clone, Copy)]
-pub struct Facts {
-    pub name: &'static str,
-    pub arity: i32,
-    pub flags: Flags,
-    pub keys: Keys,
-    pub since: &'static str,
-    pub group: &'static str,
-    pub complexity: &'static str,
-    pub summary: &'static str,
-    pub blind: fn(usize) -> bool,
-    pub alone: bool,
 }
 
 /// What INFO commandstats and latencystats tell.
@@ -59,22 +44,18 @@ pub struct Commands {
 const MAX_NAME: usize = 48;
 
 impl Default for Commands {
-    /// Joins the tables. A sub-command whose parent is in none of them gets one that does nothing but hold it.
+    /// Joins the tables.
     fn default() -> Commands {
         let mut commands = Commands { all: Vec::new(), by_name: HashMap::default() };
         for (spec, run) in session::commands() {
-            commands.add(Facts::of(spec), run);
+            commands.add(spec, run);
         }
         for spec in crate::kv::commands::SPECS {
-            commands.add(Facts::of(spec), spec.handler.map_or(Run::Container, Run::Keys));
+            commands.add(spec, spec.handler.map_or(Run::Container, Run::Keys));
         }
         for index in 0..commands.all.len() {
-            let facts = commands.all[index].spec;
-            if let Some((parent, _)) = facts.name.split_once('|') {
-                let parent = commands.by_name.get(parent).copied().unwrap_or_else(|| {
-                    let container = Facts { name: parent, arity: -2, keys: Keys::default(), ..facts };
-                    commands.add(container, Run::Container)
-                });
+            let parent = commands.all[index].spec.parent().and_then(|name| commands.by_name.get(name).copied());
+            if let Some(parent) = parent {
                 commands.all[index].parent = Some(parent);
                 commands.all[usize::from(parent.0)].children.push(CommandId(index as u16));
             }
@@ -84,14 +65,9 @@ impl Default for Commands {
 }
 
 impl Commands {
-    fn add(&mut self, spec: Facts, run: Run) -> CommandId {
-        if let Some(known) = self.by_name.get(spec.name) {
-            return *known;
-        }
-        let id = CommandId(self.all.len() as u16);
-        self.by_name.insert(spec.name, id);
+    fn add(&mut self, spec: &'static Spec, run: Run) {
+        self.by_name.insert(spec.name, CommandId(self.all.len() as u16));
         self.all.push(Command { spec, run, parent: None, children: Vec::new(), stats: Stats::default() });
-        id
     }
 
     pub fn get(&self, id: CommandId) -> &Command {
@@ -147,41 +123,6 @@ fn lower_case(name: &[u8], into: &mut [u8]) -> Option<usize> {
     (name.len() < into.len()).then_some(name.len())
 }
 
-impl Facts {
-    pub fn of(spec: &Spec) -> Facts {
-        Facts {
-            name: spec.name,
-            arity: spec.arity,
-            flags: spec.flags,
-            keys: spec.keys,
-            since: spec.since,
-            group: spec.group,
-            complexity: spec.complexity,
-            summary: spec.summary,
-            blind: spec.blind,
-            alone: spec.alone,
-        }
-    }
-
-    pub fn takes(&self, args: usize) -> bool {
-        let args = i32::try_from(args).unwrap_or(i32::MAX);
-        if self.arity > 0 { args == self.arity } else { args >= -self.arity }
-    }
-
-    pub fn has_keys(&self) -> bool {
-        self.keys.first > 0 || self.flags.movablekeys
-    }
-
-    /// Which of so many arguments are keys.
-    pub fn key_positions(&self, args: usize) -> impl Iterator<Item = usize> + use<> {
-        let count = args as i64;
-        let last = i64::from(self.keys.last);
-        let last = if last < 0 { count + last } else { last.min(count - 1) };
-        let first = if self.keys.first > 0 { i64::from(self.keys.first) } else { last + 1 };
-        (first..=last).step_by(self.keys.step.max(1) as usize).map(|at| at as usize)
-    }
-}
-
 impl Command {
     pub fn handler(&self) -> Option<Handler> {
         match self.run {
@@ -217,5 +158,25 @@ impl Hasher for Fnv {
 
     fn finish(&self) -> u64 {
         self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_name_is_in_two_tables() {
+        let commands = Commands::default();
+        assert_eq!(commands.by_name.len(), commands.all.len());
+    }
+
+    #[test]
+    fn every_sub_command_has_the_parent_that_its_name_says() {
+        let commands = Commands::default();
+        for command in commands.iter() {
+            let parent = command.parent.map(|id| commands.get(id).spec.name);
+            assert_eq!(parent, command.spec.parent(), "{}", command.spec.name);
+        }
     }
 }

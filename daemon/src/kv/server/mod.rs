@@ -28,7 +28,7 @@ mod pause;
 mod slow;
 mod statistics;
 
-pub use commands::{Command, CommandId, Commands, Facts as CommandFacts};
+pub use commands::{Command, CommandId, Commands};
 pub use config::{Config, OnChange, SetError};
 pub use latency::Latency;
 pub use listen::{BindError, Listener, serve};
@@ -114,8 +114,8 @@ impl Server {
 
     /// Asks for the locks a command needs. It has its place among the others when this returns.
     pub fn lock(&self, id: CommandId, args: &[Bytes]) -> Ticket {
-        let spec = &self.commands.get(id).spec;
-        if spec.alone || spec.flags.movablekeys {
+        let spec = self.commands.get(id).spec;
+        if spec.alone {
             return self.locks.everything();
         }
         let keys = spec.key_positions(args.len()).filter_map(|at| args.get(at)).map(|key| &key[..]);

@@ -4,7 +4,8 @@ use super::arguments::{SYNTAX, help as help_of, is};
 use super::state::Session;
 use crate::kv::call::{Failure, Outcome};
 use crate::kv::reply::Reply;
-use crate::kv::server::{Command, CommandFacts, Commands};
+use crate::kv::server::{Command, Commands};
+use crate::kv::spec::Spec;
 use crate::kv::text::glob;
 use bytes::Bytes;
 
@@ -46,7 +47,7 @@ pub fn list(session: &mut Session, args: &[Bytes]) -> Outcome {
         [filter, kind, _] if is(filter, "filterby") && is(kind, "module") => Vec::new(),
         [filter, kind, category] if is(filter, "filterby") && is(kind, "aclcat") => {
             let category = [b"@", &category.to_ascii_lowercase()[..]].concat();
-            let has = |command: &&Command| categories(&command.spec).iter().any(|known| known.as_bytes() == category);
+            let has = |command: &&Command| categories(command.spec).iter().any(|known| known.as_bytes() == category);
             commands.filter(has).map(name_of).collect()
         }
         [filter, kind, pattern] if is(filter, "filterby") && is(kind, "pattern") => {
@@ -69,14 +70,14 @@ pub fn keys_and_flags(session: &mut Session, args: &[Bytes]) -> Outcome {
         let flags = match spec.name {
             "set" if reads_too => &["RW", "access", "update"][..],
             "set" => &["OW", "update"],
-            _ => access(&spec, nth),
+            _ => access(spec, nth),
         };
         Reply::Array(vec![Reply::Bulk(key), words(flags)])
     };
     Ok(Reply::Array(keys.into_iter().enumerate().map(with_flags).collect()))
 }
 
-fn keys_of(session: &Session, call: &[Bytes]) -> Result<(CommandFacts, Vec<Bytes>), Failure> {
+fn keys_of(session: &Session, call: &[Bytes]) -> Result<(&'static Spec, Vec<Bytes>), Failure> {
     let commands = &session.server.commands;
     let spec = commands.get(commands.find(call).ok_or("ERR Invalid command specified")?).spec;
     if !spec.has_keys() {
@@ -102,11 +103,11 @@ fn name_of(command: &Command) -> Reply {
 
 /// One command's ten fields.
 fn describe(commands: &Commands, command: &Command) -> Reply {
-    let spec = &command.spec;
+    let spec = command.spec;
     Reply::Array(vec![
         name_of(command),
         Reply::Integer(spec.arity.into()),
-        words(&flags(spec)),
+        words(&spec.flags.names()),
         Reply::Integer(spec.keys.first.into()),
         Reply::Integer(spec.keys.last.into()),
         Reply::Integer(spec.keys.step.into()),
@@ -118,7 +119,7 @@ fn describe(commands: &Commands, command: &Command) -> Reply {
 }
 
 fn documentation(commands: &Commands, command: &Command) -> Reply {
-    let spec = &command.spec;
+    let spec = command.spec;
     let mut fields = vec![
         (Reply::word("summary"), Reply::word(spec.summary)),
         (Reply::word("since"), Reply::word(spec.since)),
@@ -134,27 +135,8 @@ fn documentation(commands: &Commands, command: &Command) -> Reply {
     Reply::Map(fields)
 }
 
-fn flags(spec: &CommandFacts) -> Vec<&'static str> {
-    let flags = &spec.flags;
-    let all = [
-        (flags.write, "write"),
-        (flags.readonly, "readonly"),
-        (flags.denyoom, "denyoom"),
-        (flags.admin, "admin"),
-        (flags.noscript, "noscript"),
-        (flags.loading, "loading"),
-        (flags.stale, "stale"),
-        (flags.fast, "fast"),
-        (flags.no_auth, "no_auth"),
-        (flags.no_multi, "no_multi"),
-        (flags.movablekeys, "movablekeys"),
-        (flags.allow_busy, "allow_busy"),
-    ];
-    all.into_iter().filter(|(is, _)| *is).map(|(_, name)| name).collect()
-}
-
 /// As ACL rules would name them.
-fn categories(spec: &CommandFacts) -> Vec<&'static str> {
+fn categories(spec: &Spec) -> Vec<&'static str> {
     let group = match spec.group {
         "generic" => Some("@keyspace"),
         "string" => Some("@string"),
@@ -191,7 +173,7 @@ pub const CATEGORIES: [&str; 11] = [
 ];
 
 /// What a command does with its nth key.
-fn access(spec: &CommandFacts, nth: usize) -> &'static [&'static str] {
+fn access(spec: &Spec, nth: usize) -> &'static [&'static str] {
     match (spec.name, nth) {
         ("object|encoding" | "object|refcount" | "object|idletime" | "object|freq" | "memory|usage", _) => &["RO"],
         ("strlen" | "exists" | "type" | "touch" | "watch", _) => &["RO"],
@@ -214,7 +196,7 @@ fn words(words: &[&'static str]) -> Reply {
 }
 
 /// Where a command's keys are. Commands whose keys are not used alike have one specification here, that of the first.
-fn key_specification(spec: &CommandFacts) -> Option<Reply> {
+fn key_specification(spec: &Spec) -> Option<Reply> {
     let keys = spec.keys;
     let map = |kind: &'static str, spec: Vec<(Reply, Reply)>| {
         Reply::Map(vec![(Reply::word("type"), Reply::word(kind)), (Reply::word("spec"), Reply::Map(spec))])

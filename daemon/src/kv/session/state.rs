@@ -90,7 +90,7 @@ impl Session {
 
     fn check(&self, found: Option<CommandId>, args: &[Bytes]) -> Result<CommandId, Failure> {
         let id = found.ok_or_else(|| self.unknown(args))?;
-        let spec = &self.server.commands.get(id).spec;
+        let spec = self.server.commands.get(id).spec;
         if !spec.takes(args.len()) {
             return Err(wrong_arity(spec.name));
         }

@@ -16,37 +16,18 @@ pub fn commands() -> impl Iterator<Item = (&'static Spec, Run)> {
 }
 
 const fn row(name: &'static str, arity: i32, flags: &str, run: Run) -> Row {
-    let keys = Keys { first: 0, last: 0, step: 0 };
-    let flags = flags_of(flags);
-    let spec = Spec {
-        name,
-        arity,
-        flags,
-        keys,
-        since: "",
-        group: "",
-        complexity: "",
-        summary: "",
-        handler: None,
-        blind: |_| false,
-        alone: false,
-    };
-    Row { spec, run }
+    Row { spec: Spec::new(name, arity, flags_of(flags), Keys::NONE), run }
 }
 
 impl Row {
     const fn about(
-        mut self,
+        self,
         group: &'static str,
         since: &'static str,
         complexity: &'static str,
         summary: &'static str,
     ) -> Row {
-        self.spec.group = group;
-        self.spec.since = since;
-        self.spec.complexity = complexity;
-        self.spec.summary = summary;
-        self
+        Row { spec: self.spec.about(group, since, complexity, summary), ..self }
     }
 
     const fn on_keys(mut self, first: i32, last: i32, step: i32) -> Row {
@@ -86,7 +67,6 @@ const fn flags_of(letters: &str) -> Flags {
         no_auth: has(letters, b'n'),
         no_multi: has(letters, b'M'),
         allow_busy: has(letters, b'b'),
-        movablekeys: false,
     }
 }
 

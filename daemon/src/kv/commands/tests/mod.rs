@@ -41,8 +41,7 @@ impl Client {
             |n: usize| args.get(n).map(|word| String::from_utf8_lossy(word).to_ascii_lowercase()).unwrap_or_default();
         let named = |name: &str| super::SPECS.iter().find(|spec| spec.name == name);
         let spec = named(&format!("{}|{}", word(0), word(1))).or_else(|| named(&word(0))).expect("a known command");
-        let enough = args.len() as i32 >= spec.arity.abs() && (spec.arity < 0 || args.len() as i32 == spec.arity);
-        assert!(enough, "the arity of {} is {}", spec.name, spec.arity);
+        assert!(spec.takes(args.len()), "the arity of {} is {}", spec.name, spec.arity);
         let handler = spec.handler.expect("a command with a handler");
         match self.0.block_on(handler(Call { store: &self.0.store, db, args, ticket: None })) {
             Ok(reply) => reply,

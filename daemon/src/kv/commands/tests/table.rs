@@ -25,9 +25,3 @@ fn every_key_that_is_always_there_lies_within_the_arity() {
         assert!(spec.keys.step > 0, "{}", spec.name);
     }
 }
-
-#[test]
-fn sub_commands_have_their_parent_s_name_in_front() {
-    let sub: Vec<&str> = SPECS.iter().filter_map(|spec| spec.name.split_once('|').map(|(parent, _)| parent)).collect();
-    assert!(sub.iter().all(|parent| ["object", "memory"].contains(parent)));
-}
