@@ -161,6 +161,19 @@ pub struct Part {
     pub at: usize,
 }
 
+impl Part {
+    /// The buffer's pages, from the first on, to the slots of these runs in their order.
+    pub fn in_order(runs: &[SlotRun]) -> Vec<Part> {
+        let mut at = 0;
+        let part = |run: &SlotRun| {
+            let part = Part { run: *run, at };
+            at += run.count as usize;
+            part
+        };
+        runs.iter().map(part).collect()
+    }
+}
+
 /// A read or write that is over.
 #[derive(Debug)]
 pub struct Done {

@@ -561,13 +561,7 @@ pub(crate) fn post_write(lane: &mut Lane, runs: &[SlotRun], generation: u32, tok
     let mut buf = lane.alloc(pages as usize).unwrap();
     let slots = runs.iter().flat_map(|r| r.slots());
     slots.zip(lane.bytes_mut(&mut buf).chunks_exact_mut(PAGE_SIZE)).for_each(|(s, p)| fill(p, s.0, generation));
-    let mut at = 0;
-    let part = |run: &SlotRun| {
-        at += run.count as usize;
-        Part { run: *run, at: at - run.count as usize }
-    };
-    let parts: Vec<Part> = runs.iter().map(part).collect();
-    lane.write(&parts, buf, token).unwrap();
+    lane.write(&Part::in_order(runs), buf, token).unwrap();
 }
 
 /// Reads a run; true if every byte is the expected one.

@@ -89,13 +89,7 @@ impl Store {
             second.copy_from_slice(&value[..second.len()]);
             zeros.fill(0);
         });
-        let mut parts = Vec::with_capacity(runs.len());
-        let mut at = 0;
-        for run in &runs {
-            parts.push(Part { run: *run, at });
-            at += run.count as usize;
-        }
-        self.0.way.write(&parts, buf).await.map_err(StoreError::Unwritten)?;
+        self.0.way.write(&Part::in_order(&runs), buf).await.map_err(StoreError::Unwritten)?;
         piece.is_written = true;
         Ok(())
     }

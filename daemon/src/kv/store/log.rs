@@ -127,12 +127,6 @@ impl Log {
             way.free(buf);
             return None;
         }
-        let mut parts = Vec::with_capacity(runs.len());
-        let mut at = 0;
-        for run in &runs {
-            parts.push(Part { run: *run, at });
-            at += run.count as usize;
-        }
         let sheets = self.tails.range(from..from + got);
         way.fill(&mut buf, |bytes| {
             for (tail, to) in sheets.clone().zip(bytes.chunks_exact_mut(PAGE_SIZE)) {
@@ -141,7 +135,7 @@ impl Log {
         });
         let slots = runs.iter().flat_map(|run| run.slots());
         let landings = sheets.zip(slots).map(|(tail, slot)| Landing { sheet: tail.sheet, slot }).collect();
-        let token = match way.post_flight(&parts, buf) {
+        let token = match way.post_flight(&Part::in_order(&runs), buf) {
             Ok(token) => token,
             Err(buf) => {
                 way.free(buf);
