@@ -1,7 +1,9 @@
 //! A connection to a Redis-protocol server that shows every byte: for what client libraries hide.
 
+use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -11,37 +13,42 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// See the module's header.
 pub struct Wire {
-    reader: BufReader<Box<dyn Read + Send>>,
-    writer: Box<dyn Write + Send>,
+    reader: BufReader<File>,
+    writer: File,
 }
 
+/// Whole replies, and errors as values.
 impl Wire {
     pub fn tcp(address: &str) -> io::Result<Wire> {
         let stream = TcpStream::connect(address)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
         stream.set_nodelay(true)?;
-        let reader = Box::new(stream.try_clone()?);
-        Ok(Wire { reader: BufReader::new(reader), writer: Box::new(stream) })
+        Wire::over(stream)
     }
 
     pub fn unix(path: &Path) -> io::Result<Wire> {
         let stream = UnixStream::connect(path)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
-        let reader = Box::new(stream.try_clone()?);
-        Ok(Wire { reader: BufReader::new(reader), writer: Box::new(stream) })
+        Wire::over(stream)
     }
 
-    pub fn send(&mut self, bytes: impl AsRef<[u8]>) -> io::Result<()> {
-        self.writer.write_all(bytes.as_ref())
+    fn over(stream: impl Into<OwnedFd>) -> io::Result<Wire> {
+        let writer = File::from(stream.into());
+        Ok(Wire { reader: BufReader::new(writer.try_clone()?), writer })
+    }
+
+    /// The sending side once more, for a thread that sends while another one reads.
+    pub fn sender(&self) -> io::Result<impl Write + Send + use<>> {
+        self.writer.try_clone()
     }
 
     /// Sends commands and reads the reply of each, as it came.
     pub fn ask_all<W: AsRef<[u8]>>(&mut self, commands: &[Vec<W>]) -> io::Result<Vec<Vec<u8>>> {
         let mut out = Vec::new();
         commands.iter().for_each(|words| encode(words, &mut out));
-        self.send(out)?;
+        self.writer.write_all(&out)?;
         commands.iter().map(|_| self.reply()).collect()
     }
 
@@ -49,7 +56,7 @@ impl Wire {
     pub fn ask<W: AsRef<[u8]>>(&mut self, words: &[W]) -> io::Result<Vec<u8>> {
         let mut out = Vec::new();
         encode(words, &mut out);
-        self.send(out)?;
+        self.writer.write_all(&out)?;
         self.reply()
     }
 
@@ -59,7 +66,7 @@ impl Wire {
         let mut left = 1u64;
         while left > 0 {
             left -= 1;
-            let line = self.line()?;
+            let line = self.raw_line()?;
             let number = || std::str::from_utf8(&line[1..]).ok()?.trim_end().parse::<i64>().ok();
             let count = number().map_or(0, |n| n.max(0) as u64);
             let first = line.first().copied();
@@ -78,17 +85,32 @@ impl Wire {
         Ok(all)
     }
 
-    /// One line with its end.
-    pub fn line(&mut self) -> io::Result<Vec<u8>> {
+    fn raw_line(&mut self) -> io::Result<Vec<u8>> {
         let mut line = Vec::new();
         self.reader.read_until(b'\n', &mut line)?;
         if line.ends_with(b"\r\n") { Ok(line) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
     }
+}
+
+/// Byte by byte, as one types it. What fails, or comes otherwise than expected, panics.
+impl Wire {
+    pub fn send(&mut self, text: &str) {
+        self.writer.write_all(text.as_bytes()).expect("the server reads");
+    }
+
+    /// Sends a command in a line and expects this answer.
+    pub fn talk(&mut self, command: &str, answer: &str) {
+        self.send(&format!("{command}\r\n"));
+        self.expect(answer);
+    }
+
+    /// One line, without its end.
+    pub fn line(&mut self) -> String {
+        let line = self.raw_line().expect("an answer");
+        String::from_utf8_lossy(&line[..line.len() - 2]).into_owned()
+    }
 
     /// Reads exactly this.
-    ///
-    /// # Panics
-    /// If something else comes.
     pub fn expect(&mut self, text: &str) {
         let mut read = vec![0; text.len()];
         let mut length = 0;

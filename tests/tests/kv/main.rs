@@ -36,7 +36,7 @@ fn a_pipeline_is_answered_in_order() {
     let commands: String = (0..count).map(|n| format!("SET k{} {n}\r\nGET k{}\r\nINCR n\r\n", n % 7, n % 7)).collect();
     let answers: String =
         (0..count).map(|n| format!("+OK\r\n${}\r\n{n}\r\n:{}\r\n", n.to_string().len(), n + 1)).collect();
-    let mut writer = wire.0.try_clone().expect("a handle");
+    let mut writer = wire.sender().expect("a handle");
     let writing = std::thread::spawn(move || std::io::Write::write_all(&mut writer, commands.as_bytes()));
     wire.expect(&answers);
     writing.join().expect("no panic").expect("the server reads");
@@ -64,7 +64,7 @@ fn increments_of_many_connections_are_all_counted() {
         })
         .collect();
     clients.into_iter().for_each(|client| client.join().expect("all were answered"));
-    server.connect().ask("GET n", "$4\r\n4000\r\n");
+    server.connect().talk("GET n", "$4\r\n4000\r\n");
 }
 
 #[test]
@@ -77,12 +77,8 @@ fn a_client_that_does_not_read_harms_nobody_and_gets_all_in_the_end() {
     let count = 2000;
     lazy.send(&"GET k\r\n".repeat(count));
     let mut other = server.connect();
-    (0..100).for_each(|_| other.ask("PING", "+PONG\r\n"));
-    other.send("CLIENT LIST\r\n");
-    let length: usize = other.line().trim_start_matches('$').parse().expect("a length");
-    let mut list = vec![0; length];
-    std::io::Read::read_exact(&mut other.0, &mut list).expect("the list");
-    let list = String::from_utf8_lossy(&list).into_owned();
+    (0..100).for_each(|_| other.talk("PING", "+PONG\r\n"));
+    let list = String::from_utf8_lossy(&other.ask(&["CLIENT", "LIST"]).expect("the list")).into_owned();
     let omem = list.split("omem=").skip(1).filter_map(|rest| rest.split(' ').next()?.parse::<usize>().ok()).max();
     // 256 commands under way and a megabyte of replies, of 200 MB that were asked for.
     assert!(omem.is_some_and(|omem| omem < 40 << 20), "{list}");
@@ -104,14 +100,14 @@ fn a_value_of_many_megabytes_comes_back_as_it_was() {
 fn who_has_not_authenticated_may_do_nothing_else() {
     let server = TestServer::with(&[("requirepass", "secret")]);
     let mut wire = server.connect();
-    wire.ask("GET k", "-NOAUTH Authentication required.\r\n");
-    wire.ask("HELLO 3", "-NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO AUTH <user> <pass> option can be used to authenticate the client and select the RESP protocol version at the same time\r\n");
-    wire.ask("AUTH wrong", "-WRONGPASS invalid username-password pair or user is disabled.\r\n");
-    wire.ask("AUTH nobody secret", "-WRONGPASS invalid username-password pair or user is disabled.\r\n");
-    wire.ask("AUTH secret", "+OK\r\n");
-    wire.ask("GET k", "$-1\r\n");
-    wire.ask("RESET", "+RESET\r\n");
-    wire.ask("GET k", "-NOAUTH Authentication required.\r\n");
+    wire.talk("GET k", "-NOAUTH Authentication required.\r\n");
+    wire.talk("HELLO 3", "-NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO AUTH <user> <pass> option can be used to authenticate the client and select the RESP protocol version at the same time\r\n");
+    wire.talk("AUTH wrong", "-WRONGPASS invalid username-password pair or user is disabled.\r\n");
+    wire.talk("AUTH nobody secret", "-WRONGPASS invalid username-password pair or user is disabled.\r\n");
+    wire.talk("AUTH secret", "+OK\r\n");
+    wire.talk("GET k", "$-1\r\n");
+    wire.talk("RESET", "+RESET\r\n");
+    wire.talk("GET k", "-NOAUTH Authentication required.\r\n");
     let mut large = server.connect();
     large.send("*11\r\n");
     assert_eq!(large.rest(), "-ERR Protocol error: unauthenticated multibulk length\r\n");
@@ -121,12 +117,12 @@ fn who_has_not_authenticated_may_do_nothing_else() {
 fn one_client_too_many_is_turned_away() {
     let server = TestServer::with(&[("maxclients", "1")]);
     let mut first = server.connect();
-    first.ask("PING", "+PONG\r\n");
+    first.talk("PING", "+PONG\r\n");
     assert_eq!(server.connect().rest(), "-ERR max number of clients reached\r\n");
-    first.ask("QUIT", "+OK\r\n");
+    first.talk("QUIT", "+OK\r\n");
     assert_eq!(first.rest(), "");
     let mut second = server.connect();
-    second.ask("PING", "+PONG\r\n");
+    second.talk("PING", "+PONG\r\n");
 }
 
 #[test]
@@ -141,13 +137,13 @@ fn an_idle_client_is_closed() {
 fn a_request_above_the_limit_closes_the_connection() {
     let server = TestServer::with(&[("client-query-buffer-limit", "1048576")]);
     let mut wire = server.connect();
-    let mut writer = wire.0.try_clone().expect("a handle");
+    let mut writer = wire.sender().expect("a handle");
     let request = command(&["SET", "k", &"x".repeat(4 << 20)]);
     // The server closes it before all is written.
     let writing = std::thread::spawn(move || std::io::Write::write_all(&mut writer, request.as_bytes()));
     assert_eq!(wire.rest(), "");
     _ = writing.join();
-    server.connect().ask("EXISTS k", ":0\r\n");
+    server.connect().talk("EXISTS k", ":0\r\n");
 }
 
 #[test]
@@ -159,22 +155,22 @@ fn output_above_the_limit_closes_the_connection() {
     wire.send(&"GET k\r\n".repeat(200));
     std::thread::sleep(Duration::from_millis(300));
     assert!(wire.rest().len() < 200 * 900_000);
-    server.connect().ask("PING", "+PONG\r\n");
+    server.connect().talk("PING", "+PONG\r\n");
 }
 
 #[test]
 fn unknown_commands_are_refused_in_redis_words() {
     let server = TestServer::start();
     let mut wire = server.connect();
-    wire.ask("nope a 'b c'", "-ERR unknown command 'nope', with args beginning with: 'a' 'b c' \r\n");
-    wire.ask("CONFIG nope", "-ERR unknown subcommand 'nope'. Try CONFIG HELP.\r\n");
-    wire.ask("config|get x", "-ERR unknown command 'config|get', with args beginning with: 'x' \r\n");
-    wire.ask("CONFIG", "-ERR wrong number of arguments for 'config' command\r\n");
-    wire.ask("CLIENT id x", "-ERR wrong number of arguments for 'client|id' command\r\n");
-    wire.ask("GET", "-ERR wrong number of arguments for 'get' command\r\n");
+    wire.talk("nope a 'b c'", "-ERR unknown command 'nope', with args beginning with: 'a' 'b c' \r\n");
+    wire.talk("CONFIG nope", "-ERR unknown subcommand 'nope'. Try CONFIG HELP.\r\n");
+    wire.talk("config|get x", "-ERR unknown command 'config|get', with args beginning with: 'x' \r\n");
+    wire.talk("CONFIG", "-ERR wrong number of arguments for 'config' command\r\n");
+    wire.talk("CLIENT id x", "-ERR wrong number of arguments for 'client|id' command\r\n");
+    wire.talk("GET", "-ERR wrong number of arguments for 'get' command\r\n");
     let long = "y".repeat(200);
     let cut = "y".repeat(128);
-    wire.ask(
+    wire.talk(
         &format!("{long} {long} z"),
         &format!("-ERR unknown command '{cut}', with args beginning with: '{cut}' \r\n"),
     );
@@ -184,12 +180,12 @@ fn unknown_commands_are_refused_in_redis_words() {
 fn a_transaction_runs_unless_what_it_watches_has_changed() {
     let server = TestServer::start();
     let (mut one, mut other) = (server.connect(), server.connect());
-    one.ask("WATCH k", "+OK\r\n");
-    one.ask("MULTI", "+OK\r\n");
-    one.ask("SET k mine", "+QUEUED\r\n");
-    other.ask("SET k theirs", "+OK\r\n");
-    one.ask("EXEC", "*-1\r\n");
-    one.ask("GET k", "$6\r\ntheirs\r\n");
+    one.talk("WATCH k", "+OK\r\n");
+    one.talk("MULTI", "+OK\r\n");
+    one.talk("SET k mine", "+QUEUED\r\n");
+    other.talk("SET k theirs", "+OK\r\n");
+    one.talk("EXEC", "*-1\r\n");
+    one.talk("GET k", "$6\r\ntheirs\r\n");
     one.send("WATCH k\r\nMULTI\r\nSET k mine\r\nINCR k\r\nGET k\r\nEXEC\r\nPING\r\n");
     one.expect("+OK\r\n+OK\r\n+QUEUED\r\n+QUEUED\r\n+QUEUED\r\n*3\r\n+OK\r\n-ERR value is not an integer or out of range\r\n$4\r\nmine\r\n+PONG\r\n");
 }
@@ -198,15 +194,15 @@ fn a_transaction_runs_unless_what_it_watches_has_changed() {
 fn a_command_that_can_not_be_queued_ends_the_transaction() {
     let server = TestServer::start();
     let mut wire = server.connect();
-    wire.ask("EXEC", "-ERR EXEC without MULTI\r\n");
-    wire.ask("DISCARD", "-ERR DISCARD without MULTI\r\n");
-    wire.ask("MULTI", "+OK\r\n");
-    wire.ask("MULTI", "-ERR MULTI calls can not be nested\r\n");
-    wire.ask("WATCH k", "-ERR WATCH inside MULTI is not allowed\r\n");
-    wire.ask("SET k", "-ERR wrong number of arguments for 'set' command\r\n");
-    wire.ask("SET k v", "+QUEUED\r\n");
-    wire.ask("EXEC", "-EXECABORT Transaction discarded because of previous errors.\r\n");
-    wire.ask("EXISTS k", ":0\r\n");
+    wire.talk("EXEC", "-ERR EXEC without MULTI\r\n");
+    wire.talk("DISCARD", "-ERR DISCARD without MULTI\r\n");
+    wire.talk("MULTI", "+OK\r\n");
+    wire.talk("MULTI", "-ERR MULTI calls can not be nested\r\n");
+    wire.talk("WATCH k", "-ERR WATCH inside MULTI is not allowed\r\n");
+    wire.talk("SET k", "-ERR wrong number of arguments for 'set' command\r\n");
+    wire.talk("SET k v", "+QUEUED\r\n");
+    wire.talk("EXEC", "-EXECABORT Transaction discarded because of previous errors.\r\n");
+    wire.talk("EXISTS k", ":0\r\n");
 }
 
 #[test]
@@ -236,25 +232,25 @@ fn a_killed_client_is_closed() {
     let (mut one, mut other) = (server.connect(), server.connect());
     one.send("CLIENT ID\r\n");
     let id = one.line();
-    other.ask(&format!("CLIENT KILL ID {}", id.trim_start_matches(':')), ":1\r\n");
+    other.talk(&format!("CLIENT KILL ID {}", id.trim_start_matches(':')), ":1\r\n");
     assert_eq!(one.rest(), "");
-    other.ask("CLIENT KILL 1.2.3.4:5", "-ERR No such client\r\n");
+    other.talk("CLIENT KILL 1.2.3.4:5", "-ERR No such client\r\n");
 }
 
 #[test]
 fn a_pause_holds_up_writes_until_it_is_over() {
     let server = TestServer::start();
     let (mut one, mut other) = (server.connect(), server.connect());
-    one.ask("CLIENT PAUSE 60000 WRITE", "+OK\r\n");
-    one.ask("GET k", "$-1\r\n");
+    one.talk("CLIENT PAUSE 60000 WRITE", "+OK\r\n");
+    one.talk("GET k", "$-1\r\n");
     other.send("SET k v\r\n");
     std::thread::sleep(Duration::from_millis(100));
-    one.ask("GET k", "$-1\r\n");
-    one.ask("CLIENT UNPAUSE", "+OK\r\n");
+    one.talk("GET k", "$-1\r\n");
+    one.talk("CLIENT UNPAUSE", "+OK\r\n");
     other.expect("+OK\r\n");
     let begun = Instant::now();
-    one.ask("CLIENT PAUSE 200", "+OK\r\n");
-    one.ask("PING", "+PONG\r\n");
+    one.talk("CLIENT PAUSE 200", "+OK\r\n");
+    one.talk("PING", "+PONG\r\n");
     assert!(begun.elapsed() >= Duration::from_millis(200));
 }
 
@@ -281,10 +277,10 @@ fn resp3_is_spoken_once_it_is_asked_for() {
         }
     });
     assert_eq!(wire.line(), "*0");
-    wire.ask("GET k", "_\r\n");
-    wire.ask("CLIENT GETNAME", "$2\r\nme\r\n");
-    wire.ask("CONFIG GET timeout", "%1\r\n$7\r\ntimeout\r\n$1\r\n0\r\n");
-    wire.ask("HELLO 4", "-NOPROTO unsupported protocol version\r\n");
+    wire.talk("GET k", "_\r\n");
+    wire.talk("CLIENT GETNAME", "$2\r\nme\r\n");
+    wire.talk("CONFIG GET timeout", "%1\r\n$7\r\ntimeout\r\n$1\r\n0\r\n");
+    wire.talk("HELLO 4", "-NOPROTO unsupported protocol version\r\n");
 }
 
 #[test]
@@ -349,19 +345,19 @@ fn what_is_under_way_is_answered_when_annexd_stops() {
 fn no_client_stops_annexd() {
     let server = TestServer::start();
     let mut wire = server.connect();
-    wire.ask("SHUTDOWN NOSAVE", "-ERR SHUTDOWN isn't allowed by the configuration of this server\r\n");
-    wire.ask("PING", "+PONG\r\n");
+    wire.talk("SHUTDOWN NOSAVE", "-ERR SHUTDOWN isn't allowed by the configuration of this server\r\n");
+    wire.talk("PING", "+PONG\r\n");
 }
 
 #[test]
 fn the_longest_string_is_512_mib() {
     let server = TestServer::start();
     let mut wire = server.connect();
-    wire.ask("SETRANGE k 536870911 x", ":536870912\r\n");
-    wire.ask("STRLEN k", ":536870912\r\n");
-    wire.ask("APPEND k x", "-ERR string exceeds maximum allowed size (proto-max-bulk-len)\r\n");
-    wire.ask("GETRANGE k 536870910 -1", "$2\r\n\0x\r\n");
-    wire.ask("DEL k", ":1\r\n");
+    wire.talk("SETRANGE k 536870911 x", ":536870912\r\n");
+    wire.talk("STRLEN k", ":536870912\r\n");
+    wire.talk("APPEND k x", "-ERR string exceeds maximum allowed size (proto-max-bulk-len)\r\n");
+    wire.talk("GETRANGE k 536870910 -1", "$2\r\n\0x\r\n");
+    wire.talk("DEL k", ":1\r\n");
 }
 
 #[test]

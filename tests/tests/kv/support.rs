@@ -1,12 +1,11 @@
-//! annexd with a KV API for a test, and a client that sees every byte.
+//! annexd with a KV API for a test.
 
+use annex_tests::kv::wire::Wire;
 use annex_tests::testbed::{Donor, Testbed};
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// No answer takes longer, however busy the host is.
+/// annexd listens by then, however busy the host is.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 pub struct TestServer {
@@ -27,11 +26,11 @@ impl TestServer {
         let server = TestServer { port, bed };
         let mut wire = server.connect();
         for (name, value) in options {
-            wire.ask(&format!("CONFIG SET {name} \"{value}\""), "+OK\r\n");
+            wire.talk(&format!("CONFIG SET {name} \"{value}\""), "+OK\r\n");
         }
         // What was counted so far is the set-up's.
-        wire.ask("CONFIG RESETSTAT", "+OK\r\n");
-        wire.ask("QUIT", "+OK\r\n");
+        wire.talk("CONFIG RESETSTAT", "+OK\r\n");
+        wire.talk("QUIT", "+OK\r\n");
         assert_eq!(wire.rest(), "");
         server
     }
@@ -42,68 +41,13 @@ impl TestServer {
 
     /// As soon as the server listens.
     pub fn connect(&self) -> Wire {
-        let began = std::time::Instant::now();
-        let stream = loop {
-            match TcpStream::connect(("127.0.0.1", self.port)) {
-                Ok(stream) => break stream,
+        let (address, began) = (format!("127.0.0.1:{}", self.port), Instant::now());
+        loop {
+            match Wire::tcp(&address) {
+                Ok(wire) => return wire,
                 Err(error) => assert!(began.elapsed() < PATIENCE, "the server does not listen: {error}"),
             }
             std::thread::sleep(Duration::from_millis(5));
-        };
-        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
-        stream.set_write_timeout(Some(PATIENCE)).expect("a timeout");
-        Wire(stream)
-    }
-}
-
-/// A connection without a client library.
-pub struct Wire(pub TcpStream);
-
-impl Wire {
-    pub fn send(&mut self, text: &str) {
-        self.0.write_all(text.as_bytes()).expect("the server reads");
-    }
-
-    /// Reads exactly this.
-    pub fn expect(&mut self, text: &str) {
-        let mut read = vec![0; text.len()];
-        let mut length = 0;
-        while length < read.len() {
-            match self.0.read(&mut read[length..]) {
-                Ok(0) => break,
-                Ok(count) => length += count,
-                Err(error) => panic!("{error}, after {:?}", String::from_utf8_lossy(&read[..length])),
-            }
         }
-        assert_eq!(String::from_utf8_lossy(&read[..length]), text);
-    }
-
-    pub fn ask(&mut self, command: &str, answer: &str) {
-        self.send(&format!("{command}\r\n"));
-        self.expect(answer);
-    }
-
-    /// All until the server closes the connection.
-    pub fn rest(&mut self) -> String {
-        let mut all = Vec::new();
-        // A connection that was reset is closed too.
-        _ = self.0.read_to_end(&mut all);
-        String::from_utf8_lossy(&all).into_owned()
-    }
-
-    /// One line, without its end.
-    pub fn line(&mut self) -> String {
-        let mut line = Vec::new();
-        let mut byte = [0];
-        while !line.ends_with(b"\r\n") {
-            assert_eq!(
-                self.0.read(&mut byte).expect("an answer"),
-                1,
-                "closed after {:?}",
-                String::from_utf8_lossy(&line)
-            );
-            line.push(byte[0]);
-        }
-        String::from_utf8_lossy(&line[..line.len() - 2]).into_owned()
     }
 }
