@@ -3,8 +3,11 @@
 //! It starts when more than a quarter of what is held is unused. It moves few records at a time, together, so that a request waits behind no more
 //! than one such step; and it moves nothing while the log waits for room.
 
+use super::fetch::{Missed, Record, split};
+use super::record::RecordError;
 use super::sheets::UNITS;
 use super::*;
+use crate::pool::SlotRun;
 use futures::future::join_all;
 
 /// How often it looks whether there is something to do.
@@ -31,6 +34,24 @@ impl Moving<'_> {
 impl Drop for Moving<'_> {
     fn drop(&mut self) {
         self.0.set(self.0.get() - self.1);
+    }
+}
+
+/// What a sheet has of a record that begins in it.
+enum Found {
+    Whole(Record),
+    /// A record of so many units goes on in the sheets that follow.
+    Begins(u32),
+}
+
+impl Found {
+    fn at(place: Place, sheet: &[u8]) -> Result<Found, RecordError> {
+        let bytes = place.within(sheet);
+        let header = Header::decode(bytes)?;
+        if HEADER + header.body() > bytes.len() {
+            return Ok(Found::Begins(header.units()));
+        }
+        split(bytes, None).map(Found::Whole)
     }
 }
 
@@ -78,20 +99,26 @@ impl Store {
 
     /// Moves the records that begin in a sheet. Tells how many there were.
     async fn empty(&self, sheet: SheetIdx) -> u64 {
-        let starts = self.0.table.starts(sheet);
-        let places = (0..UNITS as u8).filter(|unit| starts >> unit & 1 == 1).map(|unit| Place { sheet, unit });
-        join_all(places.map(|place| self.move_record(place))).await.into_iter().filter(|moved| *moved).count() as u64
+        let Some(slot) = self.0.table.slot(sheet) else { return 0 };
+        let (run, places) = (SlotRun { first: slot, count: 1 }, self.0.table.places(sheet));
+        let found =
+            self.0.way.read(run, |bytes| places.map(|place| (place, Found::at(place, bytes))).collect::<Vec<_>>());
+        let Ok(found) = found.await else { return 0 };
+        let moves = found.into_iter().map(|(place, found)| self.move_record(place, found));
+        join_all(moves).await.into_iter().filter(|moved| *moved).count() as u64
     }
 
-    async fn move_record(&self, place: Place) -> bool {
-        // How long it is the header says; one sheet always has that.
-        let Some(units) = self.header_at(place).await.map(|h| h.units()) else { return false };
-        if !log::takes(units) {
-            return false;
-        }
-        let (header, key, value) = match self.record(place, units, None).await {
+    async fn move_record(&self, place: Place, found: Result<Found, RecordError>) -> bool {
+        let record = match found {
+            Ok(Found::Whole(record)) => Ok(record),
+            Ok(Found::Begins(units)) if log::takes(units) => self.record(place, units, None).await,
+            // It has its sheets for itself.
+            Ok(Found::Begins(_)) => return false,
+            Err(error) => Err(Missed::Bad(error)),
+        };
+        let (header, key, value) = match record {
             Ok(record) => record,
-            Err(fetch::Missed::Bad(error)) => {
+            Err(Missed::Bad(error)) => {
                 tracing::error!("a record can't be moved: {error}");
                 return false;
             }
@@ -100,19 +127,12 @@ impl Store {
         let found = self.0.indexes.borrow()[at(header.db)].find(header.hash).copied();
         match found {
             Some(entry) if entry.place() == place => {
-                let moving = Moving::new(&self.0.moving, units);
+                let moving = Moving::new(&self.0.moving, header.units());
                 let moved = self.append(&header, &key, &value, entry.access(), Some(place), || ()).await;
                 drop(moving);
                 moved.is_ok()
             }
             _ => false,
         }
-    }
-
-    /// The header of the record that begins here.
-    pub(super) async fn header_at(&self, place: Place) -> Option<Header> {
-        let at = usize::from(place.unit) * UNIT;
-        let run = crate::pool::SlotRun { first: self.0.table.slot(place.sheet)?, count: 1 };
-        self.0.way.read(run, |sheet| Header::decode(&sheet[at..])).await.ok()?.ok()
     }
 }

@@ -13,6 +13,9 @@ const PIECE: u32 = 256;
 /// How often a record is looked for that is moved just as it is read.
 const TRIES: u32 = 8;
 
+/// Header, key and value.
+pub(super) type Record = (Header, Bytes, Bytes);
+
 /// Why there is no record.
 pub(super) enum Missed {
     /// It went away before it was read.
@@ -66,14 +69,8 @@ impl Store {
         Err(StoreError::Lost(missed))
     }
 
-    /// Reads a record: header, key, value. With `of`, it must be that key's.
-    pub(super) async fn record(
-        &self,
-        place: Place,
-        units: u32,
-        of: Option<&[u8]>,
-    ) -> Result<(Header, Bytes, Bytes), Missed> {
-        let at = usize::from(place.unit) * UNIT;
+    /// Reads a record. With `of`, it must be that key's.
+    pub(super) async fn record(&self, place: Place, units: u32, of: Option<&[u8]>) -> Result<Record, Missed> {
         let mut sheets = parts(place, units);
         let (first, _) = sheets.next().ok_or(Missed::Gone)?;
         if sheets.next().is_none() {
@@ -81,15 +78,15 @@ impl Store {
             if self.0.space.borrow().is_open(first)
                 && let Some(sheet) = self.0.log.borrow().bytes(first)
             {
-                return split(&sheet[at..], of).map_err(Missed::Bad);
+                return split(place.within(sheet), of).map_err(Missed::Bad);
             }
             let slot = self.0.table.slot(first).ok_or(Missed::Gone)?;
             let run = SlotRun { first: slot, count: 1 };
-            let read = self.0.way.read(run, |sheet| split(&sheet[at..], of)).await;
+            let read = self.0.way.read(run, |sheet| split(place.within(sheet), of)).await;
             return read.map_err(Missed::Io)?.map_err(Missed::Bad);
         }
         let whole = self.pieces(place, units).await?;
-        split_shared(whole.slice(at..), of).map_err(Missed::Bad)
+        split_shared(whole.slice_ref(place.within(&whole)), of).map_err(Missed::Bad)
     }
 
     /// All bytes of the sheets that a record lies in.
@@ -140,15 +137,15 @@ fn checked<'a>(bytes: &'a [u8], of: Option<&[u8]>) -> Result<(Header, &'a [u8]),
     Ok((header, body))
 }
 
-fn split(bytes: &[u8], of: Option<&[u8]>) -> Result<(Header, Bytes, Bytes), RecordError> {
+/// A record that lies whole in these bytes. Without its key, if that is known.
+pub(super) fn split(bytes: &[u8], of: Option<&[u8]>) -> Result<Record, RecordError> {
     let (header, body) = checked(bytes, of)?;
     let (key, value) = body.split_at(header.key_len as usize);
-    // Who asked for a key has it.
     let key = if of.is_some() { Bytes::new() } else { Bytes::copy_from_slice(key) };
     Ok((header, key, Bytes::copy_from_slice(value)))
 }
 
-fn split_shared(bytes: Bytes, of: Option<&[u8]>) -> Result<(Header, Bytes, Bytes), RecordError> {
+fn split_shared(bytes: Bytes, of: Option<&[u8]>) -> Result<Record, RecordError> {
     let (header, body) = checked(&bytes, of)?;
     let body = bytes.slice_ref(body);
     let key = header.key_len as usize;

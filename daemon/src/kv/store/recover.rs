@@ -90,9 +90,10 @@ impl Store {
 
     /// The headers of the live records that begin in some sheets that lie in a row.
     async fn headers(&self, sheets: &[(SheetIdx, SlotIdx)], run: SlotRun) -> Vec<(Place, Header)> {
+        let places: Vec<_> = sheets.iter().map(|(sheet, _)| self.0.table.places(*sheet)).collect();
         let whole = self.0.way.read(run, |bytes| {
-            let sheets = sheets.iter().zip(bytes.chunks_exact(PAGE_SIZE));
-            sheets.flat_map(|((sheet, _), bytes)| self.headers_in(*sheet, bytes)).collect::<Vec<_>>()
+            let sheets = places.into_iter().zip(bytes.chunks_exact(PAGE_SIZE));
+            sheets.flat_map(|(places, bytes)| self.headers_in(places, bytes)).collect::<Vec<_>>()
         });
         match whole.await {
             Ok(found) => return found,
@@ -114,12 +115,12 @@ impl Store {
         found
     }
 
-    pub(super) fn headers_in(&self, sheet: SheetIdx, bytes: &[u8]) -> Vec<(Place, Header)> {
-        let starts = self.0.table.starts(sheet);
+    /// The headers of records that begin at these places of a sheet.
+    pub(super) fn headers_in(&self, places: impl Iterator<Item = Place>, sheet: &[u8]) -> Vec<(Place, Header)> {
         let mut found = Vec::new();
-        for unit in (0..UNITS as u8).filter(|unit| starts >> unit & 1 == 1) {
-            match Header::decode(&bytes[usize::from(unit) * UNIT..]) {
-                Ok(header) => found.push((Place { sheet, unit }, header)),
+        for place in places {
+            match Header::decode(place.within(sheet)) {
+                Ok(header) => found.push((place, header)),
                 Err(error) => {
                     tracing::error!("a record of the annexd before can't be used: {error}");
                     self.count(|s| s.lost += 1);
@@ -152,6 +153,12 @@ impl Store {
             return self.0.table.clear_start(place);
         }
         self.enter(place, header);
+    }
+
+    /// The header of the record that begins here.
+    async fn header_at(&self, place: Place) -> Option<Header> {
+        let run = SlotRun { first: self.0.table.slot(place.sheet)?, count: 1 };
+        self.0.way.read(run, |sheet| Header::decode(place.within(sheet))).await.ok()?.ok()
     }
 
     /// Enters a record that counts, in place of what was known of its key.

@@ -65,8 +65,9 @@ impl Store {
         let Some((_, victim)) = self.victim(policy) else { return };
         let sheet = victim.place().sheet;
         let Some(slot) = self.0.table.slot(sheet) else { return };
-        let run = SlotRun { first: slot, count: 1 };
-        let Ok(headers) = self.0.way.read(run, |bytes| self.headers_in(sheet, bytes)).await else { return };
+        // A record that is added while the sheet is on its way is not in what comes.
+        let (run, places) = (SlotRun { first: slot, count: 1 }, self.0.table.places(sheet));
+        let Ok(headers) = self.0.way.read(run, |bytes| self.headers_in(places, bytes)).await else { return };
         for (place, header) in headers {
             let found = self.0.indexes.borrow()[at(header.db)].find(header.hash).copied();
             let goes = |entry: &Entry| entry.place() == place && !(policy.is_volatile() && entry.expires().is_none());

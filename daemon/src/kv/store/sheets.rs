@@ -20,6 +20,7 @@
 //! sheet; the pool finds that at the take-over, and lets them rest until nothing can arrive in them any more.
 
 use super::hash::HashKey;
+use super::record::UNIT;
 use super::{DATABASES, Db};
 use crate::mapped::{MapError, Mapped};
 use annex_shared::ids::SlotIdx;
@@ -57,6 +58,13 @@ impl SheetIdx {
 pub struct Place {
     pub sheet: SheetIdx,
     pub unit: u8,
+}
+
+impl Place {
+    /// The bytes of its sheet from here on.
+    pub fn within(self, sheet: &[u8]) -> &[u8] {
+        &sheet[usize::from(self.unit) * UNIT..]
+    }
 }
 
 /// The kept table can't be used.
@@ -151,6 +159,12 @@ impl SheetTable {
     /// The units at which live records begin.
     pub fn starts(&self, sheet: SheetIdx) -> u64 {
         self.map.u64(STARTS + sheet.0 as usize * 8).load(Acquire)
+    }
+
+    /// Where in a sheet live records begin, as of now.
+    pub fn places(&self, sheet: SheetIdx) -> impl Iterator<Item = Place> + use<> {
+        let starts = self.starts(sheet);
+        (0..UNITS as u8).filter(move |unit| starts >> unit & 1 == 1).map(move |unit| Place { sheet, unit })
     }
 
     pub fn set_start(&self, place: Place) {

@@ -306,7 +306,9 @@ fn compaction_gives_space_back_and_changes_no_value() {
             stats.held <= 256 * 4096 || stats.held * 3 <= stats.used * 4
         })
         .await;
-        assert!(store.stats().moved > 100, "{:?}", store.stats());
+        // A sheet is read once, however many of its records are moved.
+        let stats = store.stats();
+        assert!(stats.moved > 100 && stats.reads <= stats.moved, "{stats:?}");
         for n in (0..20_000u64).step_by(10) {
             let seed = if n % 50 == 0 { n + 7 } else { n };
             assert!(bytes(&store, DB, &n.to_le_bytes()).await == Some(value(seed, 150)), "{n}");
