@@ -183,7 +183,7 @@ struct Inner {
     cache: RefCell<Cache>,
     watches: RefCell<Watches>,
     settings: Cell<Settings>,
-    stats: Cell<Stats>,
+    stats: RefCell<Stats>,
     version: Cell<u64>,
     random: Cell<u64>,
     loading: Cell<bool>,
@@ -344,7 +344,7 @@ impl Store {
     pub fn stats(&self) -> Stats {
         let (used, space, indexes) = (self.used_bytes(), self.0.space.borrow(), self.0.indexes.borrow());
         let indexes_bytes: u64 = indexes.iter().map(Index::bytes).sum();
-        let mut stats = self.0.stats.get();
+        let mut stats = *self.0.stats.borrow();
         stats.keys = indexes.iter().map(Index::len).sum();
         stats.peak = stats.peak.max(used);
         self.count(|s| s.peak = stats.peak);
@@ -394,9 +394,7 @@ impl Store {
     }
 
     fn count(&self, change: impl FnOnce(&mut Stats)) {
-        let mut stats = self.0.stats.get();
-        change(&mut stats);
-        self.0.stats.set(stats);
+        change(&mut self.0.stats.borrow_mut());
     }
 
     /// What is known of a key. One whose time is over goes.

@@ -32,7 +32,7 @@ impl Store {
             cache: RefCell::new(Cache::new(cache)),
             watches: RefCell::new(Watches::default()),
             settings: Cell::new(settings),
-            stats: Cell::new(Stats::default()),
+            stats: RefCell::default(),
             version: Cell::new(0),
             random: Cell::new(rand::random::<u64>() | 1),
             loading: Cell::new(true),
