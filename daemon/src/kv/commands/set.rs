@@ -136,7 +136,8 @@ fn set(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
             _ => None,
         };
         let old = if options.answer_old { call.store.read(call.db, key).await? } else { None };
-        let known = call.store.known(call.db, key);
+        let looks = options.when != When::Always || matches!(options.lifetime, Lifetime::Keep);
+        let known = if looks { call.store.known(call.db, key) } else { None };
         let answer = |set: bool| match (&old, options.answer_old) {
             (Some(old), true) => Reply::Bulk(old.bytes.clone()),
             (None, true) => Reply::Null,

@@ -235,7 +235,7 @@ impl Store {
         let hash = self.hash(key);
         let store_db = self.0.table.database(db);
         let header = Header::new(store_db, self.next_version(), expires, hash, key, &bytes);
-        let access = match self.0.indexes.borrow()[at(store_db)].find(hash) {
+        let access = match self.find(db, hash) {
             // Rewritten is used.
             Some(entry) => self.used(entry.access()),
             None => self.settings().policy.fresh(now()),
@@ -400,7 +400,8 @@ impl Store {
     /// What is known of a key. One whose time is over goes.
     fn find(&self, db: Db, hash: KeyHash) -> Option<Entry> {
         let found = self.0.indexes.borrow()[at(self.0.table.database(db))].find(hash).copied()?;
-        if found.is_expired(now()) {
+        // The clock is asked only for keys that have an expiry.
+        if found.expires().is_some_and(|at| at <= now()) {
             self.count(|s| s.expired += 1);
             self.forget(db, hash);
             return None;
