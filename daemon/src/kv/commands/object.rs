@@ -54,9 +54,7 @@ pub const MEMORY_USAGE: Spec = command("memory|usage", -3, READ, SECOND, usage).
 );
 
 /// Values up to this many bytes are `embstr`.
-const LONGEST_EMBEDDED: usize = 44;
-/// What takes more room than this is not worth fetching: no short value has as much around it.
-const SURELY_RAW: u64 = 64 << 10;
+const LONGEST_EMBEDDED: u64 = 44;
 
 const COUNTS: &str = "ERR An LFU maxmemory policy is selected, idle time not tracked. Please note that when switching \
     between policies at runtime LRU and LFU data will take some time to adjust.";
@@ -75,15 +73,15 @@ fn tell(call: Call<'_>, answer: fn(Known) -> i64) -> LocalBoxFuture<'_, Outcome>
 fn encoding(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
     Box::pin(async move {
         let key = &call.args[2];
-        let raw = Ok(Reply::Bulk(Bytes::from_static(b"raw")));
-        if call.store.known(call.db, key).is_some_and(|known| known.size > SURELY_RAW + key.len() as u64) {
-            return raw;
+        let encoding = |name: &'static str| Ok(Reply::Bulk(Bytes::from_static(name.as_bytes())));
+        // No integer is as long.
+        if call.store.known(call.db, key).is_some_and(|known| known.length > LONGEST_EMBEDDED) {
+            return encoding("raw");
         }
         match call.store.read(call.db, key).await? {
             None => Ok(Reply::Null),
-            Some(value) if integer::parse(&value.bytes).is_some() => Ok(Reply::Bulk(Bytes::from_static(b"int"))),
-            Some(value) if value.bytes.len() <= LONGEST_EMBEDDED => Ok(Reply::Bulk(Bytes::from_static(b"embstr"))),
-            Some(_) => raw,
+            Some(value) if integer::parse(&value.bytes).is_some() => encoding("int"),
+            Some(_) => encoding("embstr"),
         }
     })
 }

@@ -104,10 +104,9 @@ fn getset(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
 }
 
 fn strlen(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
-    Box::pin(async move {
-        let value = call.store.read(call.db, &call.args[1]).await?;
-        Ok(Reply::Integer(value.map_or(0, |value| value.bytes.len() as i64)))
-    })
+    Box::pin(
+        async move { Ok(Reply::Integer(call.store.length(call.db, &call.args[1]).map_or(0, |length| length as i64))) },
+    )
 }
 
 fn append(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
@@ -134,10 +133,10 @@ fn setrange(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
         let Ok(offset) = u64::try_from(integer(&call.args[2])?) else {
             return Err("ERR offset is out of range".into());
         };
-        let old = call.store.read(call.db, key).await?;
         if patch.is_empty() {
-            return Ok(Reply::Integer(old.map_or(0, |old| old.bytes.len() as i64)));
+            return Ok(Reply::Integer(call.store.length(call.db, key).map_or(0, |length| length as i64)));
         }
+        let old = call.store.read(call.db, key).await?;
         let end = within_limit(offset, patch.len() as u64)? as usize;
         let (bytes, expires) = old.map_or((Bytes::new(), None), |old| (old.bytes, old.expires));
         let mut bytes = BytesMut::from(bytes);

@@ -68,7 +68,7 @@ impl Store {
         }
         let changes = self.0.log.borrow_mut().give_up();
         for change in changes {
-            self.give_back(change.entry.place(), change.entry.units);
+            self.give_back(change.entry.place(), change.entry.units());
             if let Some(done) = change.done {
                 let _ = done.send(Err(StoreError::NoRoom));
             }

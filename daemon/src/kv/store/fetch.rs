@@ -47,7 +47,7 @@ impl Store {
                 self.count(|s| s.cache_hits += 1);
                 return Ok(Some(value));
             }
-            match self.record(place, entry.units, Some(key)).await {
+            match self.record(place, entry.units(), Some(key)).await {
                 Ok((header, _, bytes)) => {
                     let value = Value { bytes, expires: header.expires };
                     // Moved or replaced meanwhile: nobody would remove it from the cache.

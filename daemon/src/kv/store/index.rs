@@ -6,7 +6,7 @@
 
 use super::hash::KeyHash;
 use super::sheets::{Place, SheetIdx};
-use super::{Db, UnixMs};
+use super::{Db, UnixMs, log};
 use hashbrown::HashTable;
 
 const SHARD_BITS: u32 = 12;
@@ -24,15 +24,16 @@ pub struct Entry {
     expires: u64,
     low: u32,
     sheet: u32,
-    pub units: u32,
+    /// Bytes of the record.
+    len: u32,
     /// Bits 0 to 5: the unit at which the record begins; 8 to 31: access.
     meta: u32,
 }
 
 impl Entry {
-    pub fn new(hash: KeyHash, place: Place, units: u32, expires: Option<UnixMs>, access: u32) -> Entry {
+    pub fn new(hash: KeyHash, place: Place, len: u32, expires: Option<UnixMs>, access: u32) -> Entry {
         let meta = access << ACCESS_SHIFT | u32::from(place.unit);
-        Entry { high: hash.high, expires: expires.unwrap_or(0), low: hash.low, sheet: place.sheet.0, units, meta }
+        Entry { high: hash.high, expires: expires.unwrap_or(0), low: hash.low, sheet: place.sheet.0, len, meta }
     }
 
     pub fn hash(&self) -> KeyHash {
@@ -41,6 +42,16 @@ impl Entry {
 
     pub fn place(&self) -> Place {
         Place { sheet: SheetIdx(self.sheet), unit: (self.meta & UNIT_MASK) as u8 }
+    }
+
+    /// Bytes of the record, with its header and its key.
+    pub fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// Units that the record has to itself.
+    pub fn units(&self) -> u32 {
+        log::room(self.len)
     }
 
     pub fn expires(&self) -> Option<UnixMs> {
@@ -221,7 +232,7 @@ mod tests {
             prop_assert_eq!(index.volatile(), model.values().filter(|v| **v).count() as u64);
             for n in 0..300 {
                 let found = index.find(entry(n, None).hash());
-                prop_assert_eq!(found.map(|e| (e.place().sheet.0, e.units, e.access())), model.get(&n).map(|_| (n, n, n)));
+                prop_assert_eq!(found.map(|e| (e.place().sheet.0, e.len(), e.access())), model.get(&n).map(|_| (n, n, n)));
             }
         }
 

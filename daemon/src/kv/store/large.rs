@@ -33,8 +33,8 @@ impl Store {
         value: &Bytes,
         access: u32,
     ) -> Result<(), StoreError> {
-        let sheets = header.units().div_ceil(UNITS);
-        let units = sheets * UNITS;
+        let units = log::room(header.len());
+        let sheets = units / UNITS;
         let place = self.0.space.borrow_mut().append_sheets(sheets).map_err(|_| StoreError::NoRoom)?;
         let reserved = Reserved { store: self, place, units };
         let head = [&header.encode()[..], key].concat();
@@ -46,7 +46,7 @@ impl Store {
         while pieces.try_next().await?.is_some() {}
         drop(pieces);
         std::mem::forget(reserved);
-        let entry = Entry::new(header.hash, place, units, header.expires, access);
+        let entry = Entry::new(header.hash, place, header.len(), header.expires, access);
         self.apply(&Change { db: header.db, entry, from: None, done: None });
         Ok(())
     }

@@ -183,6 +183,12 @@ impl Log {
     }
 }
 
+/// Units that a record of so many bytes has to itself: one that is too large for the log has whole sheets.
+pub fn room(len: u32) -> u32 {
+    let units = len.div_ceil(UNIT as u32);
+    if takes(units) { units } else { units.next_multiple_of(UNITS) }
+}
+
 /// Whether a record of so many units goes through the log. Larger ones are written by whoever has them.
 pub fn takes(units: u32) -> bool {
     units <= BATCH as u32 * UNITS

@@ -54,7 +54,7 @@ use cache::Cache;
 use hash::KeyHash;
 use index::{Entry, Index, Indexes, at};
 use log::{Change, Flight, Log};
-use record::{HEADER, Header, UNIT, units};
+use record::{HEADER, Header, UNIT};
 use sheets::{Place, SheetIdx};
 use space::Space;
 use std::cell::{Cell, RefCell};
@@ -92,6 +92,8 @@ pub struct Known {
     pub idle: Duration,
     /// Logarithmic access counter, as Redis' LFU has it.
     pub frequency: u8,
+    /// Bytes of the value.
+    pub length: u64,
     /// Bytes in the pool and in annexd for it, one replica counted.
     pub size: u64,
 }
@@ -202,13 +204,27 @@ pub fn now() -> UnixMs {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }
 
+/// Bytes of the value of a key whose entry this is.
+fn length(entry: &Entry, key: &[u8]) -> u64 {
+    u64::from(entry.len()).saturating_sub((HEADER + key.len()) as u64)
+}
+
 /// Every method sees expired keys as not there. The caller holds a lock on the key.
 impl Store {
     /// Reads the value. `None`: there is no such key. Counts as a use.
     pub async fn read(&self, db: Db, key: &[u8]) -> Result<Option<Value>, StoreError> {
         let value = self.fetch(db, key).await?;
-        self.count(|s| *(if value.is_some() { &mut s.hits } else { &mut s.misses }) += 1);
+        self.count_answer(value.is_some());
         Ok(value)
+    }
+
+    /// The value's length, which the index knows. `None`: there is no such key. Counts as a use, as a read does.
+    pub fn length(&self, db: Db, key: &[u8]) -> Option<u64> {
+        let hash = self.hash(key);
+        let found = self.find(db, hash);
+        self.use_key(self.0.table.database(db), hash);
+        self.count_answer(found.is_some());
+        found.map(|entry| length(&entry, key))
     }
 
     /// Writes the value; it is on all replicas when this returns. An expiry in the past makes the key be gone.
@@ -230,7 +246,7 @@ impl Store {
             self.remove(db, key);
             return Ok(());
         }
-        let units = units(key.len() + bytes.len());
+        let units = log::room((HEADER + key.len() + bytes.len()) as u32);
         self.make_room(u64::from(units) * UNIT as u64).await?;
         let hash = self.hash(key);
         let store_db = self.0.table.database(db);
@@ -275,7 +291,8 @@ impl Store {
             expires: entry.expires(),
             idle: Duration::from_secs(if settings.policy.counts() { 0 } else { usage::idle_seconds(access, now) }),
             frequency: usage::counter(access, now, settings.decay) as u8,
-            size: u64::from(entry.units) * UNIT as u64 + size_of::<Entry>() as u64,
+            length: length(&entry, key),
+            size: u64::from(entry.units()) * UNIT as u64 + size_of::<Entry>() as u64,
         })
     }
 
@@ -397,6 +414,10 @@ impl Store {
         change(&mut self.0.stats.borrow_mut());
     }
 
+    fn count_answer(&self, is_there: bool) {
+        self.count(|s| *(if is_there { &mut s.hits } else { &mut s.misses }) += 1);
+    }
+
     /// What is known of a key. One whose time is over goes.
     fn find(&self, db: Db, hash: KeyHash) -> Option<Entry> {
         let found = self.0.indexes.borrow()[at(self.0.table.database(db))].find(hash).copied()?;
@@ -458,7 +479,7 @@ impl Store {
     fn drop_record(&self, entry: &Entry) {
         self.0.table.clear_start(entry.place());
         self.0.cache.borrow_mut().remove(entry.place());
-        self.give_back(entry.place(), entry.units);
+        self.give_back(entry.place(), entry.units());
     }
 
     /// Units in which there is no record any more.
@@ -495,9 +516,8 @@ impl Store {
         while self.0.log.borrow().dirty() > MAX_DIRTY {
             self.0.drained.notified().await;
         }
-        let units = header.units();
-        let place = self.0.space.borrow_mut().append(units).map_err(|_| StoreError::NoRoom)?;
-        let entry = Entry::new(header.hash, place, units, header.expires, access);
+        let place = self.0.space.borrow_mut().append(header.units()).map_err(|_| StoreError::NoRoom)?;
+        let entry = Entry::new(header.hash, place, header.len(), header.expires, access);
         let (done, over) = oneshot::channel();
         let change = Change { db: header.db, entry, from, done: Some(done) };
         self.0.log.borrow_mut().append(place, [&header.encode()[..HEADER], key, value], change);
@@ -518,7 +538,7 @@ impl Store {
             let outcome = result.map_err(StoreError::Unwritten);
             match outcome {
                 Ok(()) => self.apply(&change),
-                Err(_) => self.give_back(change.entry.place(), change.entry.units),
+                Err(_) => self.give_back(change.entry.place(), change.entry.units()),
             }
             if let Some(done) = change.done {
                 // Who asked may have gone.
@@ -552,7 +572,7 @@ impl Store {
                 Some(now) if now.place() == from => entry.set_access(now.access()),
                 _ => {
                     drop(indexes);
-                    return self.give_back(entry.place(), entry.units);
+                    return self.give_back(entry.place(), entry.units());
                 }
             }
         }

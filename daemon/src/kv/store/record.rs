@@ -107,15 +107,15 @@ impl Header {
         self.key_len as usize + self.value_len as usize
     }
 
+    /// Bytes of the whole record.
+    pub fn len(&self) -> u32 {
+        (HEADER + self.body()) as u32
+    }
+
     /// Units that the whole record takes.
     pub fn units(&self) -> u32 {
-        units(self.body())
+        self.len().div_ceil(UNIT as u32)
     }
-}
-
-/// Units that a record with so many bytes of key and value takes.
-pub fn units(body: usize) -> u32 {
-    (HEADER + body).div_ceil(UNIT) as u32
 }
 
 /// Feeds any bytes to the decoder, for fuzzing: what it accepts it writes back the same.

@@ -1,7 +1,7 @@
 //! Opening the store, fresh or as the annexd before left it. Then the index is made anew from the records: each sheet in which live records begin is read, and each
 //! header says whose record it is. Of two records of a key the higher version counts; what has expired or was cleared is gone.
 
-use super::sheets::{SheetTable, UNITS};
+use super::sheets::SheetTable;
 use super::*;
 use crate::pool::SlotRun;
 use annex_shared::ids::SlotIdx;
@@ -163,13 +163,9 @@ impl Store {
 
     /// Enters a record that counts, in place of what was known of its key.
     fn enter(&self, place: Place, header: &Header) {
-        let units = match header.units() {
-            units if log::takes(units) => units,
-            units => units.next_multiple_of(UNITS),
-        };
         let fresh = self.settings().policy.fresh(now());
-        let entry = Entry::new(header.hash, place, units, header.expires, fresh);
-        self.0.space.borrow_mut().adopt(place, units);
+        let entry = Entry::new(header.hash, place, header.len(), header.expires, fresh);
+        self.0.space.borrow_mut().adopt(place, entry.units());
         let old = self.0.indexes.borrow_mut()[at(header.db)].insert(entry);
         if let Some(old) = old {
             self.drop_record(&old);

@@ -37,7 +37,7 @@ impl Store {
     async fn name(&self, db: Db, hash: KeyHash) -> Result<Option<Bytes>, StoreError> {
         loop {
             let Some(entry) = self.find(db, hash) else { return Ok(None) };
-            match self.record(entry.place(), entry.units, None).await {
+            match self.record(entry.place(), entry.units(), None).await {
                 Ok((header, key, _)) if header.hash == hash => return Ok(Some(key)),
                 _ if self.find(db, hash).is_none_or(|now| now.place() != entry.place()) => {}
                 Ok(_) => return Err(StoreError::Lost(record::RecordError::Foreign.to_string())),

@@ -108,6 +108,11 @@ fn values_of_every_size_are_read_as_they_were_written_and_by_the_next_store_too(
     let sizes = [0, 1, 100, 2000, 4000, 4096, 5000, 100_000, 1_000_000, 1_500_000, 5_000_000, 9_000_001];
     let key = |n: usize| value(n as u64, n % 300);
     let check = async |store: &Store| {
+        let reads = store.stats().reads;
+        for (n, size) in sizes.iter().enumerate() {
+            assert_eq!(store.length(DB, &key(n)), Some(*size as u64));
+        }
+        assert_eq!((store.length(DB, b"none"), store.stats().reads), (None, reads));
         for (n, size) in sizes.iter().enumerate() {
             assert!(bytes(store, DB, &key(n)).await == Some(value(n as u64, *size)), "{size}");
         }
