@@ -36,6 +36,8 @@ const HAND_OVER: Duration = Duration::from_secs(5);
 /// How long requests that are cut off by the end get to notice.
 const LAST_MOMENT: Duration = Duration::from_secs(1);
 
+const KEYS_ALONE: &str = "the keys of the annexd before can't be read: the pool's tables are not among what was kept with them; start annexd without [kv] once to drop the keys";
+
 const DONOR_HELP: &str = "A donor: HOST:PORT[,transport=auto|verbs|tcp|shm][,tcp_fallback=false][,name=NAME][,faults=PLAN]; may be repeated, and replaces the file's donors";
 
 const KV_HELP: &str = "Serve the KV API (Redis protocol) there: IP:PORT or a socket's path[,memory=SIZE][,policy=POLICY][,cache=SIZE][,password=TEXT][,debug=true]; may be repeated, and replaces the file's [kv]";
@@ -340,9 +342,10 @@ fn start(config: &Config, keeper: Arc<Keeper>) -> Result<Running, Failure> {
     };
     let state = match tables {
         Some((Some(extents), Some(slots))) => PoolState::Saved { extents, slots, references: &references },
+        _ if legacy.is_some() => return Err(unusable(LegacyError::Missing("pool's tables"))),
         // A sheet names a slot of the pool that was, and would take another's in a fresh one.
-        _ if legacy.is_some() || sheets.as_ref().is_some_and(|sheets| sheets.sheets().next().is_some()) => {
-            return Err(unusable(LegacyError::Missing("pool's tables")));
+        _ if sheets.as_ref().is_some_and(|sheets| sheets.sheets().next().is_some()) => {
+            return Err(unusable(anyhow::anyhow!(KEYS_ALONE)));
         }
         _ => PoolState::Fresh,
     };

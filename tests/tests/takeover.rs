@@ -2,6 +2,7 @@
 //!
 //! `ANNEX_KILLS` sets how often it is killed in a row.
 
+use annex_tests::kv::wire::Wire;
 use annex_tests::testbed::{Donor, Job, Testbed, bins, directory, wait_for};
 use nix::sys::signal::Signal;
 use std::os::unix::fs::FileExt;
@@ -184,6 +185,46 @@ fn a_newer_state_is_refused_and_left_alone() {
     bed.start_again(None);
     goes_on(&bed, &mut job, "with its own build again");
     ends_well(&bed, job);
+}
+
+/// Takes the entries of these kinds out of a keeper's index, and gives what puts them back.
+fn forget(keeper: i32, kinds: &[u32]) -> impl FnOnce() + use<> {
+    let path = memfds(keeper, "annex-index").remove(0);
+    let index = std::fs::OpenOptions::new().read(true).write(true).open(path).expect("the keeper holds it");
+    let mut forgotten = Vec::new();
+    for at in (4096..8192).step_by(16) {
+        let mut kind = [0; 4];
+        index.read_exact_at(&mut kind, at).expect("a memfd");
+        if kinds.contains(&u32::from_le_bytes(kind)) {
+            index.write_all_at(&[0; 4], at).expect("a memfd");
+            forgotten.push((at, kind));
+        }
+    }
+    assert_eq!(forgotten.len(), kinds.len());
+    move || forgotten.iter().for_each(|(at, kind)| index.write_all_at(kind, *at).expect("a memfd"))
+}
+
+/// A sheet of keys names a slot of the pool that was: in a fresh pool it would be another's.
+#[test]
+fn keys_without_the_tables_of_their_pool_are_refused_and_left_alone() {
+    const LEDGER: u32 = 4;
+    const EXTENTS: u32 = 5;
+    const SLOTS: u32 = 6;
+    let mut bed = Testbed::builder().donor(Donor::shm()).donor(Donor::shm()).kv("").start();
+    let mut wire = Wire::unix(&bed.kv_socket()).expect("the KV API listens");
+    wire.talk("SET k v", "+OK\r\n");
+    let keeper = bed.keeper();
+    bed.annexd.kill();
+    let put_back = forget(keeper, &[LEDGER, EXTENTS, SLOTS]);
+    let (code, said) = bed.start_in_vain();
+    assert_eq!(code, Some(78), "{said}");
+    assert!(said.contains("the pool's tables are not among what was kept with them"), "{said}");
+    put_back();
+    bed.start_again(None);
+    wait_for("the key to be there", MINUTE, || {
+        let reply = Wire::unix(&bed.kv_socket()).and_then(|mut wire| wire.ask(&["GET", "k"]));
+        reply.is_ok_and(|reply| reply == b"$1\r\nv\r\n")
+    });
 }
 
 #[test]
