@@ -43,6 +43,8 @@ pub(super) struct ReadWork {
     pub good: Option<u8>,
     /// Read this place and no other, once.
     pub only: Option<u8>,
+    /// Only these bytes of the one page, which are not verified: where they begin, and how many.
+    pub piece: Option<(u32, u32)>,
     /// Attempts under way, the older one first.
     pub attempts: [u32; 2],
 }

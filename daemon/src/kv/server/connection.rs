@@ -40,6 +40,8 @@ const FULL_WRITE: usize = 16 << 10;
 /// What a read is given room for, at least and, if the client keeps filling it, at most.
 const READ: usize = 16 << 10;
 const MAX_READ: usize = 256 << 10;
+/// Commands that begin in one round: none of them may have to wait.
+const AT_ONCE: usize = 64;
 /// Rounds a busy connection may take before others have their turn.
 const ROUNDS: u32 = 8;
 
@@ -109,10 +111,11 @@ pub async fn run(stream: Stream, server: Rc<Server>, client: Rc<Client>, mut sto
 impl Connection {
     /// Begins what has been read, as far as there is room.
     async fn advance(&mut self) {
+        let mut begun = 0;
         while !self.ending && !self.session.client.is_killed() {
             let mut args = match self.held.take() {
                 Some(args) => args,
-                None if !self.has_room() => {
+                None if !self.has_room() || begun == AT_ONCE => {
                     self.backlog = true;
                     return;
                 }
@@ -128,6 +131,7 @@ impl Connection {
                     }
                 },
             };
+            begun += 1;
             let found = self.session.server.commands.find(&args);
             if !self.flights.is_empty() && self.must_wait(found) {
                 self.held = Some(args);

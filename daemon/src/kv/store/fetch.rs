@@ -1,6 +1,6 @@
 //! Reading records: which slots hold one, and whether what they brought is it.
 
-use super::record::RecordError;
+use super::record::{RecordError, UNIT};
 use super::space::parts;
 use super::*;
 use crate::pool::SlotRun;
@@ -10,6 +10,8 @@ use futures::future::try_join_all;
 
 /// Slots of one READ at most; the rest of a large record has READs of its own.
 const PIECE: u32 = 256;
+/// Records of at most so many bytes are read alone, not with the sheet they lie in.
+const SMALL: u32 = 2048;
 /// How often a record is looked for that is moved just as it is read.
 const TRIES: u32 = 8;
 
@@ -47,7 +49,11 @@ impl Store {
                 self.count(|s| s.cache_hits += 1);
                 return Ok(Some(value));
             }
-            match self.record(place, entry.units(), Some(key)).await {
+            let read = match self.piece(&entry, key).await {
+                Some(record) => Ok(record),
+                None => self.record(place, entry.units(), Some(key)).await,
+            };
+            match read {
                 Ok((header, _, bytes)) => {
                     let value = Value { bytes, expires: header.expires };
                     // Moved or replaced meanwhile: nobody would remove it from the cache.
@@ -67,6 +73,20 @@ impl Store {
         }
         tracing::error!("failed to read a key's record: {missed}");
         Err(StoreError::Lost(missed))
+    }
+
+    /// Reads a small record and nothing beside it, from one replica. `None` if it isn't found there as it was written: then whole sheets are read, of which
+    /// the pool knows what was written.
+    async fn piece(&self, entry: &Entry, key: &[u8]) -> Option<Record> {
+        let (place, tag) = (entry.place(), entry.tag()?);
+        let from = usize::from(place.unit) * UNIT;
+        let to = from + entry.len() as usize;
+        if entry.len() > SMALL || to > PAGE_SIZE || self.0.space.borrow().is_open(place.sheet) {
+            return None;
+        }
+        let slot = self.0.table.slot(place.sheet)?;
+        let as_written = |bytes: &[u8]| split(bytes, Some(key)).ok().filter(|(header, ..)| header.tag() == tag);
+        self.0.way.read_piece(slot, from as u32..to as u32, as_written).await.ok()?
     }
 
     /// Reads a record. With `of`, it must be that key's.

@@ -5,6 +5,7 @@
 //! keys, and SCAN goes through keys in the order of their hash, which no growth changes.
 
 use super::hash::KeyHash;
+use super::record::Header;
 use super::sheets::{Place, SheetIdx};
 use super::{Db, UnixMs, log};
 use hashbrown::HashTable;
@@ -14,13 +15,15 @@ pub const SHARDS: usize = 1 << SHARD_BITS;
 /// A cursor of SCAN is so many first bits of a hash: few enough for clients that take it for a floating-point number.
 const CURSOR_BITS: u32 = 48;
 const UNIT_MASK: u32 = 63;
+const EXPIRY_BITS: u32 = 47;
+const FAR: u64 = 1 << 63;
 const ACCESS_SHIFT: u32 = 8;
 
 /// What the index knows of a key.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
     high: u64,
-    /// 0: never.
+    /// Bit 63 clear: bits 0 to 46 are when it expires (0: never), the rest the record's tag. Set: all other bits are when, and there is no tag.
     expires: u64,
     low: u32,
     sheet: u32,
@@ -31,9 +34,14 @@ pub struct Entry {
 }
 
 impl Entry {
-    pub fn new(hash: KeyHash, place: Place, len: u32, expires: Option<UnixMs>, access: u32) -> Entry {
+    pub fn new(header: &Header, place: Place, access: u32) -> Entry {
         let meta = access << ACCESS_SHIFT | u32::from(place.unit);
-        Entry { high: hash.high, expires: expires.unwrap_or(0), low: hash.low, sheet: place.sheet.0, len, meta }
+        let (hash, len) = (header.hash, header.len());
+        let expires = match header.expires.unwrap_or(0) {
+            far if far >> EXPIRY_BITS != 0 => FAR | far,
+            near => u64::from(header.tag()) << EXPIRY_BITS | near,
+        };
+        Entry { high: hash.high, expires, low: hash.low, sheet: place.sheet.0, len, meta }
     }
 
     pub fn hash(&self) -> KeyHash {
@@ -55,11 +63,17 @@ impl Entry {
     }
 
     pub fn expires(&self) -> Option<UnixMs> {
-        Some(self.expires).filter(|at| *at != 0)
+        let bits = if self.expires & FAR == 0 { EXPIRY_BITS } else { 63 };
+        Some(self.expires & ((1 << bits) - 1)).filter(|at| *at != 0)
+    }
+
+    /// By which the record is told from older ones in its place.
+    pub fn tag(&self) -> Option<u16> {
+        (self.expires & FAR == 0).then_some((self.expires >> EXPIRY_BITS) as u16)
     }
 
     pub fn is_expired(&self, now: UnixMs) -> bool {
-        self.expires != 0 && self.expires <= now
+        self.expires().is_some_and(|at| at <= now)
     }
 
     /// 24 bits, whose meaning is `usage`'s.
@@ -123,10 +137,10 @@ impl Index {
         if self.shards.is_empty() {
             self.shards.resize_with(SHARDS, HashTable::new);
         }
-        self.volatile += u64::from(entry.expires != 0);
+        self.volatile += u64::from(entry.expires().is_some());
         if let Some(there) = self.find_mut(entry.hash()) {
             let old = std::mem::replace(there, entry);
-            self.volatile -= u64::from(old.expires != 0);
+            self.volatile -= u64::from(old.expires().is_some());
             return Some(old);
         }
         self.shards[shard_of(entry.hash())].insert_unique(within(entry.high), entry, |e| within(e.high));
@@ -141,7 +155,7 @@ impl Index {
             shard.shrink_to(shard.len() * 2, |e| within(e.high));
         }
         self.len -= 1;
-        self.volatile -= u64::from(entry.expires != 0);
+        self.volatile -= u64::from(entry.expires().is_some());
         Some(entry)
     }
 
@@ -203,13 +217,29 @@ pub fn at(db: Db) -> usize {
 #[cfg(test)]
 mod tests {
     use super::super::hash::HashKey;
+    use super::super::record::HEADER;
     use super::*;
     use proptest::prelude::*;
     use std::collections::{BTreeMap, BTreeSet};
 
     fn entry(n: u32, expires: Option<u64>) -> Entry {
         let hash = HashKey([1, 2]).hash(&n.to_le_bytes());
-        Entry::new(hash, Place { sheet: SheetIdx(n), unit: (n % 64) as u8 }, n, expires, n & 0xff_ffff)
+        let header = Header::new(Db(0), u64::from(n), expires, hash, b"", &vec![0; n as usize]);
+        Entry::new(&header, Place { sheet: SheetIdx(n), unit: (n % 64) as u8 }, n & 0xff_ffff)
+    }
+
+    #[test]
+    fn an_entry_knows_when_its_key_expires_and_its_records_tag() {
+        for expires in [None, Some(1), Some(1_800_000_000_000), Some((1 << 47) - 1)] {
+            let hash = HashKey([1, 2]).hash(b"k");
+            let header = Header::new(Db(0), 9, expires, hash, b"k", b"v");
+            let entry = Entry::new(&header, Place { sheet: SheetIdx(1), unit: 2 }, 3);
+            assert_eq!((entry.expires(), entry.tag()), (expires, Some(header.tag())));
+        }
+        // What expires in some thousand years has no tag.
+        for expires in [1 << 47, i64::MAX as u64] {
+            assert_eq!((entry(1, Some(expires)).expires(), entry(1, Some(expires)).tag()), (Some(expires), None));
+        }
     }
 
     #[test]
@@ -232,7 +262,8 @@ mod tests {
             prop_assert_eq!(index.volatile(), model.values().filter(|v| **v).count() as u64);
             for n in 0..300 {
                 let found = index.find(entry(n, None).hash());
-                prop_assert_eq!(found.map(|e| (e.place().sheet.0, e.len(), e.access())), model.get(&n).map(|_| (n, n, n)));
+                let wanted = (n, n + HEADER as u32, n);
+                prop_assert_eq!(found.map(|e| (e.place().sheet.0, e.len(), e.access())), model.get(&n).map(|_| wanted));
             }
         }
 

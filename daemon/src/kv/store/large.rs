@@ -46,7 +46,7 @@ impl Store {
         while pieces.try_next().await?.is_some() {}
         drop(pieces);
         std::mem::forget(reserved);
-        let entry = Entry::new(header.hash, place, header.len(), header.expires, access);
+        let entry = Entry::new(header, place, access);
         self.apply(&Change { db: header.db, entry, from: None, done: None });
         Ok(())
     }

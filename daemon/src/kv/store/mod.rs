@@ -517,7 +517,7 @@ impl Store {
             self.0.drained.notified().await;
         }
         let place = self.0.space.borrow_mut().append(header.units()).map_err(|_| StoreError::NoRoom)?;
-        let entry = Entry::new(header.hash, place, header.len(), header.expires, access);
+        let entry = Entry::new(header, place, access);
         let (done, over) = oneshot::channel();
         let change = Change { db: header.db, entry, from, done: Some(done) };
         self.0.log.borrow_mut().append(place, [&header.encode()[..HEADER], key, value], change);

@@ -102,6 +102,11 @@ impl Header {
         if crc == self.crc { Ok(()) } else { Err(RecordError::Checksum) }
     }
 
+    /// Some bits that another record in its place hardly has.
+    pub fn tag(&self) -> u16 {
+        (self.crc ^ self.crc >> 16) as u16
+    }
+
     /// Bytes of key and value.
     pub fn body(&self) -> usize {
         self.key_len as usize + self.value_len as usize

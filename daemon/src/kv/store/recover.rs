@@ -164,7 +164,7 @@ impl Store {
     /// Enters a record that counts, in place of what was known of its key.
     fn enter(&self, place: Place, header: &Header) {
         let fresh = self.settings().policy.fresh(now());
-        let entry = Entry::new(header.hash, place, header.len(), header.expires, fresh);
+        let entry = Entry::new(header, place, fresh);
         self.0.space.borrow_mut().adopt(place, entry.units());
         let old = self.0.indexes.borrow_mut()[at(header.db)].insert(entry);
         if let Some(old) = old {

@@ -1,11 +1,13 @@
 //! The store's way to the pool: a lane that tasks share. Each task that reads waits for its own answer; what all of them have posted goes to the fabric together,
 //! when none of them can go on.
 
-use crate::pool::{Buf, Done, IoError, Lane, Part, SlotRun};
+use crate::pool::{Buf, Busy, Done, IoError, Lane, Part, SlotRun};
+use annex_shared::ids::SlotIdx;
 use slab::Slab;
 use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
@@ -34,6 +36,7 @@ pub struct Way {
     posted: Notify,
     /// Buffers were given back.
     room: Notify,
+    /// Over, and not told to whoever waits for it.
     done: RefCell<Vec<Done>>,
     reads: Cell<u64>,
 }
@@ -57,10 +60,31 @@ impl Way {
 
     /// Reads a run within one extent, and has `take` look at its verified bytes.
     pub async fn read<T>(&self, run: SlotRun, take: impl FnOnce(&[u8]) -> T) -> Result<T, IoError> {
-        let mut buf = self.buffer(run.count as usize).await;
+        self.read_by(run.count as usize, |lane, buf, token| lane.read(run, buf, token), take).await
+    }
+
+    /// Reads some bytes of a slot and has `take` look at them. They are not verified.
+    pub async fn read_piece<T>(
+        &self,
+        slot: SlotIdx,
+        piece: Range<u32>,
+        take: impl FnOnce(&[u8]) -> T,
+    ) -> Result<T, IoError> {
+        let bytes = piece.start as usize..piece.end as usize;
+        let post = |lane: &mut Lane, buf, token| lane.read_piece(slot, piece.clone(), buf, token);
+        self.read_by(1, post, |page| take(&page[bytes])).await
+    }
+
+    async fn read_by<T>(
+        &self,
+        pages: usize,
+        post: impl Fn(&mut Lane, Buf, u64) -> Result<(), Busy>,
+        take: impl FnOnce(&[u8]) -> T,
+    ) -> Result<T, IoError> {
+        let mut buf = self.buffer(pages).await;
         let token = loop {
             let token = self.waiting.borrow_mut().insert(Waiting::Reader(None));
-            match self.lane.borrow_mut().read(run, buf, token as u64) {
+            match post(&mut self.lane.borrow_mut(), buf, token as u64) {
                 Ok(()) => break token,
                 Err(busy) => buf = busy.0,
             }
@@ -68,11 +92,34 @@ impl Way {
             self.room.notified().await;
         };
         self.reads.set(self.reads.get() + 1);
-        self.posted.notify_one();
-        let done = Answer { way: self, token }.await;
+        let done = match self.at_once(token) {
+            Some(done) => done,
+            None => {
+                self.posted.notify_one();
+                Answer { way: self, token }.await
+            }
+        };
         let taken = done.result.map(|()| take(self.lane.borrow().bytes(&done.buf)));
         self.free(done.buf);
         taken
+    }
+
+    /// The end of what was just posted, if that comes at once. What else is over waits for [`Way::step`].
+    fn at_once(&self, token: usize) -> Option<Done> {
+        let mut lane = self.lane.borrow_mut();
+        if !lane.is_instant() {
+            return None;
+        }
+        let mut done = self.done.borrow_mut();
+        lane.submit();
+        lane.poll(&mut done);
+        let nth = done.iter().rposition(|done| done.token == token as u64)?;
+        self.waiting.borrow_mut().remove(token);
+        let ours = done.swap_remove(nth);
+        if !done.is_empty() {
+            self.posted.notify_one();
+        }
+        Some(ours)
     }
 
     /// A piece of the arena, as soon as there is one.

@@ -28,9 +28,10 @@ use super::replicas::{PLACES, Replica, ReplicaState, Replicas};
 use super::slots::SlotRun;
 use super::{Busy, Done, IoError, LaneError, Part};
 use annex_shared::fabric::{Arena, Completion, Endpoint, ErrorKind, MAX_OP_LEN, Op, OpKind, Transport};
-use annex_shared::ids::{DonorId, ExtentId, RemoteAddr};
+use annex_shared::ids::{DonorId, ExtentId, RemoteAddr, SlotIdx};
 use annex_shared::page::{PAGE_SIZE, checksum};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -181,15 +182,33 @@ impl Lane {
     /// Reads the slots of a run into a buffer of at least its size. The run's slots are retained until it is done.
     /// The buffer that comes back may be another one of the same size.
     pub fn read(&mut self, run: SlotRun, buf: Buf, token: u64) -> Result<(), Busy> {
-        self.read_as(run, buf, token, None)
+        self.read_as(run, buf, token, None, None)
     }
 
     /// Reads one replica and no other, once.
     pub(super) fn read_only(&mut self, run: SlotRun, place: u8, buf: Buf, token: u64) -> Result<(), Busy> {
-        self.read_as(run, buf, token, Some(place))
+        self.read_as(run, buf, token, Some(place), None)
     }
 
-    fn read_as(&mut self, run: SlotRun, buf: Buf, token: u64, only: Option<u8>) -> Result<(), Busy> {
+    /// Reads some bytes of a slot, and does not verify them: for those that carry a checksum of their own. If it is wrong, [`Lane::read`] brings the
+    /// slot from a replica that has it right. The bytes lie in the buffer where they lie in the slot.
+    pub fn read_piece(&mut self, slot: SlotIdx, piece: Range<u32>, buf: Buf, token: u64) -> Result<(), Busy> {
+        if piece.is_empty() || piece.end > PAGE_SIZE as u32 {
+            self.finished.push(Done { token, buf, result: Err(IoError::Misuse) });
+            return Ok(());
+        }
+        let run = SlotRun { first: slot, count: 1 };
+        self.read_as(run, buf, token, None, Some((piece.start, piece.end - piece.start)))
+    }
+
+    fn read_as(
+        &mut self,
+        run: SlotRun,
+        buf: Buf,
+        token: u64,
+        only: Option<u8>,
+        piece: Option<(u32, u32)>,
+    ) -> Result<(), Busy> {
         self.own(&buf);
         if self.jobs.room() == 0 || self.ops.room() == 0 {
             return Err(Busy(buf));
@@ -199,7 +218,7 @@ impl Lane {
             return Ok(());
         }
         let (tries, attempts) = ([0; PLACES], [NIL; 2]);
-        let work = ReadWork { run, at: 0, tries, mismatch: false, good: None, only, attempts };
+        let work = ReadWork { run, at: 0, tries, mismatch: false, good: None, only, piece, attempts };
         if let Some(job) = self.jobs.insert(Job { token, buf, work: Work::Read(work) }) {
             self.read_on(job, Instant::now());
         }
@@ -325,6 +344,12 @@ impl Lane {
     /// Jobs under way. While it is not 0 the owner polls at least every 100 ms.
     pub fn in_flight(&self) -> usize {
         self.jobs.used() + self.finished.len()
+    }
+
+    /// Operations are over as soon as they are submitted: all donors are reached through shared memory.
+    pub fn is_instant(&self) -> bool {
+        let mut open = self.ends.iter().filter_map(|end| end.endpoint.as_ref()).peekable();
+        open.peek().is_some() && open.all(|endpoint| endpoint.event_fd().is_none())
     }
 
     /// How long operations usually take on the quickest of the donors that have some to do; `None` if none has.

@@ -1,7 +1,6 @@
 //! A read's way: choose a replica, verify what it brought, go on from the first page that is not good.
 
 use super::*;
-use annex_shared::ids::SlotIdx;
 
 /// How often a page is read from one replica before that counts as failed.
 const READ_TRIES: u8 = 4;
@@ -73,6 +72,9 @@ impl Lane {
             },
         };
         let pages = (read.run.count - read.at).min(MAX_OP_PAGES);
+        // A disk is read by whole pages.
+        let piece = read.piece.filter(|_| !self.core.is_spill(replica.donor));
+        let (from, len) = piece.unwrap_or((0, pages * PAGE_SIZE as u32));
         let pending = Pending {
             direction: Direction::Read,
             job,
@@ -82,10 +84,10 @@ impl Lane {
             place: choice,
             generation: replica.generation,
             trouble: 0,
-            len: pages * PAGE_SIZE as u32,
-            local: (buf.0 + read.at) as usize * PAGE_SIZE,
+            len,
+            local: (buf.0 + read.at) as usize * PAGE_SIZE + from as usize,
             rkey: replica.rkey,
-            addr: RemoteAddr(u64::from(place + read.at) * PAGE_SIZE as u64),
+            addr: RemoteAddr(u64::from(place + read.at) * PAGE_SIZE as u64 + u64::from(from)),
             time: now,
             next: NIL,
             buf,
@@ -160,6 +162,10 @@ impl Lane {
     /// Checks what a READ brought and goes on from the first bad page.
     pub(super) fn verify(&mut self, op: Pending, now: Instant) {
         let Work::Read(read) = self.jobs[op.job].work else { return };
+        if read.piece.is_some() {
+            self.adopt(&op);
+            return self.finish_read(op.job, Ok(()));
+        }
         let pages = op.len / PAGE_SIZE as u32;
         // SAFETY: the READ into this range is complete, and the job holds the buffer, so nothing else moves it.
         let bytes = unsafe { self.arena.bytes(op.local, op.len as usize) };
