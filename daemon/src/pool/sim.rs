@@ -4,13 +4,15 @@
 //!
 //! Some schedules have a spill file: with one replica, whose backup must bring everything when the donor goes, or with two.
 //!
-//! A failing schedule names its seed: `ANNEX_SIM_SEED=n` runs that one alone. `ANNEX_SIM_SCHEDULES=n` runs so many.
+//! A failing schedule names its seed: `ANNEX_SIM_SEED=n` runs that one alone and shows what it does. `ANNEX_SIM_SCHEDULES=m` runs so many,
+//! from that seed on if there is one. What happened in all of them is counted (`tally`) and printed.
 //!
 //! The model: a slot's content is a number, which stands for its bytes and its checksum. Faults that take a donor or a replica away are
 //! dealt only when every extent keeps a live replica within reach, so nothing that was reported done may ever be lost.
 
 mod donors;
 mod lanes;
+mod tally;
 
 use super::book::{Action, Book, Greeting, Placed, Room, Rules};
 use super::extents::ExtentTable;
@@ -23,6 +25,7 @@ use donors::Donor;
 use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
+use tally::{Seen, Tally};
 
 const SLOTS: u32 = 16;
 const EXTENTS: u32 = 3;
@@ -84,11 +87,12 @@ struct World {
     /// What was reported written, by slot; 0 is nothing.
     acknowledged: Vec<u32>,
     next: u32,
+    tally: Tally,
     verbose: bool,
 }
 
 impl World {
-    fn new(seed: u64) -> World {
+    fn new(seed: u64, verbose: bool) -> World {
         let random = (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1).rotate_left(17);
         let spills = seed % 5 >= 3;
         let replicas = if seed % 5 == 4 { 1 } else { 2 + (seed % 2) as usize };
@@ -117,7 +121,8 @@ impl World {
             sums: vec![0; (EXTENTS * SLOTS) as usize],
             acknowledged: vec![0; (EXTENTS * SLOTS) as usize],
             next: 1,
-            verbose: std::env::var_os("ANNEX_SIM_SEED").is_some(),
+            tally: Tally::default(),
+            verbose,
         }
     }
 
@@ -193,7 +198,10 @@ impl World {
             News::Leased(d, lease) => self.book.leased(id(d), vec![lease], self.now),
             News::Refused(d) => self.book.refused(id(d), self.now),
             News::Renewed(d, held, free) => self.book.renewed(id(d), &held, free, self.now),
-            News::Recalled(d, slabs, within) => self.book.recalled(id(d), &slabs, self.now + within),
+            News::Recalled(d, slabs, within) => {
+                self.tally.saw(Seen::Recalled);
+                self.book.recalled(id(d), &slabs, self.now + within);
+            }
             News::Lost(e, n, g) => {
                 if let Some(donor) = self.still(e, n, g, ReplicaState::Lost) {
                     self.book.replica_lost(e, n, donor);
@@ -215,6 +223,7 @@ impl World {
             }
             News::Filled(e, n, g) => {
                 if self.table.go_live(e, n, g) {
+                    self.tally.saw(Seen::Filled);
                     self.book.joined(e, n, self.now);
                 } else if self.still(e, n, g, ReplicaState::Joining).is_some() {
                     self.fills.add(Fill::new(e, n, g, 1));
@@ -250,6 +259,7 @@ impl World {
 
     fn carry_out(&mut self, action: Action) {
         self.tell(|w| format!("{:?} {action:?}", w.now));
+        Seen::of(&action).into_iter().for_each(|what| self.tally.saw(what));
         let replica = |p: &Placed| Replica::live(p.donor, p.lease.slab, p.incarnation, p.lease.rkey);
         match action {
             Action::Lease(donor) => self.donors[usize::from(donor.0)].asked += 1,
@@ -318,6 +328,7 @@ impl World {
     /// Killed, and another one takes over what it left: the table, and pages whose writes were reported done.
     fn kill(&mut self) {
         self.tell(|w| format!("{:?} killed", w.now));
+        self.saw_fault(Seen::Killed);
         let fd = self.table.fd().try_clone_to_owned().unwrap();
         self.table = ExtentTable::open(fd).unwrap();
         self.book = Self::book(self.replicas, self.spill, self.random);
@@ -352,9 +363,19 @@ impl World {
         }
     }
 
+    fn saw_fault(&mut self, what: Seen) {
+        let whole = |r: &Replicas| r.live() >= self.replicas && !r.iter().any(|(_, r)| is_unready(r.state));
+        let is_second = self.table.live().any(|(_, r)| !whole(&r));
+        self.tally.saw(what);
+        if is_second {
+            self.tally.saw(Seen::SecondFault);
+        }
+    }
+
     // ---- what must hold ----
 
-    fn check(&self) {
+    fn check(&mut self) {
+        self.tally.saw(Seen::Checked);
         let mut slabs: [[bool; MOST_SLABS]; MOST_DONORS] = Default::default();
         let mut acknowledged = self.acknowledged.chunks_exact(SLOTS as usize);
         for extent in (0..EXTENTS).map(ExtentId) {
@@ -433,7 +454,10 @@ impl World {
             30 if self.can_spare(donor) => self.press(donor),
             32 if self.is_draining(donor) => self.drain(donor, false),
             33 if self.draw(4) == 0 && self.can_spare(donor) => self.drain(donor, true),
-            34 if self.draw(4) == 0 && self.can_spare(donor) => self.wait(self.ttl * 2, Some(donor)),
+            34 if self.draw(4) == 0 && self.can_spare(donor) => {
+                self.saw_fault(Seen::HeldUp);
+                self.wait(self.ttl * 2, Some(donor));
+            }
             35..=36 => self.intrude(donor),
             37..=38 => self.keep_house(donor),
             _ => {}
@@ -481,7 +505,7 @@ impl World {
                 None => self.replicas > 1 || self.spill.is_none() || self.written(e) == 0,
             };
             let whole = |(e, r): (ExtentId, Replicas)| {
-                let under_way = r.has(ReplicaState::Joining) || r.has(ReplicaState::Away);
+                let under_way = r.iter().any(|(_, r)| is_unready(r.state));
                 r.live() >= self.replicas && !under_way && spill_is_right(e, &r)
             };
             if round > 100 && self.news.is_empty() && self.writes.is_empty() && self.table.live().all(whole) {
@@ -495,6 +519,11 @@ impl World {
             .collect();
         panic!("repair never ends: {states:?}, {:?}", self.fills);
     }
+}
+
+/// It is to be filled, or out of reach.
+fn is_unready(state: ReplicaState) -> bool {
+    matches!(state, ReplicaState::Joining | ReplicaState::Away)
 }
 
 /// The slots for whose content something is so, by bit.
@@ -519,9 +548,10 @@ impl Drop for Seed {
     }
 }
 
-fn run(seed: u64) -> u64 {
+/// Runs one schedule. The pages it kept, and what happened in it.
+fn run(seed: u64, verbose: bool) -> (u64, Tally) {
     let _named = Seed(seed);
-    let mut world = World::new(seed);
+    let mut world = World::new(seed, verbose);
     (0..world.donors.len()).for_each(|d| world.connect(d));
     for _ in 0..40 {
         (0..world.donors.len()).for_each(|d| world.answer_lease(d));
@@ -535,20 +565,30 @@ fn run(seed: u64) -> u64 {
         world.check();
     }
     world.calm_down();
-    world.acknowledged.iter().filter(|content| **content != 0).count() as u64
+    (world.acknowledged.iter().filter(|content| **content != 0).count() as u64, world.tally)
 }
 
 #[test]
 fn no_schedule_of_faults_loses_a_page_that_was_reported_written() {
     let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse::<u64>().ok());
-    if let Some(seed) = number("ANNEX_SIM_SEED") {
-        run(seed);
+    let (seed, schedules) = (number("ANNEX_SIM_SEED"), number("ANNEX_SIM_SCHEDULES"));
+    if let (Some(seed), None) = (seed, schedules) {
+        run(seed, true);
         return;
     }
+    let (first, schedules) = (seed.unwrap_or(0), schedules.unwrap_or(300));
     let start = Instant::now();
-    let schedules = number("ANNEX_SIM_SCHEDULES").unwrap_or(300);
-    let kept: u64 = (0..schedules).map(run).sum();
-    let rate = schedules as f64 / start.elapsed().as_secs_f64();
-    println!("{schedules} schedules, {kept} pages kept, {rate:.0} schedules per second");
+    let (mut kept, mut tally) = (0, Tally::default());
+    for seed in first..first + schedules {
+        let (pages, seen) = run(seed, false);
+        kept += pages;
+        tally.add(&seen);
+    }
+    let took = start.elapsed().as_secs_f64();
+    let (rate, checks) = (schedules as f64 / took, tally.count(Seen::Checked) as f64 / took / 1e6);
+    println!("{schedules} schedules, {kept} pages kept, {rate:.0} schedules and {checks:.2} million checks per second");
+    println!("seen:{tally}");
     assert!(kept > schedules, "too little happened: {kept} pages in {schedules} schedules");
+    let rare = tally.rarer_than(schedules / 20);
+    assert!(rare.is_empty(), "too little happened: {rare:?} in {schedules} schedules, of{tally}");
 }

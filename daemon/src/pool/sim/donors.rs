@@ -157,6 +157,7 @@ impl World {
 
     pub(super) fn disconnect(&mut self, donor: usize) {
         self.tell(|w| format!("{:?} donor{donor} goes", w.now));
+        self.saw_fault(Seen::Disconnected);
         let (now, is_seen) = (self.moment(), self.draw(2) == 0);
         let d = &mut self.donors[donor];
         (d.connected, d.reachable) = (false, false);
@@ -268,6 +269,7 @@ impl World {
 
     pub(super) fn restart(&mut self, donor: usize, with_bytes: bool) {
         self.tell(|w| format!("{:?} donor{donor} restarts, bytes {with_bytes}", w.now));
+        self.saw_fault(Seen::Restarted);
         self.disconnect(donor);
         let first = self.fresh() << 32;
         let now = self.moment();
@@ -305,6 +307,9 @@ impl World {
         let candidate = |(slab, client)| Candidate { slab, client, leased: now, used: None };
         let mut wanted = order(lent.map(candidate).collect(), now);
         wanted.truncate(verdict.recall as usize);
+        if !wanted.is_empty() {
+            self.tally.saw(Seen::Pressed);
+        }
         d.leases.recall(&wanted, within, now);
         self.obey(donor);
     }
@@ -314,7 +319,10 @@ impl World {
         let now = self.moment();
         let d = &mut self.donors[donor];
         match on {
-            true => d.leases.drain(Duration::from_secs(8), now),
+            true => {
+                self.tally.saw(Seen::Drained);
+                d.leases.drain(Duration::from_secs(8), now);
+            }
             false => d.leases.stop_draining(),
         }
         self.obey(donor);

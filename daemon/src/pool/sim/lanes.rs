@@ -80,6 +80,7 @@ impl World {
         }
         self.references[write.slot as usize] -= 1;
         if settled.held {
+            self.tally.saw(Seen::Written);
             self.acknowledged[write.slot as usize] = write.content;
         } else {
             self.references[write.slot as usize] -= 1;
