@@ -220,18 +220,31 @@ impl ExtentTable {
     /// The replicas of a live extent.
     #[inline]
     pub fn replicas(&self, extent: ExtentId) -> Option<Replicas> {
-        self.is_live(extent).then(|| Replicas { items: std::array::from_fn(|n| self.replica(extent, n as u8)) })
+        let mut found = None;
+        if self.is_live(extent) {
+            let all = found.insert(Replicas { items: [Replica::of_word(0); PLACES] });
+            (0..).zip(&mut all.items).for_each(|(n, item)| self.read(extent, n, item));
+        }
+        found
     }
 
     /// What is in a place.
     #[inline]
     pub fn replica(&self, extent: ExtentId, place: u8) -> Replica {
+        let mut replica = Replica::of_word(0);
+        self.read(extent, place, &mut replica);
+        replica
+    }
+
+    /// To where it is wanted: a copy of what was stored field by field just before makes the processor wait.
+    #[inline]
+    fn read(&self, extent: ExtentId, place: u8, replica: &mut Replica) {
         let field = self.narrow(extent, place, WORD);
         loop {
             let word = field.load(Acquire);
-            let mut replica = Replica::of_word(word);
+            *replica = Replica::of_word(word);
             if replica.state == ReplicaState::Vacant {
-                return replica;
+                return;
             }
             replica.slab = SlabId(self.narrow(extent, place, SLAB).load(Relaxed));
             replica.incarnation = Incarnation(self.wide(extent, place, INCARNATION).load(Relaxed));
@@ -239,7 +252,7 @@ impl ExtentTable {
             fence(Acquire);
             // Only a change in this very moment makes another round.
             if field.load(Relaxed) == word {
-                return replica;
+                return;
             }
         }
     }

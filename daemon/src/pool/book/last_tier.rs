@@ -33,7 +33,8 @@ impl Book {
 
     /// Enough donors have room for a new extent.
     pub(super) fn donors_have_room(&self, now: Instant) -> bool {
-        self.candidates(now).iter().filter(|c| c.free > 0).count() >= self.rules.replicas
+        let has_room = |(id, d): &(&DonorId, &DonorEntry)| d.is_taking() && self.lendable(**id, d, now) > 0;
+        self.donors.iter().filter(|(id, _)| !self.is_spill(**id)).filter(has_room).count() >= self.rules.replicas
     }
 
     /// The spill file, if it has room.

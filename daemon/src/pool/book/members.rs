@@ -171,15 +171,12 @@ impl Book {
     }
 
     pub(super) fn tick_members(&mut self, now: Instant) {
-        let all: Vec<(ExtentId, u8)> =
-            self.extents.iter().flat_map(|(e, m)| (0..m.len() as u8).map(move |n| (*e, n))).collect();
-        for (extent, place) in all {
+        let all = self.extents.iter().flat_map(|(e, m)| (0u8..).zip(m).map(move |(n, m)| (*e, n, m)));
+        let away = all.filter(|(.., m)| m.placed.state == ReplicaState::Away);
+        let away: Vec<(ExtentId, u8)> = away.map(|(e, n, _)| (e, n)).collect();
+        for (extent, place) in away {
             let Some(member) = self.member(extent, place) else { continue };
             let donor = member.placed.donor;
-            let state = member.placed.state;
-            if state != ReplicaState::Away {
-                continue;
-            }
             let (since, strikes, rejoin_at) = (member.since, member.strikes, member.rejoin_at());
             // It is not given up as long as it may have what nobody else has.
             let is_spare = self.extents[&extent].iter().any(|m| m.placed.state == ReplicaState::Live);

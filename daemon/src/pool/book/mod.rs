@@ -400,8 +400,9 @@ impl Book {
 
     /// What time brings: donors and replicas that are away or lost by now, or may come back.
     pub fn tick(&mut self, now: Instant) {
-        let ids: Vec<DonorId> = self.donors.keys().copied().collect();
-        for id in ids {
+        let is_due = |d: &DonorEntry| [d.away_at, d.lost_at, self.answer_due(d)].into_iter().flatten().any(|at| at <= now);
+        let due: Vec<DonorId> = self.donors.iter().filter(|(_, d)| is_due(d)).map(|(id, _)| *id).collect();
+        for id in due {
             self.is_answer_due(id, now);
             let Some(entry) = self.donors.get_mut(&id) else { continue };
             if entry.away_at.take_if(|at| *at <= now).is_some() {
@@ -561,8 +562,9 @@ impl Book {
 
     /// Stock that no plan has wanted for a while goes back.
     fn return_stock(&mut self, now: Instant) {
-        let ids: Vec<DonorId> = self.donors.keys().copied().collect();
-        for id in ids {
+        let stocked: Vec<DonorId> =
+            self.donors.iter().filter(|(_, d)| !d.stock.is_empty()).map(|(id, _)| *id).collect();
+        for id in stocked {
             let wanted = self.promised(id) as usize;
             let Some(donor) = self.donors.get_mut(&id) else { continue };
             let old = donor.stock_since.is_some_and(|t| now.duration_since(t) >= self.rules.idle_return);
