@@ -3,7 +3,7 @@
 //! Another client leases and writes there too, so that a slab that is lent twice, or not cleaned, shows as wrong bytes.
 
 use super::*;
-use annex_agent::lease::{Action as Order, Book as Leases, ConnectionId, Limits, Machine, Moment, Saved};
+use annex_agent::lease::{Action as Order, Book as Leases, ConnectionId, Limits, Machine, Saved};
 use annex_agent::lease::{SavedClaim, SavedLease};
 use annex_agent::pressure::Room as Memory;
 use annex_agent::recall::{Candidate, Sample, Watch, order};
@@ -26,7 +26,7 @@ struct Slab {
     open: Option<(ClientId, u64, Moment)>,
     saved: Option<ClientId>,
     chore: Option<bool>,
-    bytes: [u32; SLOTS as usize],
+    bytes: Contents,
 }
 
 pub(super) struct Donor {
@@ -92,25 +92,21 @@ fn machine(client: ClientId) -> Machine {
     Machine { host: String::new(), boot_id: client.to_string() }
 }
 
-impl World {
-    pub(super) fn moment(&self) -> Moment {
-        Moment(1 + (self.now - self.start).as_nanos() as u64)
-    }
-
+impl World<'_> {
     // ---- operations ----
 
     /// What an operation under this key would act on.
-    pub(super) fn slab(&mut self, donor: usize, key: u64) -> Option<&mut [u32; SLOTS as usize]> {
-        let now = self.moment();
+    pub(super) fn slab(&mut self, donor: usize, key: u64) -> Option<&mut Contents> {
+        let now = self.moment;
         let d = &mut self.donors[donor];
         let slab = d.lent(key, now).filter(|_| d.reachable)?;
         Some(&mut d.slabs[slab].bytes)
     }
 
     /// A replica's bytes, if its donor still has them for it.
-    pub(super) fn bytes(&self, r: &Replica) -> Option<&[u32; SLOTS as usize]> {
+    pub(super) fn bytes(&self, r: &Replica) -> Option<&Contents> {
         let d = &self.donors[usize::from(r.donor.0)];
-        let slab = d.lent(r.rkey.0, self.moment()).filter(|slab| *slab == r.slab.0 as usize)?;
+        let slab = d.lent(r.rkey.0, self.moment).filter(|slab| *slab == r.slab.0 as usize)?;
         Some(&d.slabs[slab].bytes)
     }
 
@@ -123,7 +119,7 @@ impl World {
     // ---- annexd's thread for the donor ----
 
     pub(super) fn connect(&mut self, donor: usize) {
-        let (now, ttl) = (self.moment(), self.ttl);
+        let (now, ttl) = (self.moment, self.ttl);
         let connection = ConnectionId(self.fresh());
         let breaks = self.draw(6) == 0;
         let d = &mut self.donors[donor];
@@ -158,7 +154,7 @@ impl World {
     pub(super) fn disconnect(&mut self, donor: usize) {
         self.tell(|w| format!("{:?} donor{donor} goes", w.now));
         self.saw_fault(Seen::Disconnected);
-        let (now, is_seen) = (self.moment(), self.draw(2) == 0);
+        let (now, is_seen) = (self.moment, self.draw(2) == 0);
         let d = &mut self.donors[donor];
         (d.connected, d.reachable) = (false, false);
         d.session.failed(self.now, 0.5);
@@ -170,7 +166,7 @@ impl World {
     }
 
     pub(super) fn answer_lease(&mut self, donor: usize) {
-        let now = self.moment();
+        let now = self.moment;
         let d = &mut self.donors[donor];
         if d.asked == 0 || !d.connected {
             return;
@@ -202,7 +198,7 @@ impl World {
     }
 
     pub(super) fn give_back(&mut self, donor: usize, leases: &[Lease]) {
-        let now = self.moment();
+        let now = self.moment;
         let d = &mut self.donors[donor];
         let mine = |l: &&Lease| d.held.get(&l.slab) == Some(&l.rkey);
         let slabs: Vec<SlabId> = leases.iter().filter(mine).map(|l| l.slab).collect();
@@ -221,7 +217,7 @@ impl World {
     }
 
     pub(super) fn renew(&mut self, donor: usize) {
-        let now = self.moment();
+        let now = self.moment;
         let d = &mut self.donors[donor];
         let held = d.leases.renew(ANNEXD, d.connection, now);
         self.obey(donor);
@@ -236,7 +232,9 @@ impl World {
     pub(super) fn wait(&mut self, time: Duration, held_up: Option<usize>) {
         let end = self.now + time;
         while self.now < end {
-            self.now = end.min(self.now + self.ttl / 3);
+            let step = (end - self.now).min(self.ttl / 3);
+            self.now += step;
+            self.moment.0 += step.as_nanos() as u64;
             for donor in 0..self.donors.len() {
                 self.keep_house(donor);
                 let d = &self.donors[donor];
@@ -251,7 +249,7 @@ impl World {
 
     /// The janitor.
     pub(super) fn keep_house(&mut self, donor: usize) {
-        let now = self.moment();
+        let now = self.moment;
         let d = &mut self.donors[donor];
         if d.leases.next_deadline().is_some_and(|at| at <= now) {
             d.leases.tick(now);
@@ -272,7 +270,7 @@ impl World {
         self.saw_fault(Seen::Restarted);
         self.disconnect(donor);
         let first = self.fresh() << 32;
-        let now = self.moment();
+        let now = self.moment;
         let limits = Donor::limits(self.ttl);
         let d = &mut self.donors[donor];
         d.incarnation += 1;
@@ -296,7 +294,7 @@ impl World {
     pub(super) fn press(&mut self, donor: usize) {
         let own = self.draw(HOST as usize) as u64;
         let within = Duration::from_millis(self.draw(20_000) as u64);
-        let now = self.moment();
+        let now = self.moment;
         let d = &mut self.donors[donor];
         let free = HOST.saturating_sub(own + u64::from(d.leases.with_memory()));
         let verdict = d.watch.look(Sample { available: free, stall: None }, d.leases.coming(), now);
@@ -316,7 +314,7 @@ impl World {
 
     /// It is emptied for maintenance, or that is over.
     pub(super) fn drain(&mut self, donor: usize, on: bool) {
-        let now = self.moment();
+        let now = self.moment;
         let d = &mut self.donors[donor];
         match on {
             true => {
@@ -334,7 +332,7 @@ impl World {
 
     /// The other client says hello, leases, returns, or is not heard of.
     pub(super) fn intrude(&mut self, donor: usize) {
-        let now = self.moment();
+        let now = self.moment;
         let (what, connection) = (self.draw(4), ConnectionId(self.fresh()));
         let d = &mut self.donors[donor];
         let held = d.slabs.iter().position(|slab| slab.open.is_some_and(|(who, ..)| who == OTHER));
@@ -367,7 +365,7 @@ impl World {
     }
 
     fn carry_on(&mut self, donor: usize, resumes: bool) {
-        let now = self.moment();
+        let now = self.moment;
         let d = &mut self.donors[donor];
         for order in d.leases.take_actions() {
             match order {

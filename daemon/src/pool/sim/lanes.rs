@@ -2,9 +2,11 @@
 
 use super::*;
 
-impl World {
+impl World<'_> {
     pub(super) fn begin_write(&mut self) {
-        let extents: Vec<ExtentId> = self.table.live().filter(|(_, r)| r.live() > 0).map(|(e, _)| e).collect();
+        let is_live = |e: ExtentId| (0..PLACES as u8).any(|n| self.table.replica(e, n).state == ReplicaState::Live);
+        let all = (0..EXTENTS).map(ExtentId);
+        let extents: Vec<ExtentId> = all.filter(|e| self.table.is_live(*e) && is_live(*e)).collect();
         if extents.is_empty() {
             return;
         }
@@ -39,7 +41,7 @@ impl World {
         let extent = ExtentId(slot / SLOTS);
         let replica = self.table.replica(extent, n);
         let fault = self.draw(40);
-        let may_fail = self.table.replicas(extent).is_some_and(|r| r.live() > 1) && self.can_spare(donor);
+        let fails = fault <= 1 && self.table.replicas(extent).is_some_and(|r| r.live() > 1) && self.can_spare(donor);
         if !self.donors[donor].reachable {
             // It waits until the replica is given up.
             if !replica.state.is_there() || replica.generation != generation {
@@ -50,7 +52,7 @@ impl World {
         let stored = match self.slab(donor, key) {
             Some(bytes) => {
                 // Also when its end is not seen.
-                if fault != 1 || !may_fail {
+                if fault != 1 || !fails {
                     bytes[(slot % SLOTS) as usize] = content;
                 }
                 true
@@ -62,7 +64,7 @@ impl World {
             if self.table.lose(extent, n, generation) {
                 self.news.push_back(News::Lost(extent, n, generation));
             }
-        } else if fault <= 1 && may_fail {
+        } else if fails {
             if self.table.leave(extent, n, generation) {
                 self.news.push_back(News::Away(extent, n, generation));
             }
@@ -98,7 +100,8 @@ impl World {
 
     // ---- the filler ----
 
-    pub(super) fn go_on_filling(&mut self) {
+    /// False if there is nothing to do before time passes or the keeper acts.
+    pub(super) fn go_on_filling(&mut self) -> bool {
         let Some(mut copying) = self.copying.take() else { return self.begin_fill() };
         let (extent, place, generation) = (copying.fill.extent, copying.fill.place, copying.fill.generation);
         if let Some((slot, content)) = copying.read.take() {
@@ -123,7 +126,8 @@ impl World {
                     }
                 });
                 let sum = self.sums[at as usize];
-                let give = |w: &mut World, r: &Replica| Some(w.slab(usize::from(r.donor.0), r.rkey.0)?[slot as usize]);
+                let give =
+                    |w: &mut World<'_>, r: &Replica| Some(w.slab(usize::from(r.donor.0), r.rkey.0)?[slot as usize]);
                 let found = sources.iter().any(|r| give(self, r) == Some(sum));
                 match found {
                     true => copying.read = Some((slot, sum)),
@@ -139,33 +143,38 @@ impl World {
             }
             copying.fill.cursor += SLOTS / 2;
             self.fills.put_back(copying.fill);
-            return;
+            return true;
         }
         self.copying = Some(copying);
+        true
     }
 
-    pub(super) fn begin_fill(&mut self) {
-        let Some(mut fill) = self.fills.next(self.now) else { return };
+    fn begin_fill(&mut self) -> bool {
+        let Some(mut fill) = self.fills.next(self.now) else { return false };
         let (extent, place, generation) = (fill.extent, fill.place, fill.generation);
         let replica = self.table.replica(extent, place);
         if replica.generation != generation || !replica.state.is_filled() || !self.table.is_live(extent) {
-            return;
+            return true;
         }
         let Some(first) = self.table.next_missed(extent, place, fill.cursor) else {
             if replica.state == ReplicaState::Trailing {
                 fill.rests(self.now);
-                return self.fills.put_back(fill);
+                self.fills.put_back(fill);
+                return true;
             }
             if fill.cursor == 0 || self.table.lacks_nothing(extent, place) {
-                return self.news.push_back(News::Filled(extent, place, generation));
+                self.news.push_back(News::Filled(extent, place, generation));
+                return true;
             }
             fill.round_over(self.now);
             fill.forgives = false;
-            return self.fills.put_back(fill);
+            self.fills.put_back(fill);
+            return true;
         };
         let mut left = Vec::new();
         self.table.begin_copy(extent, place, first, SLOTS / 2, &mut left);
         fill.cursor = first;
         self.copying = Some(Copying { fill, left, read: None, failed: Vec::new(), held: Vec::new() });
+        true
     }
 }
