@@ -111,6 +111,13 @@ impl Book {
         member.placed.state.is_kept() && (member.leaving.is_some() || (member.is_last_tier && !self.has_backups()))
     }
 
+    /// The replica in a place is to go as soon as enough others are live.
+    #[cfg(test)]
+    pub fn gives_up(&self, extent: ExtentId, place: u8) -> bool {
+        let member = self.extents.get(&extent).and_then(|m| m.get(usize::from(place)));
+        member.is_some_and(|m| self.is_to_go(m))
+    }
+
     /// A donor could take a replica of the extent, or is just getting one.
     pub(super) fn has_somewhere_to_go(&self, extent: ExtentId, now: Instant) -> bool {
         let comes = self.joins.iter().any(|j| j.extent == extent && !self.is_spill(j.donor));
