@@ -400,7 +400,8 @@ impl Book {
 
     /// What time brings: donors and replicas that are away or lost by now, or may come back.
     pub fn tick(&mut self, now: Instant) {
-        let is_due = |d: &DonorEntry| [d.away_at, d.lost_at, self.answer_due(d)].into_iter().flatten().any(|at| at <= now);
+        let is_due =
+            |d: &DonorEntry| [d.away_at, d.lost_at, self.answer_due(d)].into_iter().flatten().any(|at| at <= now);
         let due: Vec<DonorId> = self.donors.iter().filter(|(_, d)| is_due(d)).map(|(id, _)| *id).collect();
         for id in due {
             self.is_answer_due(id, now);
