@@ -407,12 +407,13 @@ impl Keep {
 
     fn renew(&mut self) -> Result<(), DialError> {
         let Some(connection) = &mut self.connection else { return Ok(()) };
+        let asked = Instant::now();
         match connection.link.ask(&Request::Renew)? {
             Event::Renewed { held, free_slabs, capacity_slabs } => {
                 connection.held.retain(|slab, _| held.contains(slab));
                 self.session.renewed(Instant::now());
                 self.view(|view| (view.free, view.capacity) = (free_slabs, capacity_slabs));
-                self.core.tell(News::Renewed { donor: self.id, held, free: free_slabs });
+                self.core.tell(News::Renewed { donor: self.id, held, free: free_slabs, asked });
                 Ok(())
             }
             Event::Refused(refusal) => Err(DialError::Refused(refusal)),

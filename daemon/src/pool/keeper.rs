@@ -61,6 +61,8 @@ pub(super) enum News {
         donor: DonorId,
         held: Vec<SlabId>,
         free: u32,
+        /// When it was asked: what it said is not older.
+        asked: Instant,
     },
     // From lanes.
     LaneOpened(u32),
@@ -249,10 +251,10 @@ impl Keeper {
             News::Hung { donor } => self.book.hung(donor, now),
             News::Leased { donor, leases } => self.book.leased(donor, leases, now),
             News::LeaseRefused { donor } => self.book.refused(donor, now),
-            News::Renewed { donor, held, free } => {
+            News::Renewed { donor, held, free, asked } => {
                 let latency = self.core.donor(donor).map_or(0, |d| d.stats.latency_ns.load(Relaxed));
                 self.book.measured(donor, latency);
-                self.book.renewed(donor, &held, free, now);
+                self.book.renewed(donor, &held, free, asked, now);
             }
             News::LaneOpened(lane) => self.donors.values().for_each(|d| d.send(Command::Open { lane, old: None })),
             News::EndpointBroken { lane, donor, endpoint } => {
@@ -385,7 +387,9 @@ impl Keeper {
                     Action::Promote { extent, place } => changed |= self.promote(extent, place),
                     Action::Vacate { extent, place } => {
                         let generation = self.core.extents.replica(extent, place).generation;
-                        changed |= self.core.extents.vacate(extent, place, generation);
+                        let is_gone = self.core.extents.vacate(extent, place, generation);
+                        changed = true;
+                        self.book.vacated(extent, place, is_gone, Instant::now());
                     }
                     Action::Grade(extent, grade) => self.weighed(extent, grade),
                     Action::Removed(donor) => self.removed(donor),

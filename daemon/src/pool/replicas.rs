@@ -274,8 +274,15 @@ impl ExtentTable {
         self.turn(extent, place, Some(generation), ReplicaState::is_there, ReplicaState::Away)
     }
 
-    /// Its bytes are elsewhere now, and its slab goes back.
+    /// Its bytes are elsewhere now, and its slab goes back. False if nobody else is live: then it is away and has what it has. It leaves before it looks, and
+    /// who settles a write marks before they look: one of the two sees what the other did.
     pub fn vacate(&self, extent: ExtentId, place: u8, generation: u16) -> bool {
+        self.leave(extent, place, generation);
+        fence(SeqCst);
+        let others = |r: &Replicas| r.iter().filter(|(n, r)| *n != place && r.state == ReplicaState::Live).count();
+        if self.replicas(extent).as_ref().map_or(0, others) == 0 {
+            return false;
+        }
         self.turn(extent, place, Some(generation), |s| s != ReplicaState::Vacant, ReplicaState::Vacant)
     }
 
@@ -365,12 +372,15 @@ impl ExtentTable {
         fence(SeqCst);
         let Some(replicas) = self.replicas(extent) else { return settled };
         for (n, replica) in replicas.iter().filter(|(_, r)| r.state.is_kept()) {
-            if took[usize::from(n)] == Some(replica.generation) {
-                settled.held |= replica.state == ReplicaState::Live;
-            } else if self.mark(extent, n, first, count) {
+            if took[usize::from(n)] != Some(replica.generation) && self.mark(extent, n, first, count) {
                 settled.demoted |= 1 << n;
             }
         }
+        // Looked at after all is marked: one that has left by now may have counted on one that is demoted here. See `vacate`.
+        fence(SeqCst);
+        let has_it =
+            |(n, r): (u8, &Replica)| took[usize::from(n)] == Some(r.generation) && r.state == ReplicaState::Live;
+        settled.held = self.replicas(extent).is_some_and(|replicas| replicas.iter().any(has_it));
         settled
     }
 

@@ -44,7 +44,7 @@ enum News {
     Down(usize),
     Leased(usize, Lease),
     Refused(usize),
-    Renewed(usize, Vec<SlabId>, u32),
+    Renewed(usize, Vec<SlabId>, u32, Instant),
     Recalled(usize, Vec<SlabId>, Duration),
     Lost(ExtentId, u8, u16),
     Away(ExtentId, u8, u16),
@@ -197,7 +197,7 @@ impl<'t> World<'t> {
             News::Down(d) => self.book.down(id(d), self.now),
             News::Leased(d, lease) => self.book.leased(id(d), vec![lease], self.now),
             News::Refused(d) => self.book.refused(id(d), self.now),
-            News::Renewed(d, held, free) => self.book.renewed(id(d), &held, free, self.now),
+            News::Renewed(d, held, free, asked) => self.book.renewed(id(d), &held, free, asked, self.now),
             News::Recalled(d, slabs, within) => {
                 self.tally.saw(Seen::Recalled);
                 self.book.recalled(id(d), &slabs, self.now + within);
@@ -305,7 +305,8 @@ impl<'t> World<'t> {
             Action::Promote { extent, place } => _ = self.table.promote(extent, place),
             Action::Vacate { extent, place } => {
                 let generation = self.table.replica(extent, place).generation;
-                self.table.vacate(extent, place, generation);
+                let is_gone = self.table.vacate(extent, place, generation);
+                self.book.vacated(extent, place, is_gone, self.now);
             }
             Action::Retire(extent) => {
                 let busy = (0..SLOTS).any(|s| self.references[(extent.0 * SLOTS + s) as usize] > 0);

@@ -134,10 +134,10 @@ impl Book {
         self.rejoin(extent, place, now);
     }
 
-    /// A replica's donor has its slab still, or not any more.
-    pub(super) fn told(&mut self, extent: ExtentId, place: u8, is_held: bool, now: Instant) {
+    /// A replica's donor has its slab still, or not any more; it said so then or later.
+    pub(super) fn told(&mut self, extent: ExtentId, place: u8, is_held: bool, said: Instant) {
         let Some(member) = self.member(extent, place) else { return };
-        let is_over = member.leaving.and_then(|l| l.deadline).is_some_and(|at| at <= now);
+        let is_over = member.leaving.and_then(|l| l.deadline).is_some_and(|at| at <= said);
         match (is_held, is_over) {
             (true, false) => {}
             (true, true) => {
@@ -235,12 +235,17 @@ impl Book {
         self.weigh(extent);
     }
 
-    /// Replicas that are leaving may go when there are enough without them, for long enough: a write that was under way when a new one
-    /// joined may still turn that one back.
+    /// Replicas that are leaving may go when there are enough without them, on donors that are there, and for long enough: a write that was under way when a
+    /// new one joined may still turn that one back.
     fn let_go(&mut self, extent: ExtentId, now: Instant) {
         let Some(members) = self.extents.get(&extent) else { return };
-        let on_donors = members.iter().filter(|m| m.lasts() && m.is_settled(now)).count();
-        let spilled = members.iter().filter(|m| m.is_last_tier && m.is_settled(now)).count();
+        let is_there = |m: &&Member| {
+            let donor = self.donors.get(&m.placed.donor);
+            donor.is_some_and(|d| d.up && !d.silent && d.incarnation == Some(m.placed.incarnation))
+        };
+        let settled = || members.iter().filter(|m| m.is_settled(now)).filter(is_there);
+        let on_donors = settled().filter(|m| m.lasts()).count();
+        let spilled = settled().filter(|m| m.is_last_tier).count();
         let enough = on_donors >= self.rules.replicas;
         // Where no donor takes it, the spill file's replica is one of those that there should be.
         if !enough && (on_donors + spilled < self.rules.replicas || self.has_somewhere_to_go(extent, now)) {
@@ -250,13 +255,23 @@ impl Book {
         let leaving = members.iter().enumerate().filter(|(_, m)| goes(m));
         let leaving: Vec<u8> = leaving.map(|(n, _)| n as u8).collect();
         for place in leaving {
-            let Some(member) = self.member(extent, place) else { continue };
-            let placed = member.placed;
+            self.actions.push(Action::Vacate { extent, place });
+        }
+    }
+
+    /// What [`Action::Vacate`] led to: it is gone, or it is away since it turned out that nobody else is live.
+    pub fn vacated(&mut self, extent: ExtentId, place: u8, is_gone: bool, now: Instant) {
+        let Some(member) = self.member(extent, place).filter(|m| m.placed.state.is_kept()) else { return };
+        let placed = member.placed;
+        if is_gone {
             member.placed.state = ReplicaState::Vacant;
             member.leaving = None;
-            self.actions.push(Action::Vacate { extent, place });
             self.give_back(&placed);
+        } else {
+            member.turn(ReplicaState::Away, now);
+            self.actions.push(Action::Ask(placed.donor));
         }
+        self.weigh(extent);
     }
 
     fn give_back(&mut self, placed: &Placed) {

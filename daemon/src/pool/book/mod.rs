@@ -88,7 +88,7 @@ pub(super) enum Action {
     Rejoin { extent: ExtentId, place: u8, placed: Placed },
     /// Nobody has what this joining replica lacks: make it live as it is.
     Promote { extent: ExtentId, place: u8 },
-    /// Its bytes are elsewhere now: forget it.
+    /// Its bytes are elsewhere now: forget it unless nobody else is live, and say [`Book::vacated`].
     Vacate { extent: ExtentId, place: u8 },
     /// It is as good as that from now on; it was published as whole.
     Grade(ExtentId, Grade),
@@ -368,8 +368,8 @@ impl Book {
         self.plans.retain(|p| serves(p.contains(&donor)));
     }
 
-    /// The agent's books after a renewal.
-    pub fn renewed(&mut self, donor: DonorId, held: &[SlabId], free: u32, now: Instant) {
+    /// The agent's books after a renewal, which was asked for at `asked`.
+    pub fn renewed(&mut self, donor: DonorId, held: &[SlabId], free: u32, asked: Instant, now: Instant) {
         self.heard(donor, now);
         let entry = self.donors.entry(donor).or_default();
         entry.free = free;
@@ -378,7 +378,7 @@ impl Book {
         }
         entry.stock.retain(|l| held.contains(&l.slab));
         for (extent, place, placed) in self.kept_on(donor) {
-            self.told(extent, place, held.contains(&placed.lease.slab), now);
+            self.told(extent, place, held.contains(&placed.lease.slab), asked);
         }
     }
 

@@ -97,7 +97,7 @@ impl World {
     fn renew(&mut self, donor: usize) {
         if self.up[donor] {
             let held: Vec<SlabId> = self.lent[donor].keys().copied().collect();
-            self.book.renewed(Self::id(donor), &held, self.free(donor), self.now);
+            self.book.renewed(Self::id(donor), &held, self.free(donor), self.now, self.now);
         }
     }
 
@@ -254,6 +254,7 @@ impl World {
             Action::Vacate { extent, place } => {
                 self.set(extent, place, ReplicaState::Vacant);
                 assert!(self.live(extent) >= self.replicas, "a replica was let go before there were enough");
+                self.book.vacated(extent, place, true, self.now);
             }
             Action::Retire(extent) => {
                 self.extents.remove(&extent);
@@ -382,7 +383,7 @@ fn recalled_slabs_go_back_when_their_pages_are_elsewhere_and_are_lost_when_their
     world.now += Duration::from_secs(1);
     world.settle(&Room { free: SLOTS, ..nothing_free() });
     assert_eq!(world.live(extent), 2);
-    world.book.renewed(DonorId(1), &[], 8, world.now);
+    world.book.renewed(DonorId(1), &[], 8, world.now, world.now);
     world.settle(&Room { free: SLOTS, ..nothing_free() });
     assert_eq!(world.live(extent), 1);
 }
@@ -401,9 +402,39 @@ fn a_drain_that_was_ended_loses_nothing_at_its_deadline() {
     world.settle(&Room { free: SLOTS, ..nothing_free() });
     assert_eq!(world.live(extent), 1);
     assert_eq!(world.book.moving(), 1);
-    world.book.renewed(DonorId(0), &slabs, 0, world.now);
+    // What it said before the deadline, and was heard only now, says nothing.
+    world.book.renewed(DonorId(0), &slabs, 0, world.now - Duration::from_secs(2), world.now);
+    assert_eq!(world.book.moving(), 1);
+    world.book.renewed(DonorId(0), &slabs, 0, world.now, world.now);
     world.settle(&Room { free: SLOTS, ..nothing_free() });
     assert_eq!((world.live(extent), world.book.moving()), (1, 0));
+}
+
+#[test]
+fn a_replica_is_not_let_go_while_those_that_are_to_stay_are_on_donors_out_of_reach() {
+    let mut world = World::new(3, 2, 8);
+    (0..3).for_each(|d| world.connect(d));
+    for _ in 0..3 {
+        world.balance(nothing_free());
+        (0..3).for_each(|d| world.answer(d));
+    }
+    let victim = world.extents.values().next().unwrap()[0].donor;
+    world.book.remove(victim);
+    world.settle(&Room { free: SLOTS, ..nothing_free() });
+    let moving = world.extents.iter().find(|(_, places)| places.iter().any(|p| p.state == ReplicaState::Joining));
+    let (extent, places) = moving.map(|(e, places)| (*e, places.clone())).unwrap();
+    let leaves = places.iter().position(|p| p.donor == victim).unwrap();
+    let third = places.iter().find(|p| p.state == ReplicaState::Joining).unwrap().donor;
+    world.fill_all();
+    world.now += Duration::from_millis(900);
+    // From now on the new one has been live for long enough, and it takes a moment until it counts as away.
+    world.disconnect(third.0 as usize);
+    world.now += Duration::from_millis(200);
+    world.settle(&Room { free: SLOTS, ..nothing_free() });
+    assert_eq!(world.states(extent)[leaves], ReplicaState::Live, "it was let go for one that nobody can reach");
+    world.connect(third.0 as usize);
+    world.fill_and_settle();
+    assert_eq!(world.live(extent), 2);
 }
 
 #[test]
@@ -470,7 +501,7 @@ fn a_slab_that_the_agent_does_not_list_is_lost() {
     let victim = replicas[1].donor;
     let held: Vec<SlabId> =
         world.lent[victim.0 as usize].keys().copied().filter(|s| *s != replicas[1].lease.slab).collect();
-    world.book.renewed(victim, &held, 3, world.now);
+    world.book.renewed(victim, &held, 3, world.now, world.now);
     world.act();
     assert_eq!(world.state(extent, 1), ReplicaState::Lost);
 }

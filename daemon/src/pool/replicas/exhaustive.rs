@@ -345,7 +345,8 @@ impl World {
             }
             Step::Vacate(n) => {
                 let generation = self.replica(n).generation;
-                on_table(&mut self.places, |t| t.vacate(E, n as u8, generation));
+                let is_gone = on_table(&mut self.places, |t| t.vacate(E, n as u8, generation));
+                assert!(is_gone, "others are live");
                 self.donors[n].bytes = None;
             }
             Step::OutOfReach(n) => {

@@ -55,6 +55,19 @@ fn who_did_not_take_a_write_is_marked_and_not_live_any_more() {
 }
 
 #[test]
+fn a_replica_stays_if_it_turns_out_that_nobody_else_is_live() {
+    let t = table(2);
+    assert_eq!(t.settle(E, 5, 1, &took(&t, &[0])), Settled { held: true, demoted: 0b10 });
+    assert!(!t.vacate(E, 0, generation(&t, 0)), "the only replica that has slot 5 was let go");
+    assert_eq!((state(&t, 0), missed(&t, 0)), (ReplicaState::Away, vec![]));
+    // The other way round: the write that only the one who left has taken is not held.
+    let t = table(2);
+    let took = took(&t, &[0]);
+    assert!(t.vacate(E, 0, generation(&t, 0)));
+    assert_eq!(t.settle(E, 5, 1, &took), Settled { held: false, demoted: 0b10 });
+}
+
+#[test]
 fn a_backup_is_marked_by_every_write_and_goes_live_only_by_way_of_joining() {
     let t = table(2);
     assert!(t.rejoin(E, 1, ReplicaState::Trailing).is_some());

@@ -217,7 +217,8 @@ impl World<'_> {
     }
 
     pub(super) fn renew(&mut self, donor: usize) {
-        let now = self.moment;
+        // Asked and answered at once; heard when the keeper comes to it.
+        let (now, asked) = (self.moment, self.now);
         let d = &mut self.donors[donor];
         let held = d.leases.renew(ANNEXD, d.connection, now);
         self.obey(donor);
@@ -225,7 +226,7 @@ impl World<'_> {
         let held = held.expect("annexd's connection is its newest");
         d.held.retain(|slab, _| held.contains(slab));
         d.session.renewed(self.now);
-        self.news.push_back(News::Renewed(donor, held, d.leases.free(ROOM)));
+        self.news.push_back(News::Renewed(donor, held, d.leases.free(ROOM), asked));
     }
 
     /// Time passes, and all that are punctual do what is due meanwhile. One of annexd's threads may be held up.
