@@ -211,7 +211,7 @@ fn a_bad_limit_is_explained_with_runs_own_exit_code() {
     let annexd = Annexd::start();
     let run = annexd.annex(&["run", "--local", "12Q", "--", "true"]);
     assert_eq!(run.code, Some(125));
-    assert!(run.err.contains("bad local limit '12Q': give bytes with a unit (512M, 2G) or a share (50%)"), "{run:?}");
+    assert!(run.err.contains("bad limit '12Q': give bytes with a unit (512M, 2G) or a share (50%)"), "{run:?}");
     assert_eq!(annexd.annex(&["limit", "x", "0%"]).code, Some(2));
     assert_eq!(annexd.annex(&["run"]).code, Some(125));
 }

@@ -217,7 +217,7 @@ mod tests {
     #[test]
     fn wrong_values_are_refused_by_name() {
         for (text, part) in [
-            ("local = '12Q'", "bad local limit '12Q'"),
+            ("local = '12Q'", "bad limit '12Q'"),
             ("[pool]\nreplicas = 9", "replicas = 9"),
             ("[pager]\nwait = 'pray'", "unknown variant `pray`"),
             ("[pager]\nbusy_poll_us = 20000", "busy_poll_us = 20000 in [pager]"),

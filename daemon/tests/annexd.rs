@@ -195,7 +195,7 @@ fn a_bad_configuration_is_explained_and_not_worth_a_restart() {
     let file = dir.path().join("annexd.toml");
     for (config, message) in [
         ("[pool]\nreplica = 2\n", ":2: unknown key 'pool.replica'; did you mean 'replicas'?"),
-        ("local = \"12Q\"\n", ":1: bad local limit '12Q': give bytes with a unit (512M, 2G) or a share (50%)"),
+        ("local = \"12Q\"\n", ":1: bad limit '12Q': give bytes with a unit (512M, 2G) or a share (50%)"),
         ("[pool]\nreplicas = 9\n", "bad pool configuration: replicas = 9 in [pool]: give 1 to 4"),
         ("local = 50%\n", ":1:"),
     ] {

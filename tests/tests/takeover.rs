@@ -5,7 +5,9 @@
 use annex_tests::kv::wire::Wire;
 use annex_tests::testbed::{Donor, Job, Testbed, bins, directory, wait_for};
 use nix::sys::signal::Signal;
+use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -187,6 +189,20 @@ fn a_newer_state_is_refused_and_left_alone() {
     ends_well(&bed, job);
 }
 
+/// Waits until the keeper of an annexd that has ended has closed what is not kept: it answers then.
+fn settled(bed: &Testbed, annexd: i32) {
+    let path = format!("{}.keeper-{annexd}", bed.socket.display());
+    let answer = || {
+        let mut stream = UnixStream::connect(&path)?;
+        stream.write_all(b"T")?;
+        let mut answer = [0];
+        stream.read_exact(&mut answer).map(|()| answer)
+    };
+    wait_for("the keeper to have what is kept, and nothing else", MINUTE, || {
+        answer().is_ok_and(|answer| answer == *b"M")
+    });
+}
+
 /// Takes the entries of these kinds out of a keeper's index, and gives what puts them back.
 fn forget(keeper: i32, kinds: &[u32]) -> impl FnOnce() + use<> {
     let path = memfds(keeper, "annex-index").remove(0);
@@ -213,8 +229,9 @@ fn keys_without_the_tables_of_their_pool_are_refused_and_left_alone() {
     let mut bed = Testbed::builder().donor(Donor::shm()).donor(Donor::shm()).kv("").start();
     let mut wire = Wire::unix(&bed.kv_socket()).expect("the KV API listens");
     wire.talk("SET k v", "+OK\r\n");
-    let keeper = bed.keeper();
+    let (keeper, annexd) = (bed.keeper(), bed.annexd.pid());
     bed.annexd.kill();
+    settled(&bed, annexd);
     let put_back = forget(keeper, &[LEDGER, EXTENTS, SLOTS]);
     let (code, said) = bed.start_in_vain();
     assert_eq!(code, Some(78), "{said}");

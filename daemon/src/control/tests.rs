@@ -282,11 +282,11 @@ fn every_bad_request_is_answered_in_json() {
         ("POST", "/v1/status", "", ErrorCode::NotFound, "there is no POST /v1/status"),
         ("POST", "/v1/apps", "{", ErrorCode::BadRequest, "failed to read the request"),
         ("POST", "/v1/apps", r#"{"target":{"pid":1},"locl":"1G"}"#, ErrorCode::BadRequest, "unknown field `locl`"),
-        ("POST", "/v1/apps", r#"{"target":{"pid":1},"local":"12Q"}"#, ErrorCode::BadRequest, "bad local limit '12Q'"),
+        ("POST", "/v1/apps", r#"{"target":{"pid":1},"local":"12Q"}"#, ErrorCode::BadRequest, "bad limit '12Q'"),
         ("POST", "/v1/apps", r#"{"target":{"pid":1},"name":"12"}"#, ErrorCode::BadRequest, "for an id or a PID"),
         ("POST", "/v1/apps", r#"{"target":{"pid":1},"name":"a b"}"#, ErrorCode::BadRequest, "only letters"),
         ("POST", "/v1/apps", &huge, ErrorCode::BadRequest, "failed to read the request"),
-        ("PUT", "/v1/apps/redis/limit", r#"{"local":"0%"}"#, ErrorCode::BadRequest, "bad local limit '0%'"),
+        ("PUT", "/v1/apps/redis/limit", r#"{"local":"0%"}"#, ErrorCode::BadRequest, "bad limit '0%'"),
         ("PUT", "/v1/apps/nope/limit", r#"{"local":"1G"}"#, ErrorCode::NotFound, "there is no app 'nope'"),
         ("DELETE", "/v1/apps/no%20pe", "", ErrorCode::NotFound, "there is no app 'no pe'"),
     ];

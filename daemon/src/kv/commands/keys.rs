@@ -129,7 +129,7 @@ fn copy(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
             if is(option, "REPLACE") {
                 replace = true;
             } else if is(option, "DB") {
-                db = database(options.next().ok_or(SYNTAX)?)?;
+                db = database(options.next().ok_or(SYNTAX)?, None)?;
             } else {
                 return Err(SYNTAX.into());
             }
@@ -149,7 +149,7 @@ fn copy(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
 fn move_away(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
     Box::pin(async move {
         let key = &call.args[1];
-        let db = database(&call.args[2])?;
+        let db = database(&call.args[2], None)?;
         if db == call.db {
             return Err(SAME_OBJECTS.into());
         }

@@ -16,4 +16,4 @@ mod tests;
 
 pub use encode::{Output, PIECES, format_double};
 pub use fuzz::fuzz;
-pub use parser::{Limits, Parser, ProtocolError, parse_integer};
+pub use parser::{Limits, Parser, ProtocolError};

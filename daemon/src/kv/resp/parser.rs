@@ -7,6 +7,7 @@
 //! Nothing is allocated because a client *says* that much will come: only what has arrived takes memory.
 
 use super::inline;
+use crate::kv::text::integer;
 use bytes::{Buf, Bytes, BytesMut};
 
 /// The longest line: an inline request, a count or a length. Redis' `PROTO_INLINE_MAX_SIZE`.
@@ -125,7 +126,7 @@ impl Parser {
 
     fn multibulk_count(&mut self, buffer: &mut BytesMut, limits: &Limits) -> Result<Option<usize>, ProtocolError> {
         let Line::Whole(end) = self.line(buffer, b'\r', ProtocolError::MultibulkLine)? else { return Ok(None) };
-        let count = parse_integer(&buffer[1..end]).filter(|count| *count <= MAX_ARGS);
+        let count = integer::parse(&buffer[1..end]).filter(|count| *count <= MAX_ARGS);
         let count = count.ok_or(ProtocolError::MultibulkLength)?;
         if count > UNAUTHENTICATED_ARGS && !limits.authenticated {
             return Err(ProtocolError::UnauthenticatedMultibulk);
@@ -169,7 +170,7 @@ impl Parser {
         if buffer[0] != b'$' {
             return Err(ProtocolError::NoBulk(buffer[0]));
         }
-        let length = parse_integer(&buffer[1..end]).filter(|length| *length >= 0 && *length as u64 <= limits.bulk);
+        let length = integer::parse(&buffer[1..end]).filter(|length| *length >= 0 && *length as u64 <= limits.bulk);
         let length = length.ok_or(ProtocolError::BulkLength)?;
         if length > UNAUTHENTICATED_BULK && !limits.authenticated {
             return Err(ProtocolError::UnauthenticatedBulk);
@@ -221,21 +222,4 @@ impl Parser {
             }
         }
     }
-}
-
-/// A decimal as Redis takes it on the wire: no sign but `-`, no leading zeros, no blanks, within `i64`.
-pub fn parse_integer(text: &[u8]) -> Option<i64> {
-    let (negative, digits) = match text {
-        [b'0'] => return Some(0),
-        [b'-', digits @ ..] => (true, digits),
-        digits => (false, digits),
-    };
-    if !matches!(digits.first(), Some(b'1'..=b'9')) {
-        return None;
-    }
-    digits.iter().try_fold(0i64, |value, digit| {
-        let digit = digit.is_ascii_digit().then(|| i64::from(digit - b'0'))?;
-        let shifted = value.checked_mul(10)?;
-        if negative { shifted.checked_sub(digit) } else { shifted.checked_add(digit) }
-    })
 }

@@ -204,7 +204,7 @@ impl Kind {
                 _ => Err("argument must be 'yes' or 'no'".into()),
             },
             Kind::Integer(least, most) => {
-                let number = crate::kv::resp::parse_integer(text.as_bytes());
+                let number = crate::kv::text::integer::parse(text.as_bytes());
                 let number = number.ok_or("argument couldn't be parsed into an integer")?;
                 within(i128::from(number), *least, *most)
             }

@@ -7,7 +7,6 @@ use super::fetch::{Missed, Record, split};
 use super::record::RecordError;
 use super::sheets::UNITS;
 use super::*;
-use crate::pool::SlotRun;
 use futures::future::join_all;
 
 /// How often it looks whether there is something to do.
@@ -99,11 +98,9 @@ impl Store {
 
     /// Moves the records that begin in a sheet. Tells how many there were.
     async fn empty(&self, sheet: SheetIdx) -> u64 {
-        let Some(slot) = self.0.table.slot(sheet) else { return 0 };
-        let (run, places) = (SlotRun { first: slot, count: 1 }, self.0.table.places(sheet));
-        let found =
-            self.0.way.read(run, |bytes| places.map(|place| (place, Found::at(place, bytes))).collect::<Vec<_>>());
-        let Ok(found) = found.await else { return 0 };
+        let (slot, places) = (|| self.0.table.slot(sheet), self.0.table.places(sheet));
+        let look = |bytes: &[u8]| places.map(|place| (place, Found::at(place, bytes))).collect::<Vec<_>>();
+        let Ok(Some(found)) = self.0.way.read_slot(slot, look).await else { return 0 };
         let moves = found.into_iter().map(|(place, found)| self.move_record(place, found));
         join_all(moves).await.into_iter().filter(|moved| *moved).count() as u64
     }
@@ -126,7 +123,7 @@ impl Store {
         };
         let found = self.0.indexes.borrow()[at(header.db)].find(header.hash).copied();
         match found {
-            Some(entry) if entry.place() == place => {
+            Some(entry) if entry.place() == place && entry.tag().is_none_or(|tag| tag == header.tag()) => {
                 let moving = Moving::new(&self.0.moving, header.units());
                 let moved = self.append(&header, &key, &value, entry.access(), Some(place), || ()).await;
                 drop(moving);

@@ -80,13 +80,13 @@ impl Store {
     async fn piece(&self, entry: &Entry, key: &[u8]) -> Option<Record> {
         let (place, tag) = (entry.place(), entry.tag()?);
         let from = usize::from(place.unit) * UNIT;
-        let to = from + entry.len() as usize;
-        if entry.len() > SMALL || to > PAGE_SIZE || self.0.space.borrow().is_open(place.sheet) {
+        let to = from + entry.bytes() as usize;
+        if entry.bytes() > SMALL || to > PAGE_SIZE || self.0.space.borrow().is_open(place.sheet) {
             return None;
         }
-        let slot = self.0.table.slot(place.sheet)?;
+        let slot = || self.0.table.slot(place.sheet);
         let as_written = |bytes: &[u8]| split(bytes, Some(key)).ok().filter(|(header, ..)| header.tag() == tag);
-        self.0.way.read_piece(slot, from as u32..to as u32, as_written).await.ok()?
+        self.0.way.read_piece(slot, from as u32..to as u32, as_written).await.ok().flatten()?
     }
 
     /// Reads a record. With `of`, it must be that key's.
@@ -100,10 +100,9 @@ impl Store {
             {
                 return split(place.within(sheet), of).map_err(Missed::Bad);
             }
-            let slot = self.0.table.slot(first).ok_or(Missed::Gone)?;
-            let run = SlotRun { first: slot, count: 1 };
-            let read = self.0.way.read(run, |sheet| split(place.within(sheet), of)).await;
-            return read.map_err(Missed::Io)?.map_err(Missed::Bad);
+            let slot = || self.0.table.slot(first);
+            let read = self.0.way.read_slot(slot, |sheet| split(place.within(sheet), of)).await;
+            return read.map_err(Missed::Io)?.ok_or(Missed::Gone)?.map_err(Missed::Bad);
         }
         let whole = self.pieces(place, units).await?;
         split_shared(whole.slice_ref(place.within(&whole)), of).map_err(Missed::Bad)

@@ -27,8 +27,8 @@ pub struct Entry {
     expires: u64,
     low: u32,
     sheet: u32,
-    /// Bytes of the record.
-    len: u32,
+    /// Of the record.
+    bytes: u32,
     /// Bits 0 to 5: the unit at which the record begins; 8 to 31: access.
     meta: u32,
 }
@@ -36,12 +36,12 @@ pub struct Entry {
 impl Entry {
     pub fn new(header: &Header, place: Place, access: u32) -> Entry {
         let meta = access << ACCESS_SHIFT | u32::from(place.unit);
-        let (hash, len) = (header.hash, header.len());
+        let (hash, bytes) = (header.hash, header.bytes());
         let expires = match header.expires.unwrap_or(0) {
             far if far >> EXPIRY_BITS != 0 => FAR | far,
             near => u64::from(header.tag()) << EXPIRY_BITS | near,
         };
-        Entry { high: hash.high, expires, low: hash.low, sheet: place.sheet.0, len, meta }
+        Entry { high: hash.high, expires, low: hash.low, sheet: place.sheet.0, bytes, meta }
     }
 
     pub fn hash(&self) -> KeyHash {
@@ -53,13 +53,13 @@ impl Entry {
     }
 
     /// Bytes of the record, with its header and its key.
-    pub fn len(&self) -> u32 {
-        self.len
+    pub fn bytes(&self) -> u32 {
+        self.bytes
     }
 
     /// Units that the record has to itself.
     pub fn units(&self) -> u32 {
-        log::room(self.len)
+        log::room(self.bytes)
     }
 
     pub fn expires(&self) -> Option<UnixMs> {
@@ -263,7 +263,7 @@ mod tests {
             for n in 0..300 {
                 let found = index.find(entry(n, None).hash());
                 let wanted = (n, n + HEADER as u32, n);
-                prop_assert_eq!(found.map(|e| (e.place().sheet.0, e.len(), e.access())), model.get(&n).map(|_| wanted));
+                prop_assert_eq!(found.map(|e| (e.place().sheet.0, e.bytes(), e.access())), model.get(&n).map(|_| wanted));
             }
         }
 

@@ -33,7 +33,7 @@ impl Store {
         value: &Bytes,
         access: u32,
     ) -> Result<(), StoreError> {
-        let units = log::room(header.len());
+        let units = log::room(header.bytes());
         let sheets = units / UNITS;
         let place = self.0.space.borrow_mut().append_sheets(sheets).map_err(|_| StoreError::NoRoom)?;
         let reserved = Reserved { store: self, place, units };
@@ -104,16 +104,13 @@ struct Piece<'a> {
 
 impl Drop for Piece<'_> {
     fn drop(&mut self) {
-        let inner = &self.store.0;
         for landing in &self.landings {
             match self.is_written {
                 true => self.store.place(landing.sheet, landing.slot),
                 // The lane retains what is still under way.
-                false => inner.stock.release(landing.slot),
+                false => self.store.0.stock.release(landing.slot),
             }
-            if let Some(segment) = inner.space.borrow_mut().let_go(landing.sheet) {
-                inner.table.abandon(segment);
-            }
+            self.store.let_go(landing.sheet);
         }
     }
 }

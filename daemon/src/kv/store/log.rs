@@ -184,8 +184,8 @@ impl Log {
 }
 
 /// Units that a record of so many bytes has to itself: one that is too large for the log has whole sheets.
-pub fn room(len: u32) -> u32 {
-    let units = len.div_ceil(UNIT as u32);
+pub fn room(bytes: u32) -> u32 {
+    let units = bytes.div_ceil(UNIT as u32);
     if takes(units) { units } else { units.next_multiple_of(UNITS) }
 }
 

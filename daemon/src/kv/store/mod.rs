@@ -206,7 +206,7 @@ pub fn now() -> UnixMs {
 
 /// Bytes of the value of a key whose entry this is.
 fn length(entry: &Entry, key: &[u8]) -> u64 {
-    u64::from(entry.len()).saturating_sub((HEADER + key.len()) as u64)
+    u64::from(entry.bytes()).saturating_sub((HEADER + key.len()) as u64)
 }
 
 /// Every method sees expired keys as not there. The caller holds a lock on the key.
@@ -503,6 +503,13 @@ impl Store {
         }
     }
 
+    /// A write of a sheet is over.
+    fn let_go(&self, sheet: SheetIdx) {
+        if let Some(segment) = self.0.space.borrow_mut().let_go(sheet) {
+            self.0.table.abandon(segment);
+        }
+    }
+
     /// Appends a record and waits until it counts, or, if it is a move, until that is decided.
     async fn append(
         &self,
@@ -547,9 +554,7 @@ impl Store {
         }
         for landing in &flight.landings {
             self.free_sheet(landing.sheet);
-            if let Some(segment) = self.0.space.borrow_mut().let_go(landing.sheet) {
-                self.0.table.abandon(segment);
-            }
+            self.let_go(landing.sheet);
         }
     }
 

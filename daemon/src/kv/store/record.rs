@@ -113,13 +113,13 @@ impl Header {
     }
 
     /// Bytes of the whole record.
-    pub fn len(&self) -> u32 {
+    pub fn bytes(&self) -> u32 {
         (HEADER + self.body()) as u32
     }
 
     /// Units that the whole record takes.
     pub fn units(&self) -> u32 {
-        self.len().div_ceil(UNIT as u32)
+        self.bytes().div_ceil(UNIT as u32)
     }
 }
 

@@ -4,7 +4,6 @@
 //! So then all keys go that lie in one sheet with such a key.
 
 use super::*;
-use crate::pool::SlotRun;
 
 /// Keys looked at before one is chosen, if there are as many. Whole shards are looked at.
 const SAMPLE: usize = 16;
@@ -64,10 +63,10 @@ impl Store {
     async fn evict_sheet(&self, policy: Policy) {
         let Some((_, victim)) = self.victim(policy) else { return };
         let sheet = victim.place().sheet;
-        let Some(slot) = self.0.table.slot(sheet) else { return };
         // A record that is added while the sheet is on its way is not in what comes.
-        let (run, places) = (SlotRun { first: slot, count: 1 }, self.0.table.places(sheet));
-        let Ok(headers) = self.0.way.read(run, |bytes| self.headers_in(places, bytes)).await else { return };
+        let (slot, places) = (|| self.0.table.slot(sheet), self.0.table.places(sheet));
+        let look = |bytes: &[u8]| self.headers_in(places, bytes);
+        let Ok(Some(headers)) = self.0.way.read_slot(slot, look).await else { return };
         for (place, header) in headers {
             let found = self.0.indexes.borrow()[at(header.db)].find(header.hash).copied();
             let goes = |entry: &Entry| entry.place() == place && !(policy.is_volatile() && entry.expires().is_none());

@@ -28,6 +28,19 @@ enum Waiting {
     Flight,
 }
 
+/// Nothing was posted, and the buffer comes back.
+enum NotPosted {
+    Busy(Busy),
+    /// What was to be read is nowhere any more.
+    Gone(Buf),
+}
+
+impl From<Busy> for NotPosted {
+    fn from(busy: Busy) -> NotPosted {
+        NotPosted::Busy(busy)
+    }
+}
+
 /// See the module's header.
 pub struct Way {
     lane: RefCell<Lane>,
@@ -53,55 +66,64 @@ impl Way {
         }
     }
 
-    /// Reads that were posted so far.
+    /// Reads that are over.
     pub fn reads(&self) -> u64 {
         self.reads.get()
     }
 
     /// Reads a run within one extent, and has `take` look at its verified bytes.
     pub async fn read<T>(&self, run: SlotRun, take: impl FnOnce(&[u8]) -> T) -> Result<T, IoError> {
-        self.read_by(run.count as usize, |lane, buf, token| lane.read(run, buf, token), take).await
+        let read =
+            self.read_where(run.count as usize, |lane, buf, token| Ok(lane.read(run, buf, token)?), take).await?;
+        read.ok_or(IoError::Misuse)
     }
 
-    /// Reads some bytes of a slot and has `take` look at them. They are not verified.
+    /// Reads one slot, which is looked up when nothing has to be waited for any more. `None`: there is none.
+    pub async fn read_slot<T>(
+        &self,
+        slot: impl Fn() -> Option<SlotIdx>,
+        take: impl FnOnce(&[u8]) -> T,
+    ) -> Result<Option<T>, IoError> {
+        let post = |lane: &mut Lane, buf, token| match slot() {
+            Some(first) => Ok(lane.read(SlotRun { first, count: 1 }, buf, token)?),
+            None => Err(NotPosted::Gone(buf)),
+        };
+        self.read_where(1, post, take).await
+    }
+
+    /// The same with some bytes of a slot. They are not verified.
     pub async fn read_piece<T>(
         &self,
-        slot: SlotIdx,
+        slot: impl Fn() -> Option<SlotIdx>,
         piece: Range<u32>,
         take: impl FnOnce(&[u8]) -> T,
-    ) -> Result<T, IoError> {
+    ) -> Result<Option<T>, IoError> {
         let bytes = piece.start as usize..piece.end as usize;
-        let post = |lane: &mut Lane, buf, token| lane.read_piece(slot, piece.clone(), buf, token);
-        self.read_by(1, post, |page| take(&page[bytes])).await
+        let post = |lane: &mut Lane, buf, token| match slot() {
+            Some(slot) => Ok(lane.read_piece(slot, piece.clone(), buf, token)?),
+            None => Err(NotPosted::Gone(buf)),
+        };
+        self.read_where(1, post, |page| take(&page[bytes])).await
     }
 
-    async fn read_by<T>(
+    async fn read_where<T>(
         &self,
         pages: usize,
-        post: impl Fn(&mut Lane, Buf, u64) -> Result<(), Busy>,
+        post: impl Fn(&mut Lane, Buf, u64) -> Result<(), NotPosted>,
         take: impl FnOnce(&[u8]) -> T,
-    ) -> Result<T, IoError> {
-        let mut buf = self.buffer(pages).await;
-        let token = loop {
-            let token = self.waiting.borrow_mut().insert(Waiting::Reader(None));
-            match post(&mut self.lane.borrow_mut(), buf, token as u64) {
-                Ok(()) => break token,
-                Err(busy) => buf = busy.0,
+    ) -> Result<Option<T>, IoError> {
+        let buf = self.buffer(pages).await;
+        let done = match self.post(buf, post).await {
+            Ok(done) => done,
+            Err(buf) => {
+                self.free(buf);
+                return Ok(None);
             }
-            self.waiting.borrow_mut().remove(token);
-            self.room.notified().await;
         };
         self.reads.set(self.reads.get() + 1);
-        let done = match self.at_once(token) {
-            Some(done) => done,
-            None => {
-                self.posted.notify_one();
-                Answer { way: self, token }.await
-            }
-        };
         let taken = done.result.map(|()| take(self.lane.borrow().bytes(&done.buf)));
         self.free(done.buf);
-        taken
+        taken.map(Some)
     }
 
     /// The end of what was just posted, if that comes at once. What else is over waits for [`Way::step`].
@@ -159,20 +181,43 @@ impl Way {
     }
 
     /// Writes parts of a buffer and waits until all replicas have them.
-    pub async fn write(&self, parts: &[Part], mut buf: Buf) -> Result<(), IoError> {
+    pub async fn write(&self, parts: &[Part], buf: Buf) -> Result<(), IoError> {
+        match self.post(buf, |lane, buf, token| Ok(lane.write(parts, buf, token)?)).await {
+            Ok(done) => {
+                self.free(done.buf);
+                done.result
+            }
+            Err(buf) => {
+                self.free(buf);
+                Err(IoError::Misuse)
+            }
+        }
+    }
+
+    /// Posts something as soon as the lane has room for it, and waits for its end. Gives the buffer back if there is nothing to post it to.
+    async fn post(
+        &self,
+        mut buf: Buf,
+        post: impl Fn(&mut Lane, Buf, u64) -> Result<(), NotPosted>,
+    ) -> Result<Done, Buf> {
         let token = loop {
             let token = self.waiting.borrow_mut().insert(Waiting::Reader(None));
-            match self.lane.borrow_mut().write(parts, buf, token as u64) {
+            let refused = match post(&mut self.lane.borrow_mut(), buf, token as u64) {
                 Ok(()) => break token,
-                Err(busy) => buf = busy.0,
-            }
+                Err(refused) => refused,
+            };
             self.waiting.borrow_mut().remove(token);
+            match refused {
+                NotPosted::Gone(buf) => return Err(buf),
+                NotPosted::Busy(busy) => buf = busy.0,
+            }
             self.room.notified().await;
         };
+        if let Some(done) = self.at_once(token) {
+            return Ok(done);
+        }
         self.posted.notify_one();
-        let done = Answer { way: self, token }.await;
-        self.free(done.buf);
-        done.result
+        Ok(Answer { way: self, token }.await)
     }
 
     /// Has the driver look.
