@@ -305,10 +305,13 @@ impl Lane {
         let idle_too = now.duration_since(self.idle_check) >= IDLE_CHECK;
         if idle_too {
             self.idle_check = now;
-            self.listen(now);
         }
         for at in 0..self.ends.len() {
             self.poll_end(at, idle_too, now);
+        }
+        if idle_too {
+            // What was there and not yet looked at is no silence.
+            self.listen(now);
         }
         if self.seen_changes != self.core.changes() {
             self.sweep(now);
