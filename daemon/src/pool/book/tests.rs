@@ -410,8 +410,8 @@ fn a_drain_that_was_ended_loses_nothing_at_its_deadline() {
     assert_eq!((world.live(extent), world.book.moving()), (1, 0));
 }
 
-#[test]
-fn a_replica_is_not_let_go_while_those_that_are_to_stay_are_on_donors_out_of_reach() {
+/// Three donors that have extents, one of which is to be emptied.
+fn one_of_three_is_removed() -> (World, DonorId) {
     let mut world = World::new(3, 2, 8);
     (0..3).for_each(|d| world.connect(d));
     for _ in 0..3 {
@@ -421,6 +421,12 @@ fn a_replica_is_not_let_go_while_those_that_are_to_stay_are_on_donors_out_of_rea
     let victim = world.extents.values().next().unwrap()[0].donor;
     world.book.remove(victim);
     world.settle(&Room { free: SLOTS, ..nothing_free() });
+    (world, victim)
+}
+
+#[test]
+fn a_replica_is_not_let_go_while_those_that_are_to_stay_are_on_donors_out_of_reach() {
+    let (mut world, victim) = one_of_three_is_removed();
     let moving = world.extents.iter().find(|(_, places)| places.iter().any(|p| p.state == ReplicaState::Joining));
     let (extent, places) = moving.map(|(e, places)| (*e, places.clone())).unwrap();
     let leaves = places.iter().position(|p| p.donor == victim).unwrap();
@@ -439,15 +445,7 @@ fn a_replica_is_not_let_go_while_those_that_are_to_stay_are_on_donors_out_of_rea
 
 #[test]
 fn a_donor_that_is_removed_is_emptied_first() {
-    let mut world = World::new(3, 2, 8);
-    (0..3).for_each(|d| world.connect(d));
-    for _ in 0..3 {
-        world.balance(nothing_free());
-        (0..3).for_each(|d| world.answer(d));
-    }
-    let victim = world.extents.values().next().unwrap()[0].donor;
-    world.book.remove(victim);
-    world.settle(&Room { free: SLOTS, ..nothing_free() });
+    let (mut world, victim) = one_of_three_is_removed();
     assert!(world.removed.is_empty());
     world.fill_and_settle();
     assert_eq!(world.removed, [victim]);
