@@ -32,6 +32,8 @@ mod clock;
 mod control_block;
 mod doubt;
 mod evict;
+mod home;
+mod homes;
 mod inflight;
 mod ledger;
 mod lookup;

@@ -1,6 +1,7 @@
 //! What /proc says about a process. Everything here is a snapshot.
 
 use nix::errno::Errno;
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
@@ -86,6 +87,11 @@ pub struct Stat {
 impl Stat {
     pub fn read(pid: i32) -> Option<Stat> {
         Stat::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    /// Of one of its threads.
+    pub fn read_thread(pid: i32, thread: i32) -> Option<Stat> {
+        Stat::parse(&fs::read_to_string(format!("/proc/{pid}/task/{thread}/stat")).ok()?)
     }
 
     fn parse(text: &str) -> Option<Stat> {
@@ -208,6 +214,21 @@ pub fn hurry(thread: i32) {
     let result = unsafe { libc::setpriority(libc::PRIO_PROCESS, thread as libc::id_t, -20) };
     if result != 0 {
         tracing::debug!("no higher priority for a thread: {}", io::Error::last_os_error());
+    }
+}
+
+/// Has a thread run on the CPUs that this process may use, but for some; on all of them if no other is left.
+pub fn keep_off(thread: i32, cpus: &[usize]) {
+    let all = sched_getaffinity(Pid::from_raw(std::process::id() as i32));
+    let moved = all.and_then(|all| {
+        let mut rest = all;
+        cpus.iter().try_for_each(|cpu| rest.unset(*cpu))?;
+        let none = (0..CpuSet::count()).all(|cpu| !rest.is_set(cpu).unwrap_or(false));
+        sched_setaffinity(Pid::from_raw(thread), if none { &all } else { &rest })
+    });
+    if let Err(error) = moved {
+        // Gone, or confined to other CPUs by its cgroup.
+        tracing::debug!(thread, %error, "a thread stays on its CPUs");
     }
 }
 

@@ -14,6 +14,7 @@
 //! Lock order: [`Space::evicting`] before [`Space::core`]; a parent's core before its new child's.
 
 use super::app::App;
+use super::home::Home;
 use super::inflight::InFlight;
 use super::mortal;
 use super::policy;
@@ -43,6 +44,8 @@ pub struct SpaceId(pub u64);
 pub struct Fault {
     pub page: PageIdx,
     pub write: bool,
+    /// Its ID in its own PID namespace.
+    pub thread: i32,
     /// When a worker woke up because of it.
     pub since: Instant,
     /// The evictor itself waits for it: it must not be made to wait for eviction.
@@ -52,7 +55,7 @@ pub struct Fault {
 impl Fault {
     /// Nobody waits; but whether the page is there must be found out.
     pub fn suspected(page: PageIdx) -> Fault {
-        Fault { page, write: false, since: Instant::now(), evictors: true }
+        Fault { page, write: false, thread: 0, since: Instant::now(), evictors: true }
     }
 }
 
@@ -86,6 +89,8 @@ pub enum Why {
 pub enum Next {
     /// Nothing: served, or somebody else will.
     Served,
+    /// So many pages from the fault's on have come to be there: who waits for them is to be woken, under no lock.
+    Wake(u64),
     /// Nothing for now: the app holds it until there is room, or until it has waited long enough ([`App::take_held`]).
     Held,
     /// Bring these consecutive pages, whose slots are consecutive from `slot` on.
@@ -98,6 +103,7 @@ pub struct Core {
     pub table: Table,
     pub regions: Regions,
     streams: Streams,
+    pub home: Home,
     /// The clock's lap, modulo `policy::LAPS`.
     pub lap: u8,
     /// Pages with a thread's control block, never to be evicted; forgotten when they are unmapped. See `control_block`.
@@ -134,6 +140,8 @@ pub struct Space {
     pub(super) staging: Mutex<(u64, u64)>,
     dead: AtomicBool,
     last_evicted: AtomicU64,
+    /// The thread that faulted last, until somebody has looked.
+    faulted: AtomicI32,
 }
 
 /// How many pages a zero-filled fault brings along, aligned.
@@ -147,6 +155,7 @@ impl Space {
             table,
             regions: Regions::default(),
             streams: Streams::default(),
+            home: Home::default(),
             lap: 0,
             pins: BTreeSet::new(),
             window: Window::default(),
@@ -167,6 +176,7 @@ impl Space {
             staging: Mutex::new((0, 0)),
             dead: AtomicBool::new(false),
             last_evicted: AtomicU64::new(0),
+            faulted: AtomicI32::new(0),
         }
     }
 
@@ -195,6 +205,16 @@ impl Space {
         self.stub_pid.store(stub.as_ref().map_or(0, Stub::pid), Relaxed);
         *self.staging.lock() = staging.unwrap_or_default();
         self.evicting.lock().stub = stub;
+    }
+
+    /// A thread has faulted; its ID in its own PID namespace.
+    pub fn faulted(&self, thread: i32) {
+        self.faulted.store(thread, Relaxed);
+    }
+
+    /// The thread that faulted last, if there was a fault since the last call.
+    pub fn last_faulted(&self) -> Option<i32> {
+        Some(self.faulted.swap(0, Relaxed)).filter(|thread| *thread != 0)
     }
 
     pub fn core(&self) -> MutexGuard<'_, Core> {
@@ -250,7 +270,7 @@ impl Space {
                 match message.event() {
                     Event::Fault { addr, write, thread } => {
                         let evictors = thread == around.turns.evictor.tid();
-                        core.faults.push(Fault { page: PageIdx::of(addr), write, since, evictors });
+                        core.faults.push(Fault { page: PageIdx::of(addr), write, thread, since, evictors });
                     }
                     change => self.change(core, i, change, around),
                 }
@@ -330,7 +350,7 @@ impl Space {
         let installed = loop {
             let len = pages * PAGE_SIZE as u64;
             // SAFETY: ZEROS is as long as the longest run.
-            match unsafe { self.uffd.copy(page.addr(), ZEROS.as_ptr(), len, false, true) } {
+            match unsafe { self.uffd.copy(page.addr(), ZEROS.as_ptr(), len, false, false) } {
                 Installed::Done => break pages,
                 Installed::Partly(bytes) => break bytes / PAGE_SIZE as u64,
                 Installed::TryAgain => return Next::Again,
@@ -352,11 +372,12 @@ impl Space {
         }
         self.app.counters.zero.fetch_add(1, Relaxed);
         self.app.add_resident(installed as i64);
-        Next::Served
+        Next::Wake(installed)
     }
 
     /// Installs pages from `first` on that were read from the pool, `bytes` holding verified copies of the slots from `slot` on. Pages
-    /// whose record has changed since are skipped. False: the app is changing its mappings, try again later.
+    /// whose record has changed since are skipped. Who waits for them is to be woken by the caller, under no lock, unless the app is being
+    /// restored. False: the app is changing its mappings, try again later.
     pub fn install(
         &self,
         core: &mut Core,
@@ -370,6 +391,7 @@ impl Space {
             return false;
         }
         let pages = (bytes.len() / PAGE_SIZE) as u64;
+        let wake = why == Why::Restore;
         let is_current =
             |core: &Core, i: u64| core.table.record(first.plus(i)) == Record::Evicted(SlotIdx(slot.0 + i as u32));
         let mut i = 0;
@@ -392,7 +414,7 @@ impl Space {
             let from = &bytes[i as usize * PAGE_SIZE..(i + n) as usize * PAGE_SIZE];
             core.table.installing(first.plus(i), n);
             // SAFETY: `from` is readable for its length.
-            let done = match unsafe { self.uffd.copy(addr, from.as_ptr(), from.len() as u64, keep_copy, true) } {
+            let done = match unsafe { self.uffd.copy(addr, from.as_ptr(), from.len() as u64, keep_copy, wake) } {
                 Installed::Done => n,
                 Installed::Partly(bytes) => bytes / PAGE_SIZE as u64,
                 Installed::TryAgain => return false,

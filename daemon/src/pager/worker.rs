@@ -2,13 +2,15 @@
 //!
 //! Every worker watches the userfaultfds of all spaces through an epoll set of its own. With few workers (one per CPU, pinned) each of them is
 //! woken by a fault, and the one on the faulting CPU gets there first, which is the cheapest place to serve it from: no
-//! inter-processor interrupt. With many, the watches are exclusive, so that a fault wakes one of them and not all.
+//! inter-processor interrupt. With many, the watches are exclusive, so that a fault wakes one of them and not all. A space
+//! whose faults come from one CPU is watched by the worker there alone ([`home`](super::home)).
 //!
 //! A worker never waits for anything but its epoll set. What can't be done at once goes to `again` and is tried on the next turn.
 
 use super::PagerConfig;
 use super::app::{App, LONGEST_HOLD};
 use super::busy_poll::BusyPoll;
+use super::homes::{self, Bell, HERD};
 use super::process;
 use super::registry::Registry;
 use super::sentinel::Sentinel;
@@ -16,6 +18,7 @@ use super::space::{Fault, Next, Space, SpaceId, Surroundings, Why};
 use super::table::PageIdx;
 use crate::pool::{Buf, Busy, Done, Lane, SlotRun};
 use annex_shared::ids::SlotIdx;
+use annex_shared::page::PAGE_SIZE;
 use crossbeam::channel::{Receiver, Sender};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -26,10 +29,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Above this many workers, a fault must not wake them all.
-const HERD: usize = 4;
 /// Pages of transfer buffers a worker has: 1 MiB.
 const BUFFERS: usize = 256;
+/// Turns with faults after which a worker rings for the thread that looks where those come from, if that sleeps.
+const RING_EVERY: u32 = 16;
 /// How long a space's lock may be held by somebody else before the worker turns to other spaces.
 const PATIENCE: Duration = Duration::from_millis(2);
 
@@ -69,6 +72,8 @@ pub struct Workers {
     handles: Vec<Handle>,
     stop: Arc<AtomicBool>,
     pub wait: Wait,
+    /// The thread that looks where faults come from.
+    looking: Option<(Arc<Bell>, JoinHandle<()>)>,
 }
 
 impl Workers {
@@ -78,16 +83,25 @@ impl Workers {
         let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
         let count = if count == 0 { cpus.min(HERD) } else { count as usize };
         let stop = Arc::new(AtomicBool::new(false));
+        let looking = Arc::new(Bell::new()?);
+        let epolls: Arc<[Arc<Epoll>]> = (0..count)
+            .map(|_| Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map(Arc::new))
+            .collect::<Result<Vec<_>, _>>()?
+            .into();
         let mut handles = Vec::new();
         for n in 0..count {
             let lane = around.pool.lane(&format!("fault-{n}"), BUFFERS).map_err(io::Error::other)?;
-            let epoll = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?);
+            let epoll = epolls[n].clone();
             let bell = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
             epoll.add(lane.event_fd(), EpollEvent::new(EpollFlags::EPOLLIN, LANE))?;
             epoll.add(&*bell, EpollEvent::new(EpollFlags::EPOLLIN, INBOX))?;
             let (inbox, mail) = crossbeam::channel::unbounded();
             let busy_since = Arc::new(AtomicU64::new(0));
             let worker = Worker {
+                epolls: epolls.clone(),
+                looking: looking.clone(),
+                since_ring: 0,
+                wakes: Vec::with_capacity(64),
                 epoll: epoll.clone(),
                 bell: bell.clone(),
                 mail,
@@ -110,7 +124,12 @@ impl Workers {
             let thread = std::thread::Builder::new().name(name).spawn(move || worker.run(pin))?;
             handles.push(Handle { epoll, inbox, bell, busy_since, thread: Some(thread) });
         }
-        Ok(Workers { handles, stop, wait })
+        let homes = (2..=cpus).contains(&count) && wait == Wait::Block;
+        let looking = match homes {
+            true => Some((looking.clone(), homes::start(around.clone(), epolls, looking)?)),
+            false => None,
+        };
+        Ok(Workers { handles, stop, wait, looking })
     }
 
     pub fn len(&self) -> usize {
@@ -127,19 +146,11 @@ impl Workers {
 
     /// Has every worker watch the space.
     pub fn watch(&self, space: &Space) -> io::Result<()> {
-        let exclusive = if self.handles.len() > HERD { EpollFlags::EPOLLEXCLUSIVE } else { EpollFlags::empty() };
-        for handle in &self.handles {
-            let event = EpollEvent::new(EpollFlags::EPOLLIN | exclusive, space.id.0);
-            match handle.epoll.add(space.uffd.as_fd(), event) {
-                // A take-over meets children that were watched as they were made.
-                Ok(()) | Err(nix::errno::Errno::EEXIST) => {}
-                Err(errno) => return Err(errno.into()),
-            }
-        }
-        Ok(())
+        self.handles.iter().try_for_each(|handle| homes::watch(&handle.epoll, space, self.handles.len()))
     }
 
     pub fn unwatch(&self, space: &Space) {
+        space.core().home.close();
         for handle in &self.handles {
             // Not watched any more is what is wanted.
             let _ = handle.epoll.delete(space.uffd.as_fd());
@@ -161,6 +172,10 @@ impl Workers {
 
 impl Drop for Workers {
     fn drop(&mut self) {
+        if let Some((bell, thread)) = self.looking.take() {
+            bell.stop();
+            let _ = thread.join();
+        }
         self.stop.store(true, Ordering::Release);
         for handle in &mut self.handles {
             let _ = handle.bell.write(1);
@@ -188,6 +203,12 @@ enum Again {
 }
 
 struct Worker {
+    /// All workers', by number.
+    epolls: Arc<[Arc<Epoll>]>,
+    looking: Arc<Bell>,
+    since_ring: u32,
+    /// Who is to be woken at the end of the turn: pages from a page on.
+    wakes: Vec<(Arc<Space>, PageIdx, u64)>,
     epoll: Arc<Epoll>,
     bell: Arc<EventFd>,
     mail: Receiver<(Arc<Space>, Fault)>,
@@ -242,6 +263,22 @@ impl Worker {
                 }
             }
             self.turn();
+            self.wake();
+        }
+    }
+
+    /// Wakes everybody who waits for what has come to be there.
+    fn wake(&mut self) {
+        if self.wakes.is_empty() {
+            return;
+        }
+        for (space, page, pages) in self.wakes.drain(..) {
+            space.uffd.wake(page.addr(), pages * PAGE_SIZE as u64);
+        }
+        self.since_ring += 1;
+        if self.since_ring >= RING_EVERY {
+            self.since_ring = 0;
+            self.looking.ring();
         }
     }
 
@@ -279,36 +316,46 @@ impl Worker {
         let Some(space) = self.registry.space(id) else { return };
         if space.is_dead() {
             let _ = self.epoll.delete(space.uffd.as_fd());
-        } else if !self.attend(&space, since, None) {
+        } else if self.attend(&space, since, None).is_none() {
             self.again.push(Again::Drain(id, since));
         }
     }
 
     /// One fault, apart from its space's other messages.
     fn face(&mut self, space: &Arc<Space>, fault: Fault) {
-        if !space.is_dead() && !self.attend(space, Instant::now(), Some(fault)) {
+        if !space.is_dead() && self.attend(space, Instant::now(), Some(fault)).is_none() {
             self.again.push(Again::Fault(space.clone(), fault));
         }
     }
 
-    /// Applies every change that can be read, then serves the faults that came with them (they have waited since `since`), and `also`. False:
-    /// the space is busy.
-    fn attend(&mut self, space: &Arc<Space>, since: Instant, also: Option<Fault>) -> bool {
+    /// Applies every change that can be read, then serves the faults that came with them (they have waited since `since`), and `also`. The number
+    /// of faults read; none: the space is busy.
+    fn attend(&mut self, space: &Arc<Space>, since: Instant, also: Option<Fault>) -> Option<usize> {
         let around = self.around.clone();
-        let Some(mut core) = space.core_within(PATIENCE) else { return false };
+        let mut core = space.core_within(PATIENCE)?;
         let mut faults = std::mem::take(&mut self.faults);
         space.drain(&mut core, &around, since, &mut faults);
+        let read = faults.len();
+        if let Some(fault) = faults.last() {
+            space.faulted(fault.thread);
+        }
+        for fault in &faults {
+            if let Some(change) = core.home.fault(fault.thread) {
+                homes::rearrange(&self.epolls, space, change);
+            }
+        }
         faults.extend(also);
         for fault in faults.drain(..) {
             match space.serve(&mut core, fault, &around) {
                 Next::Served => {}
+                Next::Wake(pages) => self.wakes.push((space.clone(), fault.page, pages)),
                 Next::Held => self.hold(&space.app),
                 Next::Again => self.again.push(Again::Fault(space.clone(), fault)),
                 Next::Read { slot, pages } => self.read(space, fault, slot, pages),
             }
         }
         self.faults = faults;
-        true
+        Some(read)
     }
 
     /// A fault waits for the evictor, but not for longer than it may.
@@ -356,6 +403,10 @@ impl Worker {
     /// Moves everything that can move: doorbells, completions, second tries.
     fn turn(&mut self) {
         self.end_holds();
+        if !self.again.is_empty() {
+            // Some of it may wait for a lock.
+            self.wake();
+        }
         for again in std::mem::take(&mut self.again) {
             match again {
                 Again::Drain(id, since) => self.visit(id, since),
@@ -416,6 +467,7 @@ impl Worker {
             if space.app.is_over() {
                 self.registry.wake_evictor();
             }
+            self.wakes.push((space.clone(), fault.page, buf.pages() as u64));
             self.lane.free(buf);
         } else {
             let id = space.id;

@@ -1,0 +1,151 @@
+//! Who watches which space, and the thread that looks where the faults come from ([`home`](super::home) decides).
+//!
+//! While faults are served it looks every [`LOOK`]: on which CPU is the thread of each space that faulted last? /proc tells, in about ten microseconds. Else
+//! it sleeps until a worker rings. It also keeps the evictor and the stubs off the CPUs that are homes: when they take such a CPU for the length of a
+//! batch, the kernel moves the program to another one.
+
+use super::home::Watch;
+use super::process;
+use super::sentinel::Sentinel;
+use super::space::{Space, Surroundings};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Above this many workers, a fault must not wake them all.
+pub const HERD: usize = 4;
+/// How often it looks.
+const LOOK: Duration = Duration::from_millis(2);
+/// Looks without a fault, then it sleeps.
+const QUIET: u32 = 25;
+/// How long a space's lock may be held by somebody else before it is passed over.
+const PATIENCE: Duration = Duration::from_micros(200);
+
+/// What workers ring.
+pub struct Bell {
+    event: EventFd,
+    is_asleep: AtomicBool,
+    stop: AtomicBool,
+}
+
+impl Bell {
+    pub fn new() -> io::Result<Bell> {
+        let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+        Ok(Bell { event, is_asleep: AtomicBool::new(false), stop: AtomicBool::new(false) })
+    }
+
+    /// There are faults.
+    pub fn ring(&self) {
+        if self.is_asleep.load(SeqCst) && self.is_asleep.swap(false, SeqCst) {
+            // Only a full counter could fail; it is rung then.
+            let _ = self.event.write(1);
+        }
+    }
+
+    pub fn stop(&self) {
+        self.stop.store(true, SeqCst);
+        let _ = self.event.write(1);
+    }
+
+    fn sleep(&self) {
+        self.is_asleep.store(true, SeqCst);
+        let _ = poll(&mut [PollFd::new(self.event.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE);
+        self.is_asleep.store(false, SeqCst);
+        let _ = self.event.read();
+    }
+}
+
+/// Starts the thread. Worker n is pinned to CPU n and has the nth epoll set.
+pub fn start(around: Arc<Surroundings>, epolls: Arc<[Arc<Epoll>]>, bell: Arc<Bell>) -> io::Result<JoinHandle<()>> {
+    let body = move || {
+        let _sentinel = Sentinel("the thread that looks where faults come from");
+        let (mut quiet, mut kept_clear) = (0, Kept::default());
+        while !bell.stop.load(SeqCst) {
+            let homes = look(&around, &epolls);
+            quiet = if homes.is_some() { 0 } else { quiet + 1 };
+            if quiet == QUIET {
+                kept_clear.renew(&around, Vec::new());
+                bell.sleep();
+                quiet = 0;
+            } else {
+                homes.into_iter().for_each(|homes| kept_clear.renew(&around, homes));
+                std::thread::sleep(LOOK);
+            }
+        }
+    };
+    std::thread::Builder::new().name("annex-homes".into()).spawn(body)
+}
+
+/// The homes of those spaces that had faults since the last look, if any had.
+fn look(around: &Surroundings, epolls: &[Arc<Epoll>]) -> Option<Vec<usize>> {
+    let mut homes = None;
+    for space in around.registry.all() {
+        let (Some(thread), Some(pid)) = (space.last_faulted(), space.pid()) else { continue };
+        let homes = homes.get_or_insert_with(Vec::new);
+        // A thread that another PID namespace numbers is not found, or is another one: then all watch, or not the best one does.
+        let stat = process::Stat::read_thread(pid, thread);
+        let worker = stat.map(|stat| stat.cpu as usize).filter(|cpu| *cpu < epolls.len());
+        let Some(mut core) = space.core_within(PATIENCE) else { continue };
+        if let Some(change) = core.home.look(thread, worker) {
+            rearrange(epolls, &space, change);
+        }
+        homes.extend(core.home.worker());
+    }
+    homes
+}
+
+/// Which CPUs are kept clear of whom.
+#[derive(Default)]
+struct Kept {
+    homes: Vec<usize>,
+    stubs: Vec<i32>,
+}
+
+impl Kept {
+    /// Keeps those who evict off these CPUs. A stub may use annexd's CPUs, whichever its program is confined to: else it would have to share one with
+    /// the program and its fault worker, and hardly ever get it.
+    fn renew(&mut self, around: &Surroundings, mut homes: Vec<usize>) {
+        homes.sort_unstable();
+        homes.dedup();
+        let mut stubs: Vec<i32> = around.registry.all().iter().filter_map(|space| space.stub_pid()).collect();
+        stubs.sort_unstable();
+        if (&homes, &stubs) == (&self.homes, &self.stubs) {
+            return;
+        }
+        process::keep_off(around.turns.evictor.tid(), &homes);
+        stubs.iter().for_each(|stub| process::keep_off(*stub, &homes));
+        *self = Kept { homes, stubs };
+    }
+}
+
+/// Has those watch a space who are to. Under the space's lock, so that the latest change is the last to be made.
+pub fn rearrange(epolls: &[Arc<Epoll>], space: &Space, change: Watch) {
+    for (n, epoll) in epolls.iter().enumerate() {
+        let done = match change {
+            Watch::Home(home) if home != n => epoll.delete(space.uffd.as_fd()).map_err(io::Error::from),
+            _ => watch(epoll, space, epolls.len()),
+        };
+        if let Err(error) = done {
+            // Somebody else watches, or it is over.
+            tracing::debug!(worker = n, space = space.id.0, ?change, %error, "a watch could not be changed");
+        }
+    }
+}
+
+/// Puts the space into the epoll set of one of so many workers.
+pub fn watch(epoll: &Epoll, space: &Space, workers: usize) -> io::Result<()> {
+    let exclusive = if workers > HERD { EpollFlags::EPOLLEXCLUSIVE } else { EpollFlags::empty() };
+    match epoll.add(space.uffd.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN | exclusive, space.id.0)) {
+        // A take-over meets children that were watched as they were made.
+        Ok(()) | Err(Errno::EEXIST) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
+}
