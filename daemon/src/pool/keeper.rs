@@ -387,7 +387,8 @@ impl Keeper {
                     Action::Promote { extent, place } => changed |= self.promote(extent, place),
                     Action::Vacate { extent, place } => {
                         let generation = self.core.extents.replica(extent, place).generation;
-                        let is_gone = self.core.extents.vacate(extent, place, generation);
+                        let others = self.core.config.replicas.into();
+                        let is_gone = self.core.extents.vacate(extent, place, generation, others);
                         changed = true;
                         self.book.vacated(extent, place, is_gone, Instant::now());
                     }
@@ -490,21 +491,22 @@ impl Keeper {
         true
     }
 
-    fn rejoin(&self, extent: ExtentId, place: u8, placed: &Placed) -> bool {
+    fn rejoin(&mut self, extent: ExtentId, place: u8, placed: &Placed) -> bool {
         let before = self.core.extents.replica(extent, place);
         let same = before.incarnation == placed.incarnation && before.rkey == placed.lease.rkey;
         let joined = match same {
             true => self.core.extents.rejoin(extent, place, placed.state),
             false => self.core.extents.resume(extent, place, placed.incarnation, placed.lease.rkey),
         };
-        let Some(generation) = joined else { return false };
+        let Some(joined) = joined else { return false };
+        self.book.rejoined(extent, place, joined.state, Instant::now());
         let missed = self.core.extents.missed_count(extent, place, |_, bits| bits);
-        let (name, state) = (self.core.donor_name(placed.donor), placed.state.name());
+        let (name, state) = (self.core.donor_name(placed.donor), joined.state.name());
         tracing::info!(
             "replica {place} of {extent} on {name} was {}, is {state}: {missed} slots to copy",
             before.state.name()
         );
-        self.fill(extent, place, generation);
+        self.fill(extent, place, joined.generation);
         true
     }
 

@@ -274,13 +274,13 @@ impl ExtentTable {
         self.turn(extent, place, Some(generation), ReplicaState::is_there, ReplicaState::Away)
     }
 
-    /// Its bytes are elsewhere now, and its slab goes back. False if nobody else is live: then it is away and has what it has. It leaves before it looks, and
-    /// who settles a write marks before they look: one of the two sees what the other did.
-    pub fn vacate(&self, extent: ExtentId, place: u8, generation: u16) -> bool {
+    /// Its bytes are elsewhere now, and its slab goes back. False if fewer than so many `others` are live, whatever the
+    /// keeper has heard: then it is away and has what it has. It leaves before it looks, and who settles a write marks
+    /// before they look: one of the two sees what the other did.
+    pub fn vacate(&self, extent: ExtentId, place: u8, generation: u16, others: usize) -> bool {
         self.leave(extent, place, generation);
         fence(SeqCst);
-        let others = |r: &Replicas| r.iter().filter(|(n, r)| *n != place && r.state == ReplicaState::Live).count();
-        if self.replicas(extent).as_ref().map_or(0, others) == 0 {
+        if self.live_beside(extent, place) < others {
             return false;
         }
         self.turn(extent, place, Some(generation), |s| s != ReplicaState::Vacant, ReplicaState::Vacant)
@@ -304,9 +304,11 @@ impl ExtentTable {
         Some(generation)
     }
 
-    /// A replica that was away is written again, or follows; what it missed is marked. One that followed is written from now on, or one that was written follows.
-    /// Its generation, if it is in that state now.
-    pub fn rejoin(&self, extent: ExtentId, place: u8, to: ReplicaState) -> Option<u16> {
+    /// A replica that was away is written again, or follows; what it missed is marked. One that followed is written
+    /// from now on, or one that was written follows. If it turns out that there is nobody live to follow it is joining:
+    /// else no write would be held until the keeper hears of that. Like [`ExtentTable::vacate`] it looks after it has
+    /// stepped back. The replica as it is now, unless it is gone.
+    pub fn rejoin(&self, extent: ExtentId, place: u8, to: ReplicaState) -> Option<Replica> {
         let from = |s: ReplicaState| match to {
             ReplicaState::Trailing => s.is_kept(),
             _ => matches!(s, ReplicaState::Away | ReplicaState::Trailing),
@@ -314,12 +316,15 @@ impl ExtentTable {
         self.turn(extent, place, None, from, to);
         // A lane that looked before goes on as if nothing had happened: what it does not write here it marks.
         fence(SeqCst);
-        let now = self.replica(extent, place);
-        (now.state == to).then_some(now.generation)
+        if to == ReplicaState::Trailing && self.live_beside(extent, place) == 0 {
+            self.turn(extent, place, None, |s| s == ReplicaState::Trailing, ReplicaState::Joining);
+            fence(SeqCst);
+        }
+        Some(self.replica(extent, place)).filter(|now| now.state.is_filled())
     }
 
-    /// A replica's bytes came through its agent's restart: same slab, new key. Its new generation.
-    pub fn resume(&self, extent: ExtentId, place: u8, incarnation: Incarnation, rkey: Rkey) -> Option<u16> {
+    /// A replica's bytes came through its agent's restart: same slab, new key. The replica as it is now.
+    pub fn resume(&self, extent: ExtentId, place: u8, incarnation: Incarnation, rkey: Rkey) -> Option<Replica> {
         let before = self.replica(extent, place);
         if !before.state.is_kept() {
             return None;
@@ -336,7 +341,7 @@ impl ExtentTable {
         next.state = ReplicaState::Joining;
         word.compare_exchange(away, next.word(), SeqCst, SeqCst).ok()?;
         fence(SeqCst);
-        Some(generation)
+        Some(Replica { incarnation, rkey, ..next })
     }
 
     /// Makes a joining replica live if it lacks nothing.
@@ -526,6 +531,11 @@ impl ExtentTable {
     /// A live replica that lacks something is joining. True if it was live until now.
     fn demote(&self, extent: ExtentId, place: u8) -> bool {
         self.turn(extent, place, None, |s| s == ReplicaState::Live, ReplicaState::Joining)
+    }
+
+    fn live_beside(&self, extent: ExtentId, place: u8) -> usize {
+        let is_other = |(n, r): &(u8, &Replica)| *n != place && r.state == ReplicaState::Live;
+        self.replicas(extent).map_or(0, |replicas| replicas.iter().filter(is_other).count())
     }
 
     fn turn(

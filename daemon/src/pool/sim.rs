@@ -297,15 +297,16 @@ impl<'t> World<'t> {
                     true => self.table.rejoin(extent, place, placed.state),
                     false => self.table.resume(extent, place, placed.incarnation, placed.lease.rkey),
                 };
-                if let Some(generation) = joined {
-                    self.fills.add(Fill::new(extent, place, generation, Self::urgency(placed.state)));
+                if let Some(joined) = joined {
+                    self.book.rejoined(extent, place, joined.state, self.now);
+                    self.fills.add(Fill::new(extent, place, joined.generation, Self::urgency(joined.state)));
                 }
             }
             // Only where nothing was reported written yet, or `check` finds out.
             Action::Promote { extent, place } => _ = self.table.promote(extent, place),
             Action::Vacate { extent, place } => {
                 let generation = self.table.replica(extent, place).generation;
-                let is_gone = self.table.vacate(extent, place, generation);
+                let is_gone = self.table.vacate(extent, place, generation, self.replicas);
                 self.book.vacated(extent, place, is_gone, self.now);
             }
             Action::Retire(extent) => {

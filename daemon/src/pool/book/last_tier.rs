@@ -5,7 +5,8 @@
 //!
 //! With a single replica every extent that has pages also has a *backup* there. It is *trailing*: no write waits for the disk, and the
 //! filler copies what was written meanwhile. When no donor's replica is there to take writes, or the one that does must leave and no donor takes its place, the backup is
-//! *joining*: written from then on, filled, and live. When a donor has the extent again it follows as before.
+//! *joining*: written from then on, filled, and live. When a donor has the extent again it follows as before. If there is a deadline, a donor takes the place
+//! when its slab is there, not when it is asked for one.
 
 use super::*;
 
@@ -64,7 +65,8 @@ impl Book {
         let moves = self.joins.iter().any(|j| j.extent == extent && !self.is_spill(j.donor));
         let members = || self.extents.get(&extent).into_iter().flatten().filter(|m| !m.is_last_tier);
         let fills = members().any(|m| m.placed.state == ReplicaState::Joining && m.leaving.is_none());
-        let stays = |m: &Member| m.leaving.is_none() || moves || fills;
+        // What is only asked for may come after the deadline.
+        let stays = |m: &Member| m.leaving.is_none_or(|l| fills || (moves && l.deadline.is_none()));
         members().any(|m| m.placed.state == ReplicaState::Live && stays(m) && which(m))
     }
 

@@ -235,18 +235,24 @@ impl Book {
         self.weigh(extent);
     }
 
-    /// Replicas that are leaving may go when there are enough without them, on donors that are there, and for long enough: a write that was under way when a
-    /// new one joined may still turn that one back.
+    /// Replicas that are leaving may go when there are enough without them, and for long enough: a write that was under
+    /// way when a new one joined may still turn that one back. The donors of those must be there, and have said since
+    /// that they hold the slab: a lease may have run out and nobody heard.
     fn let_go(&mut self, extent: ExtentId, now: Instant) {
         let Some(members) = self.extents.get(&extent) else { return };
-        let is_there = |m: &&Member| {
-            let donor = self.donors.get(&m.placed.donor);
-            donor.is_some_and(|d| d.up && !d.silent && d.incarnation == Some(m.placed.incarnation))
-        };
-        let settled = || members.iter().filter(|m| m.is_settled(now)).filter(is_there);
-        let on_donors = settled().filter(|m| m.lasts()).count();
-        let spilled = settled().filter(|m| m.is_last_tier).count();
+        let donor = |m: &Member| self.donors.get(&m.placed.donor);
+        let is_there =
+            |m: &Member| donor(m).is_some_and(|d| d.up && !d.silent && d.incarnation == Some(m.placed.incarnation));
+        let is_confirmed = |m: &&Member| donor(m).is_some_and(|d| d.confirmed >= Some(m.since));
+        let (sure, unsure): (Vec<&Member>, Vec<&Member>) =
+            members.iter().filter(|m| m.is_settled(now) && is_there(m)).partition(is_confirmed);
+        let on_donors = sure.iter().filter(|m| m.lasts()).count();
+        let spilled = sure.iter().filter(|m| m.is_last_tier).count();
         let enough = on_donors >= self.rules.replicas;
+        if !enough {
+            let stay = unsure.iter().filter(|m| m.leaving.is_none());
+            self.actions.extend(stay.map(|m| Action::Ask(m.placed.donor)));
+        }
         // Where no donor takes it, the spill file's replica is one of those that there should be.
         if !enough && (on_donors + spilled < self.rules.replicas || self.has_somewhere_to_go(extent, now)) {
             return;
@@ -259,7 +265,16 @@ impl Book {
         }
     }
 
-    /// What [`Action::Vacate`] led to: it is gone, or it is away since it turned out that nobody else is live.
+    /// What [`Action::Rejoin`] led to: one that was to follow is joining, if there is nobody live to follow.
+    pub fn rejoined(&mut self, extent: ExtentId, place: u8, state: ReplicaState, now: Instant) {
+        let Some(member) = self.member(extent, place).filter(|m| m.placed.state.is_filled()) else { return };
+        if member.placed.state != state {
+            member.turn(state, now);
+            self.weigh(extent);
+        }
+    }
+
+    /// What [`Action::Vacate`] led to: it is gone, or it is away since it turned out that too few others are live.
     pub fn vacated(&mut self, extent: ExtentId, place: u8, is_gone: bool, now: Instant) {
         let Some(member) = self.member(extent, place).filter(|m| m.placed.state.is_kept()) else { return };
         let placed = member.placed;

@@ -84,11 +84,12 @@ pub(super) enum Action {
     /// Put a replica without content there, in the state named, and have it filled.
     Join { extent: ExtentId, place: u8, placed: Placed },
     /// What was away is written again, or follows as a backup, under this lease; what it missed is to be copied. Or a backup is written from now on, or the
-    /// other way round.
+    /// other way round. Then say [`Book::rejoined`].
     Rejoin { extent: ExtentId, place: u8, placed: Placed },
     /// Nobody has what this joining replica lacks: make it live as it is.
     Promote { extent: ExtentId, place: u8 },
-    /// Its bytes are elsewhere now: forget it unless nobody else is live, and say [`Book::vacated`].
+    /// Its bytes are elsewhere now: forget it unless fewer others are live than there should be, and say
+    /// [`Book::vacated`].
     Vacate { extent: ExtentId, place: u8 },
     /// It is as good as that from now on; it was published as whole.
     Grade(ExtentId, Grade),
@@ -144,6 +145,8 @@ struct DonorEntry {
     up: bool,
     /// When it last said something.
     heard: Option<Instant>,
+    /// When it was asked last what it holds, of those times that it has answered.
+    confirmed: Option<Instant>,
     /// An operation got no answer since.
     silent: bool,
     /// Since when its agent is to answer, because operations are late.
@@ -345,8 +348,14 @@ impl Book {
             self.actions.push(Action::Return(donor, leases));
             return;
         }
-        entry.stock.extend(leases);
+        entry.stock.extend(&leases);
         entry.stock_since = Some(now);
+        // It can lend again only what it has taken back, whatever we have heard.
+        for (extent, place, placed) in self.kept_on(donor) {
+            if leases.iter().any(|l| l.slab == placed.lease.slab) {
+                self.lose(extent, place, "its donor has taken the slab back and lent it anew");
+            }
+        }
         self.build(now);
     }
 
@@ -372,7 +381,7 @@ impl Book {
     pub fn renewed(&mut self, donor: DonorId, held: &[SlabId], free: u32, asked: Instant, now: Instant) {
         self.heard(donor, now);
         let entry = self.donors.entry(donor).or_default();
-        entry.free = free;
+        (entry.free, entry.confirmed) = (free, Some(asked));
         if entry.up && !entry.closing {
             entry.away_at = None;
         }

@@ -7,7 +7,8 @@
 //! # Covered
 //! Two writes at a time, with checksum, first look, each operation's end and second look as steps of their own, and operations that fail, or are carried out without
 //! their end being seen; a donor that goes out of reach and comes back with its bytes, with its bytes under new keys, or without them; replicas that
-//! leave, are lost, rejoin, resume, join anew or move elsewhere; a second fault while the first is repaired; annexd killed between two steps.
+//! leave, are lost, rejoin, resume, join anew or move elsewhere; a backup that follows, is filled and is written again; a second fault while the first is repaired;
+//! annexd killed between two steps.
 //!
 //! # Not covered
 //! Kills and races inside one step (`tests`), the book that decides on the steps (`sim`: here the keeper may do anything that is allowed), more
@@ -15,7 +16,6 @@
 
 use super::*;
 use annex_shared::ids::ClientId;
-use stateright::{Checker, DiscoveryClassification, HasDiscoveries, Model, Property};
 use std::hash::{Hash, Hasher};
 
 const E: ExtentId = ExtentId(0);
@@ -52,8 +52,10 @@ enum Step {
     EndFill,
     GoLive(usize),
     Leave(usize),
-    /// The keeper has learned that the donor is back, maybe under another key.
+    /// The keeper has learned that the donor is back, maybe under another key; or has a backup written.
     Rejoin(usize),
+    /// The keeper believes that somebody else is live, so that the backup need only follow.
+    Follow(usize),
     Lose(usize),
     Join(usize),
     Vacate(usize),
@@ -101,12 +103,14 @@ struct Filling {
     held: Vec<usize>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Case {
     /// At once.
     writes: usize,
     writes_per_slot: u8,
     faults: u8,
+    /// The place of a backup.
+    backup: Option<usize>,
     depth: usize,
 }
 
@@ -233,19 +237,21 @@ impl World {
             }
         }
         for n in 0..DONORS {
+            if self.state(n).is_filled() && self.filling.is_none() && self.missed(n) != 0 {
+                steps.push(Step::BeginFill(n));
+            }
+            if case.backup == Some(n) && self.state(n).is_written() {
+                steps.push(Step::Follow(n));
+            }
             match self.state(n) {
-                ReplicaState::Joining => {
-                    if self.filling.is_none() && self.missed(n) != 0 {
-                        steps.push(Step::BeginFill(n));
-                    }
-                    steps.push(Step::GoLive(n));
-                }
+                ReplicaState::Joining => steps.push(Step::GoLive(n)),
+                ReplicaState::Trailing if self.has_bytes(n) => steps.push(Step::Rejoin(n)),
                 ReplicaState::Away if self.donors[n].reachable && self.has_bytes(n) => steps.push(Step::Rejoin(n)),
                 ReplicaState::Lost | ReplicaState::Vacant if self.donors[n].reachable => steps.push(Step::Join(n)),
                 _ => {}
             }
             let state = self.state(n);
-            if state.is_written() && !self.donors[n].reachable {
+            if state.is_there() && !self.donors[n].reachable {
                 steps.push(Step::Leave(n));
             }
             if state.is_kept() && self.donors[n].reachable && !self.has_bytes(n) {
@@ -334,6 +340,11 @@ impl World {
                     Some(_) => _ = t.resume(E, n as u8, Incarnation(donor.key), Rkey(donor.key)),
                 });
             }
+            Step::Follow(n) => {
+                on_table(&mut self.places, |t| t.rejoin(E, n as u8, ReplicaState::Trailing));
+                let leads = (0..DONORS).any(|m| self.state(m) == ReplicaState::Live);
+                self.must(leads || self.state(n) != ReplicaState::Trailing, "a backup follows somebody");
+            }
             Step::Lose(n) => {
                 let generation = self.replica(n).generation;
                 on_table(&mut self.places, |t| t.lose(E, n as u8, generation));
@@ -345,7 +356,7 @@ impl World {
             }
             Step::Vacate(n) => {
                 let generation = self.replica(n).generation;
-                let is_gone = on_table(&mut self.places, |t| t.vacate(E, n as u8, generation));
+                let is_gone = on_table(&mut self.places, |t| t.vacate(E, n as u8, generation, WANTED));
                 assert!(is_gone, "others are live");
                 self.donors[n].bytes = None;
             }
@@ -405,7 +416,7 @@ impl World {
         let place = filling.place;
         if let Some((slot, content)) = filling.read.take() {
             let replica = self.replica(place);
-            let fits = replica.state.is_written() && replica.generation == filling.generation;
+            let fits = replica.state.is_there() && replica.generation == filling.generation;
             let target = self.donors[place].reachable && self.has_bytes(place) && fits;
             if let Some(bytes) = self.donors[place].bytes.as_mut().filter(|_| target) {
                 bytes[slot as usize] = content;
@@ -476,7 +487,7 @@ impl World {
         let mut calm = self.clone();
         for _ in 0..200 {
             let mut steps = Vec::new();
-            calm.steps(&Case { writes: 0, writes_per_slot: 0, faults: 0, depth: 0 }, &mut steps);
+            calm.steps(&Case::default(), &mut steps);
             let lives = (0..DONORS).filter(|n| calm.is_good(*n)).count();
             let kept = (0..DONORS).filter(|n| calm.state(*n).is_kept()).count();
             let wanted = |step: &Step| match step {
@@ -538,63 +549,4 @@ impl Hash for World {
     }
 }
 
-impl Model for Case {
-    type State = World;
-    type Action = Step;
-
-    fn init_states(&self) -> Vec<World> {
-        vec![World::new()]
-    }
-
-    fn actions(&self, state: &World, steps: &mut Vec<Step>) {
-        state.steps(self, steps);
-    }
-
-    fn next_state(&self, state: &World, step: Step) -> Option<World> {
-        let mut next = state.clone();
-        next.step(step);
-        Some(next)
-    }
-
-    fn properties(&self) -> Vec<Property<Case>> {
-        vec![
-            Property::always("every rule holds", |_: &Case, w: &World| w.broken.is_none()),
-            Property::always("repair ends", |_: &Case, w: &World| w.ends()),
-            Property::sometimes("a write is reported done", |_: &Case, w: &World| {
-                w.acknowledged.iter().any(|c| *c != 0)
-            }),
-            Property::sometimes("the third donor takes over", |_: &Case, w: &World| w.is_good(2)),
-        ]
-    }
-}
-
-fn check(case: Case) {
-    let start = std::time::Instant::now();
-    let checker = case.checker().threads(2).finish_when(HasDiscoveries::AnyFailures);
-    let checker = checker.target_max_depth(case.depth).spawn_bfs().join();
-    let (all, unique) = (checker.state_count(), checker.unique_state_count());
-    println!("{case:?}: {all} steps, {unique} states, depth {}, {:.1?}", checker.max_depth(), start.elapsed());
-    for (name, path) in checker.discoveries() {
-        if let DiscoveryClassification::Counterexample = checker.discovery_classification(name) {
-            let broken = path.last_state().broken;
-            let steps: Vec<String> = path.into_actions().iter().map(|step| format!("{step:?}")).collect();
-            panic!("{name}: {broken:?}, after {}", steps.join("; "));
-        }
-    }
-    checker.assert_properties();
-}
-
-#[test]
-fn two_writes_and_a_fault() {
-    check(Case { writes: 2, writes_per_slot: 1, faults: 1, depth: 13 });
-}
-
-#[test]
-fn a_second_fault_while_the_first_is_repaired() {
-    check(Case { writes: 1, writes_per_slot: 1, faults: 2, depth: 13 });
-}
-
-#[test]
-fn slots_that_are_used_again() {
-    check(Case { writes: 1, writes_per_slot: 2, faults: 1, depth: 14 });
-}
+mod search;

@@ -58,13 +58,33 @@ fn who_did_not_take_a_write_is_marked_and_not_live_any_more() {
 fn a_replica_stays_if_it_turns_out_that_nobody_else_is_live() {
     let t = table(2);
     assert_eq!(t.settle(E, 5, 1, &took(&t, &[0])), Settled { held: true, demoted: 0b10 });
-    assert!(!t.vacate(E, 0, generation(&t, 0)), "the only replica that has slot 5 was let go");
+    assert!(!t.vacate(E, 0, generation(&t, 0), 1), "the only replica that has slot 5 was let go");
     assert_eq!((state(&t, 0), missed(&t, 0)), (ReplicaState::Away, vec![]));
     // The other way round: the write that only the one who left has taken is not held.
     let t = table(2);
     let took = took(&t, &[0]);
-    assert!(t.vacate(E, 0, generation(&t, 0)));
+    assert!(t.vacate(E, 0, generation(&t, 0), 1));
     assert_eq!(t.settle(E, 5, 1, &took), Settled { held: false, demoted: 0b10 });
+}
+
+#[test]
+fn a_replica_stays_while_fewer_others_are_live_than_there_should_be() {
+    // The keeper had not heard yet that one of the others was away by then, and the last one's donor was gone as well.
+    let t = table(3);
+    assert!(t.leave(E, 2, generation(&t, 2)));
+    assert!(!t.vacate(E, 0, generation(&t, 0), 2), "it was let go for two, of whom one is away");
+    assert_eq!(state(&t, 0), ReplicaState::Away);
+    assert!(t.vacate(E, 0, generation(&t, 0), 1));
+}
+
+#[test]
+fn a_backup_goes_on_being_written_if_it_turns_out_that_there_is_nobody_to_follow() {
+    let t = table(2);
+    assert_eq!(t.settle(E, 5, 1, &took(&t, &[1])), Settled { held: true, demoted: 0b1 });
+    let joined = t.rejoin(E, 1, ReplicaState::Trailing).unwrap();
+    assert_eq!((joined.state, state(&t, 1)), (ReplicaState::Joining, ReplicaState::Joining));
+    assert!(missed(&t, 1).is_empty() && t.go_live(E, 1, joined.generation));
+    assert!(t.settle(E, 6, 1, &took(&t, &[0, 1])).held);
 }
 
 #[test]
@@ -79,7 +99,7 @@ fn a_backup_is_marked_by_every_write_and_goes_live_only_by_way_of_joining() {
     t.begin_copy(E, 1, 0, SLOTS, &mut Vec::new());
     t.end_copy(E, 1, g, &[]);
     assert!(!t.go_live(E, 1, g), "a backup is live though no write is sent to it");
-    assert_eq!(t.rejoin(E, 1, ReplicaState::Joining), Some(g));
+    assert_eq!(t.rejoin(E, 1, ReplicaState::Joining).map(|r| r.generation), Some(g));
     assert!(t.go_live(E, 1, g));
 }
 

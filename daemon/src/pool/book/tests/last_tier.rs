@@ -168,6 +168,44 @@ fn a_recalled_slab_whose_pages_no_other_donor_takes_is_returned_when_the_backup_
 }
 
 #[test]
+fn a_backup_takes_the_writes_from_a_recall_until_the_next_donor_does() {
+    // It followed as soon as a donor was asked. That one was in no hurry, and what was written last went with the slab.
+    let (mut world, extent, donor) = with_backup();
+    let room = Room { free: SLOTS, ..nothing_free() };
+    let slabs: Vec<SlabId> = world.lent[donor].keys().copied().collect();
+    world.book.recalled(World::id(donor), &slabs, world.now + Duration::from_secs(60));
+    for _ in 0..3 {
+        world.balance(room.clone());
+        world.now += Duration::from_secs(1);
+    }
+    assert!(world.asked[1 - donor] > 0, "nobody was asked");
+    assert_eq!(spilled(&world, extent), Some(ReplicaState::Joining));
+    world.answer(1 - donor);
+    world.balance(room);
+    assert!(world.states(extent).contains(&ReplicaState::Joining), "the next donor takes no writes");
+    assert_eq!(spilled(&world, extent), Some(ReplicaState::Trailing));
+    world.fill_and_settle();
+    assert_eq!((spilled(&world, extent), world.lent[donor].len()), (Some(ReplicaState::Trailing), 0));
+}
+
+#[test]
+fn a_backup_that_found_nobody_to_follow_tries_again() {
+    let (mut world, extent, donor) = with_backup();
+    world.disconnect(donor);
+    world.now += AWAY_AFTER;
+    world.balance(Room { free: SLOTS, ..nothing_free() });
+    world.connect(donor);
+    world.fill_all();
+    world.now += Duration::from_secs(1);
+    world.lags = true;
+    world.balance(Room { free: SLOTS, ..nothing_free() });
+    assert_eq!(spilled(&world, extent), Some(ReplicaState::Joining));
+    world.lags = false;
+    world.fill_and_settle();
+    assert_eq!(spilled(&world, extent), Some(ReplicaState::Trailing));
+}
+
+#[test]
 fn a_disk_that_is_out_of_reach_is_waited_for_longer_than_a_donor() {
     let mut world = world(2, 0);
     world.settle(&wanted());
