@@ -21,9 +21,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// The keeper, which waits `LOOK_EVERY` at most, did not run for so long: the machine was frozen, or a virtual one was paused.
-const STOOD_STILL: Duration = Duration::from_secs(3);
+pub(super) const STOOD_STILL: Duration = Duration::from_secs(3);
 /// Without news the keeper looks around this often: idle extents and stock, donors whose time is up.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+pub(super) const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Slots of a write whose end was not seen are kept from reuse at least this long, and for one and a half times the longest life of a lease.
 /// A new connection fences the old one, so this matters only when there is no new one: a write that an agent has not executed by then
 /// is refused, since its lease is over, or it was renewed, which shows that the agent runs.

@@ -11,7 +11,8 @@
 //!
 //! The model: a slot's content is a number, which stands for its bytes and its checksum. Faults that take a donor or a
 //! replica away are dealt only when every extent keeps a live replica within reach that the book is not about to give
-//! up, so nothing that was reported done may ever be lost.
+//! up, so nothing that was reported done may ever be lost. The keeper is as late as it likes within a moment, but not
+//! by seconds: then it knows that it stood still.
 
 mod donors;
 mod invariants;
@@ -21,6 +22,7 @@ mod tally;
 use super::book::{Action, Book, Greeting, Placed, Room, Rules};
 use super::extents::ExtentTable;
 use super::fills::{Fill, Fills};
+use super::keeper::{LOOK_EVERY, STOOD_STILL};
 use super::replicas::{PLACES, Replica, ReplicaState, Replicas, Took};
 use super::session::{Session, Step};
 use annex_agent::lease::Moment;
@@ -39,6 +41,7 @@ const STEPS: u32 = 400;
 type Contents = [u32; SLOTS as usize];
 
 /// What the keeper will hear, in order.
+#[derive(Debug)]
 enum News {
     Up(usize, Greeting),
     Down(usize),
@@ -84,7 +87,10 @@ struct World<'t> {
     book: Book,
     fills: Fills,
     donors: Vec<Donor>,
-    news: VecDeque<News>,
+    /// And when it was told.
+    news: VecDeque<(Instant, News)>,
+    /// When the keeper last looked around.
+    looked: Instant,
     writes: Vec<Write>,
     copying: Option<Copying>,
     references: Vec<u32>,
@@ -119,6 +125,7 @@ impl<'t> World<'t> {
             fills: Fills::default(),
             donors: (0..donors).map(|_| Donor::new(ttl, start)).collect(),
             news: VecDeque::new(),
+            looked: start,
             writes: Vec::new(),
             copying: None,
             references: vec![0; (EXTENTS * SLOTS) as usize],
@@ -187,8 +194,9 @@ impl<'t> World<'t> {
     // ---- the keeper ----
 
     fn hear(&mut self) {
-        let Some(news) = self.news.pop_front() else { return };
+        let Some((_, news)) = self.news.pop_front() else { return };
         let id = |d: usize| DonorId(d as u16);
+        self.tell(|w| format!("{:?} hears {news:?}", w.now));
         match news {
             News::Up(d, greeting) => {
                 self.donors[d].known = self.donors[d].connected;
@@ -233,12 +241,26 @@ impl<'t> World<'t> {
         self.act();
     }
 
+    /// To the keeper.
+    fn send(&mut self, news: News) {
+        self.news.push_back((self.now, news));
+    }
+
     fn still(&self, extent: ExtentId, place: u8, generation: u16, state: ReplicaState) -> Option<DonorId> {
         let now = self.table.replica(extent, place);
         (now.generation == generation && now.state == state).then_some(now.donor)
     }
 
+    /// Of what was told before this moment it has heard all, like the real one; what is told just now it may hear after
+    /// it has looked.
     fn look(&mut self) {
+        if self.now - self.looked >= STOOD_STILL {
+            self.book.stood_still(self.now);
+        }
+        self.looked = self.now;
+        while self.news.front().is_some_and(|(told, _)| *told < self.now) {
+            self.hear();
+        }
         self.book.tick(self.now);
         self.act();
         let used = |e: u32| (0..SLOTS).any(|s| self.references[(e * SLOTS + s) as usize] > 0);
@@ -410,15 +432,20 @@ impl<'t> World<'t> {
         }
     }
 
-    /// Time passes; the keeper hears what there is before.
+    /// Time passes, and the keeper looks around as often as it should.
     fn pass(&mut self, most: usize) {
-        while !self.news.is_empty() {
-            self.hear();
+        let end = self.now + Duration::from_millis(1 + self.draw(most) as u64);
+        while self.now < end {
+            while !self.news.is_empty() {
+                self.hear();
+            }
+            self.look();
+            // With one replica, a write that waits to be settled until its only donor has taken the slab back is lost.
+            while self.replicas == 1 && self.settle_one() {}
+            // The filler is faster than seconds are.
+            (0..most / 20).take_while(|_| self.go_on_filling()).count();
+            self.wait(LOOK_EVERY.min(end - self.now), None);
         }
-        // The filler is faster than seconds are.
-        (0..most / 20).take_while(|_| self.go_on_filling()).count();
-        let time = Duration::from_millis(1 + self.draw(most) as u64);
-        self.wait(time, None);
     }
 
     /// Without further faults all comes to rest: every extent whole, nothing under way.

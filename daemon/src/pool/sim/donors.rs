@@ -113,7 +113,11 @@ impl World<'_> {
     /// It is there and will stay there.
     pub(super) fn is_sure(&self, r: &Replica) -> bool {
         let d = &self.donors[usize::from(r.donor.0)];
-        d.connected && d.known && self.bytes(r).is_some() && d.leases.recalled(r.slab).is_none()
+        d.connected && d.known && self.bytes(r).is_some() && !self.is_recalled(r)
+    }
+
+    pub(super) fn is_recalled(&self, r: &Replica) -> bool {
+        self.donors[usize::from(r.donor.0)].leases.recalled(r.slab).is_some()
     }
 
     // ---- annexd's thread for the donor ----
@@ -145,9 +149,9 @@ impl World<'_> {
         let free = d.leases.free(ROOM);
         let (host, rack) = (None, None);
         let greeting = Greeting { incarnation, resumed: hello.resumed, host, rack, held: hello.held, free };
-        self.news.push_back(News::Up(donor, greeting));
+        self.send(News::Up(donor, greeting));
         for (slab, until) in recalled {
-            self.news.push_back(News::Recalled(donor, vec![slab], now.until(until)));
+            self.send(News::Recalled(donor, vec![slab], now.until(until)));
         }
     }
 
@@ -162,7 +166,7 @@ impl World<'_> {
             d.leases.disconnected(ANNEXD, d.connection, now);
             self.obey(donor);
         }
-        self.news.push_back(News::Down(donor));
+        self.send(News::Down(donor));
     }
 
     pub(super) fn answer_lease(&mut self, donor: usize) {
@@ -175,13 +179,10 @@ impl World<'_> {
         let connection = d.connection;
         let lease = self.lease(donor, ANNEXD, connection, now);
         let lease = lease.filter(|_| self.donors[donor].connected);
-        self.news.push_back(match lease {
-            Some(lease) => {
-                self.donors[donor].held.insert(lease.slab, lease.rkey);
-                News::Leased(donor, lease)
-            }
-            None => News::Refused(donor),
-        });
+        if let Some(lease) = lease {
+            self.donors[donor].held.insert(lease.slab, lease.rkey);
+        }
+        self.send(lease.map_or(News::Refused(donor), |lease| News::Leased(donor, lease)));
     }
 
     fn lease(&mut self, donor: usize, client: ClientId, connection: ConnectionId, now: Moment) -> Option<Lease> {
@@ -226,7 +227,8 @@ impl World<'_> {
         let held = held.expect("annexd's connection is its newest");
         d.held.retain(|slab, _| held.contains(slab));
         d.session.renewed(self.now);
-        self.news.push_back(News::Renewed(donor, held, d.leases.free(ROOM), asked));
+        let free = d.leases.free(ROOM);
+        self.send(News::Renewed(donor, held, free, asked));
     }
 
     /// Time passes, and all that are punctual do what is due meanwhile. One of annexd's threads may be held up.
@@ -387,7 +389,7 @@ impl World<'_> {
                 }
                 Order::Trim { slab } => d.slabs[slab.0 as usize].chore = Some(false),
                 Order::Recall { connection, slabs, until } if d.connected && d.connection == connection => {
-                    self.news.push_back(News::Recalled(donor, slabs, now.until(until)));
+                    self.news.push_back((self.now, News::Recalled(donor, slabs, now.until(until))));
                 }
                 Order::Until { client, until } => {
                     if let Some(claim) = d.saved.get_mut(&client) {

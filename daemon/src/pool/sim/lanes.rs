@@ -6,7 +6,8 @@ impl World<'_> {
     pub(super) fn begin_write(&mut self) {
         let is_live = |e: ExtentId| (0..PLACES as u8).any(|n| self.table.replica(e, n).state == ReplicaState::Live);
         let all = (0..EXTENTS).map(ExtentId);
-        let extents: Vec<ExtentId> = all.filter(|e| self.table.is_live(*e) && is_live(*e)).collect();
+        let is_open = |e: &ExtentId| self.table.is_live(*e) && is_live(*e) && !self.is_doomed(*e);
+        let extents: Vec<ExtentId> = all.filter(is_open).collect();
         if extents.is_empty() {
             return;
         }
@@ -62,23 +63,39 @@ impl World<'_> {
         self.writes[at].open.swap_remove(i);
         if !stored {
             if self.table.lose(extent, n, generation) {
-                self.news.push_back(News::Lost(extent, n, generation));
+                self.send(News::Lost(extent, n, generation));
             }
         } else if fails {
             if self.table.leave(extent, n, generation) {
-                self.news.push_back(News::Away(extent, n, generation));
+                self.send(News::Away(extent, n, generation));
             }
         } else {
             self.writes[at].done[usize::from(n)] = Some(generation);
         }
     }
 
-    pub(super) fn settle(&mut self, at: usize) {
+    /// All there is of it is one slab that its donor wants back. Nothing is promised for what is put there if it turns
+    /// out that there is nowhere to go.
+    fn is_doomed(&self, extent: ExtentId) -> bool {
+        let Some(replicas) = self.table.replicas(extent) else { return false };
+        let mut kept = replicas.iter().filter(|(_, r)| r.state.is_kept());
+        kept.next().is_some_and(|(_, r)| self.is_recalled(r)) && kept.next().is_none()
+    }
+
+    /// Settles a write whose operations are over, if there is one.
+    pub(super) fn settle_one(&mut self) -> bool {
+        let over = self.writes.iter().position(|w| w.open.is_empty());
+        over.into_iter().for_each(|at| self.settle(at));
+        over.is_some()
+    }
+
+    fn settle(&mut self, at: usize) {
         let write = self.writes.swap_remove(at);
         let extent = ExtentId(write.slot / SLOTS);
         let settled = self.table.settle(extent, write.slot % SLOTS, 1, &write.done);
+        self.tell(|w| format!("{:?} slot {} {settled:?}, done {:?}", w.now, write.slot, write.done));
         if settled.demoted != 0 {
-            self.news.push_back(News::Demoted(extent, settled.demoted));
+            self.send(News::Demoted(extent, settled.demoted));
         }
         self.references[write.slot as usize] -= 1;
         if settled.held {
@@ -139,7 +156,12 @@ impl World<'_> {
                 self.references[at as usize] -= 1;
             }
             if self.table.end_copy(extent, place, generation, &copying.failed) {
-                self.news.push_back(News::Demoted(extent, 1 << place));
+                self.send(News::Demoted(extent, 1 << place));
+            }
+            if copying.failed.is_empty() {
+                copying.fill.progressed();
+            } else {
+                copying.fill.hindered(self.now);
             }
             copying.fill.cursor += SLOTS / 2;
             self.fills.put_back(copying.fill);
@@ -163,7 +185,7 @@ impl World<'_> {
                 return true;
             }
             if fill.cursor == 0 || self.table.lacks_nothing(extent, place) {
-                self.news.push_back(News::Filled(extent, place, generation));
+                self.send(News::Filled(extent, place, generation));
                 return true;
             }
             fill.round_over(self.now);
@@ -171,6 +193,12 @@ impl World<'_> {
             self.fills.put_back(fill);
             return true;
         };
+        let has_peers = |r: &Replicas| r.iter().any(|(n, r)| n != place && r.state == ReplicaState::Joining);
+        if self.table.replicas(extent).is_some_and(|r| r.live() == 0 && !has_peers(&r)) {
+            fill.stuck(self.now);
+            self.fills.put_back(fill);
+            return true;
+        }
         let mut left = Vec::new();
         self.table.begin_copy(extent, place, first, SLOTS / 2, &mut left);
         fill.cursor = first;
