@@ -296,7 +296,9 @@ impl World<'_> {
     /// Programs on the donor's host take memory or give it back.
     pub(super) fn press(&mut self, donor: usize) {
         let own = self.draw(HOST as usize) as u64;
-        let within = Duration::from_millis(self.draw(20_000) as u64);
+        // One replica and a backup that follows bear no recall that leaves the backup no time to take over.
+        let shortest = if self.replicas == 1 { 2000 } else { 0 };
+        let within = Duration::from_millis(shortest + self.draw(20_000) as u64);
         let now = self.moment;
         let d = &mut self.donors[donor];
         let free = HOST.saturating_sub(own + u64::from(d.leases.with_memory()));
