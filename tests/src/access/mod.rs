@@ -1,75 +1,69 @@
 //! The access-pattern workload that every contender of the benchmark runs, unchanged: all in RAM, kernel swap, annex, and
-//! the bare userfaultfd floor ([`floor`]). One thread touches pages of one mapping in some pattern; each access is timed.
-//! Every page carries its number, which is checked at each read: a fast wrong answer does not count.
+//! the bare userfaultfd floors. Threads touch pages of one mapping in some pattern, each a part of its own; each access is
+//! timed. Every page carries its number, which is checked at each read: a fast wrong answer does not count.
+//!
+//! - [`walk`]: the patterns. [`zipf`]: one of them. [`measured`]: what a run came to.
+//! - [`floor`]: the least that any userfaultfd pager must pay. [`bare`]: the least that one fault, and one answer over
+//!   TCP, cost.
+//! - [`series`], [`ticks`]: what a program sees while something happens to it.
 
+pub mod bare;
 pub mod floor;
+pub mod measured;
 pub mod series;
 pub mod ticks;
+pub mod walk;
 pub mod zipf;
 
 use crate::stress::content::{Dice, PAGE};
-use anyhow::ensure;
-use clap::ValueEnum;
+use anyhow::{Context, ensure};
 use hdrhistogram::Histogram;
-use serde::{Deserialize, Serialize};
+pub use measured::Measured;
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
 use std::ptr::NonNull;
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
-use zipf::Zipf;
+pub use walk::Pattern;
+use walk::Walk;
 
-/// Which page is next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Pattern {
-    /// Whole pages read, each as likely as any other.
-    Random,
-    /// Whole pages read in order, over and over.
-    Sequential,
-    /// Zipf with exponent 0.99 over scattered pages; one access in ten writes.
-    Zipf,
-}
-
-impl Pattern {
-    pub const ALL: [Pattern; 3] = [Pattern::Random, Pattern::Sequential, Pattern::Zipf];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Pattern::Random => "random",
-            Pattern::Sequential => "sequential",
-            Pattern::Zipf => "zipf",
-        }
-    }
-}
-
-/// One run's result. Times in microseconds.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub struct Measured {
-    pub ops_per_s: f64,
-    pub p50_us: f64,
-    pub p90_us: f64,
-    pub p99_us: f64,
-    pub p999_us: f64,
-    pub max_us: f64,
-    /// Accesses that took longer than 3 µs: those that were not in memory, nearly.
-    pub slow_share: f64,
-    /// Part of the set that was in memory at the end: whether the contender held it to its share.
-    pub resident_share: f64,
-}
-
-/// The workload's memory, filled.
+/// The workload's memory or a part of it, filled. Unmapped by the process' end alone.
+#[derive(Clone, Copy)]
 pub struct Memory {
     base: NonNull<u8>,
+    /// What the first page carries.
+    first: usize,
     pages: usize,
 }
+
+// SAFETY: the mapping lives as long as the process, and each part of it is used by one thread alone.
+unsafe impl Send for Memory {}
 
 impl Memory {
     /// A plain anonymous mapping. Without huge pages, so that all contenders move 4 KiB at a time.
     pub fn plain(pages: usize) -> anyhow::Result<Memory> {
-        let memory = Memory { base: map(pages)?, pages };
-        for page in 0..pages {
-            // SAFETY: the page lies in the mapping, which is ours.
-            unsafe { fill(memory.at(page), page) };
-        }
+        let memory = Memory::unfilled(pages)?;
+        memory.fill();
         Ok(memory)
+    }
+
+    fn unfilled(pages: usize) -> anyhow::Result<Memory> {
+        Ok(Memory { base: map(pages)?, first: 0, pages })
+    }
+
+    fn fill(&self) {
+        for page in 0..self.pages {
+            // SAFETY: the page lies in the mapping, which is ours.
+            unsafe { fill(self.at(page), self.first + page) };
+        }
+    }
+
+    /// The `nth` of `count` equal parts.
+    pub fn part(&self, nth: usize, count: usize) -> Memory {
+        let (begin, end) = (self.pages * nth / count, self.pages * (nth + 1) / count);
+        // SAFETY: the part begins within the mapping.
+        let base = unsafe { self.base.add(begin * PAGE) };
+        Memory { base, first: self.first + begin, pages: end - begin }
     }
 
     /// Pages in memory now, as the kernel counts them.
@@ -117,26 +111,88 @@ unsafe fn fill(at: *mut u64, page: usize) {
     }
 }
 
-/// Runs the pattern for half of `duration` to settle, then for `duration` measured.
-pub fn measure(memory: &Memory, pattern: Pattern, duration: Duration, seed: u64) -> anyhow::Result<Measured> {
-    let mut walk = Walk::new(pattern, memory.pages, seed);
-    run(memory, &mut walk, duration / 2, None)?;
-    let mut histogram = Histogram::<u64>::new_with_bounds(1, 60_000_000_000, 3)?;
-    let started = Instant::now();
-    run(memory, &mut walk, duration, Some(&mut histogram))?;
-    let seconds = started.elapsed().as_secs_f64();
-    let micros = |quantile: f64| histogram.value_at_quantile(quantile) as f64 / 1e3;
-    let slow = histogram.len() - histogram.count_between(0, 3000);
+/// The calling thread stays on the `nth` of the CPUs it may use, if there are so many. One-CPU floors need it, and so all
+/// contenders have it.
+pub fn pin(nth: usize) -> anyhow::Result<()> {
+    let itself = Pid::from_raw(0);
+    let allowed = sched_getaffinity(itself).context("which CPUs may be used")?;
+    let cpu = (0..CpuSet::count()).filter(|cpu| allowed.is_set(*cpu).unwrap_or(false)).nth(nth);
+    if let Some(cpu) = cpu {
+        let mut set = CpuSet::new();
+        set.set(cpu)?;
+        sched_setaffinity(itself, &set).context("pinning to a CPU")?;
+    }
+    Ok(())
+}
+
+/// Runs the pattern on so many threads, each on its own part of the memory and its own CPU: for half of `duration` to
+/// settle, then for `duration` measured.
+pub fn measure(
+    memory: &Memory,
+    pattern: Pattern,
+    threads: usize,
+    duration: Duration,
+    seed: u64,
+) -> anyhow::Result<Measured> {
+    ensure!((1..=memory.pages).contains(&threads), "{threads} threads for {} pages", memory.pages);
+    let filled_ns = ticks::now();
+    // All begin to measure at the same time: a thread alone on the machine would be faster than it is.
+    let settled = Barrier::new(threads);
+    let ran: Vec<anyhow::Result<Ran>> = std::thread::scope(|scope| {
+        let started: Vec<_> = (0..threads)
+            .map(|nth| {
+                let (part, settled, seed) = (memory.part(nth, threads), &settled, seed + nth as u64 * 1_000_003);
+                scope.spawn(move || run_one(&part, nth, pattern, duration, seed, settled))
+            })
+            .collect();
+        started.into_iter().map(|thread| thread.join().expect("the workload does not panic")).collect()
+    });
+    let ran = ran.into_iter().collect::<anyhow::Result<Vec<Ran>>>()?;
+    let mut histogram = new_histogram()?;
+    for one in &ran {
+        histogram.add(&one.histogram)?;
+    }
+    let began_ns = ran.iter().map(|one| one.began_ns).min().unwrap_or(0);
+    let ended_ns = ran.iter().map(|one| one.ended_ns).max().unwrap_or(0);
     Ok(Measured {
-        ops_per_s: histogram.len() as f64 / seconds,
-        p50_us: micros(0.5),
-        p90_us: micros(0.9),
-        p99_us: micros(0.99),
-        p999_us: micros(0.999),
-        max_us: histogram.max() as f64 / 1e3,
-        slow_share: slow as f64 / histogram.len().max(1) as f64,
+        threads,
         resident_share: memory.resident()? as f64 / memory.pages as f64,
+        filled_ns,
+        began_ns,
+        ended_ns,
+        ..Measured::of(&histogram, (ended_ns - began_ns) as f64 / 1e9)
     })
+}
+
+/// What one thread measured.
+struct Ran {
+    histogram: Histogram<u64>,
+    began_ns: u64,
+    ended_ns: u64,
+}
+
+fn run_one(
+    part: &Memory,
+    nth: usize,
+    pattern: Pattern,
+    duration: Duration,
+    seed: u64,
+    settled: &Barrier,
+) -> anyhow::Result<Ran> {
+    let pinned = pin(nth);
+    let mut histogram = new_histogram()?;
+    let mut walk = Walk::new(pattern, part.pages, seed);
+    let settling = run(part, &mut walk, duration / 2, None);
+    // Whatever went wrong: the others wait here.
+    settled.wait();
+    pinned.and(settling)?;
+    let began_ns = ticks::now();
+    run(part, &mut walk, duration, Some(&mut histogram))?;
+    Ok(Ran { histogram, began_ns, ended_ns: ticks::now() })
+}
+
+fn new_histogram() -> anyhow::Result<Histogram<u64>> {
+    Ok(Histogram::new_with_bounds(1, 60_000_000_000, 3)?)
 }
 
 fn run(
@@ -146,58 +202,34 @@ fn run(
     mut histogram: Option<&mut Histogram<u64>>,
 ) -> anyhow::Result<()> {
     let until = Instant::now() + duration;
-    let mut sum = 0u64;
     loop {
         let (page, write) = walk.step();
         let begin = Instant::now();
-        let at = memory.at(page);
-        // SAFETY: the page lies in the mapping, and this is its only user.
-        unsafe {
-            ensure!(at.read() == page as u64, "WRONG CONTENT: page {page} holds {}", at.read());
-            if write {
-                (8..PAGE / 8).step_by(8).for_each(|i| at.add(i).write(page as u64));
-            } else {
-                (0..PAGE / 8).for_each(|i| sum = sum.wrapping_add(at.add(i).read()));
-            }
-        }
+        memory.touch(page, write)?;
         let end = Instant::now();
         if let Some(histogram) = histogram.as_deref_mut() {
             histogram.saturating_record((end - begin).as_nanos() as u64);
         }
         if end >= until {
-            std::hint::black_box(sum);
             return Ok(());
         }
     }
 }
 
-/// A sequence of pages.
-struct Walk {
-    pattern: Pattern,
-    pages: usize,
-    dice: Dice,
-    next: usize,
-    zipf: Zipf,
-}
-
-impl Walk {
-    fn new(pattern: Pattern, pages: usize, seed: u64) -> Walk {
-        Walk { pattern, pages, dice: Dice::new(seed), next: 0, zipf: Zipf::new(pages, 0.99) }
-    }
-
-    fn step(&mut self) -> (usize, bool) {
-        match self.pattern {
-            Pattern::Random => (self.dice.below(self.pages), false),
-            Pattern::Sequential => {
-                let page = self.next;
-                self.next = (page + 1) % self.pages;
-                (page, false)
-            }
-            Pattern::Zipf => {
-                let page = self.zipf.scattered(self.dice.roll());
-                (page, self.dice.one_in(10))
+impl Memory {
+    /// Reads the whole page, or writes a word in every 64 bytes of it.
+    fn touch(&self, page: usize, write: bool) -> anyhow::Result<()> {
+        let (at, number) = (self.at(page), (self.first + page) as u64);
+        // SAFETY: the page lies in the mapping, and this thread is its only user.
+        unsafe {
+            ensure!(at.read() == number, "WRONG CONTENT: page {number} holds {}", at.read());
+            if write {
+                (8..PAGE / 8).step_by(8).for_each(|i| at.add(i).write(number));
+            } else {
+                std::hint::black_box((0..PAGE / 8).fold(0u64, |sum, i| sum.wrapping_add(at.add(i).read())));
             }
         }
+        Ok(())
     }
 }
 
@@ -205,13 +237,28 @@ impl Walk {
 mod tests {
     use super::*;
 
+    const SHORT: Duration = Duration::from_millis(5);
+
     #[test]
     fn a_wrong_page_is_noticed() {
         let memory = Memory::plain(16).unwrap();
-        let short = Duration::from_millis(5);
-        measure(&memory, Pattern::Random, short, 1).unwrap();
+        measure(&memory, Pattern::Random, 1, SHORT, 1).unwrap();
         // SAFETY: our own memory, nobody else uses it.
         unsafe { memory.at(7).write(8) };
-        assert!(measure(&memory, Pattern::Sequential, short, 1).is_err());
+        assert!(measure(&memory, Pattern::Sequential, 1, SHORT, 1).is_err());
+    }
+
+    #[test]
+    fn each_thread_checks_pages_of_its_own() {
+        let memory = Memory::plain(35).unwrap();
+        for pattern in Pattern::ALL {
+            let measured = measure(&memory, pattern, 2, SHORT, 1).unwrap();
+            assert_eq!((measured.threads, measured.resident_share), (2, 1.0));
+        }
+        let parts = [memory.part(0, 2), memory.part(1, 2)].map(|part| (part.first, part.pages));
+        assert_eq!(parts, [(0, 17), (17, 18)]);
+        // SAFETY: our own memory, nobody else uses it.
+        unsafe { memory.at(30).write(8) };
+        assert!(measure(&memory, Pattern::Sequential, 2, SHORT, 1).is_err());
     }
 }

@@ -1,7 +1,6 @@
 //! Random reads in windows of a tenth of a second: how latency goes when something happens.
 
-use super::{Memory, Pattern, Walk, run, ticks};
-use hdrhistogram::Histogram;
+use super::{Memory, Pattern, Walk, new_histogram, run, ticks};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -23,7 +22,7 @@ pub fn watch(memory: &Memory, seed: u64, stop: impl Fn() -> bool) -> anyhow::Res
     let mut walk = Walk::new(Pattern::Random, memory.pages, seed);
     let mut windows = Vec::with_capacity(1 << 16);
     while !stop() {
-        let mut histogram = Histogram::<u64>::new_with_bounds(1, 60_000_000_000, 3)?;
+        let mut histogram = new_histogram()?;
         run(memory, &mut walk, WINDOW, Some(&mut histogram))?;
         let micros = |ns: u64| ns as f64 / 1e3;
         windows.push(Window {

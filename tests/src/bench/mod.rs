@@ -143,7 +143,7 @@ fn within_share(one: &Measured, percent: u64) -> bool {
 fn median(all: &[Measured]) -> Measured {
     let mut sorted = all.to_vec();
     sorted.sort_by(|a, b| a.ops_per_s.total_cmp(&b.ops_per_s));
-    sorted.get(sorted.len() / 2).copied().unwrap_or_default()
+    sorted.get(sorted.len() / 2).cloned().unwrap_or_default()
 }
 
 /// The middle one of some numbers.

@@ -1,7 +1,8 @@
 //! `annex-access`: one access-pattern run, its result as a line of JSON. See `annex_tests::access`.
 
 use annex_shared::api::parse_bytes;
-use annex_tests::access::{self, Memory, Pattern, floor, series, ticks};
+use annex_tests::access::floor::{self, Ahead};
+use annex_tests::access::{self, Memory, Pattern, bare, series, ticks};
 use annex_tests::stress::content::PAGE;
 use clap::{Parser, Subcommand};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -26,9 +27,27 @@ enum Mode {
         seconds: f64,
         #[arg(long, default_value_t = 1)]
         seed: u64,
+        /// Each on a part of the memory and a CPU of its own.
+        #[arg(long, default_value_t = 1)]
+        threads: usize,
         /// Page it ourselves, with that much resident: the bare userfaultfd floor.
         #[arg(long, value_parser = bytes)]
         floor: Option<u64>,
+        /// The floor knows that pages are read in order: perfect read-ahead.
+        #[arg(long, requires = "floor")]
+        ahead: bool,
+    },
+    /// Fault pages in that another process has, one at a time, without eviction.
+    Fault {
+        #[arg(long, default_value = "512M", value_parser = bytes)]
+        size: u64,
+        #[arg(long, default_value_t = 1.0)]
+        seconds: f64,
+    },
+    /// Ask another process for pages over loopback TCP, one at a time.
+    Ping {
+        #[arg(long, default_value_t = 1.0)]
+        seconds: f64,
     },
     /// Read random pages until SIGTERM and print latencies by windows of 100 ms.
     Series {
@@ -61,13 +80,22 @@ fn stop_on_sigterm() -> anyhow::Result<()> {
 
 fn main() -> anyhow::Result<()> {
     match Args::parse().mode {
-        Mode::Pattern { pattern, size, seconds, seed, floor } => {
+        Mode::Pattern { pattern, size, seconds, seed, threads, floor, ahead } => {
             let pages = size as usize / PAGE;
+            let ahead = if ahead { Ahead::Known } else { Ahead::Guessed };
             let memory = match floor {
-                Some(resident) => floor::memory(pages, resident as usize / PAGE)?,
+                Some(resident) => floor::memory(pages, resident as usize / PAGE, threads, ahead)?,
                 None => Memory::plain(pages)?,
             };
-            let measured = access::measure(&memory, pattern, Duration::from_secs_f64(seconds), seed)?;
+            let measured = access::measure(&memory, pattern, threads, Duration::from_secs_f64(seconds), seed)?;
+            println!("{}", serde_json::to_string(&measured)?);
+        }
+        Mode::Fault { size, seconds } => {
+            let measured = bare::fault(size as usize / PAGE, Duration::from_secs_f64(seconds))?;
+            println!("{}", serde_json::to_string(&measured)?);
+        }
+        Mode::Ping { seconds } => {
+            let measured = bare::ping(Duration::from_secs_f64(seconds))?;
             println!("{}", serde_json::to_string(&measured)?);
         }
         Mode::Series { size } => {
