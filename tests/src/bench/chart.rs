@@ -9,7 +9,7 @@ use std::path::Path;
 const PANEL: (u32, u32) = (420, 420);
 
 pub fn draw(path: &Path, results: &Results) -> anyhow::Result<()> {
-    let mut patterns: Vec<Pattern> = results.rows.iter().map(|r| r.pattern).collect();
+    let mut patterns: Vec<Pattern> = results.rows.iter().map(|r| r.cell.pattern).collect();
     patterns.sort_unstable();
     patterns.dedup();
     let size = (PANEL.0 * patterns.len().max(1) as u32, PANEL.1);
@@ -34,8 +34,8 @@ fn panel(
     results: &Results,
     pattern: Pattern,
 ) -> anyhow::Result<()> {
-    let rows: Vec<_> = results.rows.iter().filter(|r| r.pattern == pattern).collect();
-    let mut order: Vec<_> = rows.iter().map(|r| (r.contender, std::cmp::Reverse(r.resident_percent), r)).collect();
+    let rows: Vec<_> = results.rows.iter().filter(|r| r.cell.pattern == pattern && r.cell.threads == 1).collect();
+    let mut order: Vec<_> = rows.iter().map(|r| (r.contender, std::cmp::Reverse(r.cell.resident_percent), r)).collect();
     order.sort_by_key(|(contender, resident, _)| (*contender, *resident));
     let most = rows.iter().map(|r| r.median.ops_per_s).fold(10.0, f64::max) * 3.0;
     let least = rows.iter().map(|r| r.median.ops_per_s).fold(f64::MAX, f64::min).clamp(1.0, most / 10.0) / 3.0;
@@ -70,8 +70,8 @@ fn panel(
         chart.draw_series([Text::new(label, (left, ops * 1.25), ("sans-serif", 10))]).map_err(said)?;
         let name = match contender {
             Contender::Ram => "ram".to_owned(),
-            other if row.held => format!("{} {}%", other.name(), row.resident_percent),
-            other => format!("{} >{}%", other.name(), row.resident_percent),
+            other if row.held => format!("{} {}%", other.name(), row.cell.resident_percent),
+            other => format!("{} >{}%", other.name(), row.cell.resident_percent),
         };
         let (x, y) = chart.backend_coord(&(i as f64 + 0.62, least));
         let (dx, dy) = area.get_base_pixel();
@@ -84,10 +84,12 @@ fn colour(contender: Contender) -> RGBColor {
     match contender {
         Contender::Ram => RGBColor(150, 150, 150),
         Contender::Floor => RGBColor(190, 190, 120),
+        Contender::Readahead => RGBColor(215, 215, 160),
         Contender::AnnexShm => RGBColor(30, 110, 190),
         Contender::AnnexTcp => RGBColor(110, 170, 230),
         Contender::Zram => RGBColor(220, 140, 60),
         Contender::Disk => RGBColor(190, 80, 60),
+        Contender::Umap => RGBColor(140, 100, 170),
     }
 }
 

@@ -1,43 +1,61 @@
 //! Who runs the access patterns: the same program each time, with a different way to hold less than it uses.
 
+use super::annexd::{Counts, Watch};
+use super::plan::{Cell, Plan};
 use super::swap::{self, Confined, Swap};
-use crate::access::{Measured, Pattern};
+use crate::access::Measured;
 use crate::testbed::{Donor, Testbed, bins};
 use anyhow::{Context, ensure};
 use clap::ValueEnum;
 use serde::Serialize;
+use std::ffi::OsStr;
 use std::os::unix::process::ExitStatusExt;
-use std::process::Command;
+use std::path::PathBuf;
+use std::process::{Command, Output};
 use std::time::Duration;
 
 /// In the order of the chart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Contender {
     /// Everything in memory: what all others are measured against.
     Ram,
     /// The bare userfaultfd floor.
     Floor,
+    /// The same with perfect read-ahead: sequential only.
+    Readahead,
     AnnexShm,
     AnnexTcp,
     /// Kernel swap on compressed memory.
     Zram,
     /// Kernel swap on a file on disk.
     Disk,
+    /// The program that `--umap` names.
+    Umap,
 }
 
 impl Contender {
-    pub const ALL: [Contender; 6] =
-        [Contender::Ram, Contender::Floor, Contender::AnnexShm, Contender::AnnexTcp, Contender::Zram, Contender::Disk];
+    pub const ALL: [Contender; 8] = [
+        Contender::Ram,
+        Contender::Floor,
+        Contender::Readahead,
+        Contender::AnnexShm,
+        Contender::AnnexTcp,
+        Contender::Zram,
+        Contender::Disk,
+        Contender::Umap,
+    ];
 
     pub fn name(self) -> &'static str {
         match self {
             Contender::Ram => "ram",
             Contender::Floor => "floor",
+            Contender::Readahead => "readahead",
             Contender::AnnexShm => "annex-shm",
             Contender::AnnexTcp => "annex-tcp",
             Contender::Zram => "zram",
             Contender::Disk => "disk",
+            Contender::Umap => "umap",
         }
     }
 }
@@ -45,73 +63,104 @@ impl Contender {
 /// A contender that can run now; undone when dropped.
 pub enum Ready {
     Plain,
-    Floor,
+    Floor {
+        ahead: bool,
+    },
     Annex(Box<Testbed>),
     Swap(Swap),
+    /// Confines itself.
+    Own(PathBuf),
+}
+
+/// What a contender came to in one cell of one round.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Run {
+    pub round: usize,
+    #[serde(flatten)]
+    pub measured: Measured,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub annexd: Option<Counts>,
 }
 
 impl Ready {
     /// Sets the contender up. An error says why it can't run here.
-    pub fn prepare(contender: Contender, bytes: u64) -> anyhow::Result<Ready> {
-        let donors = |donor: fn() -> Donor| {
-            Testbed::builder().donor(donor().capacity("3G")).donor(donor().capacity("3G")).start()
-        };
+    pub fn prepare(contender: Contender, plan: &Plan) -> anyhow::Result<Ready> {
+        let bytes = plan.bytes;
         Ok(match contender {
             Contender::Ram => Ready::Plain,
-            Contender::Floor => Ready::Floor,
-            Contender::AnnexShm => Ready::Annex(Box::new(donors(Donor::shm))),
-            Contender::AnnexTcp => Ready::Annex(Box::new(donors(Donor::tcp))),
+            Contender::Floor => Ready::Floor { ahead: false },
+            Contender::Readahead => Ready::Floor { ahead: true },
+            Contender::AnnexShm => Ready::Annex(Box::new(testbed(Donor::shm))),
+            Contender::AnnexTcp => Ready::Annex(Box::new(testbed(Donor::tcp))),
             Contender::Zram => Ready::Swap(swap::zram(bytes * 2)?),
             Contender::Disk => Ready::Swap(swap::disk(bytes * 2)?),
+            Contender::Umap => Ready::Own(plan.umap.clone().context("no --umap was given")?),
         })
     }
 
-    /// Runs the pattern once with `percent` of the memory resident.
-    pub fn measure(
-        &self,
-        pattern: Pattern,
-        bytes: u64,
-        percent: u64,
-        seconds: f64,
-        seed: u64,
-    ) -> anyhow::Result<Measured> {
-        let resident = bytes * percent / 100;
-        let mut command = Command::new(bins::find("annex-access"));
-        command.args(["pattern", pattern.name(), "--size", &bytes.to_string()]);
-        command.args(["--seconds", &seconds.to_string(), "--seed", &seed.to_string()]);
-        // Filling a set that does not fit takes its time on a disk.
-        let limit = Duration::from_secs_f64(seconds * 4.0 + 240.0);
-        match self {
-            Ready::Plain => read(&command.output()?),
-            Ready::Floor => {
+    /// Runs a cell once.
+    pub fn measure(&self, cell: Cell, plan: &Plan, round: usize) -> anyhow::Result<Run> {
+        let resident = plan.bytes * cell.resident_percent / 100;
+        let pattern = |program: &OsStr| {
+            let mut command = Command::new(program);
+            command.args(["pattern", cell.pattern.name(), "--size", &plan.bytes.to_string()]);
+            command.args(["--seconds", &plan.seconds.to_string(), "--seed", &(round + 1).to_string()]);
+            command.args(["--threads", &cell.threads.to_string()]);
+            command
+        };
+        let mut command = pattern(bins::find("annex-access").as_os_str());
+        let mut annexd = None;
+        let measured = match self {
+            Ready::Plain => read(&command.output()?)?,
+            Ready::Floor { ahead } => {
                 command.args(["--floor", &resident.to_string()]);
-                read(&command.output()?)
+                command.args(ahead.then_some("--ahead"));
+                read(&command.output()?)?
+            }
+            Ready::Own(program) => {
+                let mut command = pattern(program.as_os_str());
+                command.args(["--resident", &resident.to_string()]);
+                read(&command.output().with_context(|| format!("starting {}", program.display()))?)?
             }
             Ready::Swap(_swap) => {
                 let swapped = swap::pages_out()?;
-                let measured = confined(&command, resident)?;
+                let measured = read(&confined(&command, resident)?)?;
                 ensure!(swap::pages_out()? > swapped, "nothing was swapped out: the memory cgroup did not bite");
-                Ok(measured)
+                measured
             }
             Ready::Annex(bed) => {
-                let outcome = bed.run("access", &resident.to_string(), command).wait(limit);
+                let job = bed.run("access", &resident.to_string(), command);
+                // Looked at below, more closely.
+                job.stop_watching();
+                let watch = Watch::of(bed, "access");
+                let outcome = job.wait(Duration::from_secs_f64(plan.seconds * 4.0 + 240.0));
                 ensure!(outcome.status.success(), "{outcome}");
-                ensure!(outcome.seen.pages_evicted > 0, "nothing was evicted: {outcome}");
+                let measured = serde_json::from_str(&outcome.stdout).context("annex-access prints JSON")?;
+                let counts = watch.end(&measured);
+                ensure!(counts.evicted > 0, "nothing was evicted: {outcome}");
+                annexd = Some(counts);
                 bed.wait_gone("access");
-                serde_json::from_str(&outcome.stdout).context("annex-access prints JSON")
+                measured
             }
-        }
+        };
+        Ok(Run { round, measured, annexd })
     }
+}
+
+/// Two donors with room for what is measured.
+pub fn testbed(donor: fn() -> Donor) -> Testbed {
+    Testbed::builder().donor(donor().capacity("3G")).donor(donor().capacity("3G")).start()
 }
 
 /// Runs the command in a memory cgroup. In a small one that refaults fast, the kernel sometimes finds every page too young
 /// to swap out and kills the program instead: then it is tried again.
-fn confined(command: &Command, resident: u64) -> anyhow::Result<Measured> {
+pub fn confined(command: &Command, resident: u64) -> anyhow::Result<Output> {
     let mut tries = 0;
     loop {
         let confined = Confined::new(resident)?;
         let mut again = Command::new(command.get_program());
         again.args(command.get_args());
+        again.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
         confined.admit(&mut again)?;
         let output = again.output()?;
         tries += 1;
@@ -119,12 +168,13 @@ fn confined(command: &Command, resident: u64) -> anyhow::Result<Measured> {
             eprintln!("the kernel killed the program in its memory cgroup; trying again");
             continue;
         }
-        return read(&output);
+        return Ok(output);
     }
 }
 
-fn read(output: &std::process::Output) -> anyhow::Result<Measured> {
+/// What `annex-access` says.
+pub fn read(output: &Output) -> anyhow::Result<Measured> {
     let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "annex-access failed: {} {said}", output.status);
-    serde_json::from_slice(&output.stdout).context("annex-access prints JSON")
+    ensure!(output.status.success(), "the access program failed: {} {said}", output.status);
+    serde_json::from_slice(&output.stdout).context("the access program prints JSON")
 }

@@ -2,7 +2,9 @@
 
 use annex_shared::api::parse_bytes;
 use annex_tests::access::Pattern;
-use annex_tests::bench::{self, Plan, contender::Contender};
+use annex_tests::bench;
+use annex_tests::bench::contender::Contender;
+use annex_tests::bench::plan::{Cell, Plan};
 use clap::Parser;
 use std::path::PathBuf;
 
@@ -10,23 +12,35 @@ use std::path::PathBuf;
 #[derive(Parser)]
 #[command(version)]
 struct Args {
-    /// A few minutes: shorter runs, no repetitions.
+    /// Within four minutes: one round of short runs. For a look, not for conclusions.
     #[arg(long)]
     quick: bool,
+    /// Every pattern at three shares on one and two threads, instead of what the bars ask for.
+    #[arg(long)]
+    full: bool,
+    /// Bytes of the set.
     #[arg(long, value_parser = |s: &str| parse_bytes(s).ok_or("give a size such as 512M"))]
     size: Option<u64>,
+    /// Measured in each cell, after half as long to settle.
     #[arg(long)]
     seconds: Option<f64>,
     #[arg(long)]
-    repetitions: Option<usize>,
+    rounds: Option<usize>,
     /// All unless named.
     #[arg(long, value_delimiter = ',')]
     contenders: Vec<Contender>,
+    /// With any of these three, all combinations of them are measured.
     #[arg(long, value_delimiter = ',')]
     patterns: Vec<Pattern>,
+    #[arg(long, value_delimiter = ',')]
+    threads: Vec<usize>,
     /// Percent of the set.
-    #[arg(long, value_delimiter = ',', default_values_t = [50, 25])]
+    #[arg(long, value_delimiter = ',')]
     resident: Vec<u64>,
+    /// A contender of your own, such as umap: called as `PATH pattern NAME --size BYTES --seconds S --seed N --threads N
+    /// --resident BYTES`, it runs the pattern with so much resident and prints what `annex-access pattern` prints.
+    #[arg(long, value_name = "PATH")]
+    umap: Option<PathBuf>,
     /// Leave out the attach pause, the cost within the limit and the idle CPU.
     #[arg(long)]
     no_pause: bool,
@@ -34,20 +48,39 @@ struct Args {
     results: PathBuf,
 }
 
+impl Args {
+    fn plan(self) -> Plan {
+        let named = |list: Vec<u64>, default: &[u64]| if list.is_empty() { default.to_vec() } else { list };
+        let cells = if self.full || !(self.patterns.is_empty() && self.threads.is_empty() && self.resident.is_empty()) {
+            let patterns = if self.patterns.is_empty() { Pattern::ALL.to_vec() } else { self.patterns };
+            let threads = match (self.threads.is_empty(), self.full) {
+                (false, _) => self.threads,
+                (true, true) => vec![1, 2],
+                (true, false) => vec![1],
+            };
+            Cell::all(&patterns, &threads, &named(self.resident, if self.full { &[75, 50, 25] } else { &[50, 25] }))
+        } else {
+            Cell::usual()
+        };
+        let mut contenders = if self.contenders.is_empty() { Contender::ALL.to_vec() } else { self.contenders };
+        if self.umap.is_none() {
+            contenders.retain(|contender| *contender != Contender::Umap);
+        }
+        Plan {
+            bytes: self.size.unwrap_or(if self.quick { 256 << 20 } else { 512 << 20 }),
+            seconds: self.seconds.unwrap_or(if self.quick { 0.5 } else { 1.0 }),
+            rounds: self.rounds.unwrap_or(if self.quick { 1 } else { 5 }),
+            contenders,
+            cells,
+            pause: !self.no_pause,
+            umap: self.umap,
+            results: self.results,
+        }
+    }
+}
+
 fn main() -> anyhow::Result<()> {
-    let args = Args::parse();
-    let default = |list: Vec<_>, all: &[Contender]| if list.is_empty() { all.to_vec() } else { list };
-    let plan = Plan {
-        bytes: args.size.unwrap_or(512 << 20),
-        seconds: args.seconds.unwrap_or(if args.quick { 1.0 } else { 4.0 }),
-        repetitions: args.repetitions.unwrap_or(if args.quick { 1 } else { 3 }),
-        contenders: default(args.contenders, &Contender::ALL),
-        patterns: if args.patterns.is_empty() { Pattern::ALL.to_vec() } else { args.patterns },
-        resident: args.resident,
-        pause: !args.no_pause,
-        results: args.results,
-    };
-    let results = bench::run(&plan)?;
+    let results = bench::run(&Args::parse().plan())?;
     if let Some(pause) = results.pause {
         println!(
             "attach pause p50 {:.0} µs, max {:.0} µs over {} attaches (machine alone: {:.0}, {:.0})",
