@@ -77,6 +77,7 @@ vm-test: vm-image build
 	@tests=$$($(CARGO) test --release --no-run --message-format=json -p annex-agent --test fabric | sed -n 's|.*"executable":"\([^"]*/deps/[^"]*\)".*|\1|p') && \
 	$(SUDO) env ANNEX_VM_TESTS="$$tests" target/release/annex-vm $(VM)
 
+# About twenty minutes, and the KV API's part after it. Nothing else should run meanwhile.
 bench: setup build
 	$(SUDO) target/release/annex-bench $(BENCH)
 	$(SUDO) target/release/annex-kv-bench $(if $(findstring --quick,$(BENCH)),--quick)

@@ -5,10 +5,12 @@
 //! - [`walk`]: the patterns. [`zipf`]: one of them. [`measured`]: what a run came to.
 //! - [`floor`]: the least that any userfaultfd pager must pay. [`bare`]: the least that one fault, and one answer over
 //!   TCP, cost.
+//! - [`graph`]: PageRank, as a program by itself.
 //! - [`series`], [`ticks`]: what a program sees while something happens to it.
 
 pub mod bare;
 pub mod floor;
+pub mod graph;
 pub mod measured;
 pub mod series;
 pub mod ticks;

@@ -1,4 +1,4 @@
-//! The results as bars: throughput of each contender, one panel per pattern, on a logarithmic scale.
+//! The results as bars: throughput of each contender, one panel per pattern, one thread, on a logarithmic scale.
 
 use super::Results;
 use super::contender::Contender;
@@ -49,6 +49,7 @@ fn panel(
     chart
         .configure_mesh()
         .disable_x_mesh()
+        .max_light_lines(1)
         .x_labels(0)
         .y_label_formatter(&|v| {
             if *v >= 1e6 {
@@ -80,7 +81,7 @@ fn panel(
     Ok(())
 }
 
-fn colour(contender: Contender) -> RGBColor {
+pub(super) fn colour(contender: Contender) -> RGBColor {
     match contender {
         Contender::Ram => RGBColor(150, 150, 150),
         Contender::Floor => RGBColor(190, 190, 120),
@@ -93,6 +94,6 @@ fn colour(contender: Contender) -> RGBColor {
     }
 }
 
-fn said(error: impl std::fmt::Display) -> anyhow::Error {
+pub(super) fn said(error: impl std::fmt::Display) -> anyhow::Error {
     anyhow::anyhow!("{error}")
 }

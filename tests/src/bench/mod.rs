@@ -3,16 +3,22 @@
 //! - [`plan`]: what is measured. [`contender`]: who runs the access patterns, and how each is confined to its resident
 //!   share. [`swap`]: kernel swap on zram and on disk, set up and taken down. [`annexd`]: what annexd counts meanwhile.
 //! - [`pause`]: how long an attach stops a program; what a program pays that stays within its limit; annexd at rest.
-//! - [`results`]: what was measured, and ratios of it. [`chart`]: the SVG.
+//! - [`programs`]: real programs from beginning to end.
+//! - [`results`]: what was measured, and ratios of it. [`bars`]: what annex is held to. [`report`]: all of it to be read;
+//!   [`chart`], [`curves`]: to be looked at.
 //!
 //! Contenders take turns within each round, so that the machine's moods hit all alike; medians over rounds are reported,
 //! and a ratio is the median of each round's own.
 
 pub mod annexd;
+pub mod bars;
 pub mod chart;
 pub mod contender;
+pub mod curves;
 pub mod pause;
 pub mod plan;
+pub mod programs;
+pub mod report;
 pub mod results;
 pub mod swap;
 
@@ -71,9 +77,11 @@ pub fn run(plan: &Plan) -> anyhow::Result<Results> {
         results.rows = rows.collect();
         write(&plan.results, &results)?;
     }
-    if plan.pause {
-        results.pause = Some(pause::measure()?);
+    if let Some(how) = plan.pause {
+        results.pause = Some(pause::measure(how)?);
+        write(&plan.results, &results)?;
     }
+    results.programs = plan.programs.as_ref().map(programs::run).transpose()?;
     write(&plan.results, &results)?;
     Ok(results)
 }
@@ -107,10 +115,27 @@ fn say(contender: Contender, cell: Cell, run: &Run) {
 }
 
 fn write(directory: &Path, results: &Results) -> anyhow::Result<()> {
-    let json = directory.join("access.json");
-    std::fs::write(&json, serde_json::to_vec(results)?).with_context(|| format!("writing {}", json.display()))?;
-    let svg = directory.join("access.svg");
-    chart::draw(&svg, results).with_context(|| format!("drawing {}", svg.display()))
+    let file = |name: &str| directory.join(name);
+    let save = |name: &str, bytes: &[u8]| {
+        std::fs::write(file(name), bytes).with_context(|| format!("writing {}", file(name).display()))
+    };
+    save("access.json", &serde_json::to_vec(&Written { bars: bars::judge(results), results })?)?;
+    save("report.md", report::markdown(results).as_bytes())?;
+    chart::draw(&file("access.svg"), results).context("drawing access.svg")?;
+    curves::shares(&file("shares.svg"), results).context("drawing shares.svg")?;
+    curves::faults(&file("faults.svg"), results).context("drawing faults.svg")?;
+    if let Some(programs) = &results.programs {
+        curves::programs(&file("programs.svg"), programs).context("drawing programs.svg")?;
+    }
+    Ok(())
+}
+
+/// What access.json holds.
+#[derive(Serialize)]
+struct Written<'a> {
+    bars: Vec<bars::Bar>,
+    #[serde(flatten)]
+    results: &'a Results,
 }
 
 /// The middle one of some numbers.

@@ -12,9 +12,18 @@ use serde::Serialize;
 use std::process::Command;
 use std::time::Duration;
 
-const ATTACHES: usize = 100;
-const ROUNDS: usize = 7;
-const REST: Duration = Duration::from_secs(10);
+/// How often, and how long.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    pub attaches: usize,
+    pub rounds: usize,
+    pub rest: Duration,
+}
+
+impl Plan {
+    pub const USUAL: Plan = Plan { attaches: 100, rounds: 7, rest: Duration::from_secs(10) };
+    pub const QUICK: Plan = Plan { attaches: 30, rounds: 3, rest: Duration::from_secs(3) };
+}
 
 #[derive(Debug, Serialize)]
 pub struct Report {
@@ -31,14 +40,14 @@ pub struct Report {
     pub idle_cpu_percent: f64,
 }
 
-pub fn measure() -> anyhow::Result<Report> {
+pub fn measure(plan: Plan) -> anyhow::Result<Report> {
     let bed = Testbed::shm();
-    let (attach, machine) = attach_pauses(&bed)?;
-    let within_limit_share = within_limit(&bed)?;
-    let idle_cpu_percent = idle_cpu(&bed)?;
+    let (attach, machine) = attach_pauses(&bed, plan)?;
+    let within_limit_share = within_limit(&bed, plan)?;
+    let idle_cpu_percent = idle_cpu(&bed, plan)?;
     let last = |sorted: &[f64]| sorted.iter().copied().fold(0.0, f64::max);
     Ok(Report {
-        attaches: ATTACHES,
+        attaches: plan.attaches,
         attach_pause_max_us: last(&attach),
         attach_pause_p50_us: middle(attach),
         machine_pause_max_us: last(&machine),
@@ -49,7 +58,7 @@ pub fn measure() -> anyhow::Result<Report> {
 }
 
 /// The longest gap of each attach, and of each window without one, in microseconds.
-fn attach_pauses(bed: &Testbed) -> anyhow::Result<(Vec<f64>, Vec<f64>)> {
+fn attach_pauses(bed: &Testbed, plan: Plan) -> anyhow::Result<(Vec<f64>, Vec<f64>)> {
     let mut command = Command::new(bins::find("annex-access"));
     command.args(["ticks", "--size", "64M"]);
     let mut job = bed.natively("ticks", command);
@@ -61,7 +70,7 @@ fn attach_pauses(bed: &Testbed) -> anyhow::Result<(Vec<f64>, Vec<f64>)> {
         local: Some(Limit::Bytes(1 << 30)),
     };
     let (mut attached, mut alone) = (Vec::new(), Vec::new());
-    for _ in 0..ATTACHES {
+    for _ in 0..plan.attaches {
         let begin = ticks::now();
         let _app: AppInfo = api::send(&bed.socket, "POST", "/v1/apps", &request)?;
         let end = ticks::now();
@@ -89,14 +98,14 @@ fn attach_pauses(bed: &Testbed) -> anyhow::Result<(Vec<f64>, Vec<f64>)> {
     Ok((longest(&attached), longest(&alone)))
 }
 
-fn within_limit(bed: &Testbed) -> anyhow::Result<f64> {
+fn within_limit(bed: &Testbed, plan: Plan) -> anyhow::Result<f64> {
     let command = |round: usize| {
         let mut command = Command::new(bins::find("annex-access"));
         command.args(["pattern", "random", "--size", "256M", "--seconds", "2", "--seed", &round.to_string()]);
         command
     };
     let (mut native, mut managed) = (Vec::new(), Vec::new());
-    for round in 0..ROUNDS {
+    for round in 0..plan.rounds {
         // Each goes first every other time.
         for turn in 0..2 {
             let limit = Duration::from_secs(60);
@@ -114,12 +123,12 @@ fn within_limit(bed: &Testbed) -> anyhow::Result<f64> {
     Ok(middle(managed) / middle(native))
 }
 
-fn idle_cpu(bed: &Testbed) -> anyhow::Result<f64> {
+fn idle_cpu(bed: &Testbed, plan: Plan) -> anyhow::Result<f64> {
     let mut command = Command::new("sleep");
     command.arg("60");
     let _job = bed.run("sleeper", "1G", command);
     std::thread::sleep(Duration::from_secs(1));
     let before = bed.status().cpu_s;
-    std::thread::sleep(REST);
-    Ok((bed.status().cpu_s - before) / REST.as_secs_f64() * 100.0)
+    std::thread::sleep(plan.rest);
+    Ok((bed.status().cpu_s - before) / plan.rest.as_secs_f64() * 100.0)
 }

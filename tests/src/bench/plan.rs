@@ -1,6 +1,7 @@
 //! What is to be measured.
 
 use super::contender::Contender;
+use super::{pause, programs};
 use crate::access::Pattern;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -14,7 +15,8 @@ pub struct Plan {
     pub rounds: usize,
     pub contenders: Vec<Contender>,
     pub cells: Vec<Cell>,
-    pub pause: bool,
+    pub pause: Option<pause::Plan>,
+    pub programs: Option<programs::Plan>,
     /// The program that is the contender of that name.
     pub umap: Option<PathBuf>,
     pub results: PathBuf,
@@ -71,8 +73,11 @@ impl Plan {
             // All in memory is the same at every share.
             Contender::Ram => cells.iter_mut().for_each(|cell| cell.resident_percent = 100),
             Contender::Readahead => cells.retain(|cell| cell.pattern == Pattern::Sequential),
-            // So slow that one round says enough.
-            Contender::Disk => cells.retain(|cell| round == 0 && cell.threads == 1),
+            // So slow that one round of the plain patterns says enough.
+            Contender::Disk => {
+                let plain = [Pattern::Random, Pattern::Sequential, Pattern::Zipf];
+                cells.retain(|cell| round == 0 && cell.threads == 1 && plain.contains(&cell.pattern));
+            }
             _ => {}
         }
         cells.sort_unstable();
@@ -92,7 +97,8 @@ mod tests {
             rounds: 5,
             contenders: Contender::ALL.to_vec(),
             cells: Cell::usual(),
-            pause: false,
+            pause: None,
+            programs: None,
             umap: None,
             results: PathBuf::new(),
         }

@@ -3,7 +3,7 @@
 use super::annexd::Counted;
 use super::contender::{Contender, Run};
 use super::plan::{Cell, Plan};
-use super::{Machine, machine, middle, pause};
+use super::{Machine, machine, middle, pause, programs};
 use crate::access::Measured;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -19,6 +19,7 @@ pub struct Results {
     /// Who could not run, and why.
     pub skipped: BTreeMap<String, String>,
     pub pause: Option<pause::Report>,
+    pub programs: Option<programs::Report>,
 }
 
 /// What a fault and an answer over TCP cost by themselves.
@@ -49,7 +50,7 @@ impl Row {
 }
 
 /// A figure of one round over another's, by rounds.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Ratio {
     pub median: f64,
     pub least: f64,
@@ -78,6 +79,7 @@ impl Results {
             rows: Vec::new(),
             skipped: BTreeMap::new(),
             pause: None,
+            programs: None,
         }
     }
 
@@ -172,7 +174,8 @@ pub mod tests {
             rounds: 1,
             contenders: Vec::new(),
             cells: Vec::new(),
-            pause: false,
+            pause: None,
+            programs: None,
             umap: None,
             results: Default::default(),
         };

@@ -2,7 +2,7 @@
 
 use annex_shared::api::parse_bytes;
 use annex_tests::access::floor::{self, Ahead};
-use annex_tests::access::{self, Memory, Pattern, bare, series, ticks};
+use annex_tests::access::{self, Memory, Pattern, bare, graph, series, ticks};
 use annex_tests::stress::content::PAGE;
 use clap::{Parser, Subcommand};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -48,6 +48,13 @@ enum Mode {
     Ping {
         #[arg(long, default_value_t = 1.0)]
         seconds: f64,
+    },
+    /// PageRank on a made-up graph.
+    Graph {
+        #[arg(long, default_value_t = 1 << 21)]
+        nodes: usize,
+        #[arg(long, default_value_t = 8)]
+        passes: usize,
     },
     /// Read random pages until SIGTERM and print latencies by windows of 100 ms.
     Series {
@@ -97,6 +104,10 @@ fn main() -> anyhow::Result<()> {
         Mode::Ping { seconds } => {
             let measured = bare::ping(Duration::from_secs_f64(seconds))?;
             println!("{}", serde_json::to_string(&measured)?);
+        }
+        Mode::Graph { nodes, passes } => {
+            let (sum, highest) = graph::page_rank(nodes, passes)?;
+            println!("{sum} {highest}");
         }
         Mode::Series { size } => {
             stop_on_sigterm()?;

@@ -2,11 +2,13 @@
 
 use annex_shared::api::parse_bytes;
 use annex_tests::access::Pattern;
-use annex_tests::bench;
 use annex_tests::bench::contender::Contender;
 use annex_tests::bench::plan::{Cell, Plan};
+use annex_tests::bench::programs::program::Program;
+use annex_tests::bench::{self, pause, programs, report};
 use clap::Parser;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Measures access patterns on annex, kernel swap and the userfaultfd floor; writes bench-results/.
 #[derive(Parser)]
@@ -44,6 +46,14 @@ struct Args {
     /// Leave out the attach pause, the cost within the limit and the idle CPU.
     #[arg(long)]
     no_pause: bool,
+    /// Real programs to run; all unless named.
+    #[arg(long, value_delimiter = ',')]
+    programs: Vec<Program>,
+    #[arg(long)]
+    no_programs: bool,
+    /// For the programs: rounds begin as long as they will be over by then.
+    #[arg(long)]
+    program_minutes: Option<f64>,
     #[arg(long, default_value = "bench-results")]
     results: PathBuf,
 }
@@ -66,13 +76,22 @@ impl Args {
         if self.umap.is_none() {
             contenders.retain(|contender| *contender != Contender::Umap);
         }
+        let programs = programs::Plan {
+            programs: if self.programs.is_empty() { Program::ALL.to_vec() } else { self.programs },
+            local: if self.quick { vec![50] } else { vec![75, 50, 25] },
+            size: if self.quick { 50 } else { 100 },
+            rounds: self.rounds.unwrap_or(if self.quick { 1 } else { 5 }),
+            budget: Duration::from_secs_f64(60.0 * self.program_minutes.unwrap_or(8.0)),
+            seconds: self.seconds.unwrap_or(if self.quick { 0.5 } else { 1.0 }),
+        };
         Plan {
             bytes: self.size.unwrap_or(if self.quick { 256 << 20 } else { 512 << 20 }),
             seconds: self.seconds.unwrap_or(if self.quick { 0.5 } else { 1.0 }),
             rounds: self.rounds.unwrap_or(if self.quick { 1 } else { 5 }),
             contenders,
             cells,
-            pause: !self.no_pause,
+            pause: (!self.no_pause).then_some(if self.quick { pause::Plan::QUICK } else { pause::Plan::USUAL }),
+            programs: (!self.no_programs).then_some(programs),
             umap: self.umap,
             results: self.results,
         }
@@ -80,18 +99,9 @@ impl Args {
 }
 
 fn main() -> anyhow::Result<()> {
-    let results = bench::run(&Args::parse().plan())?;
-    if let Some(pause) = results.pause {
-        println!(
-            "attach pause p50 {:.0} µs, max {:.0} µs over {} attaches (machine alone: {:.0}, {:.0})",
-            pause.attach_pause_p50_us,
-            pause.attach_pause_max_us,
-            pause.attaches,
-            pause.machine_pause_p50_us,
-            pause.machine_pause_max_us
-        );
-        println!("within its limit a program runs at {:.2} % of native", pause.within_limit_share * 100.0);
-        println!("annexd at rest uses {:.2} % of a core", pause.idle_cpu_percent);
-    }
+    let plan = Args::parse().plan();
+    let results = bench::run(&plan)?;
+    print!("{}", report::markdown(&results));
+    eprintln!("written: report.md, access.json and plots, in {}", plan.results.display());
     Ok(())
 }
