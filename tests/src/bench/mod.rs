@@ -22,7 +22,7 @@ pub mod report;
 pub mod results;
 pub mod swap;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use contender::{Contender, Ready, Run};
 use plan::{Cell, Plan};
 use results::{Floors, Results, Row};
@@ -30,6 +30,17 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+/// Set by SIGINT and SIGTERM. Swap must not stay on after us: the run ends with an error, not at once.
+pub static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// # Errors
+/// A signal asked for the end.
+pub(crate) fn go_on() -> anyhow::Result<()> {
+    ensure!(!INTERRUPTED.load(Relaxed), "interrupted");
+    Ok(())
+}
 
 #[derive(Clone, Debug, Serialize)]
 pub struct Machine {
@@ -68,6 +79,7 @@ pub fn run(plan: &Plan) -> anyhow::Result<Results> {
                 }
             };
             for cell in cells {
+                go_on()?;
                 let run = ready.measure(cell, plan, round).with_context(|| format!("{}, {cell}", contender.name()))?;
                 say(contender, cell, &run);
                 measured.entry((cell, contender)).or_default().push(run);

@@ -8,6 +8,7 @@ use annex_tests::bench::programs::program::Program;
 use annex_tests::bench::{self, pause, programs, report};
 use clap::Parser;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 /// Measures access patterns on annex, kernel swap and the userfaultfd floor; writes bench-results/.
@@ -98,8 +99,23 @@ impl Args {
     }
 }
 
+/// The benchmark ends after the cell it is at: what was set up, swap above all, is taken down on the way out.
+fn end_by_error_when_interrupted() -> anyhow::Result<()> {
+    use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+    extern "C" fn interrupt(_signal: i32) {
+        bench::INTERRUPTED.store(true, Relaxed);
+    }
+    let action = SigAction::new(SigHandler::Handler(interrupt), SaFlags::SA_RESTART, SigSet::empty());
+    for signal in [Signal::SIGINT, Signal::SIGTERM] {
+        // SAFETY: the handler only stores to an atomic.
+        unsafe { sigaction(signal, &action)? };
+    }
+    Ok(())
+}
+
 fn main() -> anyhow::Result<()> {
     let plan = Args::parse().plan();
+    end_by_error_when_interrupted()?;
     let results = bench::run(&plan)?;
     print!("{}", report::markdown(&results));
     eprintln!("written: report.md, access.json and plots, in {}", plan.results.display());

@@ -6,6 +6,7 @@
 pub mod place;
 pub mod program;
 
+use super::go_on;
 use super::results::Ratio;
 use crate::access::zipf::Zipf;
 use crate::kv::bench::driver::{Driver, Tally, Until};
@@ -134,7 +135,7 @@ pub fn run(plan: &Plan) -> anyhow::Result<Report> {
             let this = Instant::now();
             if let Err(why) = bench.round(round, &mut report) {
                 // What is not installed is left out; what fails in the middle fails the benchmark.
-                ensure!(bench.used == 0, "{}: {why:#}", program.name());
+                ensure!(bench.used == 0 && go_on().is_ok(), "{}: {why:#}", program.name());
                 eprintln!("SKIPPED {}: {why:#}", program.name());
                 report.skipped.insert(program.name().into(), format!("{why:#}"));
                 break;
@@ -176,6 +177,7 @@ impl Bench<'_> {
             };
             let shares = if kind == Kind::Native { &[100][..] } else { &self.plan.local };
             for &percent in shares {
+                go_on()?;
                 let run = self.one(&place, round, percent).with_context(|| format!("{} {percent}%", kind.name()))?;
                 say(self.program, kind, percent, &run);
                 report.add(self.program, kind, percent, run);
