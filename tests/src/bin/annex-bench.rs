@@ -82,7 +82,7 @@ impl Args {
             local: if self.quick { vec![50] } else { vec![75, 50, 25] },
             size: if self.quick { 50 } else { 100 },
             rounds: self.rounds.unwrap_or(if self.quick { 1 } else { 5 }),
-            budget: Duration::from_secs_f64(60.0 * self.program_minutes.unwrap_or(8.0)),
+            budget: Duration::from_secs_f64(60.0 * self.program_minutes.unwrap_or(7.0)),
             seconds: self.seconds.unwrap_or(if self.quick { 0.5 } else { 1.0 }),
         };
         Plan {

@@ -127,10 +127,13 @@ impl Report {
 /// A program fails, or comes to something else than natively.
 pub fn run(plan: &Plan) -> anyhow::Result<Report> {
     let mut report = Report::default();
-    for &program in &plan.programs {
+    let all = Instant::now();
+    for (nth, &program) in plan.programs.iter().enumerate() {
         let directory = tempfile::Builder::new().prefix("annex-bench-").tempdir_in(directory())?;
         let mut bench = Bench { plan, program, directory: directory.path(), used: 0, proof: None };
-        let (began, share) = (Instant::now(), plan.budget / plan.programs.len() as u32);
+        // What one leaves of its time the others have.
+        let share = plan.budget.saturating_sub(all.elapsed()) / (plan.programs.len() - nth) as u32;
+        let began = Instant::now();
         for round in 0..plan.rounds {
             let this = Instant::now();
             if let Err(why) = bench.round(round, &mut report) {
