@@ -40,7 +40,8 @@ pub struct Spec {
     pub summary: &'static str,
     /// `None`: the session itself answers (MULTI, SELECT, CLIENT, …).
     pub handler: Option<Handler>,
-    /// Whether a call writes without looking at what is there, so that the key's next such write need not wait for its end.
+    /// Whether a call of so many words sets its first argument to its second without looking at what is there: the key's next such write need not wait
+    /// for its end.
     pub blind: fn(usize) -> bool,
     /// Runs alone: nothing else is under way meanwhile (FLUSHALL, SWAPDB, …).
     pub alone: bool,
@@ -102,7 +103,7 @@ impl Spec {
         }
     }
 
-    /// Calls with so many words, its name included, write without looking.
+    /// Calls with so many words, its name included, set a key to a value without looking.
     pub const fn blind(self, blind: fn(usize) -> bool) -> Spec {
         Spec { blind, ..self }
     }

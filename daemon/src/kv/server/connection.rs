@@ -12,6 +12,7 @@
 //! that have begun are brought to their end even if the client is gone: none is left half done.
 
 use super::flights::Flights;
+use super::placing::Placed;
 use super::{CommandId, Server, Statistics};
 use crate::kv::call::{Failure, Outcome};
 use crate::kv::reply::Reply;
@@ -42,6 +43,8 @@ const READ: usize = 16 << 10;
 const MAX_READ: usize = 256 << 10;
 /// Commands that begin in one round: none of them may have to wait.
 const AT_ONCE: usize = 64;
+/// So many records are written without waiting for those of other connections.
+const PLACED_ALONE: usize = 8;
 /// Rounds a busy connection may take before others have their turn.
 const ROUNDS: u32 = 8;
 
@@ -63,7 +66,7 @@ struct Connection {
     parser: Parser,
     input: BytesMut,
     output: Output,
-    flights: Flights<LocalBoxFuture<'static, Reply>>,
+    flights: Flights<LocalBoxFuture<'static, Reply>, Placed>,
     /// A barrier that waits for those before it.
     held: Option<Vec<Bytes>>,
     /// There may be whole requests in the input that had no room to begin.
@@ -83,7 +86,10 @@ pub async fn run(stream: Stream, server: Rc<Server>, client: Rc<Client>, mut sto
         parser: Parser::default(),
         input: BytesMut::new(),
         output: Output::default(),
-        flights: Flights::new(),
+        flights: Flights::new({
+            let client = client.clone();
+            move || client.wake()
+        }),
         held: None,
         backlog: false,
         ending: false,
@@ -189,8 +195,16 @@ impl Connection {
         let is_muted = self.session.mutes();
         let reply = match command.run {
             Run::Keys(_) => {
-                let ticket = server.lock(id, &args);
+                let (mut ticket, mut args) = (server.lock(id, &args), args);
                 let (db, bytes) = (client.db.get(), args.iter().map(Bytes::len).sum());
+                if ticket.is_placement() && ticket.is_granted() && !self.must_wait(Some(id)) {
+                    let placed = Placed::new(&server, &client, id, args, ticket, is_muted);
+                    let place = |placed: &Placed, hears: &_, number| placed.place(hears, number);
+                    match self.flights.place(placed, bytes, place) {
+                        Ok(()) => return,
+                        Err(placed) => (args, ticket) = placed.give_back(),
+                    }
+                }
                 let future = {
                     let server = server.clone();
                     async move {
@@ -307,11 +321,22 @@ impl Connection {
         if self.flights.is_empty() {
             return;
         }
+        self.forward();
         self.flights.poll(context);
         let protocol = self.session.client.protocol.get();
         while let Some(reply) = self.flights.pop() {
             self.output.push(&reply, protocol);
             self.waited = false;
+        }
+    }
+
+    /// Sees to it that what was placed gets on its way: together with what others place, unless it is enough for itself or there are no others.
+    fn forward(&mut self) {
+        let (placed, server) = (self.flights.placed(), &self.session.server);
+        if placed >= PLACED_ALONE || (placed > 0 && server.clients.borrow().len() == 1) {
+            self.flights.forward(|| server.store.forward());
+        } else if placed > 0 {
+            server.store.forward_soon();
         }
     }
 
@@ -390,6 +415,8 @@ impl Connection {
 
     /// The client is gone; what has begun comes to its end.
     fn poll_rest(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        self.session.client.watch(context);
+        self.session.server.store.forward_soon();
         self.flights.poll(context);
         while self.flights.pop().is_some() {}
         if self.flights.is_empty() { Poll::Ready(()) } else { Poll::Pending }

@@ -189,6 +189,10 @@ impl Ticket {
         self.state.as_ref().is_none_or(|state| state.missing.get() == 0)
     }
 
+    pub fn is_placement(&self) -> bool {
+        self.mode == Mode::Place
+    }
+
     /// Waits until all the locks are held.
     pub async fn granted(&self) {
         if !self.is_granted() {

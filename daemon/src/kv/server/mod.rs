@@ -4,6 +4,7 @@
 //! - [`Listener`]: where they come in; [`serve`] takes them.
 //! - `connection`: one task per connection: reads, runs, writes.
 //! - `flights`: a connection's commands that are under way together.
+//! - `placing`: plain SETs, which need no task.
 //! - [`Locks`]: what keeps commands on one key apart.
 //! - `commands`: the table of commands.
 //! - [`Config`], `parameters`: CONFIG.
@@ -25,6 +26,7 @@ mod listen;
 mod locks;
 mod parameters;
 mod pause;
+mod placing;
 mod slow;
 mod statistics;
 

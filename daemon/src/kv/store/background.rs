@@ -37,7 +37,7 @@ impl Store {
         }
     }
 
-    fn step(&self) -> bool {
+    pub(super) fn step(&self) -> bool {
         loop {
             let mut log = self.0.log.borrow_mut();
             let Some(flight) = log.launch(&self.0.way, &self.0.stock) else { break };
@@ -69,9 +69,7 @@ impl Store {
         let changes = self.0.log.borrow_mut().give_up();
         for change in changes {
             self.give_back(change.entry.place(), change.entry.units());
-            if let Some(done) = change.done {
-                let _ = done.send(Err(StoreError::NoRoom));
-            }
+            change.told.tell(Err(StoreError::NoRoom));
         }
         self.0.drained.notify_waiters();
     }
@@ -126,7 +124,10 @@ impl Store {
                     entries.drain(..).for_each(|entry| self.drop_record(&entry));
                     tokio::task::yield_now().await;
                 }
-            } else if !self.compact().await {
+            } else if self.compact().await {
+                // Requests have their turn between two steps.
+                tokio::task::yield_now().await;
+            } else {
                 let _ = tokio::time::timeout(compact::EVERY, self.0.work.notified()).await;
             }
         }

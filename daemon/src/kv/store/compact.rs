@@ -3,11 +3,13 @@
 //! It starts when more than a quarter of what is held is unused. It moves few records at a time, together, so that a request waits behind no more
 //! than one such step; and it moves nothing while the log waits for room.
 
-use super::fetch::{Missed, Record, split};
-use super::record::RecordError;
+use super::fetch::{Missed, checked};
+use super::log::Told;
 use super::sheets::UNITS;
+use super::space::FILLS;
 use super::*;
-use futures::future::join_all;
+use futures::future::{join_all, poll_fn};
+use std::task::{Poll, Waker};
 
 /// How often it looks whether there is something to do.
 pub(super) const EVERY: Duration = Duration::from_millis(100);
@@ -17,40 +19,53 @@ const LEAST: u64 = 256;
 const STEP: usize = 16;
 /// What is unused of the sheets held, at most: one part in so many.
 const UNUSED: u64 = 4;
-/// Sheets with at most so many units in use are emptied first, then fuller ones.
-const FILLS: [u8; 3] = [UNITS as u8 / 4, UNITS as u8 / 2, UNITS as u8 / 8 * 7];
 
-/// Units that are there twice, for as long as this lives.
-struct Moving<'a>(&'a Cell<u64>, u64);
+/// The moves of one step, until all are decided.
+struct Moves {
+    /// Units that are there twice, for as long as the moves are under way: the store's count, and how many of these are ours.
+    moving: Rc<Cell<u64>>,
+    units: Cell<u64>,
+    under_way: Cell<u64>,
+    moved: Cell<u64>,
+    waker: RefCell<Option<Waker>>,
+}
 
-impl Moving<'_> {
-    fn new(count: &Cell<u64>, units: u32) -> Moving<'_> {
-        count.set(count.get() + u64::from(units));
-        Moving(count, u64::from(units))
+impl Moves {
+    fn begin(&self, units: u32) {
+        self.moving.set(self.moving.get() + u64::from(units));
+        self.units.set(self.units.get() + u64::from(units));
+        self.under_way.set(self.under_way.get() + 1);
+    }
+
+    async fn over(&self) -> u64 {
+        poll_fn(|context| {
+            if self.under_way.get() == 0 {
+                return Poll::Ready(self.moved.get());
+            }
+            self.waker.replace(Some(context.waker().clone()));
+            Poll::Pending
+        })
+        .await
     }
 }
 
-impl Drop for Moving<'_> {
-    fn drop(&mut self) {
-        self.0.set(self.0.get() - self.1);
-    }
-}
-
-/// What a sheet has of a record that begins in it.
-enum Found {
-    Whole(Record),
-    /// A record of so many units goes on in the sheets that follow.
-    Begins(u32),
-}
-
-impl Found {
-    fn at(place: Place, sheet: &[u8]) -> Result<Found, RecordError> {
-        let bytes = place.within(sheet);
-        let header = Header::decode(bytes)?;
-        if HEADER + header.body() > bytes.len() {
-            return Ok(Found::Begins(header.units()));
+impl Hears for Moves {
+    fn hear(&self, units: u64, outcome: Result<(), StoreError>) {
+        self.moving.set(self.moving.get() - units);
+        self.units.set(self.units.get() - units);
+        self.under_way.set(self.under_way.get() - 1);
+        self.moved.set(self.moved.get() + u64::from(outcome.is_ok()));
+        if self.under_way.get() == 0
+            && let Some(waker) = self.waker.take()
+        {
+            waker.wake();
         }
-        split(bytes, None).map(Found::Whole)
+    }
+}
+
+impl Drop for Moves {
+    fn drop(&mut self) {
+        self.moving.set(self.moving.get() - self.units.get());
     }
 }
 
@@ -68,68 +83,81 @@ impl Store {
         if sheets.is_empty() {
             return false;
         }
-        let moved: Vec<u64> = join_all(sheets.into_iter().map(|sheet| self.empty(sheet))).await;
-        let moved: u64 = moved.into_iter().sum();
+        let moves = Rc::new(Moves {
+            moving: self.0.moving.clone(),
+            units: Cell::new(0),
+            under_way: Cell::new(0),
+            moved: Cell::new(0),
+            waker: RefCell::new(None),
+        });
+        join_all(sheets.into_iter().map(|sheet| self.empty(sheet, &moves))).await;
+        self.forward();
+        let moved = moves.over().await;
         self.count(|s| s.moved += moved);
         moved > 0
     }
 
-    /// Some sheets that are to be emptied.
+    /// Some sheets that are to be emptied, of the emptiest.
     fn sparse(&self) -> Vec<SheetIdx> {
         let space = self.0.space.borrow();
-        let first = self.random() as usize;
-        for at_most in FILLS {
-            let mut sheets = Vec::new();
-            for n in 0..space.segments() {
-                let nth = first.wrapping_add(n) % space.segments();
-                let sparse = space.sparse(nth, at_most).into_iter();
-                sheets.extend(sparse.filter(|sheet| self.0.table.starts(*sheet) != 0));
-                if sheets.len() >= STEP {
-                    sheets.truncate(STEP);
-                    break;
-                }
-            }
-            if !sheets.is_empty() {
-                return sheets;
+        let (first, mut sheets) = (self.random() as usize, Vec::new());
+        // Of those that are full but for some units nothing is to be gained.
+        for fill in 1..FILLS {
+            space.filled(fill, first, STEP, &mut sheets);
+            // A record that goes on in other sheets begins in none of them.
+            sheets.retain(|sheet| self.0.table.starts(*sheet) != 0);
+            if sheets.len() == STEP {
+                break;
             }
         }
-        Vec::new()
+        sheets
     }
 
-    /// Moves the records that begin in a sheet. Tells how many there were.
-    async fn empty(&self, sheet: SheetIdx) -> u64 {
+    /// Appends the records anew that begin in a sheet.
+    async fn empty(&self, sheet: SheetIdx, moves: &Rc<Moves>) {
+        while self.is_full() {
+            self.0.drained.notified().await;
+        }
         let (slot, places) = (|| self.0.table.slot(sheet), self.0.table.places(sheet));
-        let look = |bytes: &[u8]| places.map(|place| (place, Found::at(place, bytes))).collect::<Vec<_>>();
-        let Ok(Some(found)) = self.0.way.read_slot(slot, look).await else { return 0 };
-        let moves = found.into_iter().map(|(place, found)| self.move_record(place, found));
-        join_all(moves).await.into_iter().filter(|moved| *moved).count() as u64
+        let look = |bytes: &[u8]| places.filter_map(|place| self.move_within(place, bytes, moves)).collect::<Vec<_>>();
+        let Ok(Some(going_on)) = self.0.way.read_slot(slot, look).await else { return };
+        for (place, units) in going_on {
+            match self.record(place, units, None).await {
+                Ok((header, key, value)) => self.move_record(place, &header, &key, &value, moves),
+                Err(Missed::Bad(error)) => tracing::error!("a record can't be moved: {error}"),
+                Err(_) => {}
+            }
+        }
     }
 
-    async fn move_record(&self, place: Place, found: Result<Found, RecordError>) -> bool {
-        let record = match found {
-            Ok(Found::Whole(record)) => Ok(record),
-            Ok(Found::Begins(units)) if log::takes(units) => self.record(place, units, None).await,
-            // It has its sheets for itself.
-            Ok(Found::Begins(_)) => return false,
-            Err(error) => Err(Missed::Bad(error)),
-        };
-        let (header, key, value) = match record {
-            Ok(record) => record,
-            Err(Missed::Bad(error)) => {
-                tracing::error!("a record can't be moved: {error}");
-                return false;
+    /// Moves a record that begins here. If it goes on in the sheets that follow, tells how many units it has.
+    fn move_within(&self, place: Place, sheet: &[u8], moves: &Rc<Moves>) -> Option<(Place, u32)> {
+        let bytes = place.within(sheet);
+        let header = Header::decode(bytes);
+        if let Ok(header) = &header
+            && HEADER + header.body() > bytes.len()
+        {
+            // One that is too large for the log has its sheets for itself.
+            return Some((place, header.units())).filter(|(_, units)| log::takes(*units));
+        }
+        match checked(bytes, None) {
+            Ok((header, body)) => {
+                let (key, value) = body.split_at(header.key_len as usize);
+                self.move_record(place, &header, key, value, moves);
             }
-            Err(_) => return false,
-        };
+            Err(error) => tracing::error!("a record can't be moved: {error}"),
+        }
+        None
+    }
+
+    fn move_record(&self, place: Place, header: &Header, key: &[u8], value: &[u8], moves: &Rc<Moves>) {
         let found = self.0.indexes.borrow()[at(header.db)].find(header.hash).copied();
-        match found {
-            Some(entry) if entry.place() == place && entry.tag().is_none_or(|tag| tag == header.tag()) => {
-                let moving = Moving::new(&self.0.moving, header.units());
-                let moved = self.append(&header, &key, &value, entry.access(), Some(place), || ()).await;
-                drop(moving);
-                moved.is_ok()
-            }
-            _ => false,
+        let is_it = |entry: &Entry| entry.place() == place && entry.tag().is_none_or(|tag| tag == header.tag());
+        let Some(entry) = found.filter(is_it) else { return };
+        let hearer: Rc<dyn Hears> = moves.clone();
+        let told = Told::Hearer(Rc::downgrade(&hearer), u64::from(header.units()));
+        if self.append(header, key, value, entry.access(), Some(place), told).is_ok() {
+            moves.begin(header.units());
         }
     }
 }

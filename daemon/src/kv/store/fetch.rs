@@ -27,7 +27,14 @@ pub(super) enum Missed {
 }
 
 /// References to the slots of a record while it is read in several pieces.
-struct Pinned<'a>(&'a Pool, Vec<SlotIdx>);
+pub(super) struct Pinned<'a>(&'a Pool, Vec<SlotIdx>);
+
+impl Pinned<'_> {
+    pub fn new(pool: &Pool, slots: Vec<SlotIdx>) -> Pinned<'_> {
+        slots.iter().for_each(|slot| pool.retain(*slot));
+        Pinned(pool, slots)
+    }
+}
 
 impl Drop for Pinned<'_> {
     fn drop(&mut self) {
@@ -111,9 +118,11 @@ impl Store {
     /// All bytes of the sheets that a record lies in.
     async fn pieces(&self, place: Place, units: u32) -> Result<Bytes, Missed> {
         let slots: Option<Vec<SlotIdx>> = parts(place, units).map(|(sheet, _)| self.0.table.slot(sheet)).collect();
-        let slots = slots.ok_or(Missed::Gone)?;
-        slots.iter().for_each(|slot| self.0.pool.retain(*slot));
-        let pinned = Pinned(&self.0.pool, slots);
+        self.pinned(Pinned::new(&self.0.pool, slots.ok_or(Missed::Gone)?)).await
+    }
+
+    /// All bytes of some slots, one after the other.
+    pub(super) async fn pinned(&self, pinned: Pinned<'_>) -> Result<Bytes, Missed> {
         let whole = RefCell::new(BytesMut::zeroed(pinned.1.len() * PAGE_SIZE));
         let reads = self.runs(&pinned.1).into_iter().map(|(nth, run)| {
             let whole = &whole;
@@ -146,7 +155,7 @@ impl Store {
 }
 
 /// Takes a record apart that begins where the bytes do, and checks it.
-fn checked<'a>(bytes: &'a [u8], of: Option<&[u8]>) -> Result<(Header, &'a [u8]), RecordError> {
+pub(super) fn checked<'a>(bytes: &'a [u8], of: Option<&[u8]>) -> Result<(Header, &'a [u8]), RecordError> {
     let header = Header::decode(bytes)?;
     let body = bytes.get(HEADER..HEADER + header.body()).ok_or(RecordError::Magic)?;
     header.verify(body)?;

@@ -47,7 +47,7 @@ impl Store {
         drop(pieces);
         std::mem::forget(reserved);
         let entry = Entry::new(header, place, access);
-        self.apply(&Change { db: header.db, entry, from: None, done: None });
+        self.apply(&log::Change { db: header.db, entry, from: None, told: log::Told::Nobody });
         Ok(())
     }
 
@@ -106,7 +106,7 @@ impl Drop for Piece<'_> {
     fn drop(&mut self) {
         for landing in &self.landings {
             match self.is_written {
-                true => self.store.place(landing.sheet, landing.slot),
+                true => self.store.put(landing.sheet, landing.slot),
                 // The lane retains what is still under way.
                 false => self.store.0.stock.release(landing.slot),
             }

@@ -9,12 +9,13 @@ use super::index::Entry;
 use super::sheets::{Place, SheetIdx, UNITS};
 use super::stock::Stock;
 use super::way::Way;
-use super::{Db, StoreError};
+use super::{Db, Hears, StoreError};
 use crate::kv::store::record::UNIT;
 use crate::pool::{IoError, Part, SlotRun};
 use annex_shared::ids::SlotIdx;
 use annex_shared::page::PAGE_SIZE;
 use std::collections::VecDeque;
+use std::rc::Weak;
 use tokio::sync::oneshot;
 
 /// Sheets of one flight at most.
@@ -22,13 +23,38 @@ const BATCH: usize = 256;
 /// Flights under way at most.
 const MAX_FLIGHTS: usize = 8;
 
+/// Tails whose memory is kept for the next ones.
+const SPARE: usize = 64;
+
 /// What a record changes when it is committed.
 pub struct Change {
     pub db: Db,
     pub entry: Entry,
     /// A record that is moved: it counts only if the key's record is still here.
     pub from: Option<Place>,
-    pub done: Option<oneshot::Sender<Result<(), StoreError>>>,
+    pub told: Told,
+}
+
+/// Who hears what became of a record.
+pub enum Told {
+    Nobody,
+    Task(oneshot::Sender<Result<(), StoreError>>),
+    Hearer(Weak<dyn Hears>, u64),
+}
+
+impl Told {
+    pub fn tell(self, outcome: Result<(), StoreError>) {
+        match self {
+            Told::Nobody => {}
+            // Who asked may have gone.
+            Told::Task(done) => drop(done.send(outcome)),
+            Told::Hearer(hears, number) => {
+                if let Some(hears) = hears.upgrade() {
+                    hears.hear(number, outcome);
+                }
+            }
+        }
+    }
 }
 
 struct Tail {
@@ -48,7 +74,8 @@ pub struct Landing {
 pub struct Flight {
     token: u64,
     pub landings: Vec<Landing>,
-    pub changes: Vec<Change>,
+    /// How many of the log's changes it brings, which are the next ones when it is committed.
+    pub changes: usize,
     result: Option<Result<(), IoError>>,
 }
 
@@ -56,10 +83,13 @@ pub struct Flight {
 #[derive(Default)]
 pub struct Log {
     tails: VecDeque<Tail>,
+    spare: Vec<Box<[u8; PAGE_SIZE]>>,
     /// The number of the first tail; sheets are numbered as they come.
     first: u64,
-    /// With the number of its last sheet.
-    pending: VecDeque<(u64, Change)>,
+    /// In the order of the log, each with the number of its record's last sheet: first those of the flights, then those that wait.
+    changes: VecDeque<(u64, Change)>,
+    /// How many of these the flights bring.
+    flying: usize,
     flights: VecDeque<Flight>,
 }
 
@@ -76,6 +106,11 @@ impl Log {
     /// Writes under way.
     pub fn flights(&self) -> usize {
         self.flights.len()
+    }
+
+    /// Something waits to be written, or is on its way.
+    pub fn is_busy(&self) -> bool {
+        !self.flights.is_empty() || self.dirty() > 0
     }
 
     /// Puts a record's pieces at its place, which is the end of the space.
@@ -99,13 +134,15 @@ impl Log {
             }
         }
         let last = self.first + self.tails.len() as u64 - 1;
-        self.pending.push_back((last, change));
+        self.changes.push_back((last, change));
     }
 
     /// Makes a sheet the last of the tail.
     fn tail(&mut self, sheet: SheetIdx) {
         if self.tails.back().is_none_or(|t| t.sheet != sheet) {
-            self.tails.push_back(Tail { sheet, bytes: Box::new([0; PAGE_SIZE]), dirty: false });
+            let mut bytes = self.spare.pop().unwrap_or_else(|| Box::new([0; PAGE_SIZE]));
+            bytes.fill(0);
+            self.tails.push_back(Tail { sheet, bytes, dirty: false });
             self.trim();
         }
     }
@@ -145,8 +182,8 @@ impl Log {
         };
         self.tails.range_mut(from..from + got).for_each(|t| t.dirty = false);
         let last = self.first + (from + got) as u64;
-        let ready = self.pending.iter().take_while(|(n, _)| *n < last).count();
-        let changes = self.pending.drain(..ready).map(|(_, change)| change).collect();
+        let changes = self.changes.range(self.flying..).take_while(|(n, _)| *n < last).count();
+        self.flying += changes;
         self.flights.push_back(Flight { token, landings, changes, result: None });
         self.trim();
         self.flights.back()
@@ -167,17 +204,24 @@ impl Log {
         Some((flight, result))
     }
 
+    /// The next change of the flight that is being committed.
+    pub fn next_change(&mut self) -> Option<Change> {
+        self.flying -= 1;
+        self.changes.pop_front().map(|(_, change)| change)
+    }
+
     /// Nothing that waits can be written.
     pub fn give_up(&mut self) -> Vec<Change> {
         self.tails.iter_mut().for_each(|t| t.dirty = false);
         self.trim();
-        self.pending.drain(..).map(|(_, change)| change).collect()
+        self.changes.drain(self.flying..).map(|(_, change)| change).collect()
     }
 
     /// Written sheets go, except the last one, which goes on.
     fn trim(&mut self) {
         while self.tails.len() > 1 && self.tails.front().is_some_and(|t| !t.dirty) {
-            self.tails.pop_front();
+            let written = self.tails.pop_front().map(|tail| tail.bytes);
+            self.spare.extend(written.filter(|_| self.spare.len() < SPARE));
             self.first += 1;
         }
     }

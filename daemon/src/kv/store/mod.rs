@@ -8,7 +8,7 @@
 //! - *Remove*: a bit in the [`sheets`] table, and the index forgets. No fabric is involved.
 //!
 //! # Who is who
-//! [`space`] says which sheets are in use and where the next record goes; `stock` has slots of the pool ahead of need; `way` is the lane that all
+//! `write` is a record's way into the log and from there into the index, `fetch` its way out; [`space`] says which sheets are in use and where the next record goes; `stock` has slots of the pool ahead of need; `way` is the lane that all
 //! tasks share; [`compact`] empties sheets that are mostly holes; [`recover`] makes the index anew after annexd was killed; [`usage`] knows who goes first when memory is short.
 //!
 //! # Threads
@@ -42,10 +42,12 @@ mod tests;
 mod usage;
 mod watch;
 mod way;
+mod write;
 
 pub use sheets::{SheetTable, SheetsError};
 pub use usage::Policy;
 pub use watch::Watch;
+pub use write::Hears;
 
 use crate::pool::{IoError, Pool};
 use annex_shared::page::PAGE_SIZE;
@@ -53,7 +55,8 @@ use bytes::Bytes;
 use cache::Cache;
 use hash::KeyHash;
 use index::{Entry, Index, Indexes, at};
-use log::{Change, Flight, Log};
+use log::Log;
+use nix::time::{ClockId, clock_gettime};
 use record::{HEADER, Header, UNIT};
 use sheets::{Place, SheetIdx};
 use space::Space;
@@ -62,7 +65,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use stock::Stock;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::Notify;
 use watch::Watches;
 use way::Way;
 
@@ -192,7 +195,7 @@ struct Inner {
     /// Keys are being evicted so that what waits can be written.
     making_room: Cell<bool>,
     /// Units of records that are there twice while they are moved.
-    moving: Cell<u64>,
+    moving: Rc<Cell<u64>>,
     /// Fewer sheets wait to be written.
     drained: Notify,
     /// There may be something to compact or to give back.
@@ -202,6 +205,12 @@ struct Inner {
 /// The store's clock.
 pub fn now() -> UnixMs {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
+}
+
+/// The same, some milliseconds behind and cheaper: for what is counted in seconds.
+fn about_now() -> UnixMs {
+    let time = clock_gettime(ClockId::CLOCK_REALTIME_COARSE).map(Duration::from);
+    time.map_or_else(|_| now(), |since| since.as_millis() as u64)
 }
 
 /// Bytes of the value of a key whose entry this is.
@@ -225,44 +234,6 @@ impl Store {
         self.use_key(self.0.table.database(db), hash);
         self.count_answer(found.is_some());
         found.map(|entry| length(&entry, key))
-    }
-
-    /// Writes the value; it is on all replicas when this returns. An expiry in the past makes the key be gone.
-    pub async fn write(&self, db: Db, key: &[u8], bytes: Bytes, expires: Option<UnixMs>) -> Result<(), StoreError> {
-        self.write_and_tell(db, key, bytes, expires, || ()).await
-    }
-
-    /// As [`Store::write`]. `placed` is called, if it can be, as soon as the record is in the log: it counts before any that is appended later.
-    pub async fn write_and_tell(
-        &self,
-        db: Db,
-        key: &[u8],
-        bytes: Bytes,
-        expires: Option<UnixMs>,
-        placed: impl Fn(),
-    ) -> Result<(), StoreError> {
-        self.is_loaded()?;
-        if expires.is_some_and(|at| at <= now()) {
-            self.remove(db, key);
-            return Ok(());
-        }
-        let units = log::room((HEADER + key.len() + bytes.len()) as u32);
-        self.make_room(u64::from(units) * UNIT as u64).await?;
-        let hash = self.hash(key);
-        let store_db = self.0.table.database(db);
-        let header = Header::new(store_db, self.next_version(), expires, hash, key, &bytes);
-        let access = match self.find(db, hash) {
-            // Rewritten is used.
-            Some(entry) => self.used(entry.access()),
-            None => self.settings().policy.fresh(now()),
-        };
-        if log::takes(units) {
-            self.append(&header, key, &bytes, access, None, placed).await?;
-        } else {
-            self.write_large(&header, key, &bytes, access).await?;
-        }
-        self.count(|s| s.writes += 1);
-        Ok(())
     }
 
     /// Sets or removes a key's expiry; false if there is no such key.
@@ -436,7 +407,7 @@ impl Store {
 
     fn used(&self, access: u32) -> u32 {
         let settings = self.settings();
-        settings.policy.used(access, now(), self.random() as u32, settings.log_factor)
+        settings.policy.used(access, about_now(), self.random() as u32, settings.log_factor)
     }
 
     fn use_key(&self, store_db: Db, hash: KeyHash) {
@@ -507,88 +478,6 @@ impl Store {
     fn let_go(&self, sheet: SheetIdx) {
         if let Some(segment) = self.0.space.borrow_mut().let_go(sheet) {
             self.0.table.abandon(segment);
-        }
-    }
-
-    /// Appends a record and waits until it counts, or, if it is a move, until that is decided.
-    async fn append(
-        &self,
-        header: &Header,
-        key: &[u8],
-        value: &[u8],
-        access: u32,
-        from: Option<Place>,
-        placed: impl Fn(),
-    ) -> Result<(), StoreError> {
-        while self.0.log.borrow().dirty() > MAX_DIRTY {
-            self.0.drained.notified().await;
-        }
-        let place = self.0.space.borrow_mut().append(header.units()).map_err(|_| StoreError::NoRoom)?;
-        let entry = Entry::new(header, place, access);
-        let (done, over) = oneshot::channel();
-        let change = Change { db: header.db, entry, from, done: Some(done) };
-        self.0.log.borrow_mut().append(place, [&header.encode()[..HEADER], key, value], change);
-        self.0.way.wake();
-        placed();
-        over.await.unwrap_or(Err(StoreError::Unwritten(IoError::Lost)))
-    }
-
-    /// A flight is over: its records count, or those who wrote them hear why not.
-    fn commit(&self, flight: Flight, result: Result<(), IoError>) {
-        for landing in &flight.landings {
-            match result {
-                Ok(()) => self.place(landing.sheet, landing.slot),
-                Err(_) => self.0.stock.release(landing.slot),
-            }
-        }
-        for change in flight.changes {
-            let outcome = result.map_err(StoreError::Unwritten);
-            match outcome {
-                Ok(()) => self.apply(&change),
-                Err(_) => self.give_back(change.entry.place(), change.entry.units()),
-            }
-            if let Some(done) = change.done {
-                // Who asked may have gone.
-                let _ = done.send(outcome);
-            }
-        }
-        for landing in &flight.landings {
-            self.free_sheet(landing.sheet);
-            self.let_go(landing.sheet);
-        }
-    }
-
-    /// A sheet's bytes are in this slot now.
-    fn place(&self, sheet: SheetIdx, slot: annex_shared::ids::SlotIdx) {
-        match self.0.table.set_slot(sheet, Some(slot)) {
-            Some(old) => self.0.stock.release(old),
-            None => self.0.space.borrow_mut().placed(sheet),
-        }
-    }
-
-    /// A record that lies in the pool becomes the one that counts.
-    fn apply(&self, change: &Change) {
-        let hash = change.entry.hash();
-        let mut indexes = self.0.indexes.borrow_mut();
-        let index = &mut indexes[at(change.db)];
-        let mut entry = change.entry;
-        if let Some(from) = change.from {
-            match index.find(hash) {
-                Some(now) if now.place() == from => entry.set_access(now.access()),
-                _ => {
-                    drop(indexes);
-                    return self.give_back(entry.place(), entry.units());
-                }
-            }
-        }
-        self.0.table.set_start(entry.place());
-        let old = index.insert(entry);
-        drop(indexes);
-        if let Some(old) = old {
-            self.drop_record(&old);
-        }
-        if change.from.is_none() {
-            self.changed(self.name_of(change.db), hash);
         }
     }
 }

@@ -37,7 +37,7 @@ impl Store {
             random: Cell::new(rand::random::<u64>() | 1),
             loading: Cell::new(true),
             making_room: Cell::new(false),
-            moving: Cell::new(0),
+            moving: Rc::default(),
             drained: Notify::new(),
             work: Notify::new(),
         }));

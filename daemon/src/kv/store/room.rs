@@ -20,14 +20,8 @@ const WAIT: Duration = Duration::from_millis(100);
 impl Store {
     /// Makes room for so many bytes of records.
     pub(super) async fn make_room(&self, bytes: u64) -> Result<(), StoreError> {
-        let Settings { limit, policy, .. } = self.settings();
-        let fits = || limit == 0 || self.used_bytes() + bytes <= limit;
-        for _ in 0..AT_ONCE {
-            if fits() || !self.evict_one(policy) {
-                break;
-            }
-        }
-        if !fits() {
+        let policy = self.settings().policy;
+        if !self.evict_for(bytes) {
             return Err(StoreError::NoRoom);
         }
         let mut tries = 0;
@@ -45,6 +39,28 @@ impl Store {
             let _ = tokio::time::timeout(WAIT, self.0.stock.changed.notified()).await;
         }
         Ok(())
+    }
+
+    /// Whether anything at all could be written now. Keys go for it, if the policy lets them.
+    pub fn has_room(&self) -> bool {
+        let is_full = self.0.stock.is_out() && self.settings().policy == Policy::NoEviction;
+        if is_full {
+            // The answer may be another one next time.
+            self.0.stock.ask();
+        }
+        !is_full && self.evict_for(UNIT as u64)
+    }
+
+    /// Has keys go until so many bytes more are within the limit. False: the policy allows not enough to go.
+    pub(super) fn evict_for(&self, bytes: u64) -> bool {
+        let Settings { limit, policy, .. } = self.settings();
+        let fits = || limit == 0 || self.used_bytes() + bytes <= limit;
+        for _ in 0..AT_ONCE {
+            if fits() || !self.evict_one(policy) {
+                break;
+            }
+        }
+        fits()
     }
 
     /// Removes one key by the policy. False: it allows none to go.

@@ -9,11 +9,16 @@ use std::collections::BTreeSet;
 /// Records of more units may cross the end of a sheet.
 const SPANNING: u32 = UNITS / 2;
 
+/// Sheets are counted by how many eighths of them are in use, rounded up: who looks for the emptiest need not look at all.
+pub const FILLS: usize = 8;
+
 /// The sheets of one segment.
 struct Segment {
     /// Units in use or reserved, by sheet.
     used: Box<[u8; SEGMENT as usize]>,
     units: u32,
+    /// Sheets by their fill; those of which nothing is in use don't count.
+    fills: [u16; FILLS + 1],
     /// Sheets that lie in a slot, and writes of sheets that are under way.
     busy: u32,
 }
@@ -27,6 +32,8 @@ pub struct Space {
     next: Option<Place>,
     units: u64,
     sheets: u64,
+    /// Those of all segments.
+    fills: [u64; FILLS + 1],
 }
 
 /// All sheet numbers are in use: 4 TiB of records.
@@ -77,10 +84,7 @@ impl Space {
 
     fn take(&mut self, place: Place, units: u32) {
         let before = self.next.map(|next| next.sheet.segment());
-        self.each(place, units, |segment, sheet, part| {
-            segment.used[sheet] += part;
-            segment.units += u32::from(part);
-        });
+        self.each(place, units, |used, part| used + part);
         self.units += u64::from(units);
         let end = u64::from(place.sheet.0) * u64::from(UNITS) + u64::from(place.unit) + u64::from(units);
         let sheet = SheetIdx((end / u64::from(UNITS)) as u32);
@@ -126,31 +130,40 @@ impl Space {
         if nth >= self.segments.len() {
             self.segments.resize_with(nth + 1, || None);
         }
-        self.segments[nth].get_or_insert_with(|| Segment { used: Box::new([0; SEGMENT as usize]), units: 0, busy: 0 })
+        self.segments[nth].get_or_insert_with(|| Segment {
+            used: Box::new([0; SEGMENT as usize]),
+            units: 0,
+            fills: [0; FILLS + 1],
+            busy: 0,
+        })
     }
 
-    /// Calls with each sheet's part of a record.
-    fn each(&mut self, place: Place, units: u32, mut act: impl FnMut(&mut Segment, usize, u8)) {
+    /// Changes what is in use of each sheet over which a record lies, by the record's part in it.
+    fn each(&mut self, place: Place, units: u32, change: impl Fn(u8, u8) -> u8) {
         for (sheet, part) in parts(place, units) {
-            act(self.segment(sheet.segment()), (sheet.0 % SEGMENT) as usize, part);
+            let segment = self.segment(sheet.segment());
+            let used = &mut segment.used[(sheet.0 % SEGMENT) as usize];
+            let (old, new) = (*used, change(*used, part));
+            *used = new;
+            segment.units = segment.units - u32::from(old) + u32::from(new);
+            if fill(old) != fill(new) {
+                segment.fills[fill(old)] = segment.fills[fill(old)].wrapping_sub(1);
+                segment.fills[fill(new)] = segment.fills[fill(new)].wrapping_add(1);
+                self.fills[fill(old)] = self.fills[fill(old)].wrapping_sub(1);
+                self.fills[fill(new)] = self.fills[fill(new)].wrapping_add(1);
+            }
         }
     }
 
     /// Enters a record that was found where it is.
     pub fn adopt(&mut self, place: Place, units: u32) {
-        self.each(place, units, |segment, sheet, part| {
-            segment.used[sheet] = segment.used[sheet].saturating_add(part);
-            segment.units += u32::from(part);
-        });
+        self.each(place, units, u8::saturating_add);
         self.units += u64::from(units);
     }
 
     /// A record is gone. Tells the sheets of which nothing is in use any more.
     pub fn remove(&mut self, place: Place, units: u32, empty: &mut Vec<SheetIdx>) {
-        self.each(place, units, |segment, sheet, part| {
-            segment.used[sheet] = segment.used[sheet].saturating_sub(part);
-            segment.units = segment.units.saturating_sub(u32::from(part));
-        });
+        self.each(place, units, u8::saturating_sub);
         self.units = self.units.saturating_sub(u64::from(units));
         for (sheet, _) in parts(place, units) {
             if self.used(sheet) == 0 {
@@ -215,26 +228,26 @@ impl Space {
         self.next.is_some_and(|next| next.sheet == sheet)
     }
 
-    /// Sheets of one segment of which at most so many units are in use, the emptiest first.
-    pub fn sparse(&self, nth: usize, at_most: u8) -> Vec<SheetIdx> {
-        let Some(Some(segment)) = self.segments.get(nth) else { return Vec::new() };
-        let mut found: Vec<(u8, SheetIdx)> = Vec::new();
-        for (n, used) in segment.used.iter().enumerate() {
-            let sheet = SheetIdx(nth as u32 * SEGMENT + n as u32);
-            if (1..=at_most).contains(used) && !self.is_open(sheet) {
-                found.push((*used, sheet));
+    /// Adds sheets of one fill that nothing is added to, from the `first` segment on, until there are so many.
+    pub fn filled(&self, fill: usize, first: usize, most: usize, found: &mut Vec<SheetIdx>) {
+        let count = self.segments.len();
+        for nth in (0..count).filter(|_| self.fills[fill] > 0).map(|n| first.wrapping_add(n) % count) {
+            if let Some(segment) = self.segments[nth].as_ref().filter(|segment| segment.fills[fill] > 0) {
+                let sheets = (nth as u32 * SEGMENT..).map(SheetIdx).zip(&*segment.used);
+                let here = sheets.filter(|(sheet, used)| self::fill(**used) == fill && !self.is_open(*sheet));
+                found.extend(here.map(|(sheet, _)| sheet).take(most - found.len()));
+            }
+            if found.len() == most {
+                return;
             }
         }
-        found.sort_unstable();
-        found.into_iter().map(|(_, sheet)| sheet).collect()
-    }
-
-    /// How many segments there may be.
-    pub fn segments(&self) -> usize {
-        self.segments.len()
     }
 }
 
+/// How many eighths of a sheet so many units are.
+fn fill(used: u8) -> usize {
+    usize::from(used).div_ceil(UNITS as usize / FILLS).min(FILLS)
+}
 /// The sheets over which a record lies, and the units in each.
 pub fn parts(place: Place, units: u32) -> impl Iterator<Item = (SheetIdx, u8)> {
     let mut left = units;
@@ -317,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn sparse_sheets_are_told_emptiest_first() {
+    fn sheets_are_found_by_how_much_of_them_is_in_use() {
         let mut space = Space::default();
         let records: Vec<Place> = (0..12).map(|_| space.append(16).unwrap()).collect();
         space.append(1).unwrap();
@@ -325,7 +338,14 @@ mod tests {
         for n in [0, 4, 5, 6] {
             space.remove(records[n], 16, &mut empty);
         }
-        assert_eq!(space.sparse(0, 48), [SheetIdx(1), SheetIdx(0)]);
-        assert_eq!(space.sparse(0, 20), [SheetIdx(1)]);
+        let found = |fill, most| {
+            let mut found = Vec::new();
+            space.filled(fill, 7, most, &mut found);
+            found
+        };
+        let sheets = [1, 2, 6, 8].map(|fill| found(fill, 9));
+        // The one of the single unit is still open.
+        assert_eq!(sheets, [vec![], vec![SheetIdx(1)], vec![SheetIdx(0)], vec![SheetIdx(2)]]);
+        assert_eq!(found(2, 0), []);
     }
 }

@@ -220,6 +220,11 @@ impl Way {
         Ok(Answer { way: self, token }.await)
     }
 
+    /// What is posted is over as soon as it is handed to the fabric.
+    pub fn is_instant(&self) -> bool {
+        self.lane.borrow().is_instant()
+    }
+
     /// Has the driver look.
     pub fn wake(&self) {
         self.posted.notify_one();
