@@ -7,7 +7,7 @@ use annex_tests::testbed::{Donor, Testbed};
 
 pub struct Ours {
     wire: Wire,
-    _bed: Testbed,
+    bed: Testbed,
 }
 
 impl Ours {
@@ -17,7 +17,12 @@ impl Ours {
         if resp3 {
             wire.ask(&["HELLO", "3"]).expect("an answer");
         }
-        Ours { wire, _bed: bed }
+        Ours { wire, bed: bed }
+    }
+
+    /// Two more connections.
+    pub fn wires(&self) -> [Wire; 2] {
+        [(); 2].map(|()| Wire::unix(&self.bed.kv_socket()).expect("the KV API listens"))
     }
 
     /// The reply to each command.

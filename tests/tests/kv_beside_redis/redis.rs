@@ -47,6 +47,11 @@ impl Redis {
         Some(redis)
     }
 
+    /// Two more connections.
+    pub fn wires(&self) -> [Wire; 2] {
+        [(); 2].map(|()| Wire::unix(&self.directory.join("socket")).expect("redis-server listens"))
+    }
+
     pub fn ask(&mut self, request: &[Vec<u8>]) -> Vec<u8> {
         self.wire.ask(request).expect("redis-server answers")
     }

@@ -105,7 +105,21 @@ impl Session {
         if self.transaction.is_open() && spec.flags.no_multi {
             return Err("ERR Command not allowed inside a transaction".into());
         }
+        if self.is_held_back(spec.name) && !self.server.store.has_room() {
+            return Err(StoreError::NoRoom.into());
+        }
         Ok(id)
+    }
+
+    /// Whether a command of a transaction needs memory that others can't have either: what is queued takes some, whatever it is, and nothing of a
+    /// transaction runs if a part of it would be refused.
+    fn is_held_back(&self, name: &str) -> bool {
+        let denies = |id| self.server.commands.get(id).spec.flags.denyoom;
+        match name {
+            "discard" => false,
+            "exec" => self.transaction.has(denies),
+            _ => self.transaction.is_open(),
+        }
     }
 
     fn unknown(&self, args: &[Bytes]) -> Failure {

@@ -47,7 +47,7 @@ impl Transaction {
         }
     }
 
-    /// The queued commands that write.
+    /// Whether a queued command is such a one.
     pub fn has(&self, which: impl Fn(CommandId) -> bool) -> bool {
         self.commands.iter().flatten().any(|(id, _)| which(*id))
     }
