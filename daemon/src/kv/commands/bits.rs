@@ -84,8 +84,10 @@ fn setbit(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
 fn getbit(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
     Box::pin(async move {
         let bit = offset(&call.args[2], 1)?;
-        let value = call.store.read(call.db, &call.args[1]).await?;
-        Ok(Reply::Integer(value.map_or(0, |value| i64::from(bits::is_set(&value.bytes, bit)))))
+        let byte = bit / 8;
+        let wanted = |len: u64| byte.min(len)..(byte + 1).min(len);
+        let part = call.store.read_part(call.db, &call.args[1], wanted).await?;
+        Ok(Reply::Integer(part.map_or(0, |part| i64::from(bits::is_set(&part, bit % 8)))))
     })
 }
 

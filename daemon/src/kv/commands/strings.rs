@@ -162,11 +162,9 @@ fn getrange(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
         if span::is_reversed(start, end) {
             return nothing;
         }
-        let Some(value) = call.store.read(call.db, &call.args[1]).await? else { return nothing };
-        match span::within(start, end, value.bytes.len() as u64) {
-            Some((first, last)) => Ok(Reply::Bulk(value.bytes.slice(first as usize..=last as usize))),
-            None => nothing,
-        }
+        let wanted = |len| span::within(start, end, len).map_or(0..0, |(first, last)| first..last + 1);
+        let part = call.store.read_part(call.db, &call.args[1], wanted).await?;
+        part.map_or(nothing, |part| Ok(Reply::Bulk(part)))
     })
 }
 

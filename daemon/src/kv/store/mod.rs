@@ -8,7 +8,7 @@
 //! - *Remove*: a bit in the [`sheets`] table, and the index forgets. No fabric is involved.
 //!
 //! # Who is who
-//! `write` is a record's way into the log and from there into the index, `fetch` its way out; [`space`] says which sheets are in use and where the next record goes; `stock` has slots of the pool ahead of need; `way` is the lane that all
+//! `write` is a record's way into the log and from there into the index, `fetch` and `part` its way out; [`space`] says which sheets are in use and where the next record goes; `stock` has slots of the pool ahead of need; `way` is the lane that all
 //! tasks share; [`compact`] empties sheets that are mostly holes; [`recover`] makes the index anew after annexd was killed; [`usage`] knows who goes first when memory is short.
 //!
 //! # Threads
@@ -28,6 +28,7 @@ pub mod hash;
 mod index;
 mod large;
 mod log;
+mod part;
 pub mod record;
 mod recover;
 mod room;

@@ -537,3 +537,49 @@ fn what_would_have_to_wait_or_has_no_room_is_not_placed() {
         assert!(store.has_room() && place(b"v"));
     });
 }
+
+#[test]
+fn of_a_large_value_only_the_sheets_that_are_asked_for_are_read_and_nothing_wrong_is_given_out() {
+    let world = World::new(100);
+    let key = |size: usize| format!("{size:050}");
+    world.with(async |store| {
+        store.write(DB, b"before", value(1, 700), None).await.unwrap();
+        // Within the log, and with sheets of its own.
+        for size in [70_000, 1_000_000, 3_000_001] {
+            store.write(DB, key(size).as_bytes(), value(size as u64, size), None).await.unwrap();
+        }
+        let read_bytes = Arc::new(std::sync::atomic::AtomicU64::new(0));
+        for agent in &world.bed.agents {
+            let read_bytes = read_bytes.clone();
+            agent.script(move |op| {
+                let is_read = op.kind == annex_shared::fabric::OpKind::Read;
+                read_bytes.fetch_add(if is_read { op.len.into() } else { 0 }, std::sync::atomic::Ordering::Relaxed);
+                crate::pool::testbed::Fate::Do
+            });
+        }
+        for size in [70_000, 1_000_000, 3_000_001] {
+            let (key, whole, len) = (key(size), value(size as u64, size), size as u64);
+            let part = async |from: u64, to: u64| {
+                read_bytes.store(0, std::sync::atomic::Ordering::Relaxed);
+                let read = store.read_part(DB, key.as_bytes(), |_| from..to).await.unwrap().unwrap();
+                assert!(read == whole[from as usize..to as usize], "{from}..{to} of {size}");
+                read_bytes.load(std::sync::atomic::Ordering::Relaxed)
+            };
+            for from in [0, 1, 3000, 3300, 4096, len / 2 - 7, len - 9000] {
+                for bytes in [0, 1, 100, 5000, 9000] {
+                    // The first sheet, and those in which the part lies.
+                    let most = 4096 + (bytes / 4096 + 2) * 4096;
+                    assert!(part(from, from + bytes).await <= most, "{bytes} bytes from {from} of {size}");
+                }
+            }
+            part(len - 1, len).await;
+            part(0, len).await;
+            part(5, len - 5).await;
+        }
+        assert!(store.read_part(DB, b"none", |len| 0..len).await.unwrap().is_none());
+        let end = store.read_part(DB, b"before", |len| len - 3..len).await.unwrap();
+        assert_eq!(end, Some(value(1, 700).slice(697..)));
+        world.bed.agents.iter().for_each(|agent| agent.rot());
+        assert!(store.read_part(DB, key(1_000_000).as_bytes(), |_| 500_000..500_001).await.is_err());
+    });
+}

@@ -1,0 +1,66 @@
+//! Some bytes of a large value, without the rest of it.
+//!
+//! The record's own checksum is over all of it, so what vouches for a part is the pool's: of every sheet that is read the pool knows what was written. That these
+//! sheets are the record's is told by its first one, which is read too: header, tag and key are there.
+
+use super::fetch::Pinned;
+use super::*;
+use std::ops::Range;
+
+/// Below so many bytes a record is read whole.
+const LARGE: u32 = 64 << 10;
+
+impl Store {
+    /// Reads the bytes of a value that `wanted` names, which is told how many there are. `None`: there is no such key. Counts as a use.
+    pub async fn read_part(
+        &self,
+        db: Db,
+        key: &[u8],
+        wanted: impl Fn(u64) -> Range<u64>,
+    ) -> Result<Option<Bytes>, StoreError> {
+        if !self.is_loading()
+            && let Some(part) = self.part(db, key, &wanted).await
+        {
+            self.use_key(self.0.table.database(db), self.hash(key));
+            self.count_answer(true);
+            return Ok(Some(part));
+        }
+        let whole = self.read(db, key).await?.map(|value| value.bytes);
+        Ok(whole.map(|bytes| {
+            let wanted = wanted(bytes.len() as u64);
+            bytes.slice(wanted.start as usize..wanted.end as usize)
+        }))
+    }
+
+    /// `None`: there is nothing to be gained, or the whole record has to tell what is wrong.
+    async fn part(&self, db: Db, key: &[u8], wanted: &impl Fn(u64) -> Range<u64>) -> Option<Bytes> {
+        let hash = self.hash(key);
+        let entry = self.find(db, hash).filter(|entry| entry.bytes() >= LARGE)?;
+        let (place, wanted) = (entry.place(), wanted(length(&entry, key)));
+        // From the beginning of the record's first sheet.
+        let value_at = usize::from(place.unit) * UNIT + HEADER + key.len();
+        let bytes = value_at + wanted.start as usize..value_at + wanted.end as usize;
+        let is_near = self.0.cache.borrow().find(place, key).is_some();
+        if is_near || value_at > PAGE_SIZE || bytes.len() as u64 > u64::from(entry.bytes() / 2) {
+            return None;
+        }
+        let sheets = (bytes.start / PAGE_SIZE).max(1)..bytes.end.div_ceil(PAGE_SIZE).max(1);
+        let slot = |nth: usize| self.0.table.slot(SheetIdx(place.sheet.0 + nth as u32));
+        let slots: Option<Vec<_>> = std::iter::once(0).chain(sheets.clone()).map(slot).collect();
+        let read = self.pinned(Pinned::new(&self.0.pool, slots?)).await.ok()?;
+        let header = Header::decode(place.within(&read[..PAGE_SIZE])).ok()?;
+        let is_it = header.hash == hash
+            && header.bytes() == entry.bytes()
+            && header.key_len as usize == key.len()
+            && read[value_at - key.len()..value_at] == *key
+            && entry.tag().is_none_or(|tag| tag == header.tag());
+        if !is_it || self.find(db, hash).is_none_or(|entry| entry.place() != place) {
+            return None;
+        }
+        // What was left out between the first sheet and the others.
+        let gap = (sheets.start - 1) * PAGE_SIZE;
+        let cut = |at: usize| if at < PAGE_SIZE { at } else { at - gap };
+        let part = Bytes::copy_from_slice(&read[cut(bytes.start)..cut(bytes.start) + bytes.len()]);
+        Some(part)
+    }
+}
