@@ -17,7 +17,7 @@ impl Ours {
         if resp3 {
             wire.ask(&["HELLO", "3"]).expect("an answer");
         }
-        Ours { wire, bed: bed }
+        Ours { wire, bed }
     }
 
     /// Two more connections.
