@@ -24,28 +24,51 @@ pub struct Redis {
     /// Verify all values that often
     #[arg(long, default_value_t = 1)]
     pub verify: u32,
+    /// Store that often, and verify each time; without storing: expect the values that were stored that often
+    #[arg(long, default_value_t = 1)]
+    pub times: u8,
+    /// The server is the KV API of annexd
+    #[arg(long)]
+    pub kv: bool,
+}
+
+impl Default for Redis {
+    fn default() -> Redis {
+        Redis { megabytes: 16, store: false, verify: 1, times: 1, kv: false }
+    }
 }
 
 impl Redis {
     /// Where the server's socket is.
     pub const DIR: &str = "/var/tmp/redis";
+    /// And where that of the KV API is, when it goes by the same name.
+    pub const DIR_OF_KV: &str = "/run/annex";
     /// Bytes per value.
     const VALUE: usize = 3000;
 
     pub fn arguments(&self) -> String {
-        let store = if self.store { "--store" } else { "" };
-        format!("--megabytes {} {store} --verify {}", self.megabytes, self.verify)
+        let flag = |is: bool, name: &'static str| if is { name } else { "" };
+        let (store, kv) = (flag(self.store, "--store"), flag(self.kv, "--kv"));
+        format!("--megabytes {} {store} {kv} --verify {} --times {}", self.megabytes, self.verify, self.times)
     }
 
     pub fn run(&self) -> anyhow::Result<()> {
         let values = Values::of_total(self.megabytes << 20, Redis::VALUE);
-        let mut client = Client::connect(Path::new(Redis::DIR), values, Duration::from_secs(60))?;
-        match self.store {
-            true => client.store(0..values.count, 1, |_| Ok(()))?,
-            // What a store from nothing has made of each.
-            false => client.expect(vec![1; values.count as usize]),
-        }
+        let dir = if self.kv { Redis::DIR_OF_KV } else { Redis::DIR };
+        let mut client = Client::connect(Path::new(dir), values, Duration::from_secs(60))?;
         let mut verdict = Verdict::default();
+        match self.store {
+            true => {
+                for time in 1..=self.times {
+                    client.store(0..values.count, 1, |_| Ok(()))?;
+                    if time < self.times {
+                        verdict += client.verify(0..values.count, |_| Ok(()))?;
+                    }
+                }
+            }
+            // What so many stores from nothing have made of each.
+            false => client.expect(vec![self.times; values.count as usize]),
+        }
         for _ in 0..self.verify {
             verdict += client.verify(0..values.count, |_| Ok(()))?;
         }

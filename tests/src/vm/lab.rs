@@ -2,6 +2,7 @@
 
 use super::guest::{Guest, Machine};
 use super::image::Images;
+use super::inside::Redis;
 use super::switch::Switch;
 use annex_shared::api::{AppInfo, DonorState, Status};
 use anyhow::{Context, bail, ensure};
@@ -21,11 +22,13 @@ pub struct Settings {
     pub of_donors: &'static str,
     /// Emulated machines take their time to start an agent.
     pub lost_after: &'static str,
+    /// With the KV API, on a socket where `inside::Redis` finds it.
+    pub kv: bool,
 }
 
 impl Default for Settings {
     fn default() -> Settings {
-        Settings { of_donors: "", lost_after: "60s" }
+        Settings { of_donors: "", lost_after: "60s", kv: false }
     }
 }
 
@@ -170,12 +173,16 @@ impl Lab {
     pub fn borrow(&self, donors: &[usize], settings: &Settings) -> anyhow::Result<()> {
         let example = include_str!("../../../systemd/annexd.toml");
         let (above, _) = example.split_once("[[pool.donor]]").context("the example has donors")?;
-        let Settings { of_donors, lost_after } = settings;
+        let Settings { of_donors, lost_after, kv } = settings;
         let table = |nth: &usize| {
             format!("[[pool.donor]]\naddress = \"{}:7411\"\nname = \"{}\"\n{of_donors}\n", address(*nth), name(*nth))
         };
         let above = above.replace("lost_after = \"5s\"", &format!("lost_after = \"{lost_after}\""));
-        let config = format!("{above}{}", donors.iter().map(table).collect::<String>());
+        // A refused SET ends the client: two donors that are slow at a time are not to look as if both were away.
+        let above = if *kv { above.replace("away_after = \"300ms\"", "away_after = \"3s\"") } else { above };
+        let of_kv = format!("[kv]\nenabled = true\nlisten = []\nsocket = \"{}/redis.sock\"\n", Redis::DIR_OF_KV);
+        let more = if *kv { &of_kv } else { "" };
+        let config = format!("{above}{}{more}", donors.iter().map(table).collect::<String>());
         let client = self.client()?;
         client.put("/etc/annex/annexd.toml", &config)?;
         client.sh("annexd check-config /etc/annex/annexd.toml && systemctl start annexd")?;
@@ -261,10 +268,10 @@ fn install(guest: &Guest, n: usize) -> anyhow::Result<()> {
 /// Stops what a scenario before has left, hard.
 fn clear(guest: &Guest) -> anyhow::Result<()> {
     guest
-        .sh("systemctl kill -s SIGKILL 'load*' redis 2>/dev/null
-             systemctl stop 'load*' redis 2>/dev/null
+        .sh("systemctl kill -s SIGKILL 'load*' redis values 2>/dev/null
+             systemctl stop 'load*' redis values 2>/dev/null
              systemctl stop annexd annex-agent 2>/dev/null
              systemctl reset-failed
-             rm -rf /run/annex/* /run/load*")
+             rm -rf /run/annex/* /run/load* /run/values*")
         .map(drop)
 }

@@ -62,18 +62,32 @@ impl<'a> Load<'a> {
 
     /// Ends the stress program: how much it has checked. No byte was wrong.
     pub fn end(self) -> anyhow::Result<Summary> {
+        self.guest.sh(&format!("systemctl kill --kill-whom=main -s SIGTERM {}", self.name))?;
+        let summary: Summary = self.said()?;
+        ensure!(summary.errors == 0 && summary.checks > 0, "{} found wrong bytes: {summary:?}", self.name);
+        Ok(summary)
+    }
+
+    pub fn is_running(&self) -> anyhow::Result<bool> {
+        Ok(self.guest.sh(&format!("systemctl is-active {} || true", self.name))?.trim() == "active")
+    }
+
+    /// What values that were begun have come to, when they come to their end. None was wrong.
+    pub fn verdict(self) -> anyhow::Result<Verdict> {
+        let verdict: Verdict = self.said()?;
+        ensure!(verdict.wrong == 0, "wrong values: {verdict:?}");
+        Ok(verdict)
+    }
+
+    /// What it says at its end, which is a good one.
+    fn said<T: serde::de::DeserializeOwned>(&self) -> anyhow::Result<T> {
         let Load { guest, name } = self;
-        let ended = format!(
-            "systemctl kill --kill-whom=main -s SIGTERM {name}; while [ ! -s /run/{name}.code ]; do sleep 0.3; done"
-        );
-        guest.sh_within(END, &ended)?;
+        guest.sh_within(END, &format!("while [ ! -s /run/{name}.code ]; do sleep 0.3; done"))?;
         let said = guest.sh(&format!("cat /run/{name}.out"))?;
         let code = guest.sh(&format!("cat /run/{name}.code"))?;
         let error = guest.sh(&format!("cat /run/{name}.err"))?;
         ensure!(code.trim() == "0", "{name} failed with {}: {said}{error}", code.trim());
-        let summary: Summary = serde_json::from_str(&said).with_context(|| format!("{name} said {said}{error}"))?;
-        ensure!(summary.errors == 0 && summary.checks > 0, "{name} found wrong bytes: {said}{error}");
-        Ok(summary)
+        serde_json::from_str(&said).with_context(|| format!("{name} said {said}{error}"))
     }
 }
 
@@ -86,12 +100,21 @@ pub fn values(guest: &Guest, redis: &Redis) -> anyhow::Result<Verdict> {
     Ok(verdict)
 }
 
+/// The same, and goes on with it beside what else happens.
+pub fn begin_values<'a>(guest: &'a Guest, redis: &Redis) -> anyhow::Result<Load<'a>> {
+    run(guest, "values", &format!("/payload/bin/annex-vm values {}", redis.arguments()))
+}
+
 fn start<'a>(guest: &'a Guest, name: &'static str, megabytes: u64, program: &str) -> anyhow::Result<Load<'a>> {
+    run(guest, name, &format!("annex run --local {megabytes}M --name {name} -- {program}"))
+}
+
+fn run<'a>(guest: &'a Guest, name: &'static str, program: &str) -> anyhow::Result<Load<'a>> {
     guest.sh(&format!(
         "rm -f /run/{name}.*
          systemd-run --quiet --unit={name} -p Type=exec -p StandardOutput=file:/run/{name}.out -p StandardError=file:/run/{name}.err \
          -p 'ExecStopPost=/bin/sh -c \"echo $EXIT_STATUS >/run/{name}.code\"' \
-         annex run --local {megabytes}M --name {name} -- {program}"
+         {program}"
     ))?;
     Ok(Load { guest, name })
 }

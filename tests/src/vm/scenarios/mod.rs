@@ -1,6 +1,7 @@
 //! What is done to the guests, each a script of its own. One that returns without an error has shown what it says.
 
 mod donors;
+mod keys;
 mod plain;
 mod roce;
 mod speed;
@@ -58,6 +59,11 @@ pub const ALL: &[Scenario] = &[
         name: "no-verbs",
         shows: "RoCE blocked on the way, memory that may not be locked, a port that goes down: what is said, and what takes its place",
         play: trouble::of_verbs,
+    },
+    Scenario {
+        name: "kv",
+        shows: "the KV API over RDMA alone: values stored anew while a donor's power goes",
+        play: keys::over_verbs,
     },
     Scenario {
         name: "donors-lost",

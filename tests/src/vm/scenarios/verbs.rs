@@ -10,7 +10,7 @@ use anyhow::{Context, ensure};
 use std::time::{Duration, Instant};
 
 /// Nothing but RDMA will do.
-const VERBS: Settings = Settings { of_donors: "transport = \"verbs\"", lost_after: "60s" };
+const VERBS: Settings = Settings { of_donors: "transport = \"verbs\"", lost_after: "60s", kv: false };
 /// Faults that are to be served before something is measured or disturbed.
 const FAULTS: u64 = 300;
 
@@ -19,7 +19,7 @@ pub fn workloads(lab: &mut Lab) -> anyhow::Result<()> {
     lab.start(2, &VERBS)?;
     let client = lab.client()?;
     let _server = Load::redis(client, 16)?;
-    let values = load::values(client, &Redis { megabytes: 16, store: true, verify: 1 })?;
+    let values = load::values(client, &Redis { store: true, ..Redis::default() })?;
     let app = lab.app("redis")?;
     println!("{values:?}; resident {} evicted {} faults {:?}", app.resident, app.evicted, app.faults);
     ensure!(app.faults.major > FAULTS && app.evicted > 8 << 20, "it was not paged: {app:?}");
@@ -31,7 +31,7 @@ pub fn workloads(lab: &mut Lab) -> anyhow::Result<()> {
 
     client.sh("systemctl stop annexd")?;
     ensure!(client.sh("systemctl show -P Result annexd")?.trim() == "success", "annexd did not stop in order");
-    load::values(client, &Redis { megabytes: 16, store: false, verify: 1 })?;
+    load::values(client, &Redis::default())?;
     Ok(())
 }
 
