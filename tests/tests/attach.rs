@@ -119,6 +119,24 @@ fn the_stub_goes_before_ordinary_threads() {
     end(job);
 }
 
+/// Every other worker that a fault wakes costs the faulting thread an interrupt between two processors.
+#[test]
+fn a_fault_wakes_the_worker_on_its_cpu_and_no_other() {
+    let bed = Testbed::shm();
+    let mut command = Command::new("taskset");
+    command.args(["-c", "1"]).arg(bins::find("annex-access"));
+    command.args(["pattern", "random", "--size", "64M", "--seconds", "6"]);
+    let job = bed.run("pinned", "32M", command);
+    bed.wait_app("pinned", MINUTE, |app| app.faults.major > 10_000);
+    let turns = |worker| bed.annexd.switches(worker);
+    let before = [turns("annex-fault-0"), turns("annex-fault-1")];
+    std::thread::sleep(Duration::from_secs(2));
+    let [other, own] = [turns("annex-fault-0") - before[0], turns("annex-fault-1") - before[1]];
+    assert!(own > 1000 && other < own / 10, "the worker there slept {own} times, the other {other} times");
+    let outcome = job.wait(MINUTE);
+    assert!(outcome.status.success(), "{outcome}");
+}
+
 #[test]
 fn a_limit_can_be_changed_while_the_app_runs() {
     let bed = Testbed::shm();

@@ -89,8 +89,6 @@ pub enum Why {
 pub enum Next {
     /// Nothing: served, or somebody else will.
     Served,
-    /// So many pages from the fault's on have come to be there: who waits for them is to be woken, under no lock.
-    Wake(u64),
     /// Nothing for now: the app holds it until there is room, or until it has waited long enough ([`App::take_held`]).
     Held,
     /// Bring these consecutive pages, whose slots are consecutive from `slot` on.
@@ -350,7 +348,7 @@ impl Space {
         let installed = loop {
             let len = pages * PAGE_SIZE as u64;
             // SAFETY: ZEROS is as long as the longest run.
-            match unsafe { self.uffd.copy(page.addr(), ZEROS.as_ptr(), len, false, false) } {
+            match unsafe { self.uffd.copy(page.addr(), ZEROS.as_ptr(), len, false, true) } {
                 Installed::Done => break pages,
                 Installed::Partly(bytes) => break bytes / PAGE_SIZE as u64,
                 Installed::TryAgain => return Next::Again,
@@ -372,12 +370,11 @@ impl Space {
         }
         self.app.counters.zero.fetch_add(1, Relaxed);
         self.app.add_resident(installed as i64);
-        Next::Wake(installed)
+        Next::Served
     }
 
     /// Installs pages from `first` on that were read from the pool, `bytes` holding verified copies of the slots from `slot` on. Pages
-    /// whose record has changed since are skipped. Who waits for them is to be woken by the caller, under no lock, unless the app is being
-    /// restored. False: the app is changing its mappings, try again later.
+    /// whose record has changed since are skipped. False: the app is changing its mappings, try again later.
     pub fn install(
         &self,
         core: &mut Core,
@@ -391,7 +388,6 @@ impl Space {
             return false;
         }
         let pages = (bytes.len() / PAGE_SIZE) as u64;
-        let wake = why == Why::Restore;
         let is_current =
             |core: &Core, i: u64| core.table.record(first.plus(i)) == Record::Evicted(SlotIdx(slot.0 + i as u32));
         let mut i = 0;
@@ -414,7 +410,7 @@ impl Space {
             let from = &bytes[i as usize * PAGE_SIZE..(i + n) as usize * PAGE_SIZE];
             core.table.installing(first.plus(i), n);
             // SAFETY: `from` is readable for its length.
-            let done = match unsafe { self.uffd.copy(addr, from.as_ptr(), from.len() as u64, keep_copy, wake) } {
+            let done = match unsafe { self.uffd.copy(addr, from.as_ptr(), from.len() as u64, keep_copy, true) } {
                 Installed::Done => n,
                 Installed::Partly(bytes) => bytes / PAGE_SIZE as u64,
                 Installed::TryAgain => return false,

@@ -18,7 +18,6 @@ use super::space::{Fault, Next, Space, SpaceId, Surroundings, Why};
 use super::table::PageIdx;
 use crate::pool::{Buf, Busy, Done, Lane, SlotRun};
 use annex_shared::ids::SlotIdx;
-use annex_shared::page::PAGE_SIZE;
 use crossbeam::channel::{Receiver, Sender};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -31,7 +30,7 @@ use std::time::{Duration, Instant};
 
 /// Pages of transfer buffers a worker has: 1 MiB.
 const BUFFERS: usize = 256;
-/// Turns with faults after which a worker rings for the thread that looks where those come from, if that sleeps.
+/// Times that faults were read after which a worker rings for the thread that looks where those come from, if that sleeps.
 const RING_EVERY: u32 = 16;
 /// How long a space's lock may be held by somebody else before the worker turns to other spaces.
 const PATIENCE: Duration = Duration::from_millis(2);
@@ -101,7 +100,6 @@ impl Workers {
                 epolls: epolls.clone(),
                 looking: looking.clone(),
                 since_ring: 0,
-                wakes: Vec::with_capacity(64),
                 epoll: epoll.clone(),
                 bell: bell.clone(),
                 mail,
@@ -207,8 +205,6 @@ struct Worker {
     epolls: Arc<[Arc<Epoll>]>,
     looking: Arc<Bell>,
     since_ring: u32,
-    /// Who is to be woken at the end of the turn: pages from a page on.
-    wakes: Vec<(Arc<Space>, PageIdx, u64)>,
     epoll: Arc<Epoll>,
     bell: Arc<EventFd>,
     mail: Receiver<(Arc<Space>, Fault)>,
@@ -263,22 +259,6 @@ impl Worker {
                 }
             }
             self.turn();
-            self.wake();
-        }
-    }
-
-    /// Wakes everybody who waits for what has come to be there.
-    fn wake(&mut self) {
-        if self.wakes.is_empty() {
-            return;
-        }
-        for (space, page, pages) in self.wakes.drain(..) {
-            space.uffd.wake(page.addr(), pages * PAGE_SIZE as u64);
-        }
-        self.since_ring += 1;
-        if self.since_ring >= RING_EVERY {
-            self.since_ring = 0;
-            self.looking.ring();
         }
     }
 
@@ -316,28 +296,32 @@ impl Worker {
         let Some(space) = self.registry.space(id) else { return };
         if space.is_dead() {
             let _ = self.epoll.delete(space.uffd.as_fd());
-        } else if self.attend(&space, since, None).is_none() {
+        } else if !self.attend(&space, since, None) {
             self.again.push(Again::Drain(id, since));
         }
     }
 
     /// One fault, apart from its space's other messages.
     fn face(&mut self, space: &Arc<Space>, fault: Fault) {
-        if !space.is_dead() && self.attend(space, Instant::now(), Some(fault)).is_none() {
+        if !space.is_dead() && !self.attend(space, Instant::now(), Some(fault)) {
             self.again.push(Again::Fault(space.clone(), fault));
         }
     }
 
-    /// Applies every change that can be read, then serves the faults that came with them (they have waited since `since`), and `also`. The number
-    /// of faults read; none: the space is busy.
-    fn attend(&mut self, space: &Arc<Space>, since: Instant, also: Option<Fault>) -> Option<usize> {
+    /// Applies every change that can be read, then serves the faults that came with them (they have waited since `since`), and `also`. False:
+    /// the space is busy.
+    fn attend(&mut self, space: &Arc<Space>, since: Instant, also: Option<Fault>) -> bool {
         let around = self.around.clone();
-        let mut core = space.core_within(PATIENCE)?;
+        let Some(mut core) = space.core_within(PATIENCE) else { return false };
         let mut faults = std::mem::take(&mut self.faults);
         space.drain(&mut core, &around, since, &mut faults);
-        let read = faults.len();
         if let Some(fault) = faults.last() {
             space.faulted(fault.thread);
+            self.since_ring += 1;
+            if self.since_ring >= RING_EVERY {
+                self.since_ring = 0;
+                self.looking.ring();
+            }
         }
         for fault in &faults {
             if let Some(change) = core.home.fault(fault.thread) {
@@ -348,14 +332,13 @@ impl Worker {
         for fault in faults.drain(..) {
             match space.serve(&mut core, fault, &around) {
                 Next::Served => {}
-                Next::Wake(pages) => self.wakes.push((space.clone(), fault.page, pages)),
                 Next::Held => self.hold(&space.app),
                 Next::Again => self.again.push(Again::Fault(space.clone(), fault)),
                 Next::Read { slot, pages } => self.read(space, fault, slot, pages),
             }
         }
         self.faults = faults;
-        Some(read)
+        true
     }
 
     /// A fault waits for the evictor, but not for longer than it may.
@@ -403,10 +386,6 @@ impl Worker {
     /// Moves everything that can move: doorbells, completions, second tries.
     fn turn(&mut self) {
         self.end_holds();
-        if !self.again.is_empty() {
-            // Some of it may wait for a lock.
-            self.wake();
-        }
         for again in std::mem::take(&mut self.again) {
             match again {
                 Again::Drain(id, since) => self.visit(id, since),
@@ -467,7 +446,6 @@ impl Worker {
             if space.app.is_over() {
                 self.registry.wake_evictor();
             }
-            self.wakes.push((space.clone(), fault.page, buf.pages() as u64));
             self.lane.free(buf);
         } else {
             let id = space.id;

@@ -46,6 +46,19 @@ impl Process {
         self.child.id() as i32
     }
 
+    /// How often the thread of this name has gone to sleep.
+    ///
+    /// # Panics
+    /// If there is no such thread.
+    pub fn switches(&self, thread: &str) -> u64 {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).expect("the process runs");
+        let read = |path: std::path::PathBuf| std::fs::read_to_string(path).unwrap_or_default();
+        let mut named = tasks.flatten().map(|task| task.path()).filter(|task| read(task.join("comm")).trim() == thread);
+        let status = read(named.next().unwrap_or_else(|| panic!("no thread {thread}")).join("status"));
+        let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        count.and_then(|count| count.trim().parse().ok()).expect("proc_pid_status(5)")
+    }
+
     pub fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
