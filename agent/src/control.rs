@@ -6,7 +6,9 @@
 use crate::lease::{ConnectionId, Greeting, LeaseError, Machine, Superseded};
 use crate::lender::Lender;
 use annex_shared::ids::ClientId;
-use annex_shared::wire::{Event, FrameError, Frames, Refusal, Request, VERSION, Welcome, encode_frame, write_frame};
+use annex_shared::wire::{
+    Event, FrameError, Frames, Refusal, Request, VERSION, Welcome, encode_frame, is_served, write_frame,
+};
 use nix::sys::socket::{MsgFlags, send};
 use std::collections::HashMap;
 use std::io::{self, Read};
@@ -250,7 +252,7 @@ impl Session<'_> {
             return Err(Refusal::Malformed("the first message was no hello".to_owned()));
         };
         let terms = self.lender.terms();
-        if version != VERSION as u16 {
+        if !is_served(version) {
             return Err(Refusal::Version { agent: VERSION as u16, client: version });
         }
         if host.len() > NAME_LIMIT || boot_id.len() > NAME_LIMIT {

@@ -24,11 +24,13 @@
 //!   host. Recalls are not saved: a restarted agent that still wants memory asks again.
 //! - While the donor is being drained nothing is lent, and all that is lent is recalled.
 //! - A restarted agent makes its book with [`Book::resume`]: every saved lease goes on, under a new key and for one TTL from now, however long the
-//!   agent was away. A claim remembers the last incarnation in which its client took part (said anything after its hello). Each of its hellos is told
+//!   agent was away. The key's upper half, the lease's number, stays: a client that has not heard that its slab was lent
+//!   to it anew (it was killed meanwhile, say) sees by it that the slab is not the one that it had.
+//! - A claim remembers the last incarnation in which its client took part (said anything after its hello). Each of its hellos is told
 //!   that one until it leases again: a client may break off after some of its data connections were admitted, and then still goes by its old keys.
 
 use crate::pressure::Room;
-use annex_shared::ids::{ClientId, Incarnation, Rkey, SessionKey, SlabId};
+use annex_shared::ids::{ClientId, Incarnation, LeaseNumber, Rkey, SessionKey, SlabId};
 use annex_shared::preamble::{AdmitError, Proof};
 use annex_shared::wire::{Lease, Refusal};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -161,12 +163,13 @@ impl Book {
             book.claims.insert(client, claim);
             book.actions.push(Action::Until { client, until: deadline });
         }
-        for SavedLease { slab, client } in saved.leases {
+        for SavedLease { slab, client, number } in saved.leases {
             let places = book.places.len().max(slab.0 as usize + 1);
             book.tally.retired += (places - book.places.len()) as u32;
             book.places.resize(places, Place::Retired);
             if matches!(book.place(slab), Some(Place::Vacant | Place::Retired)) {
-                book.lend(slab, client);
+                let rkey = book.fresh_key(Some(number));
+                book.lend_under(slab, client, rkey);
             }
         }
         book
@@ -497,7 +500,11 @@ impl Book {
     }
 
     fn lend(&mut self, slab: SlabId, client: ClientId) -> Option<Lease> {
-        let rkey = self.fresh_key();
+        let rkey = self.fresh_key(None);
+        self.lend_under(slab, client, rkey)
+    }
+
+    fn lend_under(&mut self, slab: SlabId, client: ClientId, rkey: Rkey) -> Option<Lease> {
         let claim = self.claims.get_mut(&client)?;
         claim.held.insert(slab);
         self.actions.push(Action::Open { slab, client, rkey, until: claim.deadline });
@@ -536,11 +543,14 @@ impl Book {
         }
     }
 
-    /// A key that is in no other use. 0 means "none" on the lease board.
-    fn fresh_key(&mut self) -> Rkey {
+    /// A key that is in no other use, for a lease that goes on or for a new one. 0 means "none" on the lease board,
+    /// and a new lease has a number.
+    fn fresh_key(&mut self, goes_on: Option<LeaseNumber>) -> Rkey {
         loop {
-            let rkey = Rkey((self.draw)());
-            if rkey.0 != 0 && !self.keys.contains(&rkey) {
+            let drawn = Rkey((self.draw)());
+            let rkey = goes_on.map_or(drawn, |lease| Rkey::of(lease, drawn.0 as u32));
+            let has_number = goes_on.is_some() || rkey.lease() != LeaseNumber(0);
+            if rkey.0 != 0 && has_number && !self.keys.contains(&rkey) {
                 return rkey;
             }
         }

@@ -25,7 +25,7 @@ use crate::config::Terms;
 use crate::control::Controls;
 use crate::crash;
 use crate::lease::{
-    Action, Book, ConnectionId, Grant, Greeting, LeaseError, Limits, Machine, Moment, Superseded, View,
+    Action, Book, ConnectionId, Grant, Greeting, LeaseError, Limits, Machine, Moment, SavedLease, Superseded, View,
 };
 use crate::pressure::Room;
 use crate::recall::{self, Candidate, Verdict, Watch};
@@ -36,7 +36,7 @@ use crate::targets::{Connections, RegistrationError, Registrations, SlabAccess, 
 use annex_shared::fabric::ErrorKind;
 use annex_shared::fabric::shm::{Board, monotonic_ns};
 use annex_shared::fabric::verbs::{Device, MemoryRegion, ProtectionDomain, Rights, Window};
-use annex_shared::ids::{ClientId, Incarnation, RemoteAddr, Rkey, SlabId};
+use annex_shared::ids::{ClientId, Incarnation, LeaseNumber, RemoteAddr, Rkey, SlabId};
 use annex_shared::preamble::{AdmitError, Proof};
 use annex_shared::wire::{Event, Lease, Refusal, VerbsOffer};
 use std::collections::{HashMap, VecDeque};
@@ -406,7 +406,7 @@ impl Lender {
         match action {
             Action::Open { slab, client, rkey, until } => {
                 let slot = self.slot(slab);
-                self.save(slab, client);
+                self.save(slab, client, rkey.lease());
                 crash::point("lease-saved");
                 slot.client.store(client.0, Ordering::Relaxed);
                 slot.leased.store(monotonic_ns(), Ordering::Relaxed);
@@ -464,12 +464,13 @@ impl Lender {
     }
 
     /// Notes that the slab is lent. A lease that goes on is noted already, with what else there is to it.
-    fn save(&self, slab: SlabId, client: ClientId) {
+    fn save(&self, slab: SlabId, client: ClientId, number: LeaseNumber) {
         if self.state.has(slab) || !self.store.lasts() {
             return;
         }
         let inode = self.slot(slab).inode.load(Ordering::Relaxed);
-        self.state.lend(slab, client, SavedMemory { inode, is_shared: false });
+        let lease = SavedLease { slab, client, number };
+        self.state.lend(lease, SavedMemory { inode, is_shared: false });
     }
 
     /// Waits while `is_so`, for `patience` at most; false if it still is.

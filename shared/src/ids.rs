@@ -50,14 +50,35 @@ id!(
     ClientId(u64), "{:016x}"
 );
 id!(
-    /// The key that a remote operation must show. Drawn at random for each lease.
+    /// The key that a remote operation must show. Drawn at random for each lease; its upper half is the lease's number.
     Rkey(u64), "{:016x}"
+);
+id!(
+    /// Tells one lease of a slab from the next one: drawn with the lease's first key, and the upper half of all its keys.
+    /// 0 is a lease from the time before `wire::Version::V4`, of which nothing is known.
+    LeaseNumber(u32), "{:08x}"
 );
 id!(
     /// An address in a donor's registered memory, in the donor's numbering. For `tcp` and `shm` a slab
     /// starts at address 0 of its own rkey.
     RemoteAddr(u64), "{:#x}"
 );
+
+impl Rkey {
+    /// A key of this lease, with these bits of its own.
+    pub fn of(lease: LeaseNumber, own: u32) -> Rkey {
+        Rkey(u64::from(lease.0) << 32 | u64::from(own))
+    }
+
+    pub fn lease(self) -> LeaseNumber {
+        LeaseNumber((self.0 >> 32) as u32)
+    }
+
+    /// False if the lease under this key is another one than that under `earlier`: the slab was cleaned in between.
+    pub fn goes_on_from(self, earlier: Rkey) -> bool {
+        self.lease() == LeaseNumber(0) || self.lease() == earlier.lease()
+    }
+}
 
 /// The secret a data connection proves, handed out over the control connection. Never printed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]

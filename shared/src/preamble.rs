@@ -17,7 +17,7 @@
 //! The connection's number names it in a *fence* (see `fabric::tcp`). It is unique within an incarnation and never 0.
 
 use crate::ids::{ClientId, Incarnation, SessionKey};
-use crate::wire::{MAGIC, Role, VERSION};
+use crate::wire::{MAGIC, Role, VERSION, is_served};
 use std::io::{self, Read, Write};
 
 /// Bytes of a control connection's preamble, and of the part that all preambles share.
@@ -99,7 +99,7 @@ impl Preamble {
             return Err(PreambleError::NotAnnex);
         }
         let theirs = u16_at(&head, 8);
-        if theirs != VERSION as u16 {
+        if !is_served(theirs) {
             return Err(PreambleError::Version { theirs, ours: VERSION as u16 });
         }
         if head[12..] != [0; 4] {
@@ -197,6 +197,7 @@ fn u64_of(bytes: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::OLDEST;
 
     const PROOF: Proof = Proof {
         client: ClientId(0x0102_0304_0506_0708),
@@ -221,7 +222,7 @@ mod tests {
     fn the_layout_is_the_documented_one() {
         let bytes = bytes_of(Preamble::Data(PROOF));
         assert_eq!(bytes.len(), 48);
-        assert_eq!(&bytes[..16], b"annex\0\0\0\x03\0\x02\0\0\0\0\0");
+        assert_eq!(&bytes[..16], b"annex\0\0\0\x04\0\x02\0\0\0\0\0");
         assert_eq!((bytes[16], bytes[24], bytes[32], bytes[47]), (0x08, 0x18, 0x30, 0x21));
     }
 
@@ -235,9 +236,17 @@ mod tests {
         };
         assert!(matches!(read_with(0, b'G'), PreambleError::NotAnnex));
         assert!(matches!(read_with(8, 9), PreambleError::Version { theirs: 9, .. }));
+        assert!(matches!(read_with(8, OLDEST as u8 - 1), PreambleError::Version { .. }));
         assert!(matches!(read_with(10, 77), PreambleError::Role(77)));
         assert!(matches!(read_with(15, 1), PreambleError::Reserved));
         assert!(matches!(Preamble::read_from(&mut &good[..40]).unwrap_err(), PreambleError::Io(_)));
+    }
+
+    #[test]
+    fn a_client_of_the_oldest_version_that_is_served_is_let_in() {
+        let mut bytes = bytes_of(Preamble::Data(PROOF));
+        bytes[8] = OLDEST as u8;
+        assert!(Preamble::read_from(&mut &bytes[..]).is_ok());
     }
 
     #[test]

@@ -29,10 +29,21 @@ pub enum Version {
     V2 = 2,
     /// RDMA: role `Verbs`; `Welcome` says whether the agent offers it.
     V3 = 3,
+    /// A key's upper half is its lease's number, which stays when the agent is restarted. The messages are those of V3.
+    V4 = 4,
 }
 
 /// The version this build speaks.
-pub const VERSION: Version = Version::V3;
+pub const VERSION: Version = Version::V4;
+
+/// The oldest version that an agent of this build serves: to such a client a key's halves mean nothing, as before.
+/// An older agent is refused, since its keys do not say which lease they are of: agents are upgraded first.
+pub const OLDEST: Version = Version::V3;
+
+/// Whether an agent of this build serves clients of that version.
+pub fn is_served(version: u16) -> bool {
+    (OLDEST as u16..=VERSION as u16).contains(&version)
+}
 
 /// What a connection is for: its first 16 bytes are `MAGIC`, the version (`u16`), the role (`u16`) and 4 bytes of zeros, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,7 +134,9 @@ pub struct Welcome {
     pub held: Vec<Lease>,
     /// The agent was restarted since this client last took part, and took its memory over: every `held` slab has the bytes that it had
     /// in this earlier incarnation, the last one the client is known to have taken up, under a new key. What was held then and
-    /// is not in `held` is gone. Told in every welcome until the client leases again. `None`: nothing was taken over.
+    /// is not in `held` is gone, and so is what is in it under a key of another lease ([`Rkey::goes_on_from`]): the client
+    /// had not heard yet that the slab was lent to it anew. Told in every welcome until the client leases again.
+    /// `None`: nothing was taken over.
     pub resumed: Option<Incarnation>,
 }
 

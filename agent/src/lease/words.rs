@@ -1,6 +1,6 @@
 //! What goes into the lease book and comes out of it.
 
-use annex_shared::ids::{ClientId, Incarnation, Rkey, SessionKey, SlabId};
+use annex_shared::ids::{ClientId, Incarnation, LeaseNumber, Rkey, SessionKey, SlabId};
 use annex_shared::wire::{Lease, Refusal};
 use std::time::Duration;
 
@@ -90,6 +90,7 @@ pub struct SavedClaim {
 pub struct SavedLease {
     pub slab: SlabId,
     pub client: ClientId,
+    pub number: LeaseNumber,
 }
 
 /// The answer to a hello.

@@ -3,6 +3,7 @@
 use super::Lender;
 use crate::config::Hugepages;
 use crate::crash;
+use crate::lease::SavedLease;
 use crate::slab::{Pages, Slab, SlabError};
 use crate::store::saved::SavedMemory;
 use crate::store::{SlabName, inode};
@@ -133,7 +134,7 @@ impl Lender {
             if slot.rkey.load(Ordering::Acquire) == rkey.0 && slot.until.load(Ordering::Acquire) != 0 {
                 let client = ClientId(slot.client.load(Ordering::Acquire));
                 slot.inode.store(memory.saved().inode, Ordering::Relaxed);
-                self.state.lend(id, client, memory.saved());
+                self.state.lend(SavedLease { slab: id, client, number: rkey.lease() }, memory.saved());
             }
         }
         crash::point("copy-saved");

@@ -20,7 +20,8 @@
 //!            +4  1 if a client had its descriptor  u32
 //!            +8  client id                         u64
 //!            +16 inode of its memfd                u64
-//!            +24 zeros                             8
+//!            +24 the lease's number, 0 from an agent that did not know it   u32
+//!            +28 zeros                             4
 //! ```
 //! Each entry lies in one page and is written whole, by one `pwrite` of less than a page, which no signal interrupts: a kill leaves it old or
 //! new. A memfd's pages are given at the start, so that no write fails for want of memory.
@@ -40,7 +41,7 @@
 
 use crate::lease::{Machine, Moment, Saved, SavedClaim, SavedLease};
 use annex_shared::api::format_bytes;
-use annex_shared::ids::{ClientId, Incarnation, SlabId};
+use annex_shared::ids::{ClientId, Incarnation, LeaseNumber, SlabId};
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -157,7 +158,8 @@ impl LeaseState {
         for (index, entry) in all[SLAB_AT..].chunks_exact(SLAB_LEN).enumerate() {
             if u32_at(entry, 0) == 1 {
                 let slab = SlabId(index as u32);
-                saved.leases.push(SavedLease { slab, client: ClientId(u64_at(entry, 8)) });
+                let (client, number) = (ClientId(u64_at(entry, 8)), LeaseNumber(u32_at(entry, 24)));
+                saved.leases.push(SavedLease { slab, client, number });
                 memory.insert(slab, SavedMemory { inode: u64_at(entry, 16), is_shared: u32_at(entry, 4) != 0 });
             }
         }
@@ -234,7 +236,8 @@ impl LeaseState {
     }
 
     /// A slab is lent. False if that can't be saved.
-    pub fn lend(&self, slab: SlabId, client: ClientId, memory: SavedMemory) -> bool {
+    pub fn lend(&self, lease: SavedLease, memory: SavedMemory) -> bool {
+        let SavedLease { slab, client, number } = lease;
         let mut clients = self.lock();
         if !clients.entries.contains_key(&client) {
             return false;
@@ -246,6 +249,7 @@ impl LeaseState {
         entry[4..8].copy_from_slice(&u32::from(memory.is_shared).to_le_bytes());
         entry[8..16].copy_from_slice(&client.0.to_le_bytes());
         entry[16..24].copy_from_slice(&memory.inode.to_le_bytes());
+        entry[24..28].copy_from_slice(&number.0.to_le_bytes());
         slab_at(slab).is_some_and(|at| self.write(at, &entry))
     }
 
@@ -343,6 +347,10 @@ mod tests {
     const ANNA: ClientId = ClientId(1);
     const BERT: ClientId = ClientId(2);
 
+    fn lease(slab: u32, client: ClientId) -> SavedLease {
+        SavedLease { slab: SlabId(slab), client, number: LeaseNumber(slab + 7) }
+    }
+
     fn machine(host: &str) -> Machine {
         Machine { host: host.into(), boot_id: "b".into() }
     }
@@ -358,7 +366,7 @@ mod tests {
         state.claim(ANNA, &machine("home"), Incarnation(5), Moment(9));
         state.claim(BERT, &machine(&"x".repeat(255)), Incarnation(5), Moment(9));
         for (slab, client) in [(0, ANNA), (3, BERT), (65535, ANNA)] {
-            assert!(state.lend(SlabId(slab), client, memory));
+            assert!(state.lend(lease(slab, client), memory));
         }
         state.end(SlabId(0));
         state.shared(SlabId(3));
@@ -370,7 +378,6 @@ mod tests {
             SavedClaim { client: BERT, machine: machine(&"x".repeat(255)), seen: Incarnation(6), until: Moment(10) },
         ];
         assert_eq!(saved.claims, claims);
-        let lease = |slab, client| SavedLease { slab: SlabId(slab), client };
         assert_eq!(saved.leases, [lease(3, BERT), lease(65535, ANNA)]);
         assert_eq!(places[&SlabId(3)], SavedMemory { inode: 77, is_shared: true });
         assert_eq!(places[&SlabId(65535)], memory);
@@ -386,13 +393,13 @@ mod tests {
     fn what_can_not_be_saved_is_said_to_be_so() {
         let state = LeaseState::create(SIZE).unwrap();
         let memory = SavedMemory { inode: 77, is_shared: false };
-        assert!(!state.lend(SlabId(0), ANNA, memory), "nobody's lease");
+        assert!(!state.lend(lease(0, ANNA), memory), "nobody's lease");
         state.claim(ANNA, &machine("home"), Incarnation(5), Moment(9));
-        assert!(!state.lend(SlabId(65536), ANNA, memory), "beyond the table");
+        assert!(!state.lend(lease(65536, ANNA), memory), "beyond the table");
         for n in 0..2000 {
             state.claim(ClientId(100 + n), &machine("home"), Incarnation(5), Moment(9));
         }
-        assert!(!state.lend(SlabId(0), ClientId(2099), memory), "beyond the clients");
+        assert!(!state.lend(lease(0, ClientId(2099)), memory), "beyond the clients");
         assert_eq!(reopen(state).1.claims.len(), CLIENTS);
     }
 
@@ -417,7 +424,7 @@ mod tests {
         let state = LeaseState::create(SIZE).unwrap();
         let (state, ..) = LeaseState::open(state.fd, 2 * SIZE).unwrap();
         state.claim(ANNA, &machine("home"), Incarnation(5), Moment(9));
-        state.lend(SlabId(1), ANNA, SavedMemory { inode: 1, is_shared: false });
+        state.lend(lease(1, ANNA), SavedMemory { inode: 1, is_shared: false });
         let error = LeaseState::open(state.fd, SIZE).err().unwrap().to_string();
         assert_eq!(
             error,

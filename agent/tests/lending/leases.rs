@@ -3,7 +3,7 @@
 use crate::client::{ANNA, BERT, Client, PATIENCE, SLAB, agent, hello, ttl, wait_until};
 use annex_shared::config::ByteSize;
 use annex_shared::ids::SlabId;
-use annex_shared::wire::{Event, FrameError, Refusal, Request, VERSION};
+use annex_shared::wire::{Event, FrameError, OLDEST, Refusal, Request, VERSION};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
@@ -64,6 +64,22 @@ fn a_newer_control_connection_ends_the_older_one() {
     assert_eq!(welcome.held, leased);
     assert!(older.next().is_err());
     assert_eq!(newer.renew(), [leased[0].slab]);
+}
+
+#[test]
+fn a_client_of_the_version_before_is_served_and_one_of_an_older_or_a_newer_one_is_not() {
+    let (agent, _dir) = agent(1, |_| {});
+    let of = |version: u16| {
+        let Request::Hello { client, host, boot_id, slab_size, .. } = hello(ANNA) else { unreachable!() };
+        Request::Hello { version, client, host, boot_id, slab_size }
+    };
+    for version in [OLDEST as u16 - 1, VERSION as u16 + 1] {
+        let refusal = Client::connect(agent.addr()).refused(&of(version));
+        assert_eq!(refusal, Refusal::Version { agent: VERSION as u16, client: version });
+    }
+    let mut client = Client::connect(agent.addr());
+    assert!(matches!(client.ask(&of(OLDEST as u16)), Event::Welcome(_)));
+    assert_eq!(client.lease(1).len(), 1);
 }
 
 #[test]

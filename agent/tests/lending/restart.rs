@@ -120,6 +120,7 @@ fn the_same_slabs_have_the_same_bytes_under_new_keys() {
     assert_ne!(after.incarnation, before.incarnation);
     assert_eq!(slabs_of(&after.held), slabs_of(&leased));
     assert!(after.held.iter().all(|new| leased.iter().all(|old| old.rkey != new.rkey)), "a key came back");
+    assert!(after.held.iter().zip(&leased).all(|(new, old)| new.rkey.goes_on_from(old.rkey)), "another lease");
     let mut now = Data::tcp(agent.addr(), ANNA, &after);
     is_all(&mut now, after.held[0].rkey, 0x11);
     is_all(&mut now, after.held[1].rkey, 0x22);
@@ -141,6 +142,33 @@ fn the_same_slabs_have_the_same_bytes_under_new_keys() {
     assert_eq!(anna.renew(), slabs_of(&leased));
     anna.give_back(slabs_of(&leased));
     assert_eq!(agent.lent(), 0);
+}
+
+#[test]
+fn a_slab_that_was_leased_anew_before_the_restart_is_told_from_the_one_that_it_was() {
+    let house = House::new(1);
+    let agent = house.agent();
+    let (mut anna, _) = Client::greet(agent.addr(), ANNA);
+    let first = anna.lease(1)[0];
+    anna.give_back(vec![first.slab]);
+    let anew = anna.lease(1)[0];
+    assert_eq!(anew.slab, first.slab);
+    agent.kill();
+    let agent = house.agent();
+    // A client that was killed before it noted the second lease knows the first one's key only.
+    let (_anna, after) = Client::greet(agent.addr(), ANNA);
+    let key = after.held[0].rkey;
+    assert!(key.goes_on_from(anew.rkey) && !key.goes_on_from(first.rkey), "{key} after {anew:?} and {first:?}");
+    // Nor is the number lost when the slab moves to fresh memory, or the agent starts once more.
+    agent.kill();
+    let agent = house.agent();
+    let (_anna, last) = Client::greet(agent.addr(), ANNA);
+    let key = last.held[0].rkey;
+    let (_near, _connector) = Data::shm(ANNA, &last, key);
+    agent.kill();
+    let agent = house.agent();
+    let (_anna, last) = Client::greet(agent.addr(), ANNA);
+    assert!(last.held[0].rkey.goes_on_from(anew.rkey) && !last.held[0].rkey.goes_on_from(first.rkey));
 }
 
 #[test]

@@ -26,7 +26,7 @@ use super::keeper::{LOOK_EVERY, STOOD_STILL};
 use super::replicas::{PLACES, Replica, ReplicaState, Replicas, Took};
 use super::session::{Session, Step};
 use annex_agent::lease::Moment;
-use annex_shared::ids::{ClientId, DonorId, ExtentId, Incarnation, Rkey, SlabId};
+use annex_shared::ids::{ClientId, DonorId, ExtentId, Incarnation, LeaseNumber, Rkey, SlabId};
 use annex_shared::wire::Lease;
 use donors::Donor;
 use std::collections::{BTreeMap, VecDeque};

@@ -135,9 +135,9 @@ impl Agent {
             s.incarnation += 1;
             s.epoch += 1;
             s.reachable = true;
-            let (incarnation, mut key) = (s.incarnation, s.next_key);
+            let mut key = s.next_key;
             for (rkey, _) in s.slabs.values_mut() {
-                *rkey = Rkey(incarnation << 32 | key);
+                *rkey = Rkey::of(rkey.lease(), key as u32);
                 key += 1;
             }
             s.next_key = key;
@@ -268,7 +268,7 @@ impl Link for ScriptedLink {
             Request::Lease { .. } if free == 0 => Event::Refused(Refusal::Full { capacity: state.capacity }),
             Request::Lease { .. } => {
                 let slab = (0..).map(SlabId).find(|s| !state.slabs.contains_key(s)).unwrap();
-                let rkey = Rkey(state.incarnation << 32 | state.next_key);
+                let rkey = Rkey(state.next_key << 32 | state.next_key);
                 state.next_key += 1;
                 state.slabs.insert(slab, (rkey, vec![0; SLAB]));
                 Event::Leased { slabs: vec![Lease { slab, rkey }] }

@@ -118,7 +118,11 @@ impl Observer {
             seen: INCARNATION,
             until: at(0.0),
         });
-        let leases = open.iter().map(|(slab, (client, ..))| SavedLease { slab: *slab, client: *client });
+        let leases = open.iter().map(|(slab, (client, rkey, _))| SavedLease {
+            slab: *slab,
+            client: *client,
+            number: rkey.lease(),
+        });
         Saved { claims: claims.collect(), leases: leases.collect() }
     }
 
@@ -196,7 +200,7 @@ proptest! {
                     let before = observer.open.clone();
                     restarts += 1;
                     let limits = Limits { capacity: CAPACITY, per_client: PER_CLIENT, ttl: TTL, keep: 2 };
-                    let draw = counting_from(restarts << 32);
+                    let draw = counting_from(restarts << 16);
                     book = Book::resume(limits, Incarnation(1000 + restarts), draw, observer.saved(), now);
                     observer.watch(book.take_actions());
                     connections.clear();

@@ -30,7 +30,8 @@ fn counting_from(first: u64) -> Draw {
     let mut n = first;
     Box::new(move || {
         n += 1;
-        n
+        // In both halves of a key.
+        n << 32 | n
     })
 }
 
@@ -47,7 +48,8 @@ fn next_book(capacity: u32, saved: Saved, now: Moment) -> Book {
 /// ANNA at home, last seen in INCARNATION, with these slabs.
 fn annas(slabs: &[u32]) -> Saved {
     let claim = SavedClaim { client: ANNA, machine: home(), seen: INCARNATION, until: at(10.0) };
-    let leases = slabs.iter().map(|slab| SavedLease { slab: SlabId(*slab), client: ANNA }).collect();
+    let leases =
+        slabs.iter().map(|slab| SavedLease { slab: SlabId(*slab), client: ANNA, number: LeaseNumber(5) }).collect();
     Saved { claims: vec![claim], leases }
 }
 
@@ -270,6 +272,40 @@ fn saved_leases_go_on_under_new_keys_for_a_ttl_from_now() {
 }
 
 #[test]
+fn a_lease_keeps_its_number_over_restarts_and_the_next_one_of_the_slab_has_another() {
+    // A client that was killed before it booked that its slab was lent to it anew took the empty slab for the one that
+    // it had.
+    let mut book = book(1, 1, 1);
+    book.hello(ANNA, home(), conn(1), at(0.0)).unwrap();
+    let first = lease(&mut book, ANNA, 1, 1, at(0.0)).unwrap()[0];
+    let save = |number| {
+        let mut saved = annas(&[0]);
+        saved.leases[0].number = number;
+        saved
+    };
+    let mut next = next_book(1, save(first.rkey.lease()), at(1.0));
+    let held = next.hello(ANNA, home(), conn(2), at(1.0)).unwrap().held;
+    assert!(held[0].rkey != first.rkey && held[0].rkey.goes_on_from(first.rkey));
+
+    book.give_back(ANNA, conn(1), &[first.slab], at(1.0)).unwrap();
+    clean(&mut book);
+    let anew = lease(&mut book, ANNA, 1, 1, at(1.0)).unwrap()[0];
+    assert_eq!(anew.slab, first.slab);
+    let mut next = next_book(1, save(anew.rkey.lease()), at(1.0));
+    let held = next.hello(ANNA, home(), conn(2), at(1.0)).unwrap().held;
+    assert!(held[0].rkey.goes_on_from(anew.rkey) && !held[0].rkey.goes_on_from(first.rkey));
+}
+
+#[test]
+fn a_lease_from_before_there_were_numbers_goes_on_from_any_key() {
+    let mut saved = annas(&[0]);
+    saved.leases[0].number = LeaseNumber(0);
+    let mut book = next_book(1, saved, at(1.0));
+    let held = book.hello(ANNA, home(), conn(1), at(1.0)).unwrap().held;
+    assert!(held[0].rkey.goes_on_from(Rkey(0xfeed_0000_beef)));
+}
+
+#[test]
 fn who_does_not_come_back_within_the_ttl_loses_what_was_taken_over() {
     let mut book = next_book(4, annas(&[0, 2]), at(1000.0));
     book.tick(at(1010.0));
@@ -344,7 +380,7 @@ fn slabs_over_a_smaller_capacity_are_held_and_not_lent_again() {
 #[test]
 fn claims_without_leases_and_leases_without_claims_are_not_taken_over() {
     let mut saved = annas(&[]);
-    saved.leases.push(SavedLease { slab: SlabId(0), client: BERT });
+    saved.leases.push(SavedLease { slab: SlabId(0), client: BERT, number: LeaseNumber(6) });
     let mut book = next_book(2, saved, at(0.0));
     assert_eq!(book.take_actions(), []);
     assert_eq!((book.lent(), book.free(PLENTY)), (0, 2));

@@ -278,12 +278,18 @@ impl Book {
             if placed.incarnation == greeting.incarnation && greeting.held.contains(&placed.lease) {
                 mine.push(placed.lease);
                 self.back(extent, place, now);
-            } else if let (Some(lease), true) = (same, greeting.resumed == Some(placed.incarnation)) {
+            } else if let (Some(lease), true) = (same, greeting.resumed == Some(placed.incarnation))
+                && lease.rkey.goes_on_from(placed.lease.rkey)
+            {
                 mine.push(*lease);
                 self.resume(extent, place, greeting.incarnation, *lease, now);
             } else {
                 let restarted = placed.incarnation != greeting.incarnation;
-                let why = if restarted { "its donor was restarted" } else { NOT_KNOWN };
+                let why = match same {
+                    Some(lease) if !lease.rkey.goes_on_from(placed.lease.rkey) => LENT_ANEW,
+                    _ if restarted => "its donor was restarted",
+                    _ => NOT_KNOWN,
+                };
                 self.lose(extent, place, why);
             }
         }
@@ -353,7 +359,7 @@ impl Book {
         // It can lend again only what it has taken back, whatever we have heard.
         for (extent, place, placed) in self.kept_on(donor) {
             if leases.iter().any(|l| l.slab == placed.lease.slab) {
-                self.lose(extent, place, "its donor has taken the slab back and lent it anew");
+                self.lose(extent, place, LENT_ANEW);
             }
         }
         self.build(now);
@@ -586,6 +592,8 @@ impl Book {
 }
 
 const NOT_KNOWN: &str = "its donor does not know the lease any more";
+/// Why a replica is lost whose slab is lent to us under another lease.
+const LENT_ANEW: &str = "its donor has taken the slab back and lent it anew";
 
 #[cfg(test)]
 mod tests;

@@ -116,8 +116,10 @@ impl World {
         } else {
             let slab = (0..).map(SlabId).find(|s| !self.lent[donor].contains_key(s)).unwrap();
             self.next_key += 1;
-            self.lent[donor].insert(slab, self.next_key);
-            let lease = Lease { slab, rkey: Rkey(self.next_key) };
+            // In both halves, so that the lease has a number.
+            let rkey = Rkey(self.next_key << 32 | self.next_key);
+            self.lent[donor].insert(slab, rkey.0);
+            let lease = Lease { slab, rkey };
             self.book.leased(Self::id(donor), vec![lease], self.now);
         }
         self.act();
@@ -129,7 +131,7 @@ impl World {
         self.incarnation[donor] += 1;
         for key in self.lent[donor].values_mut() {
             self.next_key += 1;
-            *key = self.next_key;
+            *key = Rkey::of(Rkey(*key).lease(), self.next_key as u32).0;
         }
         if !with_bytes {
             self.lent[donor].clear();
@@ -384,6 +386,27 @@ fn a_slab_that_is_lent_anew_is_not_the_one_that_it_was() {
     world.restart(donor, true);
     world.connect(donor);
     assert_eq!(world.state(extent, 0), ReplicaState::Lost);
+}
+
+#[test]
+fn a_slab_that_was_lent_anew_before_a_kill_is_not_the_one_that_it_was_after_its_agents_restart() {
+    // The annexd that asked for it was killed before it heard of it, so the table named the slab under the key of the lease
+    // before. When the agent was restarted too, with its bytes, the empty slab was taken for the replica.
+    let mut world = World::new(2, 2, 8);
+    (0..2).for_each(|d| world.connect(d));
+    world.settle(&nothing_free());
+    let (extent, places) = world.extents.iter().next().map(|(e, r)| (*e, r.clone())).unwrap();
+    let (donor, slab) = (usize::from(places[0].donor.0), places[0].lease.slab);
+    world.lent[donor].insert(slab, 999 << 32 | 999);
+    let mut next = Book::new(world.book.rules, 8);
+    world.extents.iter().for_each(|(e, places)| next.adopt(*e, places.clone(), world.now));
+    world.book = next;
+    world.restart(donor, true);
+    world.connect(donor);
+    assert_eq!(world.state(extent, 0), ReplicaState::Lost);
+    assert!(!world.lent[donor].contains_key(&slab), "it was not given back");
+    world.connect(1 - donor);
+    assert!(world.extents[&extent][1].state.is_kept(), "the other one went with it");
 }
 
 #[test]

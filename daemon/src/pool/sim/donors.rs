@@ -24,7 +24,7 @@ const HEADROOM: u64 = 2;
 #[derive(Default)]
 struct Slab {
     open: Option<(ClientId, u64, Moment)>,
-    saved: Option<ClientId>,
+    saved: Option<(ClientId, LeaseNumber)>,
     chore: Option<bool>,
     bytes: Contents,
 }
@@ -84,7 +84,8 @@ fn counting_from(first: u64) -> annex_agent::lease::Draw {
     let mut n = first;
     Box::new(move || {
         n += 1;
-        n
+        // In both halves of a key.
+        n << 32 | n
     })
 }
 
@@ -272,7 +273,7 @@ impl World<'_> {
         self.tell(|w| format!("{:?} donor{donor} restarts, bytes {with_bytes}", w.now));
         self.saw_fault(Seen::Restarted);
         self.disconnect(donor);
-        let first = self.fresh() << 32;
+        let first = self.fresh() << 16;
         let now = self.moment;
         let limits = Donor::limits(self.ttl);
         let d = &mut self.donors[donor];
@@ -282,7 +283,7 @@ impl World<'_> {
         for (n, slab) in (0..).zip(&mut d.slabs) {
             slab.saved = slab.saved.filter(|_| with_bytes);
             match slab.saved {
-                Some(client) => leases.push(SavedLease { slab: SlabId(n), client }),
+                Some((client, number)) => leases.push(SavedLease { slab: SlabId(n), client, number }),
                 None => *slab = Slab::default(),
             }
             slab.open = None;
@@ -379,7 +380,7 @@ impl World<'_> {
                     assert!(slab.open.is_none(), "{id} of donor{donor} is lent twice");
                     let is_clean = slab.chore.is_none() && slab.bytes == [0; SLOTS as usize];
                     assert!(resumes || is_clean, "{id} of donor{donor} is lent before it is clean");
-                    (slab.open, slab.saved) = (Some((client, rkey.0, until)), Some(client));
+                    (slab.open, slab.saved) = (Some((client, rkey.0, until)), Some((client, rkey.lease())));
                 }
                 Order::Extend { slab, until } => {
                     let slab = &mut d.slabs[slab.0 as usize];

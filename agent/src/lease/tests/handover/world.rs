@@ -91,7 +91,7 @@ struct Client {
 #[derive(Clone, Debug, Default)]
 struct Slab {
     open: Option<(ClientId, Rkey, Moment)>,
-    saved: Option<ClientId>,
+    saved: Option<(ClientId, LeaseNumber)>,
     chore: Option<bool>,
     /// Whose bytes are in it.
     bytes: Option<ClientId>,
@@ -106,7 +106,8 @@ pub(super) struct World {
     now: Moment,
     /// Random bits, connections and terms are counted.
     counted: u64,
-    last_key: Rkey,
+    /// Of keys this half tells which is the newer one: the other one is the lease's.
+    last_key: u32,
     clients: Vec<Client>,
     slabs: Vec<Slab>,
     saved: BTreeMap<ClientId, SavedClaim>,
@@ -137,8 +138,8 @@ impl World {
             book: Book::new(limits, Incarnation(1), counting_from(0)),
             limits,
             now: Moment(1),
-            counted: 1 << 32,
-            last_key: Rkey(0),
+            counted: 1 << 24,
+            last_key: 0,
             clients: vec![client; case.clients],
             slabs: vec![Slab::default(); case.slabs],
             saved: BTreeMap::new(),
@@ -373,7 +374,7 @@ impl World {
             let is_same = self.slabs[s].term == term && self.slabs[s].open.is_some_and(|(holder, ..)| holder == id(c));
             self.clients[c].knows[s] = match found {
                 Some(found) if base == incarnation && found == key => Some((term, key)),
-                Some(found) if resumed == Some(base) => {
+                Some(found) if resumed == Some(base) && found.goes_on_from(key) => {
                     // Its lease may have ended since the welcome; then its key is dead.
                     let is_open = self.slabs[s].open.is_some_and(|(_, open, _)| open == found);
                     self.must(is_same || !is_open, VOUCHED);
@@ -455,8 +456,8 @@ impl World {
     fn act(&mut self, action: Action, resumes: bool) {
         match action {
             Action::Open { slab, client, rkey, until } => {
-                self.must(rkey > self.last_key, KEY_TWICE);
-                self.last_key = rkey;
+                self.must(rkey.0 as u32 > self.last_key, KEY_TWICE);
+                self.last_key = rkey.0 as u32;
                 let s = slab.0 as usize;
                 self.must(self.slabs[s].open.is_none(), TWICE);
                 if !resumes {
@@ -467,7 +468,7 @@ impl World {
                 }
                 let slab = &mut self.slabs[s];
                 slab.wanted = None;
-                slab.saved = Some(client);
+                slab.saved = Some((client, rkey.lease()));
                 // The client writes to it at once.
                 slab.bytes = Some(client);
                 slab.open = Some((client, rkey, until));
@@ -502,8 +503,11 @@ impl World {
     /// The agent is dead; another one goes on with what was saved.
     fn restart(&mut self) {
         let leases = self.slabs.iter().zip(0..);
-        let leases: Vec<SavedLease> =
-            leases.filter_map(|(s, n)| Some(SavedLease { slab: SlabId(n), client: s.saved? })).collect();
+        let lease = |(slab, n): (&Slab, u32)| {
+            let (client, number) = slab.saved?;
+            Some(SavedLease { slab: SlabId(n), client, number })
+        };
+        let leases: Vec<SavedLease> = leases.filter_map(lease).collect();
         self.outlived |= !leases.is_empty();
         for s in &mut self.slabs {
             // Memory that nobody holds is thrown away.
@@ -518,7 +522,7 @@ impl World {
             }
         }
         self.saved.retain(|client, _| leases.iter().any(|lease| lease.client == *client));
-        self.counted += 1 << 32;
+        self.counted += 1 << 24;
         let next = Incarnation(self.book.incarnation.0 + 1);
         let saved = Saved { claims: self.saved.values().cloned().collect(), leases };
         self.book = Book::resume(self.limits, next, counting_from(self.counted), saved, self.now);

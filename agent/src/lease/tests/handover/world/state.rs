@@ -67,8 +67,9 @@ impl World {
         for slab in &self.slabs {
             let open = slab.open.map(|(client, key, until)| [client.0, names.key(key), left(until)]);
             out.extend(open.unwrap_or_default());
-            let number = |client: Option<ClientId>| client.map_or(0, |client| client.0);
-            out.extend([number(slab.saved), slab.chore.map_or(0, |keep| 1 + u64::from(keep)), number(slab.bytes)]);
+            let (saved, lease) = slab.saved.map_or((0, 0), |(client, lease)| (client.0, names.lease(lease)));
+            let chore = slab.chore.map_or(0, |keep| 1 + u64::from(keep));
+            out.extend([saved, lease, chore, slab.bytes.map_or(0, |client| client.0)]);
             out.extend([slab.wanted.map_or(u64::MAX, left), slab.holders.into()]);
         }
         for (client, claim) in &self.saved {
@@ -93,7 +94,7 @@ impl Clone for World {
             closing,
             draining,
             // Far beyond what the other one may still draw.
-            draw: counting_from(self.last_key.0 + (1 << 16)),
+            draw: counting_from(u64::from(self.last_key) + (1 << 16)),
             actions: self.book.actions.clone(),
         };
         World {
@@ -134,6 +135,7 @@ impl Hash for World {
 #[derive(Default)]
 struct Names {
     keys: Vec<Rkey>,
+    leases: Vec<LeaseNumber>,
     connections: Vec<ConnectionId>,
     incarnations: Vec<Incarnation>,
     sessions: Vec<SessionKey>,
@@ -141,7 +143,11 @@ struct Names {
 
 impl Names {
     fn key(&mut self, key: Rkey) -> u64 {
-        name(&mut self.keys, key)
+        name(&mut self.keys, key) << 32 | self.lease(key.lease())
+    }
+
+    fn lease(&mut self, lease: LeaseNumber) -> u64 {
+        name(&mut self.leases, lease)
     }
 
     fn connection(&mut self, connection: ConnectionId) -> u64 {
