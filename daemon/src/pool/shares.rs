@@ -122,14 +122,12 @@ impl Pool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testbed::Bed;
+    use super::super::testbed::{Bed, SLOTS, eventually};
     use super::*;
 
     #[test]
     fn programs_leave_the_kv_api_its_minimum_and_it_leaves_them_the_rest() {
-        let bed = Bed::new(&[4, 4], 2);
-        let (total, free) = bed.pool.extent();
-        assert_eq!(total, free);
+        let (bed, total) = four_extents();
         bed.pool.divide(Terms { min: Limit::Percent(25), max: Limit::Percent(50) }, 0);
         assert_eq!(bed.pool.share_of_kv(), Some((total * 1024, total * 2048)));
 
@@ -151,14 +149,21 @@ mod tests {
 
     #[test]
     fn what_was_taken_over_counts_and_sizes_are_as_good_as_parts() {
-        let bed = Bed::new(&[4, 4], 2);
-        let (total, _) = bed.pool.extent();
+        let (bed, total) = four_extents();
         let pages = |pages: u64| Limit::Bytes(pages * PAGE_SIZE as u64);
         bed.pool.divide(Terms { min: pages(0), max: pages(30) }, 20);
         let mut runs = Vec::new();
         assert_eq!(bed.pool.reserve_for_kv(100, &mut runs), 10);
         assert_eq!(bed.pool.reserve_for_kv(100, &mut runs), 0);
         assert_eq!(in_steps(total, &mut runs, |pages, runs| bed.pool.reserve(pages, runs)), total - 10);
+    }
+
+    /// A pool of four extents that knows it: while slabs are asked for, there seem to be fewer.
+    fn four_extents() -> (Bed, u64) {
+        let bed = Bed::new(&[4, 4], 2);
+        let total = 4 * u64::from(SLOTS);
+        eventually("the pool to know all its room", || bed.pool.extent() == (total, total));
+        (bed, total)
     }
 
     fn in_steps(pages: u64, runs: &mut Vec<SlotRun>, take: impl Fn(usize, &mut Vec<SlotRun>) -> usize) -> u64 {
