@@ -1,8 +1,8 @@
 //! Who watches which space, and the thread that looks where the faults come from ([`home`](super::home) decides).
 //!
 //! While faults are served it looks every [`LOOK`]: on which CPU is the thread of each space that faulted last? /proc tells, in about ten microseconds. Else
-//! it sleeps until a worker rings. It also keeps the evictor and the stubs off the CPUs that are homes: when they take such a CPU for the length of a
-//! batch, the kernel moves the program to another one.
+//! it sleeps until a worker rings. While one space alone has faults, it also keeps the evictor and the stubs off its home: when they take that CPU for the length of
+//! a batch, the kernel moves the program to another one. With more of them there is no CPU to spare, and eviction must get its share of each.
 
 use super::home::Watch;
 use super::process;
@@ -69,14 +69,14 @@ pub fn start(around: Arc<Surroundings>, epolls: Arc<[Arc<Epoll>]>, bell: Arc<Bel
         let _sentinel = Sentinel("the thread that looks where faults come from");
         let (mut quiet, mut kept_clear) = (0, Kept::default());
         while !bell.stop.load(SeqCst) {
-            let homes = look(&around, &epolls);
-            quiet = if homes.is_some() { 0 } else { quiet + 1 };
+            let home = look(&around, &epolls);
+            quiet = if home.is_some() { 0 } else { quiet + 1 };
             if quiet == QUIET {
-                kept_clear.renew(&around, Vec::new());
+                kept_clear.renew(&around, None);
                 bell.sleep();
                 quiet = 0;
             } else {
-                homes.into_iter().for_each(|homes| kept_clear.renew(&around, homes));
+                home.into_iter().for_each(|home| kept_clear.renew(&around, home));
                 std::thread::sleep(LOOK);
             }
         }
@@ -84,12 +84,12 @@ pub fn start(around: Arc<Surroundings>, epolls: Arc<[Arc<Epoll>]>, bell: Arc<Bel
     std::thread::Builder::new().name("annex-homes".into()).spawn(body)
 }
 
-/// The homes of those spaces that had faults since the last look, if any had.
-fn look(around: &Surroundings, epolls: &[Arc<Epoll>]) -> Option<Vec<usize>> {
-    let mut homes = None;
+/// The home of the one space that had faults since the last look, if it has one; `None` if none had faults.
+fn look(around: &Surroundings, epolls: &[Arc<Epoll>]) -> Option<Option<usize>> {
+    let mut only = None;
     for space in around.registry.all() {
         let (Some(thread), Some(pid)) = (space.last_faulted(), space.pid()) else { continue };
-        let homes = homes.get_or_insert_with(Vec::new);
+        let is_first = only.replace(None).is_none();
         // A thread that another PID namespace numbers is not found, or is another one: then all watch, or not the best one does.
         let stat = process::Stat::read_thread(pid, thread);
         let worker = stat.map(|stat| stat.cpu as usize).filter(|cpu| *cpu < epolls.len());
@@ -97,32 +97,30 @@ fn look(around: &Surroundings, epolls: &[Arc<Epoll>]) -> Option<Vec<usize>> {
         if let Some(change) = core.home.look(thread, worker) {
             rearrange(epolls, &space, change);
         }
-        homes.extend(core.home.worker());
+        only = Some(core.home.worker().filter(|_| is_first));
     }
-    homes
+    only
 }
 
-/// Which CPUs are kept clear of whom.
+/// Which CPU is kept clear of whom.
 #[derive(Default)]
 struct Kept {
-    homes: Vec<usize>,
+    home: Option<usize>,
     stubs: Vec<i32>,
 }
 
 impl Kept {
-    /// Keeps those who evict off these CPUs. A stub may use annexd's CPUs, whichever its program is confined to: else it would have to share one with
+    /// Keeps those who evict off this CPU. A stub may use annexd's CPUs, whichever its program is confined to: else it would have to share one with
     /// the program and its fault worker, and hardly ever get it.
-    fn renew(&mut self, around: &Surroundings, mut homes: Vec<usize>) {
-        homes.sort_unstable();
-        homes.dedup();
+    fn renew(&mut self, around: &Surroundings, home: Option<usize>) {
         let mut stubs: Vec<i32> = around.registry.all().iter().filter_map(|space| space.stub_pid()).collect();
         stubs.sort_unstable();
-        if (&homes, &stubs) == (&self.homes, &self.stubs) {
+        if (home, &stubs) == (self.home, &self.stubs) {
             return;
         }
-        process::keep_off(around.turns.evictor.tid(), &homes);
-        stubs.iter().for_each(|stub| process::keep_off(*stub, &homes));
-        *self = Kept { homes, stubs };
+        process::keep_off(around.turns.evictor.tid(), home);
+        stubs.iter().for_each(|stub| process::keep_off(*stub, home));
+        *self = Kept { home, stubs };
     }
 }
 

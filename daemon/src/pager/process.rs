@@ -217,12 +217,12 @@ pub fn hurry(thread: i32) {
     }
 }
 
-/// Has a thread run on the CPUs that this process may use, but for some; on all of them if no other is left.
-pub fn keep_off(thread: i32, cpus: &[usize]) {
+/// Has a thread run on the CPUs that this process may use, but for one; on all of them if no other is left.
+pub fn keep_off(thread: i32, cpu: Option<usize>) {
     let all = sched_getaffinity(Pid::from_raw(std::process::id() as i32));
     let moved = all.and_then(|all| {
         let mut rest = all;
-        cpus.iter().try_for_each(|cpu| rest.unset(*cpu))?;
+        cpu.map_or(Ok(()), |cpu| rest.unset(cpu))?;
         let none = (0..CpuSet::count()).all(|cpu| !rest.is_set(cpu).unwrap_or(false));
         sched_setaffinity(Pid::from_raw(thread), if none { &all } else { &rest })
     });
