@@ -185,12 +185,15 @@ impl Index {
         0
     }
 
-    /// Any key, for 64 random bits.
+    /// Any key, each as likely as the others, for 64 random bits.
     pub fn any(&self, random: u64) -> Option<&Entry> {
-        let first = (random >> (64 - SHARD_BITS)) as usize;
-        let shards = (0..self.shards.len()).map(|n| &self.shards[(first + n) % SHARDS]);
-        let shard = shards.into_iter().find(|shard| !shard.is_empty())?;
-        shard.iter().nth(random as usize % shard.len())
+        let mut nth = random.checked_rem(self.len)? as usize;
+        let shard = self.shards.iter().find(|shard| {
+            let is_it = nth < shard.len();
+            nth -= if is_it { 0 } else { shard.len() };
+            is_it
+        })?;
+        shard.iter().nth(nth)
     }
 
     /// Takes some keys out, of which nobody cares which: at least one if there is one.
@@ -289,16 +292,18 @@ mod tests {
     }
 
     #[test]
-    fn any_key_may_be_drawn() {
+    fn any_key_is_drawn_as_often_as_the_others() {
         let mut index = Index::default();
         assert!(index.any(9).is_none());
         (0..10).for_each(|n| assert!(index.insert(entry(n, None)).is_none()));
         let mut random = 1u64;
         let mut draw = || {
             random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            index.any(random).unwrap().place().sheet.0
+            index.any(random >> 8).unwrap().place().sheet.0
         };
-        assert_eq!((0..2000).map(|_| draw()).collect::<BTreeSet<_>>().len(), 10);
+        let mut drawn = [0; 10];
+        (0..10_000).for_each(|_| drawn[draw() as usize] += 1);
+        assert!(drawn.iter().all(|times| (800..1200).contains(times)), "{drawn:?}");
     }
 
     #[test]
