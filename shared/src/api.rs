@@ -167,6 +167,15 @@ pub struct AppInfo {
     /// Pages that came back from the pool since attach, neighbours that were read along included.
     #[serde(default)]
     pub pages_in: u64,
+    /// Of those, the ones that no fault had asked for.
+    #[serde(default)]
+    pub pages_prefetched: u64,
+    /// What of them is judged by a page that the same guess would have brought next; and what of that was right, because
+    /// that page was wanted. The rest was of no use, or is not known to have been yet.
+    #[serde(default)]
+    pub prefetch_samples: u64,
+    #[serde(default)]
+    pub prefetch_hits: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -65,6 +65,9 @@ impl ScriptedApps {
             pages_clean: 0,
             pages_zero: 0,
             pages_in: 2345,
+            pages_prefetched: 1111,
+            prefetch_samples: 1000,
+            prefetch_hits: 990,
         };
         script.next_id += 1;
         script.apps.push(app.clone());

@@ -32,6 +32,10 @@ pub struct Counters {
     pub clean: AtomicU64,
     pub zero_pages: AtomicU64,
     pub brought_in: AtomicU64,
+    /// Of those, the ones that no fault had asked for; and what samples say of how many were of use (see `stream`).
+    pub prefetched: AtomicU64,
+    pub prefetch_samples: AtomicU64,
+    pub prefetch_hits: AtomicU64,
 }
 
 /// The longest a fault waits for room. Past it the app exceeds its limit rather than stand still.
@@ -199,6 +203,12 @@ impl App {
         self.estimate.load(Relaxed) > self.high.load(Relaxed)
     }
 
+    /// Pages that may come before the app is above its limit.
+    pub fn room(&self) -> u32 {
+        let room = self.limit_pages.load(Relaxed).saturating_sub(self.estimate.load(Relaxed));
+        room.clamp(0, u32::MAX.into()) as u32
+    }
+
     /// Pages believed to be resident.
     pub fn estimate(&self) -> i64 {
         self.estimate.load(Relaxed)
@@ -290,6 +300,9 @@ impl App {
             pages_clean: load(&self.counters.clean),
             pages_zero: load(&self.counters.zero_pages),
             pages_in: load(&self.counters.brought_in),
+            pages_prefetched: load(&self.counters.prefetched),
+            prefetch_samples: load(&self.counters.prefetch_samples),
+            prefetch_hits: load(&self.counters.prefetch_hits),
         }
     }
 }
@@ -313,5 +326,8 @@ mod tests {
         assert!(!app.add_resident(1791));
         assert!(app.add_resident(2));
         assert!(!app.add_resident(-2));
+        assert_eq!(app.room(), 257, "the high watermark lies a MiB below the limit");
+        app.add_resident(1000);
+        assert_eq!(app.room(), 0);
     }
 }

@@ -32,6 +32,7 @@ mod clock;
 mod control_block;
 mod doubt;
 mod evict;
+mod fetch;
 mod home;
 mod homes;
 mod inflight;

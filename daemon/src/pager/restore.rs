@@ -5,6 +5,7 @@
 
 use super::app::App;
 use super::attach::Means;
+use super::fetch::Stretch;
 use super::process;
 use super::registry::Registry;
 use super::space::{Space, Surroundings, Why};
@@ -149,7 +150,7 @@ fn sweep(space: &Arc<Space>, lane: &mut Lane, around: &Surroundings, most: usize
             let mut core = space.core();
             match result {
                 Ok(()) => {
-                    space.install(&mut core, page, slot, lane.bytes(&buf), Why::Restore, around);
+                    space.install(&mut core, Stretch::one(page, slot), lane.bytes(&buf), Why::Restore, around);
                 }
                 Err(error) if n == 1 => {
                     tracing::warn!(app = space.app.name, slot = slot.0, "failed to read a page: {error}");

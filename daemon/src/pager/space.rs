@@ -14,6 +14,7 @@
 //! Lock order: [`Space::evicting`] before [`Space::core`]; a parent's core before its new child's.
 
 use super::app::App;
+use super::fetch::{Fetch, Stretch};
 use super::home::Home;
 use super::inflight::InFlight;
 use super::mortal;
@@ -76,10 +77,12 @@ pub struct Surroundings {
 /// Why pages are installed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// The first page is waited for, to be read: pages keep their pool copies and are watched for writes.
-    Read,
-    /// The first page is about to be written.
-    Write,
+    /// This page is waited for, to be read: pages keep their pool copies and are watched for writes.
+    Read(PageIdx),
+    /// This page is about to be written.
+    Write(PageIdx),
+    /// Nobody waits for them, as far as is known.
+    Ahead,
     /// The app is being let go: nothing of the pages stays in the pool.
     Restore,
 }
@@ -91,8 +94,8 @@ pub enum Next {
     Served,
     /// Nothing for now: the app holds it until there is room, or until it has waited long enough ([`App::take_held`]).
     Held,
-    /// Bring these consecutive pages, whose slots are consecutive from `slot` on.
-    Read { slot: SlotIdx, pages: u32 },
+    /// Bring these.
+    Read(Fetch),
     /// The app is changing its mappings: read its messages, then try again.
     Again,
 }
@@ -100,7 +103,7 @@ pub enum Next {
 pub struct Core {
     pub table: Table,
     pub regions: Regions,
-    streams: Streams,
+    pub(super) streams: Streams,
     pub home: Home,
     /// The clock's lap, modulo `policy::LAPS`.
     pub lap: u8,
@@ -302,10 +305,7 @@ impl Space {
                 if around.in_flight.park(slot, self, fault) {
                     return Next::Served;
                 }
-                let window = core.streams.window(page);
-                let pages = core.run_length(page, slot, window, around);
-                core.streams.advance(page.plus(pages as u64));
-                Next::Read { slot, pages }
+                Next::Read(core.fetch(page, slot, &self.app, around))
             }
             Record::Poisoned => match self.uffd.poison(page.addr()) {
                 Installed::TryAgain => Next::Again,
@@ -373,37 +373,34 @@ impl Space {
         Next::Served
     }
 
-    /// Installs pages from `first` on that were read from the pool, `bytes` holding verified copies of the slots from `slot` on. Pages
+    /// Installs pages that were read from the pool, `bytes` holding verified copies of them. Pages
     /// whose record has changed since are skipped. False: the app is changing its mappings, try again later.
-    pub fn install(
-        &self,
-        core: &mut Core,
-        first: PageIdx,
-        slot: SlotIdx,
-        bytes: &[u8],
-        why: Why,
-        around: &Surroundings,
-    ) -> bool {
+    pub fn install(&self, core: &mut Core, read: Stretch, bytes: &[u8], why: Why, around: &Surroundings) -> bool {
         if !self.settle_changes(core, around) {
             return false;
         }
+        let Stretch { first, slot, .. } = read;
         let pages = (bytes.len() / PAGE_SIZE) as u64;
+        let asked = match why {
+            Why::Read(page) | Why::Write(page) => Some(page),
+            Why::Ahead | Why::Restore => None,
+        };
         let is_current =
             |core: &Core, i: u64| core.table.record(first.plus(i)) == Record::Evicted(SlotIdx(slot.0 + i as u32));
+        // The page that is being written goes in unprotected, alone.
+        let is_written = |i: u64| why == Why::Write(first.plus(i));
         let mut i = 0;
         while i < pages {
             if !is_current(core, i) {
-                if i == 0 {
-                    self.uffd.wake(first.addr(), PAGE_SIZE as u64);
+                if asked == Some(first.plus(i)) {
+                    self.uffd.wake(first.plus(i).addr(), PAGE_SIZE as u64);
                 }
                 i += 1;
                 continue;
             }
-            // The page that is being written goes in unprotected, alone.
-            let alone = i == 0 && why == Why::Write;
-            let keep_copy = !alone && why != Why::Restore;
+            let keep_copy = !is_written(i) && why != Why::Restore;
             let mut n = 1;
-            while !alone && i + n < pages && is_current(core, i + n) {
+            while !is_written(i) && i + n < pages && !is_written(i + n) && is_current(core, i + n) {
                 n += 1;
             }
             let addr = first.plus(i).addr();
@@ -437,12 +434,18 @@ impl Space {
             };
             mortal::point("page-copied");
             for k in i..i + done {
-                core.installed(first.plus(k), SlotIdx(slot.0 + k as u32), keep_copy, k == 0, around);
-                core.clear_suspect(first.plus(k));
+                let page = first.plus(k);
+                let asked_alone = asked == Some(page) && pages == 1;
+                core.installed(page, SlotIdx(slot.0 + k as u32), keep_copy, asked_alone, around);
+                core.clear_suspect(page);
             }
             core.table.installed();
             self.app.add_resident(done as i64);
             self.app.counters.brought_in.fetch_add(done, Relaxed);
+            if why != Why::Restore {
+                let wanted = asked.is_some_and(|page| (first.plus(i)..first.plus(i + done)).contains(&page));
+                self.app.counters.prefetched.fetch_add(done - u64::from(wanted), Relaxed);
+            }
             i += done;
         }
         true
@@ -537,20 +540,6 @@ impl Core {
         was
     }
 
-    /// How many pages from `page` on are evicted to consecutive slots that can be read, up to `window`.
-    fn run_length(&self, page: PageIdx, slot: SlotIdx, window: u32, around: &Surroundings) -> u32 {
-        let extent = around.pool.slots_per_extent().max(1);
-        let mut n = 1;
-        while n < window
-            && !(slot.0 + n).is_multiple_of(extent)
-            && self.table.record(page.plus(n as u64)) == Record::Evicted(SlotIdx(slot.0 + n))
-            && !around.in_flight.contains(SlotIdx(slot.0 + n))
-        {
-            n += 1;
-        }
-        n
-    }
-
     /// A suspect turned out to have been installed: what the app has is the page.
     fn is_there(&mut self, page: PageIdx, around: &Surroundings) {
         let before = self.table.set(page, Record::None).unwrap_or(Record::None);
@@ -558,8 +547,8 @@ impl Core {
         before.slot().into_iter().for_each(|slot| around.pool.release(slot));
     }
 
-    fn installed(&mut self, page: PageIdx, slot: SlotIdx, clean: bool, asked: bool, around: &Surroundings) {
-        let heat = if asked { policy::heat_after_refault(self.lap, self.table.policy(page)) } else { 0 };
+    fn installed(&mut self, page: PageIdx, slot: SlotIdx, clean: bool, asked_alone: bool, around: &Surroundings) {
+        let heat = if asked_alone { policy::heat_after_refault(self.lap, self.table.policy(page)) } else { 0 };
         if clean {
             // The reference passes from one record to the other.
             let _ = self.table.set(page, Record::Clean(slot));

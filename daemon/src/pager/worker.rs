@@ -10,6 +10,7 @@
 use super::PagerConfig;
 use super::app::{App, LONGEST_HOLD};
 use super::busy_poll::BusyPoll;
+use super::fetch::{Fetch, Stretch};
 use super::homes::{self, Bell, HERD};
 use super::process;
 use super::registry::Registry;
@@ -187,8 +188,9 @@ impl Drop for Workers {
 /// A read under way.
 struct Pending {
     space: Arc<Space>,
-    fault: Fault,
-    slot: SlotIdx,
+    stretch: Stretch,
+    /// `None`: nobody waits for it.
+    fault: Option<Fault>,
 }
 
 /// What could not be done at once.
@@ -330,11 +332,14 @@ impl Worker {
         }
         faults.extend(also);
         for fault in faults.drain(..) {
+            if self.joins(space, fault) {
+                continue;
+            }
             match space.serve(&mut core, fault, &around) {
                 Next::Served => {}
                 Next::Held => self.hold(&space.app),
                 Next::Again => self.again.push(Again::Fault(space.clone(), fault)),
-                Next::Read { slot, pages } => self.read(space, fault, slot, pages),
+                Next::Read(fetch) => self.fetch(space, fault, &fetch),
             }
         }
         self.faults = faults;
@@ -359,28 +364,62 @@ impl Worker {
         }
     }
 
-    /// Asks the pool for pages. Called under the space's lock: from here on the lane holds references to the slots.
-    fn read(&mut self, space: &Arc<Space>, fault: Fault, slot: SlotIdx, pages: u32) {
-        let Some(buf) = self.lane.alloc(pages as usize).or_else(|| self.lane.alloc(1)) else {
-            self.again.push(Again::Fault(space.clone(), fault));
-            return;
+    /// A page that nobody waited for is on its way, and now somebody does.
+    fn joins(&mut self, space: &Arc<Space>, fault: Fault) -> bool {
+        let is_it =
+            |p: &&mut Pending| p.fault.is_none() && p.stretch.contains(fault.page) && Arc::ptr_eq(&p.space, space);
+        let ahead = self.pending.iter_mut().flatten().find(is_it);
+        ahead.map(|pending| pending.fault = Some(fault)).is_some()
+    }
+
+    /// Asks the pool for what a fault brings: what is waited for first, the rest if there is room. Called under the
+    /// space's lock: from here on the lane holds references to the slots.
+    fn fetch(&mut self, space: &Arc<Space>, fault: Fault, fetch: &Fetch) {
+        self.read(space, fault, fetch.asked);
+        for stretch in fetch.apart() {
+            let Some(buf) = self.lane.alloc(stretch.pages as usize) else { return };
+            let pending = Pending { space: space.clone(), stretch, fault: None };
+            if let Err(Busy(buf)) = self.post(pending, buf) {
+                self.lane.free(buf);
+                return;
+            }
+        }
+    }
+
+    /// Asks the pool for a page that is waited for and its neighbours.
+    fn read(&mut self, space: &Arc<Space>, fault: Fault, mut stretch: Stretch) {
+        let buf = self.lane.alloc(stretch.pages as usize).or_else(|| {
+            stretch = stretch.only(fault.page);
+            self.lane.alloc(1)
+        });
+        let posted = match buf {
+            Some(buf) => self.post(Pending { space: space.clone(), stretch, fault: Some(fault) }, buf),
+            None => {
+                self.again.push(Again::Fault(space.clone(), fault));
+                return;
+            }
         };
-        let count = buf.pages() as u32;
+        if let Err(Busy(buf)) = posted {
+            self.lane.free(buf);
+            self.again.push(Again::Fault(space.clone(), fault));
+        }
+    }
+
+    fn post(&mut self, pending: Pending, buf: Buf) -> Result<(), Busy> {
         let token = self.free.pop().unwrap_or_else(|| {
             self.pending.push(None);
             self.pending.len() - 1
         });
-        match self.lane.read(SlotRun { first: slot, count }, buf, token as u64) {
+        let Stretch { slot: first, pages: count, .. } = pending.stretch;
+        let posted = self.lane.read(SlotRun { first, count }, buf, token as u64);
+        match posted {
             Ok(()) => {
-                self.pending[token] = Some(Pending { space: space.clone(), fault, slot });
+                self.pending[token] = Some(pending);
                 self.busy_poll.restart();
             }
-            Err(Busy(buf)) => {
-                self.lane.free(buf);
-                self.free.push(token);
-                self.again.push(Again::Fault(space.clone(), fault));
-            }
+            Err(_) => self.free.push(token),
         }
+        posted
     }
 
     /// Moves everything that can move: doorbells, completions, second tries.
@@ -406,19 +445,15 @@ impl Worker {
             match result {
                 Ok(()) => self.install(pending, buf),
                 Err(error) => {
-                    let single = buf.pages() == 1;
                     self.lane.free(buf);
-                    tracing::warn!(
-                        app = pending.space.app.name,
-                        slot = pending.slot.0,
-                        "failed to read a page: {error}"
-                    );
-                    if single {
-                        self.lose(pending.space, pending.fault.page, pending.slot);
-                    } else {
+                    let Pending { space, stretch, fault } = pending;
+                    tracing::warn!(app = space.app.name, slot = stretch.slot.0, "failed to read a page: {error}");
+                    match fault {
+                        // Whoever touches it will ask again.
+                        None => {}
+                        Some(fault) if stretch.pages == 1 => self.lose(space, fault.page, stretch.slot),
                         // One of the neighbours may be the trouble: the page that is waited for, alone.
-                        let Pending { space, fault, slot } = pending;
-                        self.read(&space, fault, slot, 1);
+                        Some(fault) => self.read(&space, fault, stretch.only(fault.page)),
                     }
                 }
             }
@@ -428,31 +463,42 @@ impl Worker {
     }
 
     fn install(&mut self, pending: Pending, buf: Buf) {
-        let Pending { space, fault, slot } = &pending;
-        if space.is_dead() {
+        let Pending { space, stretch, fault } = &pending;
+        // What nobody waits for is dropped rather than that somebody waits for it, or the app is above its limit.
+        if space.is_dead() || (fault.is_none() && space.app.room() == 0) {
             self.lane.free(buf);
             return;
         }
         let around = self.around.clone();
-        let Some(mut core) = space.core_within(PATIENCE) else {
-            self.again.push(Again::Install(pending, buf));
-            return;
+        let why = match fault {
+            Some(Fault { page, write: true, .. }) => Why::Write(*page),
+            Some(Fault { page, .. }) => Why::Read(*page),
+            None => Why::Ahead,
         };
-        let why = if fault.write { Why::Write } else { Why::Read };
-        if space.install(&mut core, fault.page, *slot, self.lane.bytes(&buf), why, &around) {
-            drop(core);
-            space.app.counters.major.fetch_add(1, Ordering::Relaxed);
-            space.app.latency.add(fault.since.elapsed());
-            if space.app.is_over() {
-                self.registry.wake_evictor();
+        let core = space.core_within(PATIENCE);
+        let installed = core.map(|mut core| space.install(&mut core, *stretch, self.lane.bytes(&buf), why, &around));
+        match (fault, installed) {
+            (Some(_), None) => self.again.push(Again::Install(pending, buf)),
+            (Some(_), Some(false)) => {
+                let id = space.id;
+                self.again.push(Again::Install(pending, buf));
+                // Its message must be read before the install can succeed.
+                self.visit(id, Instant::now());
             }
-            self.lane.free(buf);
-        } else {
-            let id = space.id;
-            drop(core);
-            self.again.push(Again::Install(pending, buf));
-            // Its message must be read before the install can succeed.
-            self.visit(id, Instant::now());
+            (Some(fault), Some(true)) => {
+                space.app.counters.major.fetch_add(1, Ordering::Relaxed);
+                space.app.latency.add(fault.since.elapsed());
+                if space.app.is_over() {
+                    self.registry.wake_evictor();
+                }
+                self.lane.free(buf);
+            }
+            (None, _) => {
+                if space.app.is_over() {
+                    self.registry.wake_evictor();
+                }
+                self.lane.free(buf);
+            }
         }
     }
 

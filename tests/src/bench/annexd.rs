@@ -142,6 +142,10 @@ pub struct Counted {
     pub clean: u64,
     pub zero: u64,
     pub pages_in: u64,
+    /// Of those, the ones that no fault had asked for; what of them can be judged; what of that was right.
+    pub prefetched: u64,
+    pub prefetch_samples: u64,
+    pub prefetch_hits: u64,
     pub faults: u64,
     /// CPU seconds by annexd's threads; all of them together (`annexd`), the donors' (`agents`), the stub's.
     pub cpu_s: BTreeMap<String, f64>,
@@ -162,6 +166,9 @@ impl Counted {
             clean: grown(|app| app.pages_clean),
             zero: grown(|app| app.pages_zero),
             pages_in: grown(|app| app.pages_in),
+            prefetched: grown(|app| app.pages_prefetched),
+            prefetch_samples: grown(|app| app.prefetch_samples),
+            prefetch_hits: grown(|app| app.prefetch_hits),
             faults: grown(|app| app.faults.major),
             cpu_s: cpu_s.collect(),
             overhead_per_page: last.overhead_per_page,
@@ -186,12 +193,12 @@ impl Counted {
         self.clean as f64 / self.evicted.max(1) as f64
     }
 
-    /// What part of the pages that came back can't have been of use: (at least, at most). annexd can't tell whether a page
-    /// was touched before it left again, but no access needs more than one page that was absent, and each miss needs one.
-    pub fn useless(&self, accesses_per_s: f64, misses_per_s: f64) -> Option<(f64, f64)> {
-        let came = self.pages_in as f64;
-        let beyond = |needed: f64| (1.0 - needed * self.seconds / came).max(0.0);
-        (self.pages_in >= ENOUGH).then(|| (beyond(accesses_per_s), beyond(misses_per_s)))
+    /// What part of the pages that came back was of no use, as annexd's samples tell; without samples, whatever nobody
+    /// had asked for.
+    pub fn useless(&self) -> Option<f64> {
+        let wrong = self.prefetch_samples.saturating_sub(self.prefetch_hits) as f64;
+        let share = if self.prefetch_samples == 0 { 1.0 } else { wrong / self.prefetch_samples as f64 };
+        (self.pages_in >= ENOUGH).then(|| self.prefetched as f64 * share / self.pages_in as f64)
     }
 }
 
@@ -203,12 +210,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_came_beyond_every_access_was_of_no_use() {
-        let counted = Counted { seconds: 2.0, pages_in: 10_000, ..Counted::default() };
-        let (least, most) = counted.useless(4_000.0, 1_000.0).unwrap();
-        assert!((least - 0.2).abs() < 1e-9 && (most - 0.8).abs() < 1e-9, "{least} {most}");
-        assert_eq!(counted.useless(9_000.0, 5_000.0), Some((0.0, 0.0)));
-        assert_eq!(Counted::default().useless(1.0, 1.0), None);
+    fn what_was_brought_unasked_is_of_as_little_use_as_its_samples() {
+        let counted = Counted { pages_in: 10_000, prefetched: 8_000, ..Counted::default() };
+        let sampled = Counted { prefetch_samples: 4_000, prefetch_hits: 3_000, ..counted.clone() };
+        assert_eq!(sampled.useless(), Some(0.2));
+        assert_eq!(counted.useless(), Some(0.8), "nothing is known to have been right");
+        assert_eq!(Counted::default().useless(), None);
     }
 
     #[test]

@@ -70,16 +70,11 @@ pub fn judge(results: &Results) -> Vec<Bar> {
     let strided = cell(Pattern::Strided, 25);
     let found = results.runs(AnnexShm, strided).iter().map(|run| run.measured.slow_share * 100.0);
     bar("strided: reads that still miss".into(), Bound::AtMost(25.0), "%", Ratio::of(found.collect()));
-    // The bound that tells something for each: strided needs every page it reads, a phase misses whatever was not guessed.
-    let useless = |cell, which: fn((f64, f64)) -> f64| {
-        let counted = results.counted(AnnexShm, cell);
-        let shares = counted.filter_map(|(run, counted)| counted.useless(run.ops_per_s, run.misses_per_s()).map(which));
-        Ratio::of(shares.map(|share| share * 100.0).collect())
-    };
-    let wasted = useless(strided, |(least, _)| least);
-    bar("strided: pages read for nothing, at least".into(), Bound::AtMost(10.0), "%", wasted);
-    let wasted = useless(cell(Pattern::Phase, 25), |(_, most)| most);
-    bar("phase: pages read for nothing, at most".into(), Bound::AtMost(10.0), "%", wasted);
+    for pattern in [Pattern::Sequential, Pattern::Strided, Pattern::Phase] {
+        let counted = results.counted(AnnexShm, cell(pattern, 25));
+        let wasted = Ratio::of(counted.filter_map(|(_, counted)| Some(counted.useless()? * 100.0)).collect());
+        bar(format!("{}: pages read for nothing", pattern.name()), Bound::AtMost(10.0), "%", wasted);
+    }
     for pattern in Pattern::ALL {
         let tails = results.runs(AnnexShm, cell(pattern, 25)).iter().map(|run| run.measured.p999_us);
         let tails = Ratio::of(tails.collect());

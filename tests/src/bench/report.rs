@@ -15,7 +15,8 @@ const NOTES: &str = "\
   time in order and dropping them unwritten.
 - With two threads each has half of the set to itself. All are pinned to a CPU.
 - CPU time of an eviction: annexd's evicting thread and the stub. Dirty: while the set is filled; clean: while it is read.
-- Pages read for nothing have bounds only: no access needs more than one absent page, and every miss needs one.
+- Pages read for nothing: those that annexd brought unasked, by the part of its samples that nobody wanted. A sample is
+  the page where a prefetch ends: the same guess would have brought it next.
 ";
 
 /// As Markdown.
@@ -159,16 +160,10 @@ fn counters(results: &Results) -> String {
         };
         let said = |figure: Option<f64>| figure.map_or_else(|| "–".into(), number);
         let per_fault = |c: &super::annexd::Counted| (c.faults > 0).then(|| c.pages_in as f64 / c.faults as f64);
-        let useless = counted.iter().filter_map(|(run, c)| c.useless(run.ops_per_s, run.misses_per_s()));
-        let (least, most): (Vec<_>, Vec<_>) = useless.map(|(least, most)| (least * 100.0, most * 100.0)).unzip();
-        let for_nothing = match (Ratio::of(least), Ratio::of(most)) {
-            (Some(least), Some(most)) => format!("{:.0}–{:.0} %", least.median, most.median),
-            _ => "–".into(),
-        };
         let filling = results.filled(row.contender, row.cell).filter_map(super::annexd::Counted::eviction_us);
         let _ = writeln!(
             text,
-            "| {} | {} % | {} | {} | {} % | {} | {} | {for_nothing} | {} | {} | {} | {} |",
+            "| {} | {} % | {} | {} | {} % | {} | {} | {} % | {} | {} | {} | {} |",
             row.cell.pattern.name(),
             row.cell.resident_percent,
             row.contender.name(),
@@ -176,6 +171,7 @@ fn counters(results: &Results) -> String {
             said(of(&|c| Some(c.clean_share() * 100.0))),
             said(of(&|c| Some(c.pages_in as f64 / c.seconds))),
             said(of(&per_fault)),
+            said(of(&|c| Some(c.useless()? * 100.0))),
             said(of(&super::annexd::Counted::eviction_us)),
             said(Ratio::of(filling.collect()).map(|ratio| ratio.median)),
             said(of(&super::annexd::Counted::moving_us)),
