@@ -389,7 +389,7 @@ impl Space {
             |core: &Core, i: u64| core.table.record(first.plus(i)) == Record::Evicted(SlotIdx(slot.0 + i as u32));
         // The page that is being written goes in unprotected, alone.
         let is_written = |i: u64| why == Why::Write(first.plus(i));
-        let mut i = 0;
+        let (mut i, mut most) = (0, pages);
         while i < pages {
             if !is_current(core, i) {
                 if asked == Some(first.plus(i)) {
@@ -400,7 +400,7 @@ impl Space {
             }
             let keep_copy = !is_written(i) && why != Why::Restore;
             let mut n = 1;
-            while !is_written(i) && i + n < pages && !is_written(i + n) && is_current(core, i + n) {
+            while n < most && !is_written(i) && i + n < pages && !is_written(i + n) && is_current(core, i + n) {
                 n += 1;
             }
             let addr = first.plus(i).addr();
@@ -422,10 +422,16 @@ impl Space {
                     self.app.stop(&format!("page {addr:#x} is both evicted and present"));
                     return true;
                 }
+                // The kernel copies within one mapping only.
+                Installed::Gone if n > 1 => {
+                    most = 1;
+                    continue;
+                }
                 Installed::Gone => {
                     tracing::debug!(space = self.id.0, "page {addr:#x} has no mapping to go to");
                     self.uffd.wake(addr, PAGE_SIZE as u64);
-                    return true;
+                    i += 1;
+                    continue;
                 }
                 Installed::Dead => {
                     self.set_dead();
