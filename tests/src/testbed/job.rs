@@ -196,6 +196,10 @@ impl Job {
 impl Drop for Job {
     fn drop(&mut self) {
         self.ended.store(true, Relaxed);
+        if std::thread::panicking() {
+            let runs = if self.process.is_running() { "still runs" } else { "has ended" };
+            eprintln!("{} {runs}:\n{}", self.name, self.process.log());
+        }
     }
 }
 
