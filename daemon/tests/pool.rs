@@ -1,6 +1,9 @@
 //! The pool with real agents in this process, one over tcp and one over shared memory: pages survive the sudden end of
 //! either, under load, and come back byte for byte.
 
+#[path = "../../tests/src/testbed/port.rs"]
+mod port;
+
 use annex_agent::{Agent, Config};
 use annex_daemon::pool::{Done, DonorConfig, Lane, Part, Pool, PoolConfig, PoolState, SlotRun, TransportChoice};
 use annex_shared::api::DonorState;
@@ -243,9 +246,7 @@ struct Donor {
 
 impl Donor {
     fn start() -> Donor {
-        let free = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let addr = free.local_addr().unwrap();
-        drop(free);
+        let addr = port::free();
         let dir = tempfile::tempdir().unwrap();
         let process = Self::spawn(addr, &dir);
         Donor { dir, addr, process }

@@ -11,6 +11,7 @@ pub mod api;
 pub mod bins;
 pub mod census;
 pub mod job;
+pub mod port;
 pub mod process;
 pub mod wire;
 
@@ -19,7 +20,6 @@ pub use job::{Job, Outcome};
 use process::Process;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -156,7 +156,7 @@ impl Builder {
         args.extend(["--replicas".into(), self.replicas.to_string().into()]);
         for (i, donor) in self.donors.iter().enumerate() {
             let wire = donor.wired.then(|| Wire::lay(i));
-            let address = wire.as_ref().map_or_else(free_address, |wire| wire.address(7411));
+            let address = wire.as_ref().map_or_else(|| port::free().to_string(), |wire| wire.address(7411));
             let name = format!("{}{i}", donor.transport);
             let place = Place { name: name.clone(), address: address.clone(), donor: donor.clone(), wire };
             if !donor.absent {
@@ -173,7 +173,7 @@ impl Builder {
         if let Some(size) = self.spill {
             args.extend(["--spill".into(), format!("{},size={size}", dir.path().join("spill").display()).into()]);
         }
-        let kv_address = self.kv.is_some().then(free_address);
+        let kv_address = self.kv.is_some().then(|| port::free().to_string());
         if let (Some(options), Some(address)) = (&self.kv, &kv_address) {
             args.extend(["--kv".into(), address.into()]);
             args.extend(["--kv".into(), format!("{}{options}", dir.path().join(KV_SOCKET).display()).into()]);
@@ -460,12 +460,6 @@ impl Place {
     pub fn control_socket(&self, bed: &Testbed) -> PathBuf {
         bed.path().join(format!("{}-control.sock", self.name))
     }
-}
-
-/// A loopback address nobody listens on now.
-fn free_address() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener.local_addr().expect("bound").to_string()
 }
 
 /// The machine-wide lock.

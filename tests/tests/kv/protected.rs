@@ -1,8 +1,7 @@
 //! Clients that come from another host: a network namespace at the end of a wire.
 
 use annex_tests::kv::wire::Wire;
-use annex_tests::testbed::{Donor, Testbed};
-use std::net::TcpListener;
+use annex_tests::testbed::{Donor, Testbed, port};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -18,7 +17,7 @@ struct Far {
 impl Far {
     /// annexd whose KV API listens on the wire too.
     fn start(options: &str) -> Far {
-        let port = free_port();
+        let port = port::free().port();
         let bed = Testbed::builder()
             .donor(Donor::tcp().wired())
             .donor(Donor::shm())
@@ -44,11 +43,6 @@ impl Far {
     }
 }
 
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener.local_addr().expect("bound").port()
-}
-
 /// As soon as somebody listens there.
 fn connect(host: &str, port: u16) -> Wire {
     let began = Instant::now();
@@ -64,7 +58,7 @@ fn connect(host: &str, port: u16) -> Wire {
 #[test]
 fn without_a_password_who_comes_from_elsewhere_is_denied_in_redis_words() {
     let far = Far::start("");
-    let port = free_port();
+    let port = port::free().port();
     let mut redis = Command::new("redis-server");
     redis.args(["--port", &port.to_string(), "--save", "", "--dir"]).arg(far.bed.path()).stdout(Stdio::null());
     let mut redis = redis.spawn().expect("redis-server must be installed for this test");

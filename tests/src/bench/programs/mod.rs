@@ -13,14 +13,14 @@ use crate::kv::bench::driver::{Driver, Tally, Until};
 use crate::kv::bench::load::{Load, Mix, Requests, keys};
 use crate::kv::bench::protocol::Protocol;
 use crate::testbed::process::Process;
-use crate::testbed::{directory, wait_for};
+use crate::testbed::{directory, port, wait_for};
 use anyhow::{Context, ensure};
 use nix::sys::signal::Signal;
 use place::{Kind, Place};
 use program::Program;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::ExitStatus;
@@ -231,7 +231,7 @@ impl Bench<'_> {
     }
 
     fn ask_redis(&mut self, place: &Place, round: usize, local: u64) -> anyhow::Result<Run> {
-        let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+        let address = port::free();
         let mut command = self.program.command(self.directory, self.plan.size)?;
         command.args(["--port", &address.port().to_string()]);
         let mut running = place.start(command, local, self.directory)?;

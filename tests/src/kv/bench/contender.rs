@@ -6,11 +6,11 @@ use super::load::{Load, Mix, Requests, keys};
 use super::protocol::Protocol;
 use super::raw;
 use crate::testbed::process::Process;
-use crate::testbed::{Donor, Testbed, bins};
+use crate::testbed::{Donor, Testbed, bins, port};
 use anyhow::{Context, ensure};
 use clap::ValueEnum;
 use serde::Serialize;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -148,7 +148,7 @@ fn annex(donor: fn() -> Donor, cache: usize) -> anyhow::Result<(SocketAddr, Runs
 fn alone(name: &str, command: impl FnOnce(&str) -> Command) -> anyhow::Result<(SocketAddr, Runs)> {
     ensure!(bins::system(name).is_some(), "{name} is not installed: run `make setup`");
     let directory = tempfile::Builder::new().prefix("annex-kv-bench-").tempdir()?;
-    let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+    let address = port::free();
     let mut process = Process::start(name, command(&address.port().to_string()), directory.path());
     let began = Instant::now();
     while TcpStream::connect(address).is_err() {
