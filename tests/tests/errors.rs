@@ -1,7 +1,9 @@
 //! Bad input and bad luck: each has a clear message and an exit code of its own, and nothing is lost.
 
+use annex_tests::testbed::census::Census;
 use annex_tests::testbed::{Donor, Job, Outcome, Testbed, bins, directory, wait_for};
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -337,6 +339,48 @@ fn a_host_that_stands_still_for_a_while_loses_nothing() {
     bed.wait_app("survivor", MINUTE, |app| app.faults.major > faults + 2000);
     assert_eq!(bed.status().pool.lost_extents, 0);
     end(job);
+}
+
+/// A frozen control group, or SIGSTOP for all that a program consists of. It may come when the evictor has told the stub to move pages: what came of that must be known
+/// before anything else is done about this program. One evictor and impatient workers let all others wait for it.
+#[test]
+fn a_program_that_is_frozen_while_its_pages_move_holds_up_nobody_else() {
+    let bed = Testbed::shm();
+    let program = |name| {
+        let mut command = stress(0, "96M");
+        command.args(["--features", "rw"]);
+        let mut job = bed.run(name, "24M", command);
+        job.wait_says("ready", MINUTE);
+        bed.wait_app(name, MINUTE, |app| app.pages_evicted > 5000);
+        job
+    };
+    let (frozen, other) = (program("frozen"), program("other"));
+    let pid = bed.app("frozen").expect("it runs").pids[0];
+    let all = || Census::of(pid).children.into_iter().chain([pid]).map(Pid::from_raw);
+    let said = bed.annexd.log_reader();
+    // The stub first, and while the program goes on asking for pages, it is told to move some.
+    for process in all() {
+        kill(process, Signal::SIGSTOP).expect("it runs");
+        std::thread::sleep(Duration::from_millis(300));
+    }
+    wait_for("another evictor", MINUTE, || said().contains("looks after the other programs"));
+
+    let faults = || bed.app("other").expect("it runs").faults.major;
+    let (mut least, mut before) = (u64::MAX, faults());
+    for _ in 0..10 {
+        std::thread::sleep(Duration::from_secs(1));
+        let now = faults();
+        (least, before) = (least.min(now - before), now);
+    }
+    assert!(least > 100, "only {least} faults in a second: {}", said());
+    let outcome = bed.ask("status", [""; 0]);
+    assert!(outcome.took < Duration::from_secs(5), "{outcome}");
+
+    all().for_each(|process| kill(process, Signal::SIGCONT).expect("it is there"));
+    let brought = bed.app("frozen").expect("it runs").faults.major;
+    bed.wait_app("frozen", MINUTE, |app| app.faults.major > brought + 1000);
+    end(frozen);
+    end(other);
 }
 
 #[test]

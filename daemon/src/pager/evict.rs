@@ -43,6 +43,8 @@ use std::time::{Duration, Instant};
 pub const BATCH: usize = 512;
 /// Faults wait this long for the write of their pages, and are then served from what was to be written.
 const SLOW_WRITE: Duration = Duration::from_millis(5);
+/// A space that somebody else works on is passed after this long.
+const BUSY: Duration = Duration::from_millis(10);
 /// A stub that has not answered for this long is asked before it is trusted with a batch.
 const QUIET: Duration = Duration::from_secs(1);
 
@@ -81,6 +83,8 @@ struct Moved {
 }
 
 pub struct Evictor {
+    /// Whose steps are written down where.
+    pub number: usize,
     pub lane: Lane,
     pub around: Arc<Surroundings>,
     pub registry: Arc<Registry>,
@@ -98,9 +102,10 @@ impl Evictor {
 
     fn attempt(&mut self, space: &Arc<Space>, want: usize) -> Outcome {
         let around = self.around.clone();
-        let turn = &around.turns.evictor;
+        let turn = &around.turns.evictors[self.number];
         turn.begin("waiting for a stub");
-        let mut evicting = space.evicting.lock();
+        // Another evictor may be kept by its program, for as long as that is frozen.
+        let Some(mut evicting) = space.evicting.try_lock_for(BUSY) else { return Outcome::NoAnswer };
         let Evicting { stub: Some(stub), clock } = &mut *evicting else { return Outcome::Dead };
         if let Err(outcome) = ready(stub, clock) {
             return outcome;
@@ -251,7 +256,7 @@ impl Evictor {
                 _ => offsets.push((offset, page)),
             }
         }
-        self.around.turns.evictor.begin("reading pages");
+        self.around.turns.evictors[self.number].begin("reading pages");
         if let Err(error) = stub.read_staging(pid, &offsets, self.lane.bytes_mut(&mut buf)) {
             self.lane.free(buf);
             self.release_copies(&moved);
@@ -368,7 +373,7 @@ impl Evictor {
         mut buf: Buf,
         (space, pid, stub, moved): (&Space, i32, &Stub, &[Moved]),
     ) -> (Buf, Result<(), ()>) {
-        self.around.turns.evictor.begin("writing pages to donors");
+        self.around.turns.evictors[self.number].begin("writing pages to donors");
         let mut done: Vec<Done> = Vec::with_capacity(1);
         loop {
             match self.lane.write(&parts, buf, 0) {

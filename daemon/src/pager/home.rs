@@ -69,6 +69,11 @@ impl Home {
         }
     }
 
+    /// Whether this worker is to watch.
+    pub fn is_watched_by(&self, worker: usize) -> bool {
+        !self.closed && self.worker().is_none_or(|home| home == worker)
+    }
+
     /// Nobody is to watch any more: nothing is changed from now on.
     pub fn close(&mut self) {
         self.closed = true;

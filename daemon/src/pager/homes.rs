@@ -106,21 +106,22 @@ fn look(around: &Surroundings, epolls: &[Arc<Epoll>]) -> Option<Option<usize>> {
 #[derive(Default)]
 struct Kept {
     home: Option<usize>,
-    stubs: Vec<i32>,
+    threads: Vec<i32>,
 }
 
 impl Kept {
     /// Keeps those who evict off this CPU. A stub may use annexd's CPUs, whichever its program is confined to: else it would have to share one with
     /// the program and its fault worker, and hardly ever get it.
     fn renew(&mut self, around: &Surroundings, home: Option<usize>) {
-        let mut stubs: Vec<i32> = around.registry.all().iter().filter_map(|space| space.stub_pid()).collect();
-        stubs.sort_unstable();
-        if (home, &stubs) == (self.home, &self.stubs) {
+        let spaces = around.registry.all();
+        let stubs = spaces.iter().filter_map(|space| space.stub_pid());
+        let mut threads: Vec<i32> = stubs.chain(around.turns.evictor_threads()).collect();
+        threads.sort_unstable();
+        if (home, &threads) == (self.home, &self.threads) {
             return;
         }
-        process::keep_off(around.turns.evictor.tid(), home);
-        stubs.iter().for_each(|stub| process::keep_off(*stub, home));
-        *self = Kept { home, stubs };
+        threads.iter().for_each(|thread| process::keep_off(*thread, home));
+        *self = Kept { home, threads };
     }
 }
 

@@ -1,12 +1,11 @@
 //! Two threads that look after the apps: the *manager* follows processes as they come, grow, exec and go, and gives them stubs when
-//! they are needed; the *evictor* keeps every app below its limit.
+//! they are needed; the *evictor* ([`evictors`](super::evictors)) keeps every app below its limit.
 //!
 //! Neither is ever waited for by a fault.
 
 use super::apart;
-use super::app::{App, Watermarks};
+use super::app::App;
 use super::attach::Means;
-use super::evict::{BATCH, Evictor, Outcome};
 use super::ledger::Ledger;
 use super::membership::Census;
 use super::process;
@@ -291,85 +290,4 @@ impl Manager {
             }
         }
     }
-}
-
-/// The evictor's loop.
-pub fn evict_loop(mut evictor: Evictor, roster: Arc<Roster>) {
-    let _sentinel = Sentinel("the evictor");
-    let around = evictor.around.clone();
-    around.turns.evictor.enlist();
-    while !roster.stop.load(Ordering::Acquire) {
-        let bell = evictor.registry.clone();
-        let mut fds = [PollFd::new(bell.bell().as_fd(), PollFlags::POLLIN)];
-        around.turns.evictor.end();
-        let _ = poll(&mut fds, PollTimeout::NONE);
-        evictor.registry.answer();
-        let mut again = false;
-        for app in roster.all() {
-            if app.state() != AppState::Detaching && !app.is_resting() && app.is_over() {
-                again |= relieve(&mut evictor, &app);
-            }
-            evictor.workers.serve(app.take_held());
-        }
-        if again {
-            evictor.registry.wake_evictor();
-        }
-    }
-}
-
-/// Evicts from an app until it is below its low watermark, a fair while is over, or nothing more can be had. True: there is more to do.
-fn relieve(evictor: &mut Evictor, app: &Arc<App>) -> bool {
-    let evicted = restore::evicted_about(&evictor.registry, app);
-    let resident = app.measure(evicted);
-    let marks = Watermarks::of(app.limit(), resident, evicted);
-    if resident <= marks.high {
-        return false;
-    }
-    let mut need = resident - marks.low;
-    let mut spaces = app.spaces();
-    let turn_ends = Instant::now() + Duration::from_millis(50);
-    let mut retries = 0;
-    while need > 0 && !spaces.is_empty() {
-        // In turn, so that no process pays for all.
-        let mut exhausted = Vec::new();
-        for (i, (_, space)) in spaces.iter().enumerate() {
-            if need == 0 {
-                break;
-            }
-            let outcome = evictor.batch(space, BATCH.min(need as usize).max(64));
-            app.yielded(if let Outcome::Evicted(n) = outcome { n } else { 0 });
-            evictor.workers.serve(app.take_held());
-            match outcome {
-                Outcome::Evicted(n) => need = need.saturating_sub(n),
-                Outcome::Again | Outcome::Unshared => {
-                    retries += 1;
-                    if retries > 20 {
-                        std::thread::sleep(Duration::from_micros(500));
-                        return true;
-                    }
-                }
-                Outcome::PoolFull => {
-                    app.note("the pool is full: the app keeps its pages until donors lend more");
-                    app.rest(Duration::from_millis(500));
-                    return false;
-                }
-                Outcome::WriteFailed => {
-                    app.rest(Duration::from_millis(500));
-                    return false;
-                }
-                Outcome::NothingCold | Outcome::NoAnswer | Outcome::Dead => exhausted.push(i),
-            }
-        }
-        for i in exhausted.into_iter().rev() {
-            spaces.remove(i);
-        }
-        if Instant::now() > turn_ends {
-            return !spaces.is_empty();
-        }
-    }
-    if need > 0 {
-        // What is left can't be evicted (now): locked, shared, special, or just being changed.
-        app.rest(Duration::from_millis(100));
-    }
-    false
 }

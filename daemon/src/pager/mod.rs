@@ -1,7 +1,7 @@
 //! The pager: unmodified programs whose cold memory lives in the pool.
 //!
 //! # The way of a page
-//! - *Out*: an [`app`] grows over its limit → the evictor ([`manager`], [`evict`]) lets its clock hand ([`policy`]) choose cold pages of a
+//! - *Out*: an [`app`] grows over its limit → the evictor ([`evictors`], [`evict`]) lets its clock hand ([`policy`]) choose cold pages of a
 //!   [`space`] → the [`stub`] in the app's address space moves them into its staging area → they are written to the pool → their records in the
 //!   page [`table`] name their slots.
 //! - *In*: a thread of the app touches one → a userfaultfd message ([`uffd`]) → a fault [`worker`] → the pool → the page is
@@ -11,7 +11,7 @@
 //! | thread | number | does |
 //! | --- | --- | --- |
 //! | fault worker | one per CPU, at most 4 unless configured | faults and changes of every space |
-//! | evictor | 1 | batches, one space at a time |
+//! | evictor | 1; one more, up to 8, for each that a frozen program keeps | batches, one space at a time |
 //! | manager | 1 | processes: new, grown, replaced, ended |
 //! | tracer | one per injection, for its duration | ptrace, which belongs to threads; stays with stubs under seccomp |
 //! | watch | 1 | says which of the others stands still ([`turns`]) |
@@ -32,6 +32,7 @@ mod clock;
 mod control_block;
 mod doubt;
 mod evict;
+mod evictors;
 mod fetch;
 mod home;
 mod homes;
@@ -70,7 +71,7 @@ use annex_shared::api::{
 use annex_shared::page::PAGE_SIZE;
 use app::App;
 use attach::{AttachError, Means};
-use evict::Evictor;
+use evictors::Evictors;
 use ledger::{Ledger, LedgerError};
 use manager::{Manager, Motion, Roster};
 use process::Stat;
@@ -126,6 +127,7 @@ pub struct Pager {
     means: Arc<Means>,
     roster: Arc<Roster>,
     default_limit: Limit,
+    evictors: Arc<Evictors>,
     threads: Vec<JoinHandle<()>>,
     /// Dropped first: ends the thread that watches the others.
     watched: Option<mpsc::Sender<()>>,
@@ -168,8 +170,6 @@ impl Pager {
             Some((legacy, generation)) => legacy.adopt(&means, &roster, generation)?,
             None => registry.keeper.complete(1),
         }
-        let lane = around.pool.lane("evict", 2 * evict::BATCH)?;
-        let evictor = Evictor { lane, around, registry, workers: fault_workers };
         let manager = Manager {
             roster: roster.clone(),
             means: means.clone(),
@@ -178,15 +178,15 @@ impl Pager {
         };
         let spawn =
             |name: &str, body: Box<dyn FnOnce() + Send>| std::thread::Builder::new().name(name.into()).spawn(body);
-        let roster_too = roster.clone();
         let (watched, over) = mpsc::channel();
-        let (around, workers) = (means.around.clone(), Arc::downgrade(&means.workers));
+        let evictors = Evictors::start(around.clone(), registry, fault_workers.clone(), roster.clone())?;
+        let (workers, evictors_too) = (Arc::downgrade(&fault_workers), evictors.clone());
+        let look = move || evictors_too.relieve();
         let threads = vec![
-            spawn("annex-evict", Box::new(move || manager::evict_loop(evictor, roster_too)))?,
             spawn("annex-manager", Box::new(move || manager.run()))?,
-            spawn("annex-watch", Box::new(move || turns::watch(&around.turns, &workers, &over)))?,
+            spawn("annex-watch", Box::new(move || turns::watch(&around.turns, &workers, &over, look)))?,
         ];
-        Ok(Pager { means, roster, default_limit, threads, watched: Some(watched) })
+        Ok(Pager { means, roster, default_limit, evictors, threads, watched: Some(watched) })
     }
 
     fn evicted(&self, app: &App) -> u64 {
@@ -396,7 +396,11 @@ impl Apps for Pager {
             Wait::Block => "block",
             Wait::Spin => "spin",
         };
-        WorkersInfo { fault_workers: self.means.workers.len() as u32, wait: wait.into(), evictors: 1 }
+        WorkersInfo {
+            fault_workers: self.means.workers.len() as u32,
+            wait: wait.into(),
+            evictors: self.evictors.len() as u32,
+        }
     }
 
     fn stalled(&self) -> Option<String> {
@@ -404,7 +408,7 @@ impl Apps for Pager {
     }
 
     fn overhead_bytes(&self) -> u64 {
-        self.means.registry.all().iter().map(|s| s.core().table.bytes()).sum()
+        self.means.registry.all().iter().map(|space| space.overhead_about()).sum()
     }
 
     fn detach_all(&self, progress: &mut dyn FnMut(Progress)) -> Result<(), ApiError> {
@@ -433,6 +437,7 @@ impl Drop for Pager {
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
+        self.evictors.join();
         // Who ended since the manager looked last: the keeper must not wait for them.
         for space in self.means.registry.all().iter().filter(|space| space.is_dead() || space.uffd.is_dead()) {
             self.means.registry.remove(space.id);

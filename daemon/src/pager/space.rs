@@ -141,6 +141,7 @@ pub struct Space {
     pub(super) staging: Mutex<(u64, u64)>,
     dead: AtomicBool,
     last_evicted: AtomicU64,
+    last_overhead: AtomicU64,
     /// The thread that faulted last, until somebody has looked.
     faulted: AtomicI32,
 }
@@ -177,6 +178,7 @@ impl Space {
             staging: Mutex::new((0, 0)),
             dead: AtomicBool::new(false),
             last_evicted: AtomicU64::new(0),
+            last_overhead: AtomicU64::new(0),
             faulted: AtomicI32::new(0),
         }
     }
@@ -248,6 +250,12 @@ impl Space {
         evicted.inspect(|n| self.last_evicted.store(*n, Relaxed)).unwrap_or_else(|| self.last_evicted.load(Relaxed))
     }
 
+    /// Bytes of its table; what they were when last asked for if somebody holds the core.
+    pub fn overhead_about(&self) -> u64 {
+        let bytes = self.core_within(Duration::from_millis(1)).map(|core| core.table.bytes());
+        bytes.inspect(|n| self.last_overhead.store(*n, Relaxed)).unwrap_or_else(|| self.last_overhead.load(Relaxed))
+    }
+
     /// Reads all messages, applies the changes among them, and appends the faults to `faults`; they have waited at least since `since`.
     pub fn drain(self: &Arc<Self>, core: &mut Core, around: &Surroundings, since: Instant, faults: &mut Vec<Fault>) {
         // Small reads keep two workers busy on one space; a change makes it read on to the end.
@@ -270,7 +278,7 @@ impl Space {
                 let message = unsafe { journal.add(i).read() };
                 match message.event() {
                     Event::Fault { addr, write, thread } => {
-                        let evictors = thread == around.turns.evictor.tid();
+                        let evictors = around.turns.are_evictors(thread);
                         core.faults.push(Fault { page: PageIdx::of(addr), write, thread, since, evictors });
                     }
                     change => self.change(core, i, change, around),

@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+/// Evictors that there are at most, those included that are kept by a frozen program.
+pub const MOST_EVICTORS: usize = 8;
 /// How often they are looked at.
 const LOOK: Duration = Duration::from_secs(1);
 /// No step takes this long, unless a donor, the kernel or a frozen program does.
@@ -46,30 +48,48 @@ impl Turn {
         *self.step.lock() = None;
     }
 
+    /// The thread ends.
+    pub fn retire(&self) {
+        self.end();
+        self.tid.store(0, Relaxed);
+    }
+
     /// Its present step, if that began before `LONG`.
-    fn stuck(&self) -> Option<(&'static str, Instant)> {
+    pub fn stuck(&self) -> Option<(&'static str, Instant)> {
         self.step.lock().filter(|(_, since)| since.elapsed() > LONG)
     }
 }
 
-/// The evictor's turn and the manager's.
+/// The evictors' turns, by number, and the manager's.
 pub struct Turns {
-    pub evictor: Turn,
+    pub evictors: [Turn; MOST_EVICTORS],
     pub manager: Turn,
+}
+
+impl Turns {
+    /// Whether Linux's number of a thread is an evictor's.
+    pub fn are_evictors(&self, thread: i32) -> bool {
+        thread != 0 && self.evictors.iter().any(|turn| turn.tid() == thread)
+    }
+
+    /// The threads that evict now.
+    pub fn evictor_threads(&self) -> impl Iterator<Item = i32> {
+        self.evictors.iter().map(Turn::tid).filter(|tid| *tid != 0)
+    }
 }
 
 impl Default for Turns {
     fn default() -> Turns {
-        Turns { evictor: Turn::new("the evictor"), manager: Turn::new("the manager") }
+        Turns { evictors: std::array::from_fn(|_| Turn::new("an evictor")), manager: Turn::new("the manager") }
     }
 }
 
-/// Says it when a thread has stopped making progress and when it goes on, until the other end of `over` is dropped.
-pub fn watch(turns: &Turns, workers: &Weak<Workers>, over: &Receiver<()>) {
-    let mut said = [None; 2];
+/// Says it when a thread has stopped making progress and when it goes on, until the other end of `over` is dropped. `look` is called each time too.
+pub fn watch(turns: &Turns, workers: &Weak<Workers>, over: &Receiver<()>, look: impl Fn()) {
+    let mut said = [None; MOST_EVICTORS + 1];
     let mut is_stalled = false;
     while over.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
-        for (turn, said) in [&turns.evictor, &turns.manager].into_iter().zip(&mut said) {
+        for (turn, said) in turns.evictors.iter().chain([&turns.manager]).zip(&mut said) {
             let stuck = turn.stuck();
             match stuck {
                 Some((step, since)) if *said != stuck => tracing::warn!(
@@ -83,6 +103,7 @@ pub fn watch(turns: &Turns, workers: &Weak<Workers>, over: &Receiver<()>) {
             }
             *said = stuck;
         }
+        look();
         let stalled = workers.upgrade().and_then(|workers| workers.stalled());
         match (&stalled, is_stalled) {
             (Some(what), false) => tracing::error!("{what}: programs may stand still"),

@@ -5,7 +5,9 @@
 //! inter-processor interrupt. With many, the watches are exclusive, so that a fault wakes one of them and not all. A space
 //! whose faults come from one CPU is watched by the worker there alone ([`home`](super::home)).
 //!
-//! A worker never waits for anything but its epoll set. What can't be done at once goes to `again` and is tried on the next turn.
+//! A worker never waits for anything but its epoll set. What can't be done at once goes to `again` and is tried on the next turn. A space whose lock somebody keeps
+//! (an evictor, with a stub that stands still because its program is frozen) is taken out of the epoll set until it can be had: its messages would wake the
+//! worker without end, and all other programs would wait for that.
 
 use super::PagerConfig;
 use super::app::{App, LONGEST_HOLD};
@@ -15,13 +17,14 @@ use super::homes::{self, Bell, HERD};
 use super::process;
 use super::registry::Registry;
 use super::sentinel::Sentinel;
-use super::space::{Fault, Next, Space, SpaceId, Surroundings, Why};
+use super::space::{Core, Fault, Next, Space, SpaceId, Surroundings, Why};
 use super::table::PageIdx;
 use crate::pool::{Buf, Busy, Done, Lane, SlotRun};
 use annex_shared::ids::SlotIdx;
 use crossbeam::channel::{Receiver, Sender};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use parking_lot::MutexGuard;
 use std::io;
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -98,6 +101,7 @@ impl Workers {
             let (inbox, mail) = crossbeam::channel::unbounded();
             let busy_since = Arc::new(AtomicU64::new(0));
             let worker = Worker {
+                number: n,
                 epolls: epolls.clone(),
                 looking: looking.clone(),
                 since_ring: 0,
@@ -114,6 +118,7 @@ impl Workers {
                 pending: Vec::new(),
                 free: Vec::new(),
                 again: Vec::new(),
+                held_up: Vec::new(),
                 done: Vec::with_capacity(BUFFERS),
                 faults: Vec::with_capacity(64),
                 holding: Vec::new(),
@@ -203,6 +208,7 @@ enum Again {
 }
 
 struct Worker {
+    number: usize,
     /// All workers', by number.
     epolls: Arc<[Arc<Epoll>]>,
     looking: Arc<Bell>,
@@ -220,6 +226,8 @@ struct Worker {
     pending: Vec<Option<Pending>>,
     free: Vec<usize>,
     again: Vec<Again>,
+    /// Spaces that somebody keeps: not watched, and tried again with what is in `again`.
+    held_up: Vec<SpaceId>,
     done: Vec<Done>,
     faults: Vec<Fault>,
     /// Apps that hold faults of ours, and when those have waited long enough.
@@ -314,7 +322,7 @@ impl Worker {
     /// the space is busy.
     fn attend(&mut self, space: &Arc<Space>, since: Instant, also: Option<Fault>) -> bool {
         let around = self.around.clone();
-        let Some(mut core) = space.core_within(PATIENCE) else { return false };
+        let Some(mut core) = self.core_of(space) else { return false };
         let mut faults = std::mem::take(&mut self.faults);
         space.drain(&mut core, &around, since, &mut faults);
         if let Some(fault) = faults.last() {
@@ -344,6 +352,29 @@ impl Worker {
         }
         self.faults = faults;
         true
+    }
+
+    /// The space's core, if it can be had soon; if not, whoever asks must try `again`.
+    fn core_of<'a>(&mut self, space: &'a Arc<Space>) -> Option<MutexGuard<'a, Core>> {
+        let held_up = self.held_up.iter().position(|id| *id == space.id);
+        let core = space.core_within(if held_up.is_some() { Duration::ZERO } else { PATIENCE });
+        match (held_up, &core) {
+            (None, None) => {
+                self.held_up.push(space.id);
+                // The home's worker alone may have been watching.
+                let _ = self.epoll.delete(space.uffd.as_fd());
+            }
+            (Some(at), Some(core)) => {
+                self.held_up.swap_remove(at);
+                if core.home.is_watched_by(self.number)
+                    && let Err(error) = homes::watch(&self.epoll, space, self.epolls.len())
+                {
+                    space.app.stop(&format!("a userfaultfd can't be watched any more: {error}"));
+                }
+            }
+            _ => {}
+        }
+        core
     }
 
     /// A fault waits for the evictor, but not for longer than it may.
@@ -475,7 +506,7 @@ impl Worker {
             Some(Fault { page, .. }) => Why::Read(*page),
             None => Why::Ahead,
         };
-        let core = space.core_within(PATIENCE);
+        let core = if fault.is_some() { self.core_of(space) } else { space.core_within(PATIENCE) };
         let installed = core.map(|mut core| space.install(&mut core, *stretch, self.lane.bytes(&buf), why, &around));
         match (fault, installed) {
             (Some(_), None) => self.again.push(Again::Install(pending, buf)),
@@ -504,9 +535,9 @@ impl Worker {
 
     fn lose(&mut self, space: Arc<Space>, page: PageIdx, slot: SlotIdx) {
         let around = self.around.clone();
-        let mut core = space.core();
-        if !space.is_dead() && !space.lose(&mut core, page, slot, &around) {
-            drop(core);
+        let is_over =
+            space.is_dead() || self.core_of(&space).is_some_and(|mut core| space.lose(&mut core, page, slot, &around));
+        if !is_over {
             self.again.push(Again::Lose(space, page, slot));
         }
     }
