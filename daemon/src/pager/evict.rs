@@ -489,13 +489,19 @@ fn prepare(
     clock: &mut Clock,
     victims: &Victims,
 ) -> Result<(), Outcome> {
+    let mut probed = None;
     for (first, len) in &victims.spans {
         let Some(region) = core.regions.containing(first.addr()).copied() else { return Err(Outcome::Again) };
         if !region.registered {
             register(space, core, pid, clock, region.mapping)?;
         }
+        // Mappings are registered whole, and what replaces a part of one is announced before: until that is read no move succeeds.
+        if probed == Some(region.mapping) {
+            ensure(core, *first, *len)?;
+            continue;
+        }
         match space.uffd.probe_resident(first.addr()) {
-            Probe::Registered => {}
+            Probe::Registered => probed = Some(region.mapping),
             Probe::TryAgain => return Err(Outcome::Again),
             Probe::Dead => {
                 space.set_dead();
@@ -508,12 +514,17 @@ fn prepare(
                 return Err(Outcome::Again);
             }
         }
-        if core.table.ensure(*first, *len).is_err() {
-            core.frozen = true;
-            return Err(Outcome::NothingCold);
-        }
+        ensure(core, *first, *len)?;
     }
     Ok(())
+}
+
+/// Room for the records of these pages.
+fn ensure(core: &mut Core, first: PageIdx, pages: u64) -> Result<(), Outcome> {
+    core.table.ensure(first, pages).map_err(|_| {
+        core.frozen = true;
+        Outcome::NothingCold
+    })
 }
 
 /// Registers a mapping whole (a part would split it, and the app's own mremap across the split would fail).
