@@ -9,3 +9,4 @@ mod mapped;
 pub mod pager;
 mod pidfd;
 pub mod pool;
+mod sentinel;

@@ -6,8 +6,8 @@
 
 use super::home::Watch;
 use super::process;
-use super::sentinel::Sentinel;
 use super::space::{Space, Surroundings};
+use crate::sentinel::Sentinel;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};

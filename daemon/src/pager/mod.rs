@@ -50,7 +50,6 @@ mod registry;
 mod restore;
 mod salvage;
 mod scan;
-mod sentinel;
 mod space;
 mod stream;
 mod stub;

@@ -11,6 +11,7 @@ use super::mailbox::Delivery;
 use super::session::{Session, Step};
 use super::traffic::Traffic;
 use super::transport;
+use crate::sentinel::Sentinel;
 use annex_shared::api::DonorState;
 use annex_shared::fabric::{Arena, Endpoint};
 use annex_shared::ids::{DonorId, Rkey, SlabId};
@@ -102,9 +103,8 @@ impl DonorThread {
     }
 
     pub fn join(self) {
-        if self.thread.join().is_err() {
-            tracing::error!("a donor's control thread panicked");
-        }
+        // It never panics: annexd would have ended.
+        let _ = self.thread.join();
     }
 }
 
@@ -168,6 +168,7 @@ struct Connection {
 
 impl Keep {
     fn run(mut self) {
+        let _sentinel = Sentinel("a donor's control thread");
         loop {
             while let Ok(command) = self.inbox.try_recv() {
                 if let Command::Stop { give_back } = command {

@@ -8,6 +8,7 @@ use super::donor::{Command, DonorThread};
 use super::repair::{self, Task};
 use super::replicas::{PLACES, Replica, ReplicaState};
 use super::slots::SlotRun;
+use crate::sentinel::Sentinel;
 use annex_shared::api::DonorState;
 use annex_shared::fabric::Endpoint;
 use annex_shared::ids::{DonorId, ExtentId, SlabId};
@@ -189,6 +190,7 @@ pub(super) fn start(
     };
     let name = "annex-keeper".to_owned();
     let thread = std::thread::Builder::new().name(name.clone()).spawn(move || {
+        let _sentinel = Sentinel("the pool's keeper");
         keeper.act();
         keeper.run(&news);
     });

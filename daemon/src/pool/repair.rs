@@ -12,6 +12,7 @@ use super::lane::Lane;
 use super::replicas::ReplicaState;
 use super::slots::SlotRun;
 use super::{Done, IoError, PoolError};
+use crate::sentinel::Sentinel;
 use annex_shared::ids::{ExtentId, SlotIdx};
 use annex_shared::page::{PAGE_SIZE, checksum};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -98,6 +99,7 @@ pub(super) fn start(core: &Arc<Core>, tasks: Receiver<Task>) -> Result<JoinHandl
     };
     let name = "annex-repair".to_owned();
     let thread = std::thread::Builder::new().name(name.clone()).spawn(move || {
+        let _sentinel = Sentinel("the repair thread");
         stand_back();
         while !repair.core.stopping.load(Acquire) {
             if !repair.listen(&tasks) || repair.work().is_err() {

@@ -279,7 +279,8 @@ impl Link for ScriptedLink {
                 capacity_slabs: state.capacity,
             },
             Request::Return { slabs } => {
-                slabs.iter().for_each(|s| assert!(state.slabs.remove(s).is_some(), "{s} was returned and not lent"));
+                // As the real agent, it does not mind a slab that it has taken back meanwhile.
+                slabs.iter().for_each(|s| drop(state.slabs.remove(s)));
                 Event::Returned
             }
             Request::Hello { .. } => return Err(DialError::Confused),
