@@ -228,9 +228,9 @@ impl Repair {
             false => self.copy_from(&peers, &used, place, generation),
         };
         self.release(&used);
-        let (failed, clean, stopped) = match copied {
-            Ok(Copied { mut failed, corrupt }) => {
-                let clean = failed.is_empty();
+        let (failed, nobodys, clean, stopped) = match copied {
+            Ok(Copied { mut failed, nobodys, corrupt }) => {
+                let clean = failed.is_empty() && nobodys.is_empty();
                 if fill.forgives {
                     core.counts.gone.fetch_add(corrupt.len() as u64, Relaxed);
                     if !corrupt.is_empty() {
@@ -239,19 +239,19 @@ impl Repair {
                 } else {
                     failed.extend(&corrupt);
                 }
-                (failed, clean, false)
+                (failed, nobodys, clean, false)
             }
-            Err(Stopping) => (used.clone(), false, true),
+            Err(Stopping) => (used.clone(), Vec::new(), false, true),
         };
-        let places: Vec<u32> = failed.iter().map(|s| s.0 - base.0).collect();
-        if core.extents.end_copy(extent, place, generation, &places) {
+        let places = |slots: &[SlotIdx]| slots.iter().map(|s| s.0 - base.0).collect::<Vec<u32>>();
+        if core.extents.end_copy(extent, place, generation, &places(&failed), &places(&nobodys)) {
             core.changed();
             core.tell(News::Demoted { extent, places: 1 << place });
         }
         if stopped {
             return Err(Stopping);
         }
-        let done = used.len().saturating_sub(failed.len()) as u64;
+        let done = used.len().saturating_sub(failed.len() + nobodys.len()) as u64;
         core.counts.copied.fetch_add(done, Relaxed);
         self.repair_pace.spend(used.len() as u64 * PAGE_SIZE as u64, Instant::now());
         if done > 0 {
@@ -316,7 +316,7 @@ impl Repair {
             }
             match copied {
                 Some(changed) => out.failed.extend(changed),
-                None => out.failed.push(*slot),
+                None => out.nobodys.push(*slot),
             }
         }
         Ok(out)
@@ -509,6 +509,8 @@ impl Repair {
 #[derive(Debug, Default)]
 struct Copied {
     failed: Vec<SlotIdx>,
+    /// Nobody is live, and no other joining replica has these.
+    nobodys: Vec<SlotIdx>,
     /// No live replica gave right bytes for these.
     corrupt: Vec<SlotIdx>,
 }

@@ -360,7 +360,7 @@ impl ExtentTable {
     /// Makes a joining replica live though it lacks something that nobody has. The number of slots it lacks.
     pub fn promote(&self, extent: ExtentId, place: u8) -> Option<u32> {
         let generation = self.replica(extent, place).generation;
-        self.end_copy(extent, place, generation, &[]);
+        self.end_copy(extent, place, generation, &[], &[]);
         let lacking = self.missed_count(extent, place, |_, bits| bits);
         self.words(extent, 0, self.slots()).for_each(|(word, mask)| {
             self.missed_word(place, word).fetch_and(!mask, AcqRel);
@@ -455,14 +455,21 @@ impl ExtentTable {
         fence(SeqCst);
     }
 
-    /// Ends it; these were not copied, or none was if the place stands for another replica by now. True if the replica was live until now.
-    pub fn end_copy(&self, extent: ExtentId, place: u8, generation: u16, failed: &[u32]) -> bool {
+    /// Ends it; `failed` were not copied, nor were those that `nobody` had, or none was if the place stands for another replica by now. True if the replica was
+    /// live until now.
+    ///
+    /// A copy into a replica that is live was met by [`ExtentTable::promote`], which has given up what nobody has: to mark that again would make it joining
+    /// again, and promoted again, for ever. What failed for another reason may have been overwritten by the copy.
+    pub fn end_copy(&self, extent: ExtentId, place: u8, generation: u16, failed: &[u32], nobody: &[u32]) -> bool {
         fence(SeqCst);
         let mut demoted = false;
-        if self.replica(extent, place).generation != generation {
+        let replica = self.replica(extent, place);
+        if replica.generation != generation {
             demoted |= self.recover_copy(extent, place);
         }
-        for slot in failed {
+        let given_up = replica.generation == generation && replica.state == ReplicaState::Live;
+        let nobody = if given_up { &[] } else { nobody };
+        for slot in failed.iter().chain(nobody) {
             demoted |= self.mark(extent, place, *slot, 1);
         }
         self.wide(extent, place, COPYING).store(0, SeqCst);

@@ -71,6 +71,8 @@ struct Copying {
     /// A slot that was read, and what.
     read: Option<(u32, u32)>,
     failed: Vec<u32>,
+    /// Nobody had these.
+    nobodys: Vec<u32>,
     held: Vec<u32>,
 }
 

@@ -322,7 +322,7 @@ impl World {
                 let Some(filling) = self.filling.take() else { return };
                 filling.held.iter().for_each(|slot| self.references[*slot] -= 1);
                 let Filling { place, generation, failed, .. } = filling;
-                on_table(&mut self.places, |t| t.end_copy(E, place as u8, generation, &failed));
+                on_table(&mut self.places, |t| t.end_copy(E, place as u8, generation, &failed, &[]));
             }
             Step::GoLive(n) => {
                 let generation = self.replica(n).generation;

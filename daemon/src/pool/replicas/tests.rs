@@ -97,7 +97,7 @@ fn a_backup_is_marked_by_every_write_and_goes_live_only_by_way_of_joining() {
     assert!(!t.settle(E, 9, 1, &took(&t, &[1])).held);
     let g = generation(&t, 1);
     t.begin_copy(E, 1, 0, SLOTS, &mut Vec::new());
-    t.end_copy(E, 1, g, &[]);
+    t.end_copy(E, 1, g, &[], &[]);
     assert!(!t.go_live(E, 1, g), "a backup is live though no write is sent to it");
     assert_eq!(t.rejoin(E, 1, ReplicaState::Joining).map(|r| r.generation), Some(g));
     assert!(t.go_live(E, 1, g));
@@ -121,15 +121,30 @@ fn a_replica_goes_live_only_when_it_lacks_nothing() {
     let mut taken = Vec::new();
     t.begin_copy(E, 1, 0, 40, &mut taken);
     assert_eq!(taken.len(), 40);
-    t.end_copy(E, 1, g, &[7]);
+    t.end_copy(E, 1, g, &[7], &[]);
     assert!(!t.go_live(E, 1, g));
     taken.clear();
     t.begin_copy(E, 1, 0, SLOTS, &mut taken);
     assert_eq!(taken.len(), 25);
     assert!(!t.go_live(E, 1, g), "live while slots are being copied");
-    t.end_copy(E, 1, g, &[]);
+    t.end_copy(E, 1, g, &[], &[]);
     assert!(!t.go_live(E, 1, g.wrapping_add(1)));
     assert!(t.go_live(E, 1, g));
+}
+
+/// A copy was under way whenever it was tried, and made the replica joining again (seed 1385924 of the simulation).
+#[test]
+fn what_nobody_has_is_given_up_though_it_is_being_looked_for() {
+    let t = table(1);
+    let g = t.join(E, 1, &replica(1, 5), ReplicaState::Joining).unwrap();
+    let mut taken = Vec::new();
+    t.begin_copy(E, 1, 0, SLOTS, &mut taken);
+    assert_eq!(t.promote(E, 1), Some(0), "all that is missed is being copied");
+    assert!(!t.end_copy(E, 1, g, &[], &taken));
+    assert_eq!((state(&t, 1), missed(&t, 1)), (ReplicaState::Live, vec![]));
+    // The copy may have overwritten what was written meanwhile.
+    assert!(t.end_copy(E, 1, g, &[3], &[]));
+    assert_eq!((state(&t, 1), missed(&t, 1)), (ReplicaState::Joining, vec![3]));
 }
 
 #[test]
@@ -141,7 +156,7 @@ fn a_copy_to_a_replica_that_was_replaced_meanwhile_counts_for_nothing() {
     // The filler looked at the place before, and takes the bits after.
     let mut taken = Vec::new();
     t.begin_copy(E, 1, 0, SLOTS, &mut taken);
-    t.end_copy(E, 1, old, &[]);
+    t.end_copy(E, 1, old, &[], &[]);
     assert_eq!(missed(&t, 1).len(), SLOTS as usize);
     assert!(!t.go_live(E, 1, new));
 }
@@ -222,7 +237,7 @@ fn a_kill_between_any_two_accesses_loses_no_mark() {
         });
         lacks(slots, true);
         lacks(failed, false);
-        step(&|t| _ = t.end_copy(E, 1, g, failed));
+        step(&|t| _ = t.end_copy(E, 1, g, failed, &[]));
     };
 
     // A failed write is marked before it counts as done; only from then on must the replica's lack be known.

@@ -148,17 +148,17 @@ impl World<'_> {
                 let found = sources.iter().any(|r| give(self, r) == Some(sum));
                 match found {
                     true => copying.read = Some((slot, sum)),
-                    false => copying.failed.push(slot),
+                    false => copying.nobodys.push(slot),
                 }
             }
         } else {
             for at in copying.held.drain(..) {
                 self.references[at as usize] -= 1;
             }
-            if self.table.end_copy(extent, place, generation, &copying.failed) {
+            if self.table.end_copy(extent, place, generation, &copying.failed, &copying.nobodys) {
                 self.send(News::Demoted(extent, 1 << place));
             }
-            if copying.failed.is_empty() {
+            if copying.failed.is_empty() && copying.nobodys.is_empty() {
                 copying.fill.progressed();
             } else {
                 copying.fill.hindered(self.now);
@@ -202,7 +202,8 @@ impl World<'_> {
         let mut left = Vec::new();
         self.table.begin_copy(extent, place, first, SLOTS / 2, &mut left);
         fill.cursor = first;
-        self.copying = Some(Copying { fill, left, read: None, failed: Vec::new(), held: Vec::new() });
+        self.copying =
+            Some(Copying { fill, left, read: None, failed: Vec::new(), nobodys: Vec::new(), held: Vec::new() });
         true
     }
 }
