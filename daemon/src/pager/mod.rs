@@ -33,6 +33,8 @@ mod control_block;
 mod doubt;
 mod evict;
 mod fetch;
+mod guards;
+mod heritage;
 mod home;
 mod homes;
 mod inflight;

@@ -8,6 +8,7 @@ use super::attach::Means;
 use super::fetch::Stretch;
 use super::process;
 use super::registry::Registry;
+use super::scan::Pagemap;
 use super::space::{Space, Surroundings, Why};
 use super::table::{PageIdx, Record, Table};
 use crate::pool::{Busy, Done, Lane, SlotRun};
@@ -123,6 +124,7 @@ fn sweep(space: &Arc<Space>, lane: &mut Lane, around: &Surroundings, most: usize
             around.pool.retain(slot);
         });
     }
+    let mut guards = space.pid().and_then(|pid| Pagemap::open(pid).ok());
     let mut lost = 0;
     let mut done: Vec<Done> = Vec::new();
     let mut next = 0;
@@ -150,6 +152,9 @@ fn sweep(space: &Arc<Space>, lane: &mut Lane, around: &Surroundings, most: usize
             let mut core = space.core();
             match result {
                 Ok(()) => {
+                    if let Some(pagemap) = &mut guards {
+                        core.drop_guarded((page, page.plus(n.into())), pagemap, around);
+                    }
                     space.install(&mut core, Stretch::one(page, slot), lane.bytes(&buf), Why::Restore, around);
                 }
                 Err(error) if n == 1 => {
