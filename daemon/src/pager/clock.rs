@@ -10,7 +10,7 @@ use super::process;
 use super::region;
 use super::salvage;
 use super::scan::{Pagemap, Run};
-use super::space::{Core, Space};
+use super::space::{Core, Space, Surroundings};
 use super::stub::{STAGING, Stub};
 use super::table::{INTENT_RANGES, PageIdx, Record};
 use annex_shared::page::PAGE_SIZE;
@@ -98,8 +98,15 @@ fn all_evicted(core: &Core, from: PageIdx, to: PageIdx) -> bool {
 
 impl Clock {
     /// Lets the hand go on until there are `want` cold pages or it has been everywhere.
-    pub fn choose(&mut self, space: &Arc<Space>, pid: i32, stub: &Stub, want: usize) -> Result<Victims, Outcome> {
-        self.refresh_regions(space, pid, stub)?;
+    pub fn choose(
+        &mut self,
+        space: &Arc<Space>,
+        pid: i32,
+        stub: &Stub,
+        want: usize,
+        around: &Surroundings,
+    ) -> Result<Victims, Outcome> {
+        self.refresh_regions(space, pid, stub, around)?;
         let mut pagemap = match self.pagemap.take() {
             Some(pagemap) => pagemap,
             None => Pagemap::open(pid).map_err(|_| Outcome::Dead)?,
@@ -172,7 +179,7 @@ impl Clock {
         self.scanned = None;
     }
 
-    fn refresh_regions(&mut self, space: &Space, pid: i32, stub: &Stub) -> Result<(), Outcome> {
+    fn refresh_regions(&mut self, space: &Space, pid: i32, stub: &Stub, around: &Surroundings) -> Result<(), Outcome> {
         let fresh = self.scanned.is_some_and(|(at, cost)| at.elapsed() <= REGIONS_FRESH.max(cost * 20));
         if fresh {
             return Ok(());
@@ -182,6 +189,7 @@ impl Clock {
         let mut core = space.core();
         let found = region::scan(pid, &stub.mappings()).map_err(|_| Outcome::Dead)?;
         core.regions.refresh(found);
+        core.look_for_guards(space, around);
         self.scanned = Some((Instant::now(), start.elapsed()));
         Ok(())
     }

@@ -115,10 +115,11 @@ impl Evictor {
             return Outcome::Again;
         }
         turn.begin("choosing pages");
-        let victims = match clock.choose(space, pid, stub, want.min(BATCH)) {
+        let victims = match clock.choose(space, pid, stub, want.min(BATCH), &around) {
             Ok(victims) => victims,
             Err(outcome) => return outcome,
         };
+        self.bring_back_wanted(space);
         let mut runs = Vec::new();
         let reserved = self.around.pool.reserve(victims.pages.len(), &mut runs);
         if reserved == 0 {
@@ -436,6 +437,12 @@ impl Evictor {
         if let Err(error) = salvaged {
             space.app.stop(&format!("an eviction was cut short, and {error}"));
         }
+    }
+
+    /// What a look at the mappings found that is not to stay evicted.
+    fn bring_back_wanted(&self, space: &Arc<Space>) {
+        let wanted = space.core().take_wanted();
+        self.workers.serve(wanted.into_iter().map(|page| (space.clone(), Fault::suspected(page))).collect());
     }
 
     /// Pages of which it is not known whether they are there must be asked for before anything moves.

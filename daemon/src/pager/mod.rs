@@ -34,6 +34,8 @@ mod doubt;
 mod evict;
 mod evictors;
 mod fetch;
+mod guards;
+mod heritage;
 mod home;
 mod homes;
 mod inflight;
@@ -48,6 +50,7 @@ mod process;
 mod region;
 mod registry;
 mod restore;
+mod room;
 mod salvage;
 mod scan;
 mod space;
@@ -357,12 +360,14 @@ impl Apps for Pager {
             }
             Err(e) => {
                 app.set_detaching(false);
-                let code =
-                    if matches!(e, RestoreError::NoMemory { .. }) { ErrorCode::NoMemory } else { ErrorCode::Internal };
+                let (code, remedy) = match &e {
+                    RestoreError::NoRoom(room) => (ErrorCode::NoMemory, room.remedy()),
+                    _ => (ErrorCode::Internal, "resume its processes if they are stopped, and try again".into()),
+                };
                 Err(error(
                     code,
                     format!("failed to detach app '{}': {e}", app.name),
-                    "the app goes on as before; free local memory (or resume its processes) and try again",
+                    &format!("the app goes on as before; {remedy}"),
                 ))
             }
         }
@@ -413,14 +418,14 @@ impl Apps for Pager {
     fn detach_all(&self, progress: &mut dyn FnMut(Progress)) -> Result<(), ApiError> {
         let apps = self.roster.all();
         let pages: u64 = apps.iter().map(|app| restore::evicted(&self.means, app)).sum();
-        restore::check_memory(pages).map_err(|e| {
+        restore::check_room(&self.means, apps.iter().map(Arc::as_ref)).map_err(|e| {
             error(
                 ErrorCode::NoMemory,
                 format!(
                     "annexd can't stop: {} of program memory are in the pool, and {e}",
                     format_bytes(pages * PAGE_SIZE as u64)
                 ),
-                "free local memory or end programs that annex manages (annex apps), then stop annexd again",
+                &format!("{}; or end programs that annex manages (annex apps), then stop annexd again", e.remedy()),
             )
         })?;
         apps.iter().try_for_each(|app| self.detach(app.id, progress))

@@ -10,19 +10,27 @@ use std::io;
 /// Mappings smaller than this are left alone: they cost more than they bring.
 const SMALLEST: u64 = 64 << 10;
 
+/// Looks at the mappings (of which there are two a second at most) after which a refused one is tried again: a mapping that was locked for a
+/// moment looks as it did before.
+const RESPITE: u8 = 8;
+
 /// Flags in smaps that make a mapping none of our business: locked, I/O, raw PFNs, huge-page file, grows down (stack), wiped or dropped
 /// on fork (secrets), memory tagging, shadow stack, not to be dumped or copied for a reason.
 const SPECIAL: [&[u8; 2]; 9] = [b"lo", b"io", b"pf", b"ht", b"gd", b"wf", b"mt", b"ss", b"sl"];
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Region {
     pub start: u64,
     pub end: u64,
     /// The mapping that this was found as (registered whole).
     pub mapping: (u64, u64),
     pub registered: bool,
-    /// The kernel would not register or move it: not asked again until it changes.
+    /// The kernel would not register or move it: not asked again until it changes, or for [`RESPITE`] looks.
     pub refused: bool,
+    /// The program puts guards over memory that it has used: it is refused for good (see `guards`).
+    pub guarded: bool,
+    /// At how many looks in a row it has been.
+    looks_refused: u8,
     /// Pages just above a guard (thread stacks and their control blocks) at the region's end are spared: bytes.
     pub spared_top: u64,
 }
@@ -77,6 +85,11 @@ impl Regions {
         self.list.iter_mut().filter(|r| r.mapping == mapping).for_each(&mut change);
     }
 
+    /// Guards were found in the region that begins at `start`.
+    pub fn guarded(&mut self, start: u64) {
+        self.list.iter_mut().filter(|r| r.start == start).for_each(|r| (r.guarded, r.refused) = (true, true));
+    }
+
     /// Replaces the list by what is there now; what is known of mappings that did not change is kept.
     pub fn refresh(&mut self, found: Vec<Region>) {
         let old = std::mem::replace(&mut self.list, found);
@@ -84,7 +97,10 @@ impl Regions {
             let i = old.partition_point(|r| r.end <= region.start);
             if let Some(known) = old.get(i).filter(|r| r.start <= region.start && r.end >= region.end) {
                 region.registered = known.registered;
-                region.refused = known.refused && known.mapping == region.mapping;
+                region.guarded = known.guarded;
+                region.looks_refused = if known.refused { known.looks_refused.saturating_add(1) } else { 0 };
+                let still = known.mapping == region.mapping && region.looks_refused < RESPITE;
+                region.refused = known.guarded || (known.refused && still);
             }
         }
     }
@@ -105,7 +121,8 @@ pub fn scan(pid: i32, ours: &[(u64, u64)]) -> io::Result<Vec<Region>> {
         let mine = ours.iter().any(|(at, len)| start < at + len && *at < end);
         if mapping.is_private_anonymous() && end - start >= SMALLEST && !special && !mine {
             let spared_top = if guard_ends_at == start { 2 * 4096 } else { 0 };
-            found.push(Region { start, end, mapping: (start, end), registered: false, refused: false, spared_top });
+            let mapping = (start, end);
+            found.push(Region { start, end, mapping, spared_top, ..Region::default() });
         }
     }
     Ok(found)
@@ -116,7 +133,8 @@ mod tests {
     use super::*;
 
     fn region(start: u64, end: u64) -> Region {
-        Region { start, end, mapping: (start, end), registered: true, refused: false, spared_top: 0 }
+        let mapping = (start, end);
+        Region { start, end, mapping, registered: true, ..Region::default() }
     }
 
     fn spans(regions: &Regions) -> Vec<(u64, u64)> {
@@ -142,6 +160,19 @@ mod tests {
         assert_eq!(spans(&regions), [(10, 20)]);
         assert_eq!(regions.containing(19).map(|r| r.start), Some(10));
         assert_eq!(regions.containing(20), None);
+    }
+
+    /// One that was locked while pages moved was never evicted from again.
+    #[test]
+    fn a_refused_mapping_is_tried_again_after_a_respite() {
+        let mut regions = Regions { list: vec![region(10, 20)] };
+        regions.mark((10, 20), |r| r.refused = true);
+        let mut refused_at = Vec::new();
+        for look in 0..2 * RESPITE {
+            regions.refresh(vec![region(10, 20)]);
+            refused_at.extend(regions.containing(10).unwrap().refused.then_some(look));
+        }
+        assert_eq!(refused_at, (0..RESPITE - 1).collect::<Vec<_>>());
     }
 
     #[test]

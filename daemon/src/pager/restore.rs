@@ -8,6 +8,8 @@ use super::attach::Means;
 use super::fetch::Stretch;
 use super::process;
 use super::registry::Registry;
+use super::room::{self, Demand, RoomError};
+use super::scan::Pagemap;
 use super::space::{Space, Surroundings, Why};
 use super::table::{PageIdx, Record, Table};
 use crate::pool::{Busy, Done, Lane, SlotRun};
@@ -25,8 +27,8 @@ const RUN: u32 = 32;
 /// An app could not be brought back.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
-    #[error("bringing it back needs {needed_mib} MiB of local memory and {available_mib} MiB are available")]
-    NoMemory { needed_mib: u64, available_mib: u64 },
+    #[error(transparent)]
+    NoRoom(#[from] RoomError),
     #[error("failed to open a lane to the pool: {0}")]
     Lane(#[from] crate::pool::LaneError),
     #[error("{lost} pages are lost: no replica has their bytes; touching them raises SIGBUS")]
@@ -45,29 +47,23 @@ pub fn evicted_about(registry: &Registry, app: &App) -> u64 {
     registry.of_app(app.id).iter().filter(|s| !s.is_dead()).map(|s| s.evicted_about()).sum()
 }
 
-/// Refuses if local memory would not hold what comes back (pages that fork children share come back to each of them).
-pub fn check_memory(pages: u64) -> Result<(), RestoreError> {
-    let available = available_bytes() / PAGE_SIZE as u64;
-    // A sixteenth more, for page tables and whoever else needs some.
-    if pages + pages / 16 <= available {
-        return Ok(());
-    }
-    let mib = |pages: u64| (pages * PAGE_SIZE as u64) >> 20;
-    Err(RestoreError::NoMemory { needed_mib: mib(pages + pages / 16), available_mib: mib(available) })
+/// Refuses if there is no room for what the apps have in the pool (pages that fork children share come back to each of them).
+pub fn check_room<'a>(means: &Means, apps: impl Iterator<Item = &'a App>) -> Result<(), RoomError> {
+    let demands: Vec<_> = apps.flat_map(|app| demands(means, app)).collect();
+    room::check(&demands)
 }
 
-fn available_bytes() -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let kib = text
-        .lines()
-        .find_map(|l| l.strip_prefix("MemAvailable:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-    kib.unwrap_or(u64::MAX >> 10) << 10
+fn demands(means: &Means, app: &App) -> Vec<Demand> {
+    // A forked child that is not known yet has its cgroup from the others, as a rule.
+    let another = app.members.lock().first().map_or(0, |member| member.pid);
+    let spaces = means.registry.of_app(app.id).into_iter().filter(|s| !s.is_dead());
+    spaces.map(|s| Demand { pid: s.pid().unwrap_or(another), pages: s.evicted() }).collect()
 }
 
 /// Brings every page of the app back. The app must be marked as detaching, so that nothing is evicted meanwhile.
 pub fn restore(means: &Means, app: &App, progress: &mut dyn FnMut(Progress)) -> Result<(), RestoreError> {
     let total = evicted(means, app);
-    check_memory(total)?;
+    check_room(means, std::iter::once(app))?;
     let mut lane = means.around.pool.lane("restore", BUFFERS)?;
     let mut lost = 0;
     let mut moved_on = Instant::now();
@@ -123,6 +119,7 @@ fn sweep(space: &Arc<Space>, lane: &mut Lane, around: &Surroundings, most: usize
             around.pool.retain(slot);
         });
     }
+    let mut guards = space.pid().and_then(|pid| Pagemap::open(pid).ok());
     let mut lost = 0;
     let mut done: Vec<Done> = Vec::new();
     let mut next = 0;
@@ -150,6 +147,9 @@ fn sweep(space: &Arc<Space>, lane: &mut Lane, around: &Surroundings, most: usize
             let mut core = space.core();
             match result {
                 Ok(()) => {
+                    if let Some(pagemap) = &mut guards {
+                        core.drop_guarded((page, page.plus(n.into())), pagemap, around);
+                    }
                     space.install(&mut core, Stretch::one(page, slot), lane.bytes(&buf), Why::Restore, around);
                 }
                 Err(error) if n == 1 => {

@@ -11,6 +11,7 @@ const PRESENT: u64 = 1 << 3;
 const SWAPPED: u64 = 1 << 4;
 const PFNZERO: u64 = 1 << 5;
 const HUGE: u64 = 1 << 6;
+const GUARD: u64 = 1 << 8;
 
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -86,6 +87,11 @@ impl Pagemap {
             ..ScanArg::default()
         };
         self.scan(start, end, max_pages, mask, runs)
+    }
+
+    /// Appends runs of guard pages (MADV_GUARD_INSTALL) from `start` up to `end`; returns where to go on.
+    pub fn guarded(&mut self, start: u64, end: u64, runs: &mut Vec<Run>) -> io::Result<u64> {
+        self.scan(start, end, 0, ScanArg { category_mask: GUARD, return_mask: GUARD, ..ScanArg::default() }, runs)
     }
 
     fn scan(&mut self, start: u64, end: u64, max_pages: u64, mask: ScanArg, runs: &mut Vec<Run>) -> io::Result<u64> {

@@ -15,6 +15,7 @@
 
 use super::app::App;
 use super::fetch::{Fetch, Stretch};
+use super::guards::Guards;
 use super::home::Home;
 use super::inflight::InFlight;
 use super::mortal;
@@ -115,6 +116,8 @@ pub struct Core {
     pub frozen: bool,
     /// Pages that are evicted by their records, and may be there all the same: their install was cut short by the end of an annexd.
     pub suspects: BTreeSet<PageIdx>,
+    /// Once the program has put guards over evicted pages.
+    pub(super) guards: Option<Guards>,
     /// Slots that the change under way lets go of.
     pub(super) released: Vec<SlotIdx>,
     /// The child that the change under way brings.
@@ -163,6 +166,7 @@ impl Space {
             window: Window::default(),
             frozen: table_is_frozen,
             suspects: BTreeSet::new(),
+            guards: None,
             released: Vec::new(),
             born: Vec::new(),
             faults: Vec::with_capacity(JOURNAL_MESSAGES),
@@ -389,6 +393,7 @@ impl Space {
         }
         let Stretch { first, slot, .. } = read;
         let pages = (bytes.len() / PAGE_SIZE) as u64;
+        core.heed_guards((first, first.plus(pages)), around);
         let asked = match why {
             Why::Read(page) | Why::Write(page) => Some(page),
             Why::Ahead | Why::Restore => None,

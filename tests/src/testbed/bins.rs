@@ -1,6 +1,6 @@
 //! Where the programs are: `$ANNEX_BIN_DIR` if set, else beside the test itself in cargo's target directory.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The path of one of the workspace's programs.
 ///
@@ -17,6 +17,11 @@ pub fn find(name: &str) -> PathBuf {
         .find(|path| path.is_file())
         .cloned()
         .unwrap_or_else(|| panic!("{name} is not built (looked at {tried:?}): run `cargo build --release --workspace`"))
+}
+
+/// One of the scripts that tests run.
+pub fn script(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("programs").join(name)
 }
 
 /// A program of the system, if it is installed.

@@ -5,6 +5,7 @@ use super::{Testbed, api};
 use crate::stacks;
 use annex_shared::api::AppInfo;
 use nix::sys::signal::Signal;
+use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, ExitStatus};
@@ -26,6 +27,8 @@ pub struct Seen {
     /// The most processes at once.
     pub processes: usize,
     pub max_evicted_bytes: u64,
+    /// At how many looks, with something evicted, each percentage of its memory was resident.
+    resident_shares: BTreeMap<u8, u32>,
     pub last: Option<AppInfo>,
 }
 
@@ -37,7 +40,22 @@ impl Seen {
         self.zero_faults = self.zero_faults.max(app.faults.zero);
         self.processes = self.processes.max(app.pids.len());
         self.max_evicted_bytes = self.max_evicted_bytes.max(app.evicted);
+        if app.evicted > 0 {
+            let share = app.resident * 100 / (app.resident + app.evicted);
+            *self.resident_shares.entry(share as u8).or_default() += 1;
+        }
         self.last = Some(app);
+    }
+
+    /// The median of the resident shares, in percent; 100 if nothing was ever evicted.
+    pub fn usual_share(&self) -> u8 {
+        let half = self.resident_shares.values().sum::<u32>() / 2;
+        let mut looks = 0;
+        let reaches_half = |(_, count): &(&u8, &u32)| {
+            looks += *count;
+            looks > half
+        };
+        self.resident_shares.iter().find(reaches_half).map_or(100, |(share, _)| *share)
     }
 }
 
@@ -71,6 +89,14 @@ impl Outcome {
             "{} proves nothing: {pages_evicted} pages evicted (wanted {out}), {pages_in} came back (wanted {back}): {self}",
             self.name
         );
+        self
+    }
+
+    /// It worked with no more than this percentage of its memory resident, most of the time.
+    #[track_caller]
+    pub fn worked_within(self, percent: u8) -> Outcome {
+        let usual = self.seen.usual_share();
+        assert!(usual <= percent, "{} had {usual} % of its memory resident, not {percent} %: {self}", self.name);
         self
     }
 
@@ -212,5 +238,18 @@ fn watch(socket: &Path, name: &str, seen: &Mutex<Seen>, ended: &AtomicBool) {
             seen.add(app);
         }
         std::thread::sleep(LOOK);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_usual_share_is_the_median_of_all_looks() {
+        let seen = |shares: &[(u8, u32)]| Seen { resident_shares: shares.iter().copied().collect(), ..Seen::default() };
+        assert_eq!(seen(&[(25, 3), (90, 2)]).usual_share(), 25);
+        assert_eq!(seen(&[(25, 2), (90, 3)]).usual_share(), 90);
+        assert_eq!(seen(&[]).usual_share(), 100);
     }
 }

@@ -44,6 +44,8 @@ pub struct Donor {
     pub kept: bool,
     /// In a network namespace of its own, at the end of a wire that can be cut.
     pub wired: bool,
+    /// More arguments for the agent.
+    pub agent_args: &'static [&'static str],
 }
 
 impl Donor {
@@ -56,6 +58,7 @@ impl Donor {
             absent: false,
             kept: false,
             wired: false,
+            agent_args: &[],
         }
     }
 
@@ -81,6 +84,10 @@ impl Donor {
 
     pub fn wired(self) -> Donor {
         Donor { wired: true, ..self }
+    }
+
+    pub fn agent_args(self, args: &'static [&'static str]) -> Donor {
+        Donor { agent_args: args, ..self }
     }
 
     pub fn absent(self) -> Donor {
@@ -449,6 +456,7 @@ impl Place {
         if donor.kept {
             agent.arg("--keeper").arg(dir.join(format!("{name}-keeper.sock")));
         }
+        agent.args(donor.agent_args);
         if wire.is_some() {
             // Nobody else is on that wire.
             agent.arg("--insecure");

@@ -1,0 +1,45 @@
+//! What a fork's child does not inherit: mappings that the program has marked with MADV_WIPEONFORK (the child has zeros there) or
+//! MADV_DONTFORK (it has no mapping there). No message tells of the marks; the parent's smaps do.
+//!
+//! The parent is looked at when its FORK has been read, and goes on at that moment. A mark that it takes back within the fraction of a millisecond in between is missed.
+
+use super::process;
+use super::table::PageIdx;
+use super::window::Range;
+use std::io;
+
+/// The flags of smaps: wiped on fork, not copied on fork.
+const MARKS: [&[u8; 2]; 2] = [b"wf", b"dc"];
+
+/// What a child of the process does not inherit, in address order.
+pub fn left_behind(pid: i32) -> io::Result<Vec<Range>> {
+    let mapped = process::flagged_maps(pid)?;
+    let marked = mapped.iter().filter(|(_, flags)| flags.iter().any(|flag| MARKS.contains(&flag)));
+    Ok(marked.map(|(mapping, _)| (PageIdx::of(mapping.start), PageIdx::of(mapping.end))).collect())
+}
+
+/// Whether a page lies in one of the ranges, which are in address order.
+pub fn is_in(ranges: &[Range], page: PageIdx) -> bool {
+    let next = ranges.partition_point(|(_, end)| *end <= page);
+    ranges.get(next).is_some_and(|(start, _)| *start <= page)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use memmap2::MmapMut;
+
+    #[test]
+    fn marked_mappings_are_left_behind_and_others_are_not() {
+        let map = MmapMut::map_anon(12 * 4096).unwrap();
+        map.advise_range(memmap2::Advice::DontFork, 6 * 4096, 4096).unwrap();
+        // SAFETY: the range lies in the mapping, and the mark matters to children only.
+        let wiped =
+            unsafe { libc::madvise(map.as_ptr().add(2 * 4096).cast_mut().cast(), 2 * 4096, libc::MADV_WIPEONFORK) };
+        assert_eq!(wiped, 0);
+        let ranges = left_behind(std::process::id() as i32).unwrap();
+        let first = PageIdx::of(map.as_ptr() as u64);
+        let marked: Vec<u64> = (0..12).filter(|nth| is_in(&ranges, first.plus(*nth))).collect();
+        assert_eq!(marked, [2, 3, 6]);
+    }
+}
