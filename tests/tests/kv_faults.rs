@@ -1,9 +1,11 @@
 //! The KV API's promise, under faults: what concurrent clients see of each key can have happened in one order, and what was acknowledged is there, while donors are
-//! killed, stopped past their lease, cut off and slow, and annexd is killed.
+//! killed, stopped past their lease, cut off and slow, and annexd is killed. Some keys are written once, before everything else, and read again and again.
+//! That what looks for an order finds the lack of one is tried on a server that lies.
 //!
 //! `ANNEX_KV_ROUNDS` sets how many faults there are.
 
 use annex_tests::kv::history::{Act, Operation, check};
+use annex_tests::kv::liar::{self, Lie};
 use annex_tests::kv::wire::{Wire, text};
 use annex_tests::testbed::{Donor, Testbed, wait_for};
 use nix::sys::signal::Signal;
@@ -16,6 +18,8 @@ use std::time::{Duration, Instant};
 
 const CLIENTS: u64 = 5;
 const KEYS: usize = 6;
+/// Keys that are written once and for all.
+const OLD: usize = 40;
 /// How long clients go on before the fault, and after it has happened.
 const BEFORE: Duration = Duration::from_millis(200);
 const AFTER: Duration = Duration::from_millis(400);
@@ -28,8 +32,9 @@ fn rounds(default: usize) -> usize {
     std::env::var("ANNEX_KV_ROUNDS").map_or(default, |n| n.parse().expect("ANNEX_KV_ROUNDS is a number"))
 }
 
+/// A key of a round, or behind those an old one.
 fn key(round: usize, nth: usize) -> String {
-    format!("round{round}:key{nth}")
+    if nth < KEYS { format!("round{round}:key{nth}") } else { format!("old:{nth}") }
 }
 
 /// A value that tells its number, of any size up to two pages.
@@ -102,10 +107,11 @@ fn clients(socket: &Path, round: usize, numbers: &Arc<AtomicU64>, while_they_run
                 let mut seen = Seen::new();
                 while !over.load(Ordering::Relaxed) {
                     let at = random.random_range(0..KEYS);
-                    let act = match random.random_range(0..10) {
-                        0..5 => Act::Read(None),
-                        5..9 => Act::Write(Some(numbers.fetch_add(1, Ordering::Relaxed))),
-                        _ => Act::Write(None),
+                    let (at, act) = match random.random_range(0..12) {
+                        0..5 => (at, Act::Read(None)),
+                        5..9 => (at, Act::Write(Some(numbers.fetch_add(1, Ordering::Relaxed)))),
+                        9 => (at, Act::Write(None)),
+                        _ => (random.random_range(KEYS..KEYS + OLD), Act::Read(None)),
                     };
                     let called = Instant::now();
                     match client.act(&key(round, at), act) {
@@ -140,19 +146,32 @@ fn is_whole(bed: &Testbed, donors: usize) -> bool {
     up == donors && status.pool.degraded_extents == 0
 }
 
-/// Reads all keys of a round, and holds what was seen against one order.
-fn assert_one_order(socket: &Path, round: usize, mut seen: Seen) -> usize {
+/// Writes the old keys, and tells their values.
+fn write_old(socket: &Path, numbers: &AtomicU64) -> Vec<u64> {
     let mut client = Client::new(socket);
-    for at in 0..KEYS {
+    let write = |at| {
+        let number = numbers.fetch_add(1, Ordering::Relaxed);
+        let done = client.act(&key(0, at), Act::Write(Some(number)));
+        assert_eq!(done, Some((Act::Write(Some(number)), true)), "{} can't be written", key(0, at));
+        number
+    };
+    (KEYS..KEYS + OLD).map(write).collect()
+}
+
+/// Reads all keys of a round and the old ones, and holds what was seen against one order. How many answers there were, or what no order explains.
+fn one_order(socket: &Path, round: usize, old: &[u64], mut seen: Seen) -> Result<usize, String> {
+    let mut client = Client::new(socket);
+    for at in 0..KEYS + OLD {
         let called = Instant::now();
         let reply = client.ask(&["GET", &key(round, at)]).expect("a connection");
         let value = text(&reply).unwrap_or_else(|error| panic!("{} can't be read: {error}", key(round, at)));
         let act = Act::Read(value.as_deref().map(number));
         seen.push((at, Operation { act, called, answered: Some(Instant::now()) }));
     }
-    for at in 0..KEYS {
+    for at in 0..KEYS + OLD {
         let of_key: Vec<Operation> = seen.iter().filter(|(n, _)| *n == at).map(|(_, op)| *op).collect();
-        if let Err(stuck) = check(&of_key, None) {
+        let first = at.checked_sub(KEYS).map(|nth| old[nth]);
+        if let Err(stuck) = check(&of_key, first) {
             let began = stuck.iter().map(|op| op.called).min().expect("some");
             let since = |at: Instant| at.saturating_duration_since(began).as_micros();
             let told: Vec<String> = stuck
@@ -160,16 +179,44 @@ fn assert_one_order(socket: &Path, round: usize, mut seen: Seen) -> usize {
                 .take(12)
                 .map(|op| format!("{:?} {} to {:?}", op.act, since(op.called), op.answered.map(since)))
                 .collect();
-            panic!("no order explains {}:\n{}", key(round, at), told.join("\n"));
+            return Err(format!("no order explains {}, at first {first:?}:\n{}", key(round, at), told.join("\n")));
         }
     }
-    seen.iter().filter(|(_, op)| op.answered.is_some()).count()
+    Ok(seen.iter().filter(|(_, op)| op.answered.is_some()).count())
+}
+
+fn assert_one_order(socket: &Path, round: usize, old: &[u64], seen: Seen) -> usize {
+    one_order(socket, round, old, seen).unwrap_or_else(|why| panic!("{why}"))
+}
+
+#[test]
+fn a_server_that_lies_is_found_out() {
+    let bed = Testbed::builder().donor(Donor::shm()).donor(Donor::shm()).kv("").start();
+    let numbers = Arc::new(AtomicU64::new(1));
+    let old = write_old(&bed.kv_socket(), &numbers);
+    let found = [Lie::Honest, Lie::Forgets, Lie::Stale].map(|lie| {
+        let socket = bed.path().join(format!("{lie:?}.sock"));
+        liar::start(&socket, &bed.kv_socket(), lie).expect("a socket");
+        let seen = clients(&socket, lie as usize, &numbers, || std::thread::sleep(AFTER));
+        assert!(seen.len() > 300, "{} answers of the {lie:?} one are too few to prove anything", seen.len());
+        one_order(&bed.kv_socket(), lie as usize, &old, seen)
+    });
+    found[0].as_ref().unwrap_or_else(|why| panic!("{why}"));
+    for lies in &found[1..] {
+        assert!(lies.as_ref().is_err_and(|why| why.contains("key")), "{lies:?}");
+    }
+    // An old key that is another one now.
+    let mut lost = old.clone();
+    lost[OLD / 2] += 1;
+    let found = one_order(&bed.kv_socket(), 3, &lost, Seen::new());
+    assert!(found.as_ref().is_err_and(|why| why.contains(&key(0, KEYS + OLD / 2))), "{found:?}");
 }
 
 #[test]
 fn no_acknowledged_write_is_lost_when_annexd_is_killed_again_and_again() {
     let mut bed = Testbed::builder().donor(Donor::tcp()).donor(Donor::shm()).kv(",cache=1M").start();
     let (socket, numbers) = (bed.kv_socket(), Arc::new(AtomicU64::new(1)));
+    let old = write_old(&socket, &numbers);
     let mut answers = 0;
     for round in 0..rounds(12) {
         let seen = clients(&socket, round, &numbers, || {
@@ -181,7 +228,7 @@ fn no_acknowledged_write_is_lost_when_annexd_is_killed_again_and_again() {
             });
             std::thread::sleep(AFTER);
         });
-        answers += assert_one_order(&socket, round, seen);
+        answers += assert_one_order(&socket, round, &old, seen);
         // What was written in rounds before is there still.
         let mut client = Client::new(&socket);
         for before in 0..round {
@@ -200,6 +247,7 @@ fn what_clients_see_has_one_order_whatever_befalls_donors() {
     let slow = donor().faults("delay=1/97:20ms,seed=3");
     let mut bed = Testbed::builder().donor(donor().wired()).donor(slow).donor(donor()).kv("").start();
     let (socket, numbers) = (bed.kv_socket(), Arc::new(AtomicU64::new(1)));
+    let old = write_old(&socket, &numbers);
     let mut answers = 0;
     for round in 0..rounds(6) {
         let seen = clients(&socket, round, &numbers, || {
@@ -225,7 +273,7 @@ fn what_clients_see_has_one_order_whatever_befalls_donors() {
             bed.start_agent_again(2);
         }
         wait_whole(&bed, 3);
-        answers += assert_one_order(&socket, round, seen);
+        answers += assert_one_order(&socket, round, &old, seen);
     }
     println!("{answers} answers, none of them wrong");
     assert!(answers > 1000, "{answers} answers are too few to prove anything");

@@ -33,6 +33,9 @@ pub type Outcome = Result<Reply, Failure>;
 /// `fn name(call: Call<'_>) -> LocalBoxFuture<'_, Outcome>`.
 pub type Handler = for<'a> fn(Call<'a>) -> LocalBoxFuture<'a, Outcome>;
 
+/// Answers a call at once, if that takes no waiting. `None`: nothing was done, and the handler is to be asked.
+pub type AtOnce = fn(&Store, Db, &[Bytes]) -> Option<Reply>;
+
 impl From<StoreError> for Failure {
     fn from(error: StoreError) -> Failure {
         Failure(error.to_string().into())

@@ -1,6 +1,6 @@
 //! What there is to know about a command: COMMAND tells it, the dispatcher goes by it.
 
-use super::call::Handler;
+use super::call::{AtOnce, Handler};
 
 /// Flags as COMMAND INFO names them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,6 +40,8 @@ pub struct Spec {
     pub summary: &'static str,
     /// `None`: the session itself answers (MULTI, SELECT, CLIENT, …).
     pub handler: Option<Handler>,
+    /// Of a command that only reads: asked before the handler.
+    pub at_once: Option<AtOnce>,
     /// Whether a call of so many words sets its first argument to its second without looking at what is there: the key's next such write need not wait
     /// for its end.
     pub blind: fn(usize) -> bool,
@@ -98,6 +100,7 @@ impl Spec {
             complexity: "",
             summary: "",
             handler: None,
+            at_once: None,
             blind: |_| false,
             alone: false,
         }
@@ -106,6 +109,11 @@ impl Spec {
     /// Calls with so many words, its name included, set a key to a value without looking.
     pub const fn blind(self, blind: fn(usize) -> bool) -> Spec {
         Spec { blind, ..self }
+    }
+
+    /// Many calls can be answered without waiting for anything.
+    pub const fn at_once(self, at_once: AtOnce) -> Spec {
+        Spec { at_once: Some(at_once), ..self }
     }
 
     /// What people are told.

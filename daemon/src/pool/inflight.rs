@@ -50,6 +50,11 @@ pub(super) struct ReadWork {
 }
 
 impl ReadWork {
+    pub fn new(run: SlotRun) -> ReadWork {
+        let (tries, attempts) = ([0; PLACES], [NIL; 2]);
+        ReadWork { run, at: 0, tries, mismatch: false, good: None, only: None, piece: None, attempts }
+    }
+
     pub fn is_under_way(&self) -> bool {
         self.attempts[0] != NIL
     }

@@ -106,6 +106,14 @@ impl Pool {
         Some((bytes(divided.terms.min), bytes(divided.terms.max)))
     }
 
+    /// How many pages more the KV API could have now, as far as is known.
+    pub fn room_for_kv(&self) -> u64 {
+        let mut shares = lock(&self.shares.0);
+        let Some(divided) = &mut *shares else { return self.available_pages() };
+        divided.refresh(Instant::now(), || self.extent());
+        divided.for_kv().min(divided.free)
+    }
+
     fn share_of(&self, pages: usize, share: impl Fn(&Divided) -> u64) -> usize {
         let mut shares = lock(&self.shares.0);
         let Some(divided) = &mut *shares else { return pages };
@@ -137,6 +145,7 @@ mod tests {
         let mut kv = Vec::new();
         let got = in_steps(total, &mut kv, |pages, runs| bed.pool.reserve_for_kv(pages, runs));
         assert_eq!(got, total / 4, "the KV API does not get its minimum");
+        assert_eq!(bed.pool.room_for_kv(), 0, "there is room that nobody has");
 
         // Room that programs give back is the KV API's up to its maximum.
         apps.iter().flat_map(|run| run.slots()).for_each(|slot| bed.pool.release(slot));
@@ -153,7 +162,9 @@ mod tests {
         let pages = |pages: u64| Limit::Bytes(pages * PAGE_SIZE as u64);
         bed.pool.divide(Terms { min: pages(0), max: pages(30) }, 20);
         let mut runs = Vec::new();
+        assert_eq!(bed.pool.room_for_kv(), 10);
         assert_eq!(bed.pool.reserve_for_kv(100, &mut runs), 10);
+        assert_eq!(bed.pool.room_for_kv(), 0);
         assert_eq!(bed.pool.reserve_for_kv(100, &mut runs), 0);
         assert_eq!(in_steps(total, &mut runs, |pages, runs| bed.pool.reserve(pages, runs)), total - 10);
     }

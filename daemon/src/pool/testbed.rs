@@ -52,6 +52,8 @@ struct State {
     /// Whether RDMA works; `None`: nobody wants it.
     rdma: Option<bool>,
     held: bool,
+    /// Its memory is this host's: what is read there is read at once.
+    near: bool,
     mute: bool,
     script: Script,
     hears: Vec<Arc<EventFd>>,
@@ -80,6 +82,7 @@ impl Agent {
             resumed: None,
             rdma: None,
             held: false,
+            near: false,
             mute: false,
             script: Box::new(|_| Fate::Do),
             hears: Vec::new(),
@@ -156,6 +159,11 @@ impl Agent {
     /// While mute, its agent answers nothing that it is asked.
     pub fn mute(&self, mute: bool) {
         self.with(|s| s.mute = mute);
+    }
+
+    /// While near, a READ can be done on the spot.
+    pub fn near(&self, near: bool) {
+        self.with(|s| s.near = near);
     }
 
     /// While held, no operation is done or completed.
@@ -365,6 +373,18 @@ impl Endpoint for ScriptedEndpoint {
 
     fn ring(&mut self) {
         self.event.write(1).unwrap();
+    }
+
+    fn read_now(&mut self, op: &Op) -> Option<Result<(), ErrorKind>> {
+        let agent = self.agent.clone();
+        let mut state = agent.0.lock().unwrap();
+        if !state.near || !state.reachable || state.epoch != self.epoch {
+            return None;
+        }
+        Some(match (state.script)(op) {
+            Fate::Fail(kind) => Err(kind),
+            fate => self.execute(&mut state, op, fate == Fate::Corrupt),
+        })
     }
 
     fn poll(&mut self, done: &mut Vec<Completion>) {

@@ -160,6 +160,11 @@ pub trait Endpoint: Send {
     /// The doorbell: hands everything posted to the provider. Failures come as completions.
     fn ring(&mut self);
 
+    /// Does a READ on the spot, if this provider can and nothing has to be waited for; its tag means nothing then. `None`: nothing was done, post it.
+    fn read_now(&mut self, _op: &Op) -> Option<Result<(), ErrorKind>> {
+        None
+    }
+
     /// Appends finished operations to `done`; at most [`Endpoint::depth`] of them. Also drives the provider (sends what did
     /// not fit, notices time-outs), so a lane with outstanding operations calls it at least ten times a second.
     fn poll(&mut self, done: &mut Vec<Completion>);

@@ -34,7 +34,8 @@ impl Wire {
         Wire::over(stream)
     }
 
-    fn over(stream: impl Into<OwnedFd>) -> io::Result<Wire> {
+    /// Over a connection that there is.
+    pub fn over(stream: impl Into<OwnedFd>) -> io::Result<Wire> {
         let writer = File::from(stream.into());
         Ok(Wire { reader: BufReader::new(writer.try_clone()?), writer })
     }

@@ -3,6 +3,7 @@
 use super::super::call::{Call, Failure, Outcome};
 use super::super::reply::Reply;
 use super::super::spec::Spec;
+use super::super::store::{Db, Store};
 use super::super::text::span;
 use super::arguments::{LONGEST, TOO_LONG, integer, lower};
 use super::describe::*;
@@ -11,8 +12,12 @@ use bytes::{Bytes, BytesMut};
 use futures::future::LocalBoxFuture;
 use std::collections::HashSet;
 
-pub const GET: Spec =
-    command("get", 2, FAST_READ, ONE_KEY, get).about("string", "1.0.0", "O(1)", "Get the value of a key");
+pub const GET: Spec = command("get", 2, FAST_READ, ONE_KEY, get).at_once(get_now).about(
+    "string",
+    "1.0.0",
+    "O(1)",
+    "Get the value of a key",
+);
 pub const GETDEL: Spec = command("getdel", 2, FAST_WRITE, ONE_KEY, getdel).about(
     "string",
     "6.2.0",
@@ -85,6 +90,11 @@ fn get(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
         let value = call.store.read(call.db, &call.args[1]).await?;
         Ok(value.map_or(Reply::Null, |value| Reply::Bulk(value.bytes)))
     })
+}
+
+fn get_now(store: &Store, db: Db, args: &[Bytes]) -> Option<Reply> {
+    let value = store.read_now(db, &args[1])?;
+    Some(value.map_or(Reply::Null, |value| Reply::Bulk(value.bytes)))
 }
 
 fn getdel(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {

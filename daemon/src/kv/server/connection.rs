@@ -195,6 +195,9 @@ impl Connection {
         let is_muted = self.session.mutes();
         let reply = match command.run {
             Run::Keys(_) => {
+                if let Some(reply) = server.read_now(id, &client, &args) {
+                    return self.answer(if is_muted { Reply::Silence } else { reply });
+                }
                 let (mut ticket, mut args) = (server.lock(id, &args), args);
                 let (db, bytes) = (client.db.get(), args.iter().map(Bytes::len).sum());
                 if ticket.is_placement() && ticket.is_granted() && !self.must_wait(Some(id)) {

@@ -111,6 +111,16 @@ impl Locks {
         self.ask(wanted, mode)
     }
 
+    /// Whether one who asked to read these keys would be let in at once. Who reads them before anybody else has a turn need not ask.
+    pub fn may_read<'a>(&self, mut keys: impl Iterator<Item = &'a [u8]>) -> bool {
+        let stripes = self.0.stripes.borrow();
+        let is_free = |index: u16| {
+            let stripe = &stripes[usize::from(index)];
+            stripe.queue.is_empty() && stripe.is_free(Mode::Read)
+        };
+        is_free(EVERYTHING) && keys.all(|key| is_free(self.stripe(key)))
+    }
+
     /// Asks for everything: no other command is under way then.
     pub fn everything(&self) -> Ticket {
         self.ask(Wanted::Everything, Mode::Write)
@@ -291,6 +301,29 @@ mod tests {
         assert!(!writer.is_granted());
         drop(third);
         assert!(writer.is_granted());
+    }
+
+    #[test]
+    fn who_need_not_ask_to_read_is_who_would_be_let_in_at_once() {
+        let locks = Locks::default();
+        let may = || locks.may_read([&b"a"[..]].into_iter());
+        let reader = keys(&locks, &["a"], false);
+        assert!(may());
+        let writer = keys(&locks, &["a"], true);
+        assert!(!may(), "a writer waits");
+        drop(reader);
+        assert!(!may() && locks.may_read([&b"b"[..]].into_iter()));
+        drop(writer);
+        let placement = locks.keys([&b"a"[..]].into_iter(), Mode::Place);
+        assert!(!may());
+        placement.placed();
+        assert!(!may(), "a placement is on its way");
+        drop(placement);
+        assert!(may());
+        let alone = locks.everything();
+        assert!(!may());
+        drop(alone);
+        assert!(may());
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! - [`Listener`]: where they come in; [`serve`] takes them.
 //! - `connection`: one task per connection: reads, runs, writes.
 //! - `flights`: a connection's commands that are under way together.
-//! - `placing`: plain SETs, which need no task.
+//! - `placing`, `reading`: plain SETs, and GETs of what is near, which need no task.
 //! - [`Locks`]: what keeps commands on one key apart.
 //! - `commands`: the table of commands.
 //! - [`Config`], `parameters`: CONFIG.
@@ -27,8 +27,11 @@ mod locks;
 mod parameters;
 mod pause;
 mod placing;
+mod reading;
 mod slow;
 mod statistics;
+#[cfg(test)]
+mod tests;
 
 pub use commands::{Command, CommandId, Commands};
 pub use config::{Config, OnChange, SetError};

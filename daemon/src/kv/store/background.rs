@@ -49,6 +49,7 @@ impl Store {
             let next = self.0.log.borrow_mut().next();
             let Some((flight, result)) = next else { break };
             self.commit(flight, result);
+            self.look_soon();
             self.0.drained.notify_waiters();
         }
         if self.0.stock.is_out() && self.0.log.borrow().dirty() > 0 && !self.0.making_room.replace(true) {

@@ -1,7 +1,9 @@
 //! Compaction: records that are left in sheets of which most is unused are appended anew, and the sheets' slots go back to the pool.
 //!
-//! It starts when more than a quarter of what is held is unused. It moves few records at a time, together, so that a request waits behind no more
-//! than one such step; and it moves nothing while the log waits for room.
+//! While the pool has room to give, half of what is held may be unused: the emptier the sheets are, the less there is to move for each that comes back. When
+//! room runs short it is a quarter. It moves few records at a time, together, so that a request waits behind no more than one such step, and more of
+//! them the faster writers take sheets. What is moved needs room itself before any comes back: so writers are *held up* when little is left, until there
+//! is more again or nothing to be had, and it moves nothing while the log waits for room.
 
 use super::fetch::{Missed, checked};
 use super::log::Told;
@@ -13,12 +15,62 @@ use std::task::{Poll, Waker};
 
 /// How often it looks whether there is something to do.
 pub(super) const EVERY: Duration = Duration::from_millis(100);
+/// So many sheets more than at the last look are a reason for the next one.
+const LOOK_AFTER: u64 = 64;
 /// Below so many sheets nothing is compacted.
 const LEAST: u64 = 256;
-/// Sheets emptied in one step.
-const STEP: usize = 16;
-/// What is unused of the sheets held, at most: one part in so many.
-const UNUSED: u64 = 4;
+/// Sheets emptied in one step at most.
+const MOST: u64 = 128;
+/// Room is short when no more than one part in so many of what could be held is left.
+const SHORT: u64 = 8;
+/// The same for when writers wait for it.
+const SCARCE: u64 = 16;
+const LAX: Pace = Pace { unused: 2, least: 4 };
+const EAGER: Pace = Pace { unused: 4, least: 16 };
+
+/// How compaction goes about it.
+struct Pace {
+    /// What is unused of the sheets held, at most: one part in so many.
+    unused: u64,
+    /// Sheets emptied in one step.
+    least: u64,
+}
+
+/// Whether no more than one part in so many of what could be held is left.
+fn is_left(room: u64, held: u64, part: u64) -> bool {
+    room * part < held + room
+}
+
+/// What there is to go by, in sheets.
+struct Look {
+    held: u64,
+    /// As many would do for what is in them.
+    used: u64,
+    /// New since the look before.
+    grown: u64,
+    /// To be had yet of the pool.
+    room: u64,
+    /// Before more is held than a limit is to cost; `None`: there is no limit.
+    below_limit: Option<u64>,
+}
+
+impl Look {
+    fn is_scarce(&self) -> bool {
+        is_left(self.room, self.held, SCARCE)
+    }
+
+    /// How many sheets are to be emptied in one step.
+    fn step(&self) -> usize {
+        let is_short = is_left(self.room.min(self.below_limit.unwrap_or(u64::MAX)), self.held, SHORT);
+        let pace = if is_short { EAGER } else { LAX };
+        if self.held < LEAST || self.held.saturating_sub(self.used) * pace.unused <= self.held {
+            return 0;
+        }
+        // Of each that is emptied at least that part comes back, and the rest needs room before.
+        let wanted = if self.is_scarce() { MOST } else { (self.grown * pace.unused).clamp(pace.least, MOST) };
+        wanted.min(self.room.div_ceil(2)) as usize
+    }
+}
 
 /// The moves of one step, until all are decided.
 struct Moves {
@@ -72,14 +124,7 @@ impl Drop for Moves {
 impl Store {
     /// One step. False: there is nothing to do.
     pub(super) async fn compact(&self) -> bool {
-        let (held, used) = {
-            let space = self.0.space.borrow();
-            (space.sheets(), space.units().div_ceil(u64::from(UNITS)))
-        };
-        if self.0.loading.get() || held < LEAST || held.saturating_sub(used) * UNUSED < held || self.0.stock.is_out() {
-            return false;
-        }
-        let sheets = self.sparse();
+        let sheets = self.to_empty();
         if sheets.is_empty() {
             return false;
         }
@@ -94,19 +139,59 @@ impl Store {
         self.forward();
         let moved = moves.over().await;
         self.count(|s| s.moved += moved);
+        self.0.stock.ask_again();
+        if moved == 0 {
+            self.hold_up(false);
+        }
         moved > 0
     }
 
+    /// The sheets of the next step, which begins at once. Writers are held up until then if they must not take more before.
+    fn to_empty(&self) -> Vec<SheetIdx> {
+        let look = self.look();
+        let most = if self.0.loading.get() || self.0.stock.is_out() { 0 } else { look.step() };
+        let sheets = if most > 0 { self.sparse(most) } else { Vec::new() };
+        self.hold_up(!sheets.is_empty() && look.is_scarce());
+        sheets
+    }
+
+    fn hold_up(&self, holds: bool) {
+        if self.0.held_up.replace(holds) && !holds {
+            self.0.drained.notify_waiters();
+        }
+    }
+
+    /// Writers have taken sheets since the last look.
+    pub(super) fn look_soon(&self) {
+        if self.0.space.borrow().sheets() >= self.0.looked.get() + LOOK_AFTER {
+            self.0.work.notify_one();
+        }
+    }
+
+    fn look(&self) -> Look {
+        let (held, used) = {
+            let space = self.0.space.borrow();
+            (space.sheets(), space.units().div_ceil(u64::from(UNITS)))
+        };
+        let grown = held.saturating_sub(self.0.looked.replace(held));
+        let waiting = self.0.log.borrow().dirty() as u64;
+        let room = (self.0.stock.slots() + self.0.pool.room_for_kv()).saturating_sub(waiting);
+        // As much is held for a limit's worth of records as an eager compaction leaves of them.
+        let limit = Some(self.settings().limit / PAGE_SIZE as u64).filter(|limit| *limit > 0);
+        let below_limit = limit.map(|limit| (limit + limit / (EAGER.unused - 1)).saturating_sub(held));
+        Look { held, used, grown, room, below_limit }
+    }
+
     /// Some sheets that are to be emptied, of the emptiest.
-    fn sparse(&self) -> Vec<SheetIdx> {
+    fn sparse(&self, most: usize) -> Vec<SheetIdx> {
         let space = self.0.space.borrow();
         let (first, mut sheets) = (self.random() as usize, Vec::new());
         // Of those that are full but for some units nothing is to be gained.
         for fill in 1..FILLS {
-            space.filled(fill, first, STEP, &mut sheets);
+            space.filled(fill, first, most, &mut sheets);
             // A record that goes on in other sheets begins in none of them.
             sheets.retain(|sheet| self.0.table.starts(*sheet) != 0);
-            if sheets.len() == STEP {
+            if sheets.len() == most {
                 break;
             }
         }
@@ -159,5 +244,42 @@ impl Store {
         if self.append(header, key, value, entry.access(), Some(place), told).is_ok() {
             moves.begin(header.units());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MUCH: u64 = 100_000;
+    const LITTLE: u64 = 140;
+
+    fn look(held: u64, used: u64, room: u64) -> Look {
+        Look { held, used, grown: 0, room, below_limit: None }
+    }
+
+    #[test]
+    fn half_may_be_unused_while_there_is_room_and_a_quarter_when_it_is_short() {
+        let step = |held, used, room| look(held, used, room).step();
+        assert_eq!((step(1000, 501, MUCH), step(1000, 499, MUCH)), (0, 4));
+        assert_eq!((step(1000, 751, LITTLE), step(1000, 749, LITTLE)), (0, 16));
+        // An eighth of what could be held.
+        assert_eq!((step(700, 500, 100), step(701, 500, 100)), (0, 16));
+        assert_eq!(step(LEAST - 1, 0, 1000), 0);
+    }
+
+    #[test]
+    fn above_a_limit_there_is_as_much_to_do_and_it_takes_the_room_of_the_pool() {
+        let step = |below_limit| Look { below_limit, ..look(1000, 749, MUCH) }.step();
+        assert_eq!([None, Some(200), Some(100), Some(0)].map(step), [0, 0, 16, 16]);
+        assert!(!Look { below_limit: Some(0), ..look(1000, 749, MUCH) }.is_scarce());
+    }
+
+    #[test]
+    fn more_is_done_the_faster_writers_are_and_never_more_than_there_is_room_for() {
+        let step = |used, room, grown| Look { grown, ..look(1000, used, room) }.step();
+        assert_eq!((step(499, MUCH, 15), step(749, LITTLE, 15)), (30, 60));
+        assert_eq!(step(499, MUCH, 1_000_000), 128);
+        assert_eq!((step(749, 60, 0), step(749, 1, 0), step(749, 0, 0)), (30, 1, 0));
     }
 }

@@ -197,10 +197,14 @@ struct Inner {
     making_room: Cell<bool>,
     /// Units of records that are there twice while they are moved.
     moving: Rc<Cell<u64>>,
-    /// Fewer sheets wait to be written.
+    /// Fewer sheets wait to be written, or compaction has made room.
     drained: Notify,
     /// There may be something to compact or to give back.
     work: Notify,
+    /// Sheets held when it was last looked whether there is something to compact.
+    looked: Cell<u64>,
+    /// Compaction needs what room is left: writers wait.
+    held_up: Cell<bool>,
 }
 
 /// The store's clock.

@@ -37,6 +37,8 @@ impl Store {
             random: Cell::new(rand::random::<u64>() | 1),
             loading: Cell::new(true),
             making_room: Cell::new(false),
+            looked: Cell::new(0),
+            held_up: Cell::new(false),
             moving: Rc::default(),
             drained: Notify::new(),
             work: Notify::new(),

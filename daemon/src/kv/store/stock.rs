@@ -126,6 +126,17 @@ impl Stock {
         }
     }
 
+    /// Slots were given back: the pool may have some again, if it had none.
+    pub fn ask_again(&self) {
+        let is_short = {
+            let inner = self.inner.borrow();
+            inner.short && inner.slots < inner.ahead / 2
+        };
+        if is_short {
+            self.ask();
+        }
+    }
+
     /// Nothing is left, and the pool had no more when it was asked last.
     pub fn is_out(&self) -> bool {
         let inner = self.inner.borrow();

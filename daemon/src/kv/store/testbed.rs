@@ -11,7 +11,7 @@ pub(crate) struct Alone {
     pub store: Store,
     tasks: LocalSet,
     runtime: Runtime,
-    _bed: Bed,
+    pub bed: Bed,
 }
 
 impl Alone {
@@ -28,7 +28,7 @@ impl Alone {
             store.load().await;
             store
         });
-        Alone { store, tasks, runtime, _bed: bed }
+        Alone { store, tasks, runtime, bed }
     }
 
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {

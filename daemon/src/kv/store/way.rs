@@ -126,6 +126,14 @@ impl Way {
         taken.map(Some)
     }
 
+    /// Reads some bytes of a slot if that takes no waiting, and has `take` look at them. They are not verified. The slot stays what it is
+    /// meanwhile, since nothing else runs. `None`: it takes waiting, or `take` does not want what came.
+    pub fn read_now<T>(&self, slot: SlotIdx, piece: Range<u32>, take: impl FnOnce(&[u8]) -> Option<T>) -> Option<T> {
+        let taken = self.lane.borrow_mut().read_now(slot, piece, take)?;
+        self.reads.set(self.reads.get() + 1);
+        Some(taken)
+    }
+
     /// The end of what was just posted, if that comes at once. What else is over waits for [`Way::step`].
     fn at_once(&self, token: usize) -> Option<Done> {
         let mut lane = self.lane.borrow_mut();

@@ -33,6 +33,9 @@ impl Store {
         }
         let units = log::room((HEADER + key.len() + bytes.len()) as u32);
         self.make_room(u64::from(units) * UNIT as u64).await?;
+        while self.0.held_up.get() {
+            self.0.drained.notified().await;
+        }
         let (header, access) = self.record_of(db, key, &bytes, expires);
         if log::takes(units) {
             while self.is_full() {
@@ -54,8 +57,8 @@ impl Store {
     /// the next [`Store::forward`], which the caller sees to. False: nothing was done, and [`Store::write`] waits or tells what is wrong.
     pub fn place(&self, db: Db, key: &[u8], bytes: &[u8], hears: &Weak<dyn Hears>, number: u64) -> bool {
         let units = log::room((HEADER + key.len() + bytes.len()) as u32);
-        let must_wait = !log::takes(units) || self.is_full() || self.0.loading.get() || self.0.stock.is_out();
-        if must_wait || !self.evict_for(u64::from(units) * UNIT as u64) {
+        let is_busy = self.is_full() || self.0.held_up.get() || self.0.loading.get() || self.0.stock.is_out();
+        if is_busy || !log::takes(units) || !self.evict_for(u64::from(units) * UNIT as u64) {
             return false;
         }
         let (header, access) = self.record_of(db, key, bytes, None);

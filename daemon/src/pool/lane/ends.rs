@@ -77,8 +77,7 @@ impl Lane {
                 donor.stats.observe(ns);
                 donor.traffic.done(over, op.direction.kind(), op.len, took);
                 if op.direction == Direction::Read {
-                    end.latency_ns = end.latency_ns - end.latency_ns / 8 + ns / 8;
-                    end.quantile.observe(ns);
+                    end.learn(took);
                 }
             }
             (_, Err(kind)) => {

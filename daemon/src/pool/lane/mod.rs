@@ -14,6 +14,7 @@
 mod ends;
 mod hedge;
 mod latency;
+mod now;
 mod read;
 mod silence;
 mod write;
@@ -96,6 +97,13 @@ struct End {
 impl End {
     fn usable(&self) -> bool {
         self.next.is_none() && self.endpoint.as_ref().is_some_and(|e| !e.is_broken())
+    }
+
+    /// A read took so long.
+    fn learn(&mut self, took: Duration) {
+        let ns = took.as_nanos() as u64;
+        self.latency_ns = self.latency_ns - self.latency_ns / 8 + ns / 8;
+        self.quantile.observe(ns);
     }
 }
 
@@ -217,8 +225,7 @@ impl Lane {
             self.finished.push(Done { token, buf, result: Err(IoError::Misuse) });
             return Ok(());
         }
-        let (tries, attempts) = ([0; PLACES], [NIL; 2]);
-        let work = ReadWork { run, at: 0, tries, mismatch: false, good: None, only, piece, attempts };
+        let work = ReadWork { only, piece, ..ReadWork::new(run) };
         if let Some(job) = self.jobs.insert(Job { token, buf, work: Work::Read(work) }) {
             self.read_on(job, Instant::now());
         }

@@ -1,0 +1,90 @@
+//! A connection to a server over a pool of scripted donors.
+
+use super::connection::{self, Stream};
+use super::*;
+use crate::kv::session::Address;
+use crate::kv::store::testbed::Alone;
+use std::io::ErrorKind::WouldBlock;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::sync::watch;
+
+struct Wire {
+    stream: UnixStream,
+    /// The server stops when this goes.
+    _stop: watch::Sender<bool>,
+}
+
+impl Wire {
+    fn new(server: &Rc<Server>) -> Wire {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let address = || Address::Unix("pair".into());
+        let client = Rc::new(Client::new(server.next_client(), address(), address()));
+        server.clients.borrow_mut().insert(client.id, client.clone());
+        let (stop, stopping) = watch::channel(false);
+        tokio::task::spawn_local(connection::run(Stream::Unix(theirs), server.clone(), client, stopping));
+        Wire { stream: ours, _stop: stop }
+    }
+
+    async fn send(&mut self, text: &str) {
+        self.stream.write_all(text.as_bytes()).await.unwrap();
+    }
+
+    async fn expect(&mut self, text: &str) {
+        let mut read = vec![0; text.len()];
+        let whole = tokio::time::timeout(Duration::from_secs(20), self.stream.read_exact(&mut read)).await;
+        whole.expect("an answer in time").unwrap();
+        assert_eq!(String::from_utf8_lossy(&read), text);
+    }
+
+    fn is_silent(&self) -> bool {
+        self.stream.try_read(&mut [0]).is_err_and(|error| error.kind() == WouldBlock)
+    }
+}
+
+#[test]
+fn a_read_behind_a_write_of_its_key_waits_for_it_however_near_the_value_is() {
+    let alone = Alone::new();
+    alone.bed.agents.iter().for_each(|agent| agent.near(true));
+    alone.block_on(async {
+        let server = Server::new(alone.store.clone(), Config::default(), Hooks::default());
+        let (mut wire, mut other) = (Wire::new(&server), Wire::new(&server));
+        wire.send("SET k old\r\nSET far away\r\nGET k\r\n").await;
+        wire.expect("+OK\r\n+OK\r\n$3\r\nold\r\n").await;
+        alone.bed.agents.iter().for_each(|agent| agent.hold(true));
+        wire.send("SET k new\r\nGET k\r\n").await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        // Others wait for that key too, and for that one only.
+        other.send("GET far\r\n").await;
+        other.expect("$4\r\naway\r\n").await;
+        other.send("GET k\r\n").await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        assert!(wire.is_silent() && other.is_silent());
+        alone.bed.agents.iter().for_each(|agent| agent.hold(false));
+        wire.expect("+OK\r\n$3\r\nnew\r\n").await;
+        other.expect("$3\r\nnew\r\n").await;
+    });
+}
+
+#[test]
+fn what_is_answered_on_the_spot_is_counted_and_logged_as_any_other_command() {
+    let alone = Alone::new();
+    alone.block_on(async {
+        let server = Server::new(alone.store.clone(), Config::default(), Hooks::default());
+        let mut wire = Wire::new(&server);
+        wire.send("CONFIG SET slowlog-log-slower-than 0\r\nSET k v\r\n").await;
+        wire.expect("+OK\r\n+OK\r\n").await;
+        server.slow.clear();
+        // What lies in the last sheet takes no READ.
+        wire.send("GET k\r\nGET none\r\nMULTI\r\nGET k\r\nEXEC\r\nCLIENT REPLY SKIP\r\nGET k\r\nGET k\r\n").await;
+        wire.expect("$1\r\nv\r\n$-1\r\n+OK\r\n+QUEUED\r\n*1\r\n$1\r\nv\r\n$1\r\nv\r\n").await;
+        let get = server.commands.by_full_name(b"get").unwrap();
+        let stats = &server.commands.get(get).stats;
+        assert_eq!((stats.calls.get(), stats.failed.get()), (5, 0));
+        assert!(stats.time.get() > Duration::ZERO && stats.latency.borrow().is_some());
+        let logged = server.slow.latest(100).into_iter().filter(|entry| entry.args[0].eq_ignore_ascii_case(b"get"));
+        assert_eq!(logged.count(), 5);
+        let stats = server.store.stats();
+        assert_eq!((stats.hits, stats.misses, stats.reads), (4, 1, 0));
+    });
+}

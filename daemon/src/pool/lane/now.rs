@@ -1,0 +1,51 @@
+//! Reads that are over when the call returns: on donors whose memory is this host's. No job, no operation under way, nobody to wait for.
+
+use super::*;
+
+impl Lane {
+    /// Reads some bytes of a slot here and now, and has `take` look at them: not verified, as with [`Lane::read_piece`]. The caller holds a reference to the
+    /// slot until this returns. `None`: the best replica can't be read like that or gave nothing, or `take` did not want what it gave; the ways that
+    /// wait find out more, and tell whom it concerns.
+    pub fn read_now<T>(
+        &mut self,
+        slot: SlotIdx,
+        piece: Range<u32>,
+        take: impl FnOnce(&[u8]) -> Option<T>,
+    ) -> Option<T> {
+        if piece.is_empty() || piece.end > PAGE_SIZE as u32 {
+            return None;
+        }
+        let buf = self.alloc(1)?;
+        let from = piece.start as usize;
+        let read = self.read_into(slot, &piece, buf.page() * PAGE_SIZE + from);
+        let taken = read.and_then(|()| take(&self.bytes(&buf)[from..piece.end as usize]));
+        self.free(buf);
+        taken
+    }
+
+    fn read_into(&mut self, slot: SlotIdx, piece: &Range<u32>, local: usize) -> Option<()> {
+        let (extent, place) = self.core.extents.locate(slot)?;
+        let replicas = self.core.extents.replicas(extent)?;
+        let is_live = |(_, replica): &(u8, &Replica)| replica.state == ReplicaState::Live;
+        let read = ReadWork::new(SlotRun { first: slot, count: 1 });
+        let read::Choice::Replica(choice) = self.choose(&read, replicas.iter().filter(is_live)) else { return None };
+        let replica = replicas.nth(choice)?;
+        let len = piece.end - piece.start;
+        let addr = RemoteAddr(u64::from(place) * PAGE_SIZE as u64 + u64::from(piece.start));
+        let op = Op { tag: 0, kind: OpKind::Read, local, len, rkey: replica.rkey, addr };
+        let end = self.ends.get_mut(usize::from(replica.donor.0))?;
+        let endpoint = end.endpoint.as_mut()?;
+        let begun = Instant::now();
+        // One that fails is not counted: it is tried again in a way that is.
+        endpoint.read_now(&op)?.ok()?;
+        let took = begun.elapsed();
+        let over = endpoint.transport();
+        end.learn(took);
+        if let Some(donor) = self.core.donor(replica.donor) {
+            donor.stats.observe(took.as_nanos() as u64);
+            donor.stats.reads.fetch_add(1, Relaxed);
+            donor.traffic.done(over, OpKind::Read, len, took);
+        }
+        Some(())
+    }
+}
