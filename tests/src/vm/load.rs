@@ -38,6 +38,12 @@ impl<'a> Load<'a> {
         start(guest, "load", megabytes / 4, &program)
     }
 
+    /// Starts a program that reads random pages of that much memory, a quarter of it resident, until it is killed.
+    pub fn reads(guest: &'a Guest, megabytes: u64) -> anyhow::Result<Load<'a>> {
+        let program = format!("/payload/bin/annex-access pattern random --size {megabytes}M --seconds 3600");
+        start(guest, "load", megabytes / 4, &program)
+    }
+
     pub fn kill(self) -> anyhow::Result<()> {
         self.guest.sh(&format!("systemctl kill -s SIGKILL {}", self.name)).map(drop)
     }

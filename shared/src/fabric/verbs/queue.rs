@@ -94,16 +94,18 @@ impl CompletionQueue {
         }
     }
 
-    /// Takes the events that made the descriptor readable.
-    pub fn quiet(&self) {
+    /// Takes the event that made the descriptor readable; false if there is none.
+    pub fn quiet(&self) -> bool {
         let (mut cq, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: the channel is good, it does not block, and both are what is filled. An event that was taken is of this queue, the channel's only one.
-        unsafe {
-            while (self.device.library.ibv_get_cq_event)(self.channel.as_ptr(), &mut cq, &mut context) == 0 {
-                // Those that were taken and not acknowledged would keep the queue from being destroyed.
-                (self.device.library.ibv_ack_cq_events)(self.cq.as_ptr(), 1);
-            }
+        // SAFETY: the channel is good, it does not block, and both are what is filled.
+        let taken =
+            unsafe { (self.device.library.ibv_get_cq_event)(self.channel.as_ptr(), &mut cq, &mut context) } == 0;
+        if taken {
+            // One that was taken and not acknowledged would keep the queue from being destroyed.
+            // SAFETY: the event is of this queue, the channel's only one.
+            unsafe { (self.device.library.ibv_ack_cq_events)(self.cq.as_ptr(), 1) };
         }
+        taken
     }
 }
 

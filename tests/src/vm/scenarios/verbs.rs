@@ -10,7 +10,7 @@ use anyhow::{Context, ensure};
 use std::time::{Duration, Instant};
 
 /// Nothing but RDMA will do.
-const VERBS: Settings = Settings { of_donors: "transport = \"verbs\"", lost_after: "60s", kv: false };
+pub(super) const VERBS: Settings = Settings { of_donors: "transport = \"verbs\"", lost_after: "60s", kv: false };
 /// Faults that are to be served before something is measured or disturbed.
 const FAULTS: u64 = 300;
 
