@@ -199,7 +199,8 @@ fn a_wrong_session_or_incarnation_is_refused_with_the_reason() {
     assert!(refused(Incarnation(1), SESSION).contains("restarted"));
 }
 
-/// Of READs that are slept for and READs that are polled for, in turns: whoever sleeps for one is woken, and at the end nothing wakes it any more.
+/// Of READs that are slept for and READs that are polled for, in turns: whoever sleeps for one is woken, and at the end
+/// nothing wakes it any more.
 #[test]
 fn whoever_sleeps_for_a_read_is_woken_and_nobody_else() {
     if !has_verbs() {

@@ -40,7 +40,10 @@ pub enum DeviceError {
          does so at boot)"
     )]
     NoUverbs(String),
-    #[error("RDMA devices exist ({0}), but libibverbs has no driver for them: install ibverbs-providers (rdma-core)")]
+    #[error(
+        "RDMA devices exist ({0}), but libibverbs has no driver for them: install ibverbs-providers (rdma-core), then \
+         restart this program, which looks for drivers once"
+    )]
     NoProvider(String),
     #[error("no RDMA device '{wanted}' here; there are: {have}: set device to one of these, or leave it out")]
     Unknown { wanted: String, have: String },

@@ -254,7 +254,8 @@ impl QueuePair<Init> {
     }
 }
 
-/// For RoCE the kernel looks for the peer's hardware address at this step, as for any packet from the one address to the other.
+/// For RoCE the kernel looks for the peer's hardware address at this step, as for any packet from the one address to
+/// the other.
 fn no_way(error: io::Error, ours: &GidEntry, peer: &Party) -> io::Error {
     let is_of_network = matches!(
         error.raw_os_error(),

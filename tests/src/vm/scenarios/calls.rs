@@ -1,4 +1,5 @@
-//! System calls of the fault workers for each page that comes over verbs, counted by strace, while READs take longer than a worker polls for them.
+//! System calls of the fault workers for each page that comes over verbs, counted by strace, while READs take longer
+//! than a worker polls for them.
 
 use super::verbs::{VERBS, over};
 use crate::vm::lab::Lab;
@@ -11,8 +12,9 @@ use std::collections::BTreeMap;
 const WARM: u64 = 300;
 /// Pages that are to be installed while it is.
 const PAGES: u64 = 300;
-/// What it takes is seven: two sleeps, reading the fault, posting the READ, arming the completion queue and fetching its event, installing the page; and a timer now
-/// and then. Soft-RoCE's post and arm are system calls, those of hardware are not. An endpoint that is armed and looked at anew before each sleep makes it 14.
+/// What it takes is seven: two sleeps, reading the fault, posting the READ, arming the completion queue and fetching
+/// its event, installing the page; and a timer now and then. Soft-RoCE's post and arm are system calls, those of
+/// hardware are not. An endpoint that is armed and looked at anew before each sleep makes it 14.
 const AT_MOST: f64 = 10.0;
 
 /// A worker arms nothing that is armed, and looks for no event that is not there.
@@ -22,11 +24,10 @@ pub fn per_page(lab: &mut Lab) -> anyhow::Result<()> {
     let load = Load::reads(client, 16)?;
     lab.wait_faults("load", WARM)?;
     ensure!(over(&lab.status()?, Transport::Verbs) == 2, "{:?}", lab.status()?.donors);
-    client.sh(
-        "pid=$(systemctl show -P MainPID annexd)
+    client.sh("pid=$(systemctl show -P MainPID annexd)
          workers=$(grep -l annex-fault /proc/$pid/task/*/comm | cut -d/ -f5 | sed 's/^/-p /')
-         systemd-run --quiet --unit=load-strace -p KillSignal=SIGINT strace -qq -y -e signal=none -o /run/load.strace $workers",
-    )?;
+         systemd-run --quiet --unit=load-strace -p KillSignal=SIGINT \
+         strace -qq -y -e signal=none -o /run/load.strace $workers")?;
     lab.wait_faults("load", PAGES)?;
     client.sh("systemctl stop load-strace")?;
     let log = client.sh("cat /run/load.strace")?;
