@@ -44,8 +44,12 @@ impl<'a> Load<'a> {
         start(guest, "load", megabytes / 4, &program)
     }
 
+    /// Another of that name can be started afterwards.
     pub fn kill(self) -> anyhow::Result<()> {
-        self.guest.sh(&format!("systemctl kill -s SIGKILL {}", self.name)).map(drop)
+        let script = "systemctl kill -s SIGKILL $1
+                      while systemctl -q is-active $1; do sleep 0.1; done
+                      systemctl reset-failed $1 || true";
+        self.guest.sh(&format!("set -- {}; {script}", self.name)).map(drop)
     }
 
     /// Starts a redis-server that is to hold so many values, a quarter of that resident.

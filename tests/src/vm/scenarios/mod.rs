@@ -48,7 +48,7 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "one-sided",
-        shows: "agents use no CPU while pages come and go over RDMA",
+        shows: "agents use no CPU while pages come and go over RDMA, and do over TCP",
         play: verbs::one_sided,
     },
     Scenario {
