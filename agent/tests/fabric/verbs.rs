@@ -199,6 +199,41 @@ fn a_wrong_session_or_incarnation_is_refused_with_the_reason() {
     assert!(refused(Incarnation(1), SESSION).contains("restarted"));
 }
 
+/// Of READs that are slept for and READs that are polled for, in turns: whoever sleeps for one is woken, and at the end
+/// nothing wakes it any more.
+#[test]
+fn whoever_sleeps_for_a_read_is_woken_and_nobody_else() {
+    if !has_verbs() {
+        return;
+    }
+    let donor = Donor::start();
+    let connector = donor.verbs();
+    let mut lane = Lane::open(&connector, 4096);
+    let mut done = Vec::new();
+    let mut sleeps = 0;
+    for i in 0..300u64 {
+        let addr = RemoteAddr(i % 64 * 4096);
+        lane.endpoint.post(Op { tag: i, kind: OpKind::Read, local: 0, len: 4096, rkey: KEY, addr }).unwrap();
+        lane.endpoint.ring();
+        // Now and then it lets go before the READ is back, as a worker does that has got something else to do.
+        let mut looks = if i % 7 == 0 { 1 } else { u32::MAX };
+        while done.is_empty() {
+            if i % 3 > 0 && looks > 0 && !lane.endpoint.arm() {
+                assert!(sleep_on(&*lane.endpoint, PATIENCE), "READ {i} is slept through");
+                sleeps += 1;
+            }
+            looks = looks.saturating_sub(1);
+            lane.endpoint.poll(&mut done);
+        }
+        assert_eq!((done.len(), done[0].tag, done[0].result), (1, i, Ok(())));
+        done.clear();
+    }
+    assert!(sleeps >= 50, "it hardly ever slept: {sleeps} times");
+    // The event of a completion that was polled for may come late, once.
+    let wakes = (0..5).filter(|_| !lane.endpoint.arm() && sleep_on(&*lane.endpoint, Duration::from_millis(20))).count();
+    assert!(wakes <= 1, "woken {wakes} times with nothing under way");
+}
+
 #[test]
 fn a_queue_deeper_than_the_device_s_is_clamped() {
     if !has_verbs() {

@@ -169,8 +169,9 @@ pub trait Endpoint: Send {
     /// not fit, notices time-outs), so a lane with outstanding operations calls it at least ten times a second.
     fn poll(&mut self, done: &mut Vec<Completion>);
 
-    /// Prepares to sleep: from now on the event descriptor becomes readable when something completes. True means that a
-    /// completion may be there already: poll again before sleeping.
+    /// Prepares to sleep: from now on the event descriptor becomes readable when something completes that was rung
+    /// before. What is rung afterwards wakes nobody until this is called again. True means that a completion may be
+    /// there already: poll again before sleeping.
     fn arm(&mut self) -> bool;
 
     /// The descriptor to sleep on; `None` if operations are always complete after `ring` (shm).

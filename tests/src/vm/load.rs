@@ -38,8 +38,18 @@ impl<'a> Load<'a> {
         start(guest, "load", megabytes / 4, &program)
     }
 
+    /// Starts a program that reads random pages of that much memory, a quarter of it resident, until it is killed.
+    pub fn reads(guest: &'a Guest, megabytes: u64) -> anyhow::Result<Load<'a>> {
+        let program = format!("/payload/bin/annex-access pattern random --size {megabytes}M --seconds 3600");
+        start(guest, "load", megabytes / 4, &program)
+    }
+
+    /// Another of that name can be started afterwards.
     pub fn kill(self) -> anyhow::Result<()> {
-        self.guest.sh(&format!("systemctl kill -s SIGKILL {}", self.name)).map(drop)
+        let script = "systemctl kill -s SIGKILL $1
+                      while systemctl -q is-active $1; do sleep 0.1; done
+                      systemctl reset-failed $1 || true";
+        self.guest.sh(&format!("set -- {}; {script}", self.name)).map(drop)
     }
 
     /// Starts a redis-server that is to hold so many values, a quarter of that resident.

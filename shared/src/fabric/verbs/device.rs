@@ -30,22 +30,30 @@ pub struct DeviceChoice {
 pub enum DeviceError {
     #[error(transparent)]
     Library(#[from] LibraryError),
-    #[error("no RDMA device here (`rdma link` lists none; is the driver loaded?)")]
+    #[error(
+        "no RDMA device here (`rdma link` lists none): load its driver, or make one of a network interface with Soft-RoCE (modprobe rdma_rxe; rdma link \
+         add rxe0 type rxe netdev eth0)"
+    )]
     None,
     #[error(
         "the kernel has RDMA devices ({0}), but nothing under /dev/infiniband lets programs use them: modprobe ib_uverbs (package rdma-core \
          does so at boot)"
     )]
     NoUverbs(String),
-    #[error("RDMA devices exist ({0}), but libibverbs has no driver for them: install ibverbs-providers (rdma-core)")]
+    #[error(
+        "RDMA devices exist ({0}), but libibverbs has no driver for them: install ibverbs-providers (rdma-core), then \
+         restart this program, which looks for drivers once"
+    )]
     NoProvider(String),
-    #[error("no RDMA device '{wanted}' here; there are: {have}")]
+    #[error("no RDMA device '{wanted}' here; there are: {have}: set device to one of these, or leave it out")]
     Unknown { wanted: String, have: String },
     #[error("failed to open RDMA device {device}: {source}{}", open_remedy(.source))]
     Open { device: String, source: io::Error },
     #[error("failed to ask RDMA device {device} for {what}: {source}")]
     Query { device: String, what: &'static str, source: io::Error },
-    #[error("RDMA device {device} has no port {port}: it has {ports}")]
+    #[error(
+        "RDMA device {device} has no port {port}: it has {ports}, numbered from 1; set port to one of them, or leave it out"
+    )]
     NoPort { device: String, port: u8, ports: u8 },
     #[error("port {port} of RDMA device {device} is {state}: {}", port_remedy(.state))]
     PortDown { device: String, port: u8, state: &'static str },

@@ -11,6 +11,7 @@
 //! Whatever goes wrong with the device or the peer ends the queue pair. It is destroyed at once, which makes sure that no late packet is written to
 //! the arena, and then what is left in the ring completes as `Flushed`.
 
+use super::alarm::Alarm;
 use super::client::Counts;
 use super::memory::MemoryRegion;
 use super::protocol::{Nonce, Window};
@@ -98,8 +99,7 @@ pub(super) struct VerbsEndpoint {
     cq: Arc<CompletionQueue>,
     /// Watches the completion queue and the connector's end.
     events: Epoll,
-    /// The queue's descriptor may have become readable.
-    is_armed: bool,
+    alarm: Alarm,
     taken: [ibv_wc; TAKE],
     /// `taken[at..end]` were taken and not looked at.
     at: usize,
@@ -147,7 +147,7 @@ impl VerbsEndpoint {
             connection: Some((qp, link)),
             cq,
             events,
-            is_armed: false,
+            alarm: Alarm::default(),
             // SAFETY: as above.
             taken: unsafe { std::mem::zeroed() },
             at: 0,
@@ -314,6 +314,28 @@ impl VerbsEndpoint {
         Ok((window.key, addr))
     }
 
+    /// Takes completions from the device, all earlier ones having been looked at; how many there were.
+    fn refill(&mut self) -> io::Result<usize> {
+        (self.at, self.end) = (0, self.cq.poll(&mut self.taken)?);
+        if self.end > 0 {
+            self.alarm.seen();
+        }
+        Ok(self.end)
+    }
+
+    /// Has the next completion wake us if that is needed; how many completions are there already.
+    fn set_alarm(&mut self) -> io::Result<usize> {
+        if self.alarm.may_have_rung() && self.cq.quiet() {
+            self.alarm.fetched();
+        }
+        if self.alarm.is_due(self.first < self.rung) {
+            self.cq.arm()?;
+            self.alarm.armed();
+        }
+        // What completed before the queue was armed makes nothing readable: look once more.
+        if self.at < self.end { Ok(self.end - self.at) } else { self.refill() }
+    }
+
     /// Takes completions and looks at them, until there are none.
     fn take(&mut self, done: &mut Vec<Completion>) -> Result<(), Broken> {
         loop {
@@ -326,8 +348,7 @@ impl VerbsEndpoint {
             if self.connection.is_none() {
                 return Ok(());
             }
-            (self.at, self.end) = (0, self.cq.poll(&mut self.taken).map_err(Broken::Device)?);
-            if self.end == 0 {
+            if self.refill().map_err(Broken::Device)? == 0 {
                 return Ok(());
             }
         }
@@ -453,15 +474,7 @@ impl Endpoint for VerbsEndpoint {
         if self.connection.is_none() {
             return self.first < self.next;
         }
-        if std::mem::replace(&mut self.is_armed, true) {
-            self.cq.quiet();
-        }
-        // What completed before the queue was armed makes nothing readable: look once more.
-        let looked = self.cq.arm().and_then(|()| match self.at < self.end {
-            true => Ok(self.end),
-            false => self.cq.poll(&mut self.taken).inspect(|n| (self.at, self.end) = (0, *n)),
-        });
-        match looked {
+        match self.set_alarm() {
             Ok(n) => n > 0 || (self.first < self.rung && self.slots[self.index(self.first)].refused.is_some()),
             Err(error) => {
                 self.break_off(&Broken::Device(error));

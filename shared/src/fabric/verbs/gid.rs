@@ -34,7 +34,7 @@ pub struct GidEntry {
 pub enum GidError {
     #[error("has no GID: give its network interface an IP address, and set it up")]
     None,
-    #[error("has no GID at gid_index = {index}; it has {}", listed(.have))]
+    #[error("has no GID at gid_index = {index}; it has {}: set gid_index to one that is there, or leave it out", listed(.have))]
     Index { index: u8, have: Vec<GidEntry> },
 }
 
@@ -174,7 +174,7 @@ mod tests {
         let table = [entry(1, GidKind::RoceV2, "10.7.0.1")];
         assert_eq!(
             choose(&table, Some(7)).unwrap_err().to_string(),
-            "has no GID at gid_index = 7; it has 1 (RoCE v2, 10.7.0.1)"
+            "has no GID at gid_index = 7; it has 1 (RoCE v2, 10.7.0.1): set gid_index to one that is there, or leave it out"
         );
         assert_eq!(choose(&[], None), Err(GidError::None));
     }

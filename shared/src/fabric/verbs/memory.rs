@@ -2,6 +2,7 @@
 
 use super::device::Device;
 use crate::fabric::Arena;
+use nix::sys::resource::{Resource, getrlimit};
 use rdma_sys::*;
 use std::io;
 use std::ptr::NonNull;
@@ -9,21 +10,34 @@ use std::sync::Arc;
 
 /// Memory could not be registered.
 #[derive(Debug, thiserror::Error)]
-#[error("failed to register {len} bytes with RDMA device {device}: {source}{}", remedy(.source))]
+#[error("failed to register {len} bytes with RDMA device {device}: {source}{}", remedy(.source, *.limit))]
 pub struct RegisterError {
     device: String,
     len: usize,
     source: io::Error,
+    /// Bytes that may be locked here; `None` if as many as there are.
+    limit: Option<u64>,
 }
 
-fn remedy(error: &io::Error) -> &'static str {
-    match error.raw_os_error() {
-        Some(libc::ENOMEM) => {
-            " (the limit on locked memory: LimitMEMLOCK=infinity in the unit, ulimit -l unlimited in a shell; or the device is out of \
-             memory regions)"
+/// The kernel says ENOMEM for all that there can be too little of.
+fn remedy(error: &io::Error, limit: Option<u64>) -> String {
+    match (error.raw_os_error(), limit) {
+        (Some(libc::ENOMEM), Some(limit)) => format!(
+            " (this program may lock {} KiB of memory in all, and the device needs what it works on locked: LimitMEMLOCK=infinity in the unit, \
+             ulimit -l unlimited in a shell)",
+            limit >> 10
+        ),
+        (Some(libc::ENOMEM), None) => {
+            " (the machine is out of memory, or the device out of memory regions: lend or borrow less, or use larger slabs)".to_owned()
         }
-        _ => "",
+        _ => String::new(),
     }
+}
+
+/// What RLIMIT_MEMLOCK allows.
+fn lockable() -> Option<u64> {
+    let (soft, _) = getrlimit(Resource::RLIMIT_MEMLOCK).ok()?;
+    Some(soft).filter(|soft| *soft != libc::RLIM_INFINITY)
 }
 
 /// Queue pairs reach only memory that is registered in their own domain, whatever keys they show.
@@ -134,6 +148,7 @@ impl MemoryRegion {
             device: device.name().to_owned(),
             len,
             source: io::Error::last_os_error(),
+            limit: lockable(),
         })?;
         Ok(MemoryRegion { domain: domain.clone(), mr, _arena: None })
     }
@@ -164,5 +179,24 @@ impl Drop for MemoryRegion {
 pub(super) fn report(what: &str, error: i32) {
     if error != 0 && error.abs() != libc::EIO && error.abs() != libc::ENODEV {
         tracing::error!("failed to free {what}: {}", io::Error::from_raw_os_error(error.abs()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_on_locked_memory_is_told_from_a_lack_of_regions() {
+        let failed = |errno, limit| {
+            let source = io::Error::from_raw_os_error(errno);
+            RegisterError { device: "rxe0".into(), len: 16 << 20, source, limit }.to_string()
+        };
+        let limited = failed(libc::ENOMEM, Some(64 << 10));
+        assert!(limited.contains("16777216 bytes with RDMA device rxe0"), "{limited}");
+        assert!(limited.contains("may lock 64 KiB") && limited.contains("LimitMEMLOCK=infinity"), "{limited}");
+        let unlimited = failed(libc::ENOMEM, None);
+        assert!(unlimited.contains("out of memory regions") && !unlimited.contains("LimitMEMLOCK"), "{unlimited}");
+        assert!(failed(libc::EFAULT, Some(64 << 10)).ends_with("Bad address (os error 14)"));
     }
 }

@@ -16,11 +16,12 @@
 //! - *Limits.* Depth and READs in flight are clamped to what the device has, and said ([`limits`]).
 //!
 //! Each endpoint has a completion queue and a completion channel of its own, since lanes sleep on one descriptor per endpoint in their epoll set
-//! anyway. Operations have one local range, so one scatter/gather entry is asked for.
+//! anyway; [`alarm`] tells when it is armed. Operations have one local range, so one scatter/gather entry is asked for.
 //!
 //! Objects of libibverbs are freed by `Drop`, and each holds what it was made of: device ← protection domain ← memory region, queue pair →
 //! completion queue. A queue pair's state is its type.
 
+mod alarm;
 mod client;
 mod device;
 mod endpoint;

@@ -3,7 +3,7 @@
 //! The agent's queue pairs stop at RTR: they answer, and can start nothing. The client's go on to RTS.
 
 use super::device::Device;
-use super::gid::{Gid, GidKind};
+use super::gid::{Gid, GidEntry, GidKind};
 use super::memory::{ProtectionDomain, report};
 use rdma_sys::*;
 use serde::{Deserialize, Serialize};
@@ -94,16 +94,18 @@ impl CompletionQueue {
         }
     }
 
-    /// Takes the events that made the descriptor readable.
-    pub fn quiet(&self) {
+    /// Takes the event that made the descriptor readable; false if there is none.
+    pub fn quiet(&self) -> bool {
         let (mut cq, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: the channel is good, it does not block, and both are what is filled. An event that was taken is of this queue, the channel's only one.
-        unsafe {
-            while (self.device.library.ibv_get_cq_event)(self.channel.as_ptr(), &mut cq, &mut context) == 0 {
-                // Those that were taken and not acknowledged would keep the queue from being destroyed.
-                (self.device.library.ibv_ack_cq_events)(self.cq.as_ptr(), 1);
-            }
+        // SAFETY: the channel is good, it does not block, and both are what is filled.
+        let taken =
+            unsafe { (self.device.library.ibv_get_cq_event)(self.channel.as_ptr(), &mut cq, &mut context) } == 0;
+        if taken {
+            // One that was taken and not acknowledged would keep the queue from being destroyed.
+            // SAFETY: the event is of this queue, the channel's only one.
+            unsafe { (self.device.library.ibv_ack_cq_events)(self.cq.as_ptr(), 1) };
         }
+        taken
     }
 }
 
@@ -247,9 +249,38 @@ impl QueuePair<Init> {
             | ibv_qp_attr_mask::IBV_QP_RQ_PSN
             | ibv_qp_attr_mask::IBV_QP_MAX_DEST_RD_ATOMIC
             | ibv_qp_attr_mask::IBV_QP_MIN_RNR_TIMER;
-        self.handle.modify(&mut attr, mask)?;
+        self.handle.modify(&mut attr, mask).map_err(|e| no_way(e, &device.gid, peer))?;
         Ok(QueuePair { handle: self.handle, psn: self.psn, state: PhantomData })
     }
+}
+
+/// For RoCE the kernel looks for the peer's hardware address at this step, as for any packet from the one address to
+/// the other.
+fn no_way(error: io::Error, ours: &GidEntry, peer: &Party) -> io::Error {
+    let is_of_network = matches!(
+        error.raw_os_error(),
+        Some(
+            libc::ENETUNREACH
+                | libc::EHOSTUNREACH
+                | libc::ETIMEDOUT
+                | libc::EADDRNOTAVAIL
+                | libc::ENODEV
+                | libc::EINVAL
+        )
+    );
+    if ours.kind == GidKind::InfiniBand || !is_of_network {
+        return error;
+    }
+    let said = format!(
+        "no way from GID {} (IP {}) to the peer's IP {}: {error}; set gid_index to an address in the peer's network, and look whether it answers \
+         `ping -I {} {}`",
+        ours.index,
+        ours.gid.ip(),
+        peer.gid.ip(),
+        ours.gid.ip(),
+        peer.gid.ip()
+    );
+    io::Error::new(error.kind(), said)
 }
 
 impl QueuePair<ReadyToReceive> {
@@ -314,4 +345,32 @@ impl<State> QueuePair<State> {
 fn zeroed() -> ibv_qp_attr {
     // SAFETY: all zeros is a valid value of this plain structure.
     unsafe { std::mem::zeroed() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gid(last: u8) -> Gid {
+        let mut gid = [0; 16];
+        gid[10..].copy_from_slice(&[0xff, 0xff, 10, 7, 0, last]);
+        Gid(gid)
+    }
+
+    #[test]
+    fn an_address_that_reaches_no_peer_is_named_with_the_peers_and_other_trouble_is_left_as_it_is() {
+        let peer = Party { number: 17, psn: 1, gid: gid(2), kind: GidKind::RoceV2, lid: 0, mtu: 3, reads: 16 };
+        let fail = |errno, kind| {
+            let ours = GidEntry { index: 3, gid: gid(1), kind };
+            no_way(io::Error::from_raw_os_error(errno), &ours, &peer).to_string()
+        };
+        let said = fail(libc::ENETUNREACH, GidKind::RoceV2);
+        assert!(
+            said.starts_with("no way from GID 3 (IP 10.7.0.1) to the peer's IP 10.7.0.2: Network is unreachable"),
+            "{said}"
+        );
+        assert!(said.contains("set gid_index") && said.ends_with("`ping -I 10.7.0.1 10.7.0.2`"), "{said}");
+        assert!(!fail(libc::ENOMEM, GidKind::RoceV2).contains("gid_index"));
+        assert!(!fail(libc::EINVAL, GidKind::InfiniBand).contains("gid_index"));
+    }
 }

@@ -100,6 +100,15 @@ mod tests {
     }
 
     #[test]
+    fn the_manual_says_of_each_status_what_the_log_says() {
+        let manual = include_str!("../../../../docs/RDMA.md");
+        for Status { name, meaning, cause, remedy, .. } in &TABLE {
+            let row = format!("| `{name}` | {meaning} | {cause} | {remedy} |");
+            assert!(manual.contains(&row), "docs/RDMA.md lacks: {row}");
+        }
+    }
+
+    #[test]
     fn what_the_pool_must_tell_apart_is_told_apart() {
         let kind = |code| status(code).unwrap().kind;
         assert_eq!(kind(ibv_wc_status::IBV_WC_REM_ACCESS_ERR), ErrorKind::RemoteAccess);

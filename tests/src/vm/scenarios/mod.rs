@@ -1,5 +1,6 @@
 //! What is done to the guests, each a script of its own. One that returns without an error has shown what it says.
 
+mod calls;
 mod donors;
 mod keys;
 mod plain;
@@ -47,8 +48,13 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "one-sided",
-        shows: "agents use no CPU while pages come and go over RDMA",
+        shows: "agents use no CPU while pages come and go over RDMA, and do over TCP",
         play: verbs::one_sided,
+    },
+    Scenario {
+        name: "calls",
+        shows: "system calls of a fault worker per page that comes over RDMA: no more than are needed",
+        play: calls::per_page,
     },
     Scenario {
         name: "device-lost",

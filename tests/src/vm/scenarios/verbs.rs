@@ -10,7 +10,7 @@ use anyhow::{Context, ensure};
 use std::time::{Duration, Instant};
 
 /// Nothing but RDMA will do.
-const VERBS: Settings = Settings { of_donors: "transport = \"verbs\"", lost_after: "60s", kv: false };
+pub(super) const VERBS: Settings = Settings { of_donors: "transport = \"verbs\"", lost_after: "60s", kv: false };
 /// Faults that are to be served before something is measured or disturbed.
 const FAULTS: u64 = 300;
 
@@ -80,7 +80,8 @@ pub fn device_lost(lab: &mut Lab) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// While pages come and go over RDMA, the donors' programs do no more than at rest.
+/// While pages come and go over RDMA, the donors' programs do no more than at rest. The same load over TCP is the
+/// control: there they do.
 pub fn one_sided(lab: &mut Lab) -> anyhow::Result<()> {
     const REST: Duration = Duration::from_secs(15);
     lab.start(2, &VERBS)?;
@@ -89,21 +90,27 @@ pub fn one_sided(lab: &mut Lab) -> anyhow::Result<()> {
         std::thread::sleep(REST);
         Ok(())
     })?;
-    // Not the stress program: what it gives up and takes makes slabs come and go, and agents zero those.
+    let over_verbs = work_under_load(lab, agents)?;
+    lab.client()?.sh("systemctl stop annexd")?;
+    lab.borrow(&[1, 2], &Settings { of_donors: "transport = \"tcp\"", ..VERBS })?;
+    let over_tcp = work_under_load(lab, agents)?;
+    println!("at rest: {rested:?}\nover verbs: {over_verbs:?}\nover tcp: {over_tcp:?}");
+    ensure!(rested.operations == 0, "no rest: {rested:?}");
+    ensure!(!over_verbs.wakes_beyond(&rested), "the agents were woken for operations");
+    ensure!(!over_verbs.computes_beyond(&rested), "the agents used more of the CPU than at rest");
+    ensure!(over_tcp.wakes_beyond(&rested), "agents that serve operations seem not to be woken: nothing is shown");
+    ensure!(over_tcp.computes_beyond(&rested), "agents that serve operations seem to use no CPU: nothing is shown");
+    Ok(())
+}
+
+/// Not the stress program's: what that gives up and takes makes slabs come and go, and agents zero those.
+fn work_under_load(lab: &Lab, agents: [&Guest; 2]) -> anyhow::Result<Work> {
     let load = Load::accesses(lab.client()?, 12)?;
     lab.wait_faults("load", FAULTS)?;
-    let worked = work_of(lab, agents, || lab.wait_faults("load", 6 * FAULTS).map(drop))?;
+    let work = work_of(lab, agents, || lab.wait_faults("load", 6 * FAULTS).map(drop))?;
     load.kill()?;
-    println!("under load: {worked:?}; at rest: {rested:?}");
-    ensure!(rested.operations == 0 && worked.operations > FAULTS, "no rest and load: {rested:?}, {worked:?}");
-    // An operation that an agent served would wake it at least once, and take some of an emulated CPU.
-    let per_second = |work: &Work, what: f64| what / work.time.as_secs_f64();
-    let wakeups = |work: &Work| per_second(work, work.wakeups as f64);
-    ensure!(wakeups(&worked) < 2.0 * wakeups(&rested) + 2.0, "the agents were woken for operations");
-    // The kernel charges interrupts, which are the donor's part of Soft-RoCE, to whoever runs.
-    let share = |work: &Work| per_second(work, work.cpu.as_secs_f64());
-    ensure!(share(&worked) < share(&rested) + 0.05, "the agents used more of the CPU than at rest");
-    Ok(())
+    ensure!(work.operations > FAULTS, "no load: {work:?}");
+    Ok(work)
 }
 
 /// What the agents did, together, and what was done to their memory.
@@ -114,6 +121,21 @@ struct Work {
     cpu: Duration,
     /// Voluntary context switches of all threads.
     wakeups: u64,
+}
+
+impl Work {
+    /// An operation that an agent serves wakes it at least once.
+    fn wakes_beyond(&self, rested: &Work) -> bool {
+        let wakeups = |work: &Work| work.wakeups as f64 / work.time.as_secs_f64();
+        wakeups(self) >= 2.0 * wakeups(rested) + 2.0
+    }
+
+    /// And takes some of an emulated CPU. The kernel charges interrupts, which are the donor's part of Soft-RoCE, to
+    /// whoever runs.
+    fn computes_beyond(&self, rested: &Work) -> bool {
+        let share = |work: &Work| work.cpu.as_secs_f64() / work.time.as_secs_f64();
+        share(self) >= share(rested) + 0.05
+    }
 }
 
 /// What the agents do while something goes on.
