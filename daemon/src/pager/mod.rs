@@ -48,6 +48,7 @@ mod policy;
 pub mod probe;
 mod process;
 mod region;
+mod registration;
 mod registry;
 mod restore;
 mod room;

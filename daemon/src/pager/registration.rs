@@ -1,0 +1,88 @@
+//! Registering mappings with userfaultfd, when the first of their pages is to be evicted: from then on every fault in them is ours to serve.
+
+use super::clock::{Clock, Victims};
+use super::evict::Outcome;
+use super::lookup::Lookup;
+use super::space::{Core, Space};
+use super::table::PageIdx;
+use super::uffd::Probe;
+use parking_lot::MutexGuard;
+
+/// Registers what is not registered, asks the kernel whether every span is what we take it for, and makes room for the records.
+pub fn prepare(
+    space: &Space,
+    core: &mut MutexGuard<'_, Core>,
+    pid: i32,
+    clock: &mut Clock,
+    victims: &Victims,
+) -> Result<(), Outcome> {
+    let mut probed = None;
+    for (first, len) in &victims.spans {
+        let Some(region) = core.regions.containing(first.addr()).copied() else { return Err(Outcome::Again) };
+        if !region.registered {
+            register(space, core, pid, clock, region.mapping)?;
+        }
+        // Mappings are registered whole, and what replaces a part of one is announced before: until that is read no move succeeds.
+        if probed == Some(region.mapping) {
+            ensure(core, *first, *len)?;
+            continue;
+        }
+        match space.uffd.probe_resident(first.addr()) {
+            Probe::Registered => probed = Some(region.mapping),
+            Probe::TryAgain => return Err(Outcome::Again),
+            Probe::Dead => {
+                space.set_dead();
+                return Err(Outcome::Dead);
+            }
+            Probe::NotRegistered => {
+                // Not the mapping we knew: look again.
+                core.regions.mark(region.mapping, |r| r.registered = false);
+                clock.forget_regions();
+                return Err(Outcome::Again);
+            }
+        }
+        ensure(core, *first, *len)?;
+    }
+    Ok(())
+}
+
+/// Room for the records of these pages.
+fn ensure(core: &mut Core, first: PageIdx, pages: u64) -> Result<(), Outcome> {
+    core.table.ensure(first, pages).map_err(|_| {
+        core.frozen = true;
+        Outcome::NothingCold
+    })
+}
+
+/// Registers a mapping whole (a part would split it, and the app's own mremap across the split would fail).
+fn register(space: &Space, core: &mut Core, pid: i32, clock: &mut Clock, mapping: (u64, u64)) -> Result<(), Outcome> {
+    let dead = |_| Outcome::Dead;
+    let lookup = Lookup::open(pid).map_err(dead)?;
+    let beside = || Ok([lookup.at(mapping.0 - 1)?, lookup.at(mapping.1)?]);
+    let before = beside().map_err(dead)?;
+    let now = lookup.at(mapping.0).map_err(dead)?;
+    if !now.is_some_and(|m| (m.start, m.end) == mapping && m.is_private_anonymous()) {
+        core.regions.cut(mapping.0, mapping.1);
+        clock.forget_regions();
+        return Err(Outcome::Again);
+    }
+    match space.uffd.register(mapping.0, mapping.1 - mapping.0) {
+        Ok(()) => core.regions.mark(mapping, |r| r.registered = true),
+        Err(errno) => {
+            tracing::debug!(pid, %errno, "mapping {:#x}-{:#x} is left alone", mapping.0, mapping.1);
+            core.regions.mark(mapping, |r| r.refused = true);
+            return Err(Outcome::Again);
+        }
+    }
+    // What has come to lie there meanwhile may be the rest of a mapping that grew, now split.
+    let after = beside().map_err(dead)?;
+    for new in before.iter().zip(after).filter(|(before, after)| *before != after).filter_map(|(_, after)| after) {
+        if (new.end == mapping.0 || new.start == mapping.1) && new.is_private_anonymous() {
+            tracing::debug!(pid, "mapping {:#x}-{:#x} changed while it was registered", mapping.0, mapping.1);
+            // Refused: it was no part of the same.
+            let _ = space.uffd.register(new.start, new.end - new.start);
+            clock.forget_regions();
+        }
+    }
+    Ok(())
+}
