@@ -16,11 +16,14 @@ use super::table::{INTENT_RANGES, PageIdx, Record};
 use annex_shared::page::PAGE_SIZE;
 use nix::errno::Errno;
 use std::collections::HashSet;
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A mapping list older than this is read anew when it is needed; reading may take a twentieth of the time.
 const REGIONS_FRESH: Duration = Duration::from_millis(500);
+/// How often reading it may be disturbed by changes.
+const MOST_DISTURBED: u32 = 3;
 /// A span does not go on over more evicted pages than this.
 const WIDEST_GAP: u64 = 512;
 /// Pages of a huge page.
@@ -107,10 +110,7 @@ impl Clock {
         around: &Surroundings,
     ) -> Result<Victims, Outcome> {
         self.refresh_regions(space, pid, stub, around)?;
-        let mut pagemap = match self.pagemap.take() {
-            Some(pagemap) => pagemap,
-            None => Pagemap::open(pid).map_err(|_| Outcome::Dead)?,
-        };
+        let mut pagemap = self.take_pagemap(pid).map_err(|_| Outcome::Dead)?;
         let mut victims = Victims::default();
         let mut wraps = 0;
         // Warm pages take up to HOTTEST laps to cool; more laps than that find nothing new. Victims are in address order, so a batch ends
@@ -153,7 +153,7 @@ impl Clock {
         if stopped.iter().all(Option::is_none) {
             return Some(HashSet::new());
         }
-        let mut pagemap = self.pagemap.take().or_else(|| Pagemap::open(pid).ok())?;
+        let mut pagemap = self.take_pagemap(pid).ok()?;
         let staged = salvage::places(&mut pagemap, (stub.staging(), STAGING));
         self.pagemap = Some(pagemap);
         staged.ok()
@@ -179,20 +179,40 @@ impl Clock {
         self.scanned = None;
     }
 
+    fn take_pagemap(&mut self, pid: i32) -> io::Result<Pagemap> {
+        self.pagemap.take().map_or_else(|| Pagemap::open(pid), Ok)
+    }
+
     fn refresh_regions(&mut self, space: &Space, pid: i32, stub: &Stub, around: &Surroundings) -> Result<(), Outcome> {
         let fresh = self.scanned.is_some_and(|(at, cost)| at.elapsed() <= REGIONS_FRESH.max(cost * 20));
         if fresh {
             return Ok(());
         }
         let start = Instant::now();
-        // Under the lock, so that no change is applied to the old list while the new one is being read.
-        let mut core = space.core();
-        let found = region::scan(pid, &stub.mappings()).map_err(|_| Outcome::Dead)?;
-        core.regions.refresh(found);
-        core.look_for_guards(space, around);
+        let mut pagemap = self.take_pagemap(pid).map_err(|_| Outcome::Dead)?;
+        list_regions(space, pid, stub).map_err(|_| Outcome::Dead)?;
+        space.look_for_guards(&mut pagemap, around);
+        self.pagemap = Some(pagemap);
         self.scanned = Some((Instant::now(), start.elapsed()));
         Ok(())
     }
+}
+
+/// Reads what mappings there are. It takes 25 ms per resident GiB, for which no fault should wait; but no change may be applied to the old list while the
+/// new one is being read, so it is read again if one was, and at last with the core's lock.
+fn list_regions(space: &Space, pid: i32, stub: &Stub) -> io::Result<()> {
+    for disturbed in 0.. {
+        let before = space.core().table.changes();
+        let held = (disturbed == MOST_DISTURBED).then(|| space.core());
+        let found = region::scan(pid, &stub.mappings())?;
+        let is_last = held.is_some();
+        let mut core = held.unwrap_or_else(|| space.core());
+        if is_last || core.table.changes() == before {
+            core.regions.refresh(found);
+            break;
+        }
+    }
+    Ok(())
 }
 
 /// The hand passes these runs. Where it stopped, if it has enough. A whole huge page is a batch of its own: it moves in one piece.

@@ -11,9 +11,10 @@
 //! What is missed: the first guard of a space, if it is removed again before the next look (half a second, while pages are evicted), or a page is
 //! prefetched to its place until then.
 
-use super::scan::Pagemap;
+use super::scan::{Pagemap, Run};
 use super::space::{Core, Space, Surroundings};
 use super::table::{PageIdx, Record};
+use super::uffd::Probe;
 use super::window::Range;
 use annex_shared::ids::SlotIdx;
 
@@ -27,74 +28,115 @@ pub struct Guards {
     wanted: Vec<PageIdx>,
 }
 
-impl Core {
-    /// Looks for guards in all regions that pages were evicted from.
-    pub fn look_for_guards(&mut self, space: &Space, around: &Surroundings) {
-        let Some(pid) = space.pid().filter(|_| self.table.evicted() > 0) else { return };
-        let Some(mut pagemap) = self.guards.take().map(|g| g.pagemap).or_else(|| Pagemap::open(pid).ok()) else {
-            return;
+impl Space {
+    /// Looks for guards in all regions that pages were evicted from. That takes milliseconds per GiB, so it is done without the core's lock; what is
+    /// found is looked at again with it.
+    pub fn look_for_guards(&self, pagemap: &mut Pagemap, around: &Surroundings) {
+        let registered: Vec<_> = {
+            let core = self.core();
+            let seen = core.regions.iter().filter(|r| r.registered && core.table.evicted() > 0);
+            seen.map(|r| (r.start, r.end)).collect()
         };
-        let registered: Vec<_> = self.regions.iter().filter(|r| r.registered).map(|r| (r.start, r.end)).collect();
+        let mut runs = Vec::new();
         for (start, end) in registered {
-            let range = (PageIdx::of(start), PageIdx::of(end));
-            if self.drop_guarded(range, &mut pagemap, around) > 0 {
+            guards_within((PageIdx::of(start), PageIdx::of(end)), pagemap, &mut runs);
+        }
+        let mut core = self.core();
+        // Most guards lie where nothing ever was.
+        runs.retain(|run| core.has_copies((run.first, run.end())));
+        for run in runs {
+            let used = match self.settle_changes(&mut core, around) {
+                true => self.drop_guarded(&mut core, (run.first, run.end()), pagemap, around),
+                false => break,
+            };
+            let region = core.regions.containing(run.first.addr()).copied();
+            if let (Some(used @ 1..), Some(region)) = (used, region) {
                 tracing::info!(
-                    pid,
-                    "{start:#x}-{end:#x} stays resident: the program puts guards over memory that it has used"
+                    pid = self.pid(),
+                    "{:#x}-{:#x} stays resident: the program puts guards over memory that it has used ({used} pages)",
+                    region.start,
+                    region.end
                 );
-                space.app.note("memory in which the program puts guards stays resident");
-                self.regions.guarded(start);
+                self.app.note("memory in which the program puts guards stays resident");
+                core.regions.guarded(region.start);
             }
         }
-        let guarded: Vec<_> = self.regions.iter().filter(|r| r.guarded).map(|r| (r.start, r.end)).collect();
+        let guarded: Vec<_> = core.regions.iter().filter(|r| r.guarded).map(|r| (r.start, r.end)).collect();
         if guarded.is_empty() {
             return;
         }
         let mut wanted = Vec::new();
         for (start, end) in guarded {
-            self.table.walk(PageIdx::of(start), PageIdx::of(end), |page, record| {
+            core.table.walk(PageIdx::of(start), PageIdx::of(end), |page, record| {
                 if matches!(record, Record::Evicted(_)) && wanted.len() < AT_ONCE {
                     wanted.push(page);
                 }
             });
         }
-        self.guards = Some(Guards { pagemap, wanted });
+        let known = core.guards.take().map(|g| g.pagemap);
+        let pagemap = known.or_else(|| self.pid().and_then(|pid| Pagemap::open(pid).ok()));
+        core.guards = pagemap.map(|pagemap| Guards { pagemap, wanted });
+    }
+
+    /// Before pages are installed in the range, in a space that has had guards. False: the app is changing its mappings, try again later.
+    pub(super) fn heed_guards(&self, core: &mut Core, range: Range, around: &Surroundings) -> bool {
+        let Some(mut guards) = core.guards.take() else { return true };
+        let heeded = self.drop_guarded(core, range, &mut guards.pagemap, around);
+        core.guards = Some(guards);
+        heeded.is_some()
+    }
+
+    /// Drops the records of guarded pages in the range; how many of them had been evicted at some time. `None`: nothing is dropped, because the app
+    /// is changing its mappings, and the guards may lie in something that has come to the place of what the records are about.
+    pub fn drop_guarded(
+        &self,
+        core: &mut Core,
+        range: Range,
+        pagemap: &mut Pagemap,
+        around: &Surroundings,
+    ) -> Option<usize> {
+        let mut runs = Vec::new();
+        guards_within(range, pagemap, &mut runs);
+        // After the look: a change that was made before it and not read since would be unread still.
+        if !runs.is_empty() && self.uffd.is_registered(range.0.addr()) == Probe::TryAgain {
+            return None;
+        }
+        let (mut used, mut slots) = (0, Vec::<SlotIdx>::new());
+        for run in runs {
+            core.table.walk(run.first, run.end(), |_, record| used += usize::from(record.slot().is_some()));
+            core.table.clear(run.first, run.end(), |slot| slots.push(slot));
+            let doubtful: Vec<PageIdx> = core.suspects.range(run.first..run.end()).copied().collect();
+            core.suspects.retain(|page| !doubtful.contains(page));
+            if !doubtful.is_empty() {
+                core.note_suspects();
+            }
+        }
+        slots.into_iter().for_each(|slot| around.pool.release(slot));
+        Some(used)
+    }
+}
+
+impl Core {
+    fn has_copies(&self, (from, to): Range) -> bool {
+        let mut has = false;
+        self.table.walk(from, to, |_, record| has |= record.slot().is_some());
+        has
     }
 
     /// Evicted pages that are to come back because guards come and go around them.
     pub fn take_wanted(&mut self) -> Vec<PageIdx> {
         self.guards.as_mut().map(|g| std::mem::take(&mut g.wanted)).unwrap_or_default()
     }
+}
 
-    /// Before pages are installed in the range, in a space that has had guards.
-    pub fn heed_guards(&mut self, range: Range, around: &Surroundings) {
-        if let Some(mut guards) = self.guards.take() {
-            self.drop_guarded(range, &mut guards.pagemap, around);
-            self.guards = Some(guards);
+/// Appends the guards in a range.
+fn guards_within((from, to): Range, pagemap: &mut Pagemap, runs: &mut Vec<Run>) {
+    let mut at = from.addr();
+    while at < to.addr() {
+        // A kernel that knows no guards says so; one before 6.15 has them and does not show them.
+        match pagemap.guarded(at, to.addr(), runs) {
+            Ok(next) if next > at => at = next,
+            _ => break,
         }
-    }
-
-    /// Drops the records of guarded pages in the range; how many of them had been evicted at some time.
-    pub fn drop_guarded(&mut self, (from, to): Range, pagemap: &mut Pagemap, around: &Surroundings) -> usize {
-        let (mut runs, mut at) = (Vec::new(), from.addr());
-        while at < to.addr() {
-            // A kernel that knows no guards says so; one before 6.15 has them and does not show them.
-            match pagemap.guarded(at, to.addr(), &mut runs) {
-                Ok(next) if next > at => at = next,
-                _ => break,
-            }
-        }
-        let (mut used, mut slots) = (0, Vec::<SlotIdx>::new());
-        for run in runs {
-            self.table.walk(run.first, run.end(), |_, record| used += usize::from(record.slot().is_some()));
-            self.table.clear(run.first, run.end(), |slot| slots.push(slot));
-            let doubtful: Vec<PageIdx> = self.suspects.range(run.first..run.end()).copied().collect();
-            self.suspects.retain(|page| !doubtful.contains(page));
-            if !doubtful.is_empty() {
-                self.note_suspects();
-            }
-        }
-        slots.into_iter().for_each(|slot| around.pool.release(slot));
-        used
     }
 }

@@ -147,10 +147,12 @@ fn sweep(space: &Arc<Space>, lane: &mut Lane, around: &Surroundings, most: usize
             let mut core = space.core();
             match result {
                 Ok(()) => {
-                    if let Some(pagemap) = &mut guards {
-                        core.drop_guarded((page, page.plus(n.into())), pagemap, around);
+                    let range = (page, page.plus(n.into()));
+                    let heeded = guards.as_mut().map(|g| space.drop_guarded(&mut core, range, g, around));
+                    // Else the next pass does it.
+                    if heeded != Some(None) {
+                        space.install(&mut core, Stretch::one(page, slot), lane.bytes(&buf), Why::Restore, around);
                     }
-                    space.install(&mut core, Stretch::one(page, slot), lane.bytes(&buf), Why::Restore, around);
                 }
                 Err(error) if n == 1 => {
                     tracing::warn!(app = space.app.name, slot = slot.0, "failed to read a page: {error}");

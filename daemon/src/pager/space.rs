@@ -393,7 +393,9 @@ impl Space {
         }
         let Stretch { first, slot, .. } = read;
         let pages = (bytes.len() / PAGE_SIZE) as u64;
-        core.heed_guards((first, first.plus(pages)), around);
+        if !self.heed_guards(core, (first, first.plus(pages)), around) {
+            return false;
+        }
         let asked = match why {
             Why::Read(page) | Why::Write(page) => Some(page),
             Why::Ahead | Why::Restore => None,
