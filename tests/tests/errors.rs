@@ -7,7 +7,7 @@ use nix::unistd::Pid;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Output};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -358,12 +358,26 @@ fn a_program_that_is_frozen_while_its_pages_move_holds_up_nobody_else() {
     let pid = bed.app("frozen").expect("it runs").pids[0];
     let all = || Census::of(pid).children.into_iter().chain([pid]).map(Pid::from_raw);
     let said = bed.annexd.log_reader();
-    // The stub first, and while the program goes on asking for pages, it is told to move some.
-    for process in all() {
-        kill(process, Signal::SIGSTOP).expect("it runs");
-        std::thread::sleep(Duration::from_millis(300));
-    }
-    wait_for("another evictor", MINUTE, || said().contains("looks after the other programs"));
+    let another_acts = || said().contains("looks after the other programs");
+    let wake = || all().for_each(|process| kill(process, Signal::SIGCONT).expect("it is there"));
+    // The stub first, and while the program goes on asking for pages, it is told to move some; unless its turn did not come before it was missed.
+    let is_frozen = (0..10).any(|_| {
+        for process in all() {
+            kill(process, Signal::SIGSTOP).expect("it runs");
+            std::thread::sleep(Duration::from_millis(700));
+        }
+        let until = Instant::now() + Duration::from_secs(12);
+        while Instant::now() < until && !another_acts() {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        if !another_acts() {
+            wake();
+            let evicted = bed.app("frozen").expect("it runs").pages_evicted;
+            bed.wait_app("frozen", MINUTE, |app| app.pages_evicted > evicted + 1000);
+        }
+        another_acts()
+    });
+    assert!(is_frozen, "no evictor was kept: {}", said());
 
     let faults = || bed.app("other").expect("it runs").faults.major;
     let (mut least, mut before) = (u64::MAX, faults());
@@ -376,7 +390,7 @@ fn a_program_that_is_frozen_while_its_pages_move_holds_up_nobody_else() {
     let outcome = bed.ask("status", [""; 0]);
     assert!(outcome.took < Duration::from_secs(5), "{outcome}");
 
-    all().for_each(|process| kill(process, Signal::SIGCONT).expect("it is there"));
+    wake();
     let brought = bed.app("frozen").expect("it runs").faults.major;
     bed.wait_app("frozen", MINUTE, |app| app.faults.major > brought + 1000);
     end(frozen);

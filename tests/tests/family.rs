@@ -39,6 +39,29 @@ fn a_program_that_starts_others_by_vfork_keeps_its_bytes() {
     assert!(outcome.seen.processes >= 2, "what it starts belongs to the app: {outcome}");
 }
 
+/// Wrappers in a script language become the program they are named after by way of several others, and whoever attaches a program right after its start meets these.
+#[test]
+fn a_program_that_becomes_another_while_it_is_attached_is_attached_all_the_same() {
+    let bed = Testbed::shm();
+    for round in 0..10 {
+        let mut wrapped = Command::new("bash");
+        let becoming = "[ $1 = 0 ] && exec sleep 30; exec bash -c \"$0\" \"$0\" $(($1 - 1))";
+        wrapped.args(["-c", becoming, becoming, "40"]);
+        let job = bed.natively("wrapper", wrapped);
+        std::thread::sleep(Duration::from_millis(3 * round));
+        bed.ask("attach", [&job.pid().to_string(), "--name", "wrapped", "--local", "8M", "--no-wait"]).succeeded();
+        wait_for("the last of them", MINUTE, || {
+            std::fs::read_to_string(format!("/proc/{}/comm", job.pid())).is_ok_and(|name| name == "sleep\n")
+        });
+        bed.wait_app("wrapped", MINUTE, |app| app.pids.len() == 1);
+        bed.ask("detach", ["wrapped"]).succeeded();
+        let census = Census::of(job.pid());
+        assert!(census.children.is_empty(), "the stub or a zombie is left: {census:?}");
+        job.signal(Signal::SIGTERM);
+        assert_eq!(job.wait(MINUTE).code(), 128 + 15);
+    }
+}
+
 #[test]
 fn a_detach_with_long_lived_children_leaves_each_as_it_was() {
     let bed = Testbed::mixed();

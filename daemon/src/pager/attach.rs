@@ -7,7 +7,7 @@ use super::region;
 use super::registry::Registry;
 use super::scan::Pagemap;
 use super::space::{Space, SpaceId, Surroundings};
-use super::stub::{self, Pause, STAGING, Seed, StubError};
+use super::stub::{Pause, STAGING, Seed, Stub, StubError};
 use super::table::Table;
 use super::uffd::{Probe, Uffd};
 use super::worker::Workers;
@@ -16,6 +16,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
 
 /// Why a process can't be managed.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +36,9 @@ pub enum AttachError {
     #[error("process {pid} uses userfaultfd itself (or another tool uses it there): a mapping can belong to one only")]
     Foreign { pid: i32 },
 }
+
+/// A program that starts may become another one several times over (wrappers that exec): it is tried again for this long.
+const BECOMING: Duration = Duration::from_secs(5);
 
 /// What must hold before a process is touched.
 pub fn check(pid: i32) -> Result<Stat, AttachError> {
@@ -105,7 +109,7 @@ impl Means {
         &self,
         pid: i32,
         seed: Seed<'_>,
-        then: impl FnOnce(stub::Stub, OwnedFd) -> Result<T, AttachError>,
+        then: impl FnOnce(Stub, OwnedFd) -> Result<T, AttachError>,
     ) -> Result<(T, Pause), AttachError> {
         let suspend_seccomp = process::identity(pid).is_ok_and(|i| i.seccomp);
         let (fd, is_device) = match &seed {
@@ -113,10 +117,25 @@ impl Means {
             Seed::Inherited(fd) => (*fd, false),
         };
         let failed = |source| AttachError::Stub { pid, source };
-        let (traces, pause) = apart::inject(pid, fd, is_device, suspend_seccomp).map_err(failed)?;
-        let (stub, uffd) = stub::Stub::placed(&traces, pid).map_err(failed)?;
-        tracing::debug!(pid, stub = stub.pid(), pause = ?pause.0, "stub in place");
-        then(stub, uffd).map(|t| (t, pause))
+        let until = Instant::now() + BECOMING;
+        loop {
+            let (traces, pause) = apart::inject(pid, fd, is_device, suspend_seccomp).map_err(failed)?;
+            match Stub::placed(&traces, pid) {
+                Ok((stub, uffd)) => {
+                    tracing::debug!(pid, stub = stub.pid(), pause = ?pause.0, "stub in place");
+                    return then(stub, uffd).map(|t| (t, pause));
+                }
+                Err(source) => {
+                    let became_another = Stub::is_elsewhere(&traces, pid);
+                    Stub::end(&traces);
+                    apart::reap(pid, traces.pid_there, &traces.mappings());
+                    // A context that was inherited is not the new program's.
+                    if !is_device || !became_another || Instant::now() > until {
+                        return Err(failed(source));
+                    }
+                }
+            }
+        }
     }
 
     /// The fork child's context that belongs to `pid`, if any of the app's does.
