@@ -1,7 +1,8 @@
 //! The command line.
 
 use crate::failure::{self, CANNOT_RUN, USAGE};
-use annex_shared::api::{Limit, SOCKET};
+use annex_cli::access::Pattern;
+use annex_shared::api::{Limit, SOCKET, parse_bytes};
 use annex_shared::fabric::Transport;
 use clap::{Args, Parser, Subcommand};
 use std::ffi::OsString;
@@ -46,6 +47,13 @@ pub enum Command {
     Apps,
     /// Show donors, pool, apps, and what needs attention
     Status,
+    /// Measure what programs would see: memory touched in RAM, and with a part of it resident
+    ///
+    /// Uses the donors that annexd has now, and checks every page. Takes about two minutes unless told otherwise.
+    Bench(BenchArgs),
+    /// One run of `bench`
+    #[command(hide = true)]
+    BenchPattern(PatternArgs),
     /// Show what the KV API holds and how it does
     Kv,
     /// List the slabs leased from donors
@@ -104,6 +112,48 @@ pub struct RunArgs {
     /// The command and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// Memory that is touched
+    #[arg(long, default_value = "512M", value_parser = size)]
+    pub size: u64,
+    /// What may stay resident of it, one after the other
+    #[arg(long, value_name = "LIMIT", value_delimiter = ',', default_value = "50%,25%")]
+    pub local: Vec<Limit>,
+    #[arg(long, value_delimiter = ',', default_value = "random,sequential,zipf")]
+    pub patterns: Vec<Pattern>,
+    /// Each on a part of the memory and a CPU of its own
+    #[arg(long, default_value_t = 1)]
+    pub threads: usize,
+    /// Measured at a time, after half as long to settle
+    #[arg(long, default_value_t = 3.0, value_parser = seconds)]
+    pub seconds: f64,
+    /// How often each is measured
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
+    pub rounds: u16,
+}
+
+#[derive(Debug, Args)]
+pub struct PatternArgs {
+    pub pattern: Pattern,
+    #[arg(long, value_parser = size)]
+    pub size: u64,
+    #[arg(long, value_parser = seconds)]
+    pub seconds: f64,
+    #[arg(long)]
+    pub threads: usize,
+    #[arg(long)]
+    pub seed: u64,
+}
+
+fn size(text: &str) -> Result<u64, &'static str> {
+    parse_bytes(text).filter(|bytes| *bytes >= 1 << 20).ok_or("give a size such as 512M; 1M is the least")
+}
+
+fn seconds(text: &str) -> Result<f64, &'static str> {
+    text.parse().ok().filter(|s| (0.01..=3600.0).contains(s)).ok_or("give seconds, 0.01 to 3600")
 }
 
 #[derive(Debug, Args)]

@@ -36,6 +36,8 @@ pub enum Failure {
     Ended(String),
     #[error("failed to run '{command}': {}", if .source.kind() == io::ErrorKind::NotFound { "command not found".into() } else { .source.to_string() })]
     Exec { command: String, source: io::Error },
+    #[error("failed to measure '{cell}': {why}")]
+    Workload { cell: String, why: String },
     #[error("failed to run the command: its arguments hold a zero byte")]
     ZeroByte,
     #[error("failed to write the output: {0}")]
@@ -52,9 +54,11 @@ impl Failure {
             Failure::Connect { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => ErrorCode::Forbidden,
             Failure::Ended(_) | Failure::Exec { .. } => ErrorCode::NotFound,
             Failure::ZeroByte => ErrorCode::BadRequest,
-            Failure::Connect { .. } | Failure::Garbled(_) | Failure::Output(_) | Failure::Setup(_) => {
-                ErrorCode::Internal
-            }
+            Failure::Connect { .. }
+            | Failure::Garbled(_)
+            | Failure::Output(_)
+            | Failure::Setup(_)
+            | Failure::Workload { .. } => ErrorCode::Internal,
         }
     }
 

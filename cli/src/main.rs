@@ -5,9 +5,11 @@
 //! - [`failure`]: everything that can go wrong, as the user reads it, and the exit codes.
 //! - [`run`]: starts a program under annex by becoming it.
 //! - [`attach`], [`detach`]: take and give back running processes, showing progress.
+//! - [`bench`]: measures this host with the donors it has.
 //! - [`listing`]: `apps`, `slabs`, `donors` and `status` as tables; [`table`] draws them.
 
 mod attach;
+mod bench;
 mod client;
 mod command;
 mod detach;
@@ -53,6 +55,8 @@ fn dispatch(cli: &Cli) -> Result<(), Failure> {
         }
         Command::Apps => show(cli.json, &client.apps()?, |apps| listing::apps(apps)),
         Command::Status => show(cli.json, &client.status()?, listing::status),
+        Command::Bench(args) => bench::bench(&client, args, &cli.socket, cli.json),
+        Command::BenchPattern(args) => bench::pattern(args),
         Command::Kv => show(cli.json, &client.kv()?, listing::kv),
         Command::Slabs => show(cli.json, &client.slabs()?, |slabs| listing::slabs(slabs)),
         Command::Donors { change: None } => show(cli.json, &client.donors()?, |donors| listing::donors(donors)),

@@ -1,5 +1,6 @@
 //! A thread that does nothing but read the clock, and the gaps in what it saw: how long it was kept from running, and when.
 
+pub use super::now;
 use serde::{Deserialize, Serialize};
 
 /// Shorter gaps are the loop itself.
@@ -20,14 +21,6 @@ impl Gap {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
-}
-
-/// CLOCK_MONOTONIC.
-pub fn now() -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is ours; the clock exists on every Linux.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 /// Reads the clock until `stop`, and returns the gaps.

@@ -8,11 +8,12 @@
 //!
 //! Two pages, two generations of one page, and two halves of a torn page never look alike.
 
+pub use annex_cli::access::dice::Dice;
+use annex_cli::access::dice::{STEP, mix};
 use std::fmt;
 
 pub const PAGE: usize = 4096;
 const WORDS: usize = PAGE / 8;
-const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The bytes a page must hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,37 +131,6 @@ impl fmt::Display for Mismatch {
 }
 
 /// The finaliser of SplitMix64.
-fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
-/// A small seeded generator, so that a run can be repeated from its seed.
-#[derive(Clone, Debug)]
-pub struct Dice(u64);
-
-impl Dice {
-    pub fn new(seed: u64) -> Dice {
-        Dice(mix(seed))
-    }
-
-    pub fn roll(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(STEP);
-        mix(self.0)
-    }
-
-    /// A number below `n`, which is above zero.
-    pub fn below(&mut self, n: usize) -> usize {
-        (self.roll() % n as u64) as usize
-    }
-
-    /// True once in `n` rolls.
-    pub fn one_in(&mut self, n: usize) -> bool {
-        self.below(n) == 0
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

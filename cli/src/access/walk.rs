@@ -1,7 +1,7 @@
 //! Which page is next, and whether it is written: the patterns.
 
+use super::dice::Dice;
 use super::zipf::Zipf;
-use crate::stress::content::Dice;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 

@@ -42,7 +42,7 @@ impl Zipf {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stress::content::Dice;
+    use crate::access::dice::Dice;
 
     #[test]
     fn zipf_prefers_the_first_ranks_as_much_as_it_should() {
