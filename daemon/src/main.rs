@@ -70,7 +70,7 @@ struct Flags {
     /// Threads that answer page faults; 0 = as many as suits the host
     #[arg(long, value_name = "COUNT")]
     fault_workers: Option<u32>,
-    /// What fault workers do while there are no faults [default: block]
+    /// What fault workers do while there are no faults [default: auto]
     #[arg(long, value_enum)]
     wait: Option<WaitFlag>,
     /// Microseconds for which a fault worker polls for a page that it reads before it sleeps, as long as reads usually come back sooner [default: 20]
@@ -98,6 +98,8 @@ enum Command {
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum WaitFlag {
+    /// What is measured to be better here when annexd starts
+    Auto,
     /// Sleep: costs nothing, and a fault on the same CPU is answered fastest
     Block,
     /// Burn a CPU per worker to see faults from other CPUs sooner
@@ -107,6 +109,7 @@ enum WaitFlag {
 impl From<WaitFlag> for Wait {
     fn from(flag: WaitFlag) -> Wait {
         match flag {
+            WaitFlag::Auto => Wait::Auto,
             WaitFlag::Block => Wait::Block,
             WaitFlag::Spin => Wait::Spin,
         }

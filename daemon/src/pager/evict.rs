@@ -19,7 +19,7 @@
 use super::clock::{Clock, Victims, recheck};
 use super::control_block;
 use super::mortal;
-use super::process;
+use super::process::{self, Urgent};
 use super::registration::prepare;
 use super::registry::Registry;
 use super::salvage;
@@ -173,6 +173,7 @@ impl Evictor {
         let reserved = runs.iter().map(|r| r.count as usize).sum();
         let few_threads = process::Stat::read(pid).is_some_and(|s| s.threads <= control_block::FEW);
         let early = if few_threads { Vec::new() } else { control_block::of_threads(pid) };
+        let _urgent = Urgent::begin();
         let mut core = space.core();
         core.pins.extend(early);
         if few_threads {

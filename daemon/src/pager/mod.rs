@@ -62,6 +62,7 @@ mod takeover;
 mod tracee;
 mod turns;
 mod uffd;
+mod waiting;
 mod window;
 mod worker;
 
@@ -91,7 +92,7 @@ use turns::Turns;
 use worker::Workers;
 
 pub use takeover::{Legacy, LegacyError};
-pub use worker::Wait;
+pub use waiting::Wait;
 
 /// `[pager]` in annexd's configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -99,7 +100,7 @@ pub use worker::Wait;
 pub struct PagerConfig {
     /// Fault workers; 0 = one per CPU, four at most.
     pub fault_workers: u32,
-    /// How workers wait for faults: `block` or `spin`.
+    /// How workers wait for faults: `auto` (what is measured at start to be better here), `block` or `spin`.
     pub wait: Wait,
     /// Microseconds for which a worker polls for a page that it reads, before it sleeps; 0 = none.
     pub busy_poll_us: u32,
@@ -397,13 +398,9 @@ impl Apps for Pager {
     }
 
     fn workers(&self) -> WorkersInfo {
-        let wait = match self.means.workers.wait {
-            Wait::Block => "block",
-            Wait::Spin => "spin",
-        };
         WorkersInfo {
             fault_workers: self.means.workers.len() as u32,
-            wait: wait.into(),
+            wait: self.means.workers.waiting.to_string(),
             evictors: self.evictors.len() as u32,
         }
     }

@@ -18,6 +18,7 @@ use super::process;
 use super::registry::Registry;
 use super::space::{Core, Fault, Next, Space, SpaceId, Surroundings, Why};
 use super::table::PageIdx;
+use super::waiting::Waiting;
 use crate::pool::{Buf, Busy, Done, Lane, SlotRun};
 use crate::sentinel::Sentinel;
 use annex_shared::ids::SlotIdx;
@@ -42,17 +43,6 @@ const PATIENCE: Duration = Duration::from_millis(2);
 const LANE: u64 = u64::MAX;
 const INBOX: u64 = u64::MAX - 1;
 
-/// How a worker waits for faults.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Wait {
-    /// Sleeps in the kernel: no CPU while nothing faults.
-    #[default]
-    Block,
-    /// Polls without sleeping: a CPU per worker, always.
-    Spin,
-}
-
 /// The handle the rest of the pager has of a worker.
 struct Handle {
     epoll: Arc<Epoll>,
@@ -74,7 +64,7 @@ fn millis(at: Instant) -> u64 {
 pub struct Workers {
     handles: Vec<Handle>,
     stop: Arc<AtomicBool>,
-    pub wait: Wait,
+    pub waiting: Waiting,
     /// The thread that looks where faults come from.
     looking: Option<(Arc<Bell>, JoinHandle<()>)>,
 }
@@ -82,9 +72,10 @@ pub struct Workers {
 impl Workers {
     /// Starts `count` workers (0: one per CPU, four at most), pinned to CPUs in turn if there are enough of those.
     pub fn start(config: &PagerConfig, around: &Arc<Surroundings>, registry: &Arc<Registry>) -> io::Result<Workers> {
-        let (count, wait) = (config.fault_workers, config.wait);
         let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let count = if count == 0 { cpus.min(HERD) } else { count as usize };
+        let count = if config.fault_workers == 0 { cpus.min(HERD) } else { config.fault_workers as usize };
+        let waiting = Waiting::settle(config.wait, count);
+        tracing::info!("{count} workers wait for faults: {waiting}");
         let stop = Arc::new(AtomicBool::new(false));
         let looking = Arc::new(Bell::new()?);
         let epolls: Arc<[Arc<Epoll>]> = (0..count)
@@ -110,7 +101,8 @@ impl Workers {
                 mail,
                 busy_since: busy_since.clone(),
                 lane,
-                wait,
+                polls_for: waiting.polls_for,
+                last_woken: Instant::now(),
                 busy_poll: BusyPoll::new(Duration::from_micros(config.busy_poll_us.into()), config.adaptive_polling),
                 around: around.clone(),
                 registry: registry.clone(),
@@ -128,12 +120,12 @@ impl Workers {
             let thread = std::thread::Builder::new().name(name).spawn(move || worker.run(pin))?;
             handles.push(Handle { epoll, inbox, bell, busy_since, thread: Some(thread) });
         }
-        let homes = (2..=cpus).contains(&count) && wait == Wait::Block;
+        let homes = (2..=cpus).contains(&count) && waiting.sleeps_at_once();
         let looking = match homes {
             true => Some((looking.clone(), homes::start(around.clone(), epolls, looking)?)),
             false => None,
         };
-        Ok(Workers { handles, stop, wait, looking })
+        Ok(Workers { handles, stop, waiting, looking })
     }
 
     pub fn len(&self) -> usize {
@@ -218,7 +210,9 @@ struct Worker {
     mail: Receiver<(Arc<Space>, Fault)>,
     busy_since: Arc<AtomicU64>,
     lane: Lane,
-    wait: Wait,
+    /// See [`Waiting`].
+    polls_for: Duration,
+    last_woken: Instant,
     busy_poll: BusyPoll,
     around: Arc<Surroundings>,
     registry: Arc<Registry>,
@@ -244,7 +238,12 @@ impl Worker {
             }
         }
         let _sentinel = Sentinel("a fault worker");
-        process::hurry(0);
+        // One that may poll for long must leave ordinary threads their turn.
+        if self.polls_for.is_zero() {
+            process::overtake(0)
+        } else {
+            process::hurry(0)
+        }
         let mut events = [EpollEvent::empty(); 32];
         let mut stalled_since = None;
         while !self.stop.load(Ordering::Acquire) {
@@ -261,6 +260,9 @@ impl Worker {
             };
             let woken = Instant::now();
             self.busy_since.store(millis(woken), Ordering::Relaxed);
+            if ready > 0 {
+                self.last_woken = woken;
+            }
             for event in &events[..ready] {
                 match event.data() {
                     LANE => {}
@@ -284,7 +286,8 @@ impl Worker {
             return EpollTimeout::from(1u8);
         }
         *stalled_since = None;
-        let polls = self.wait == Wait::Spin || self.busy_poll.goes_on(self.lane.usual_wait(), Instant::now());
+        let now = Instant::now();
+        let polls = now - self.last_woken < self.polls_for || self.busy_poll.goes_on(self.lane.usual_wait(), now);
         if polls || self.lane.arm() {
             return EpollTimeout::ZERO;
         }

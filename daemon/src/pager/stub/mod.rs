@@ -219,7 +219,7 @@ pub fn inject(pid: i32, tid: i32, suspend_seccomp: bool, seed: Seed<'_>) -> Resu
     match result {
         Ok(stub) => {
             // Faults wait while it moves pages; it never runs for longer than that takes.
-            process::hurry(stub_pid);
+            process::overtake(stub_pid);
             child.jump(stub.code_at, stub.comm_at, suspend_seccomp)?;
             Ok(Injected { stub, pause, accompany: suspend_seccomp })
         }
