@@ -67,7 +67,7 @@ pub fn bench(client: &Client, args: &BenchArgs, socket: &Path, json: bool) -> Re
     show(json, &Report { size: args.size, threads: args.threads, donors, cells }, Report::text)
 }
 
-/// Is run by [`bench`], under `annex run` or not; prints what it measured.
+/// Is run by [`bench()`], under `annex run` or not; prints what it measured.
 pub fn pattern(args: &PatternArgs) -> Result<(), Failure> {
     let failed =
         |error: anyhow::Error| Failure::Workload { cell: args.pattern.name().into(), why: format!("{error:#}") };

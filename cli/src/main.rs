@@ -5,7 +5,7 @@
 //! - [`failure`]: everything that can go wrong, as the user reads it, and the exit codes.
 //! - [`run`]: starts a program under annex by becoming it.
 //! - [`attach`], [`detach`]: take and give back running processes, showing progress.
-//! - [`bench`]: measures this host with the donors it has.
+//! - [`mod@bench`]: measures this host with the donors it has.
 //! - [`listing`]: `apps`, `slabs`, `donors` and `status` as tables; [`table`] draws them.
 
 mod attach;
