@@ -441,13 +441,17 @@ impl Evictor {
     /// What a look at the mappings found that is not to stay evicted.
     fn bring_back_wanted(&self, space: &Arc<Space>) {
         let wanted = space.core().take_wanted();
-        self.workers.serve(wanted.into_iter().map(|page| (space.clone(), Fault::suspected(page))).collect());
+        self.ask_for(space, &wanted);
+    }
+
+    fn ask_for(&self, space: &Arc<Space>, pages: &[PageIdx]) {
+        self.workers.serve(pages.iter().map(|page| (space.clone(), Fault::suspected(*page))).collect());
     }
 
     /// Pages of which it is not known whether they are there must be asked for before anything moves.
     fn has_suspects(&self, space: &Arc<Space>) -> bool {
         let suspects: Vec<PageIdx> = space.core().suspects.iter().copied().collect();
-        self.workers.serve(suspects.iter().map(|page| (space.clone(), Fault::suspected(*page))).collect());
+        self.ask_for(space, &suspects);
         !suspects.is_empty()
     }
 }

@@ -45,10 +45,10 @@ impl Space {
         // Most guards lie where nothing ever was.
         runs.retain(|run| core.has_copies((run.first, run.end())));
         for run in runs {
-            let used = match self.settle_changes(&mut core, around) {
-                true => self.drop_guarded(&mut core, (run.first, run.end()), pagemap, around),
-                false => break,
-            };
+            if !self.settle_changes(&mut core, around) {
+                break;
+            }
+            let used = self.drop_guarded(&mut core, (run.first, run.end()), pagemap, around);
             let region = core.regions.containing(run.first.addr()).copied();
             if let (Some(used @ 1..), Some(region)) = (used, region) {
                 tracing::info!(
@@ -101,16 +101,15 @@ impl Space {
         if !runs.is_empty() && self.uffd.is_registered(range.0.addr()) == Probe::TryAgain {
             return None;
         }
-        let (mut used, mut slots) = (0, Vec::<SlotIdx>::new());
+        let (mut slots, suspects) = (Vec::<SlotIdx>::new(), core.suspects.len());
         for run in runs {
-            core.table.walk(run.first, run.end(), |_, record| used += usize::from(record.slot().is_some()));
             core.table.clear(run.first, run.end(), |slot| slots.push(slot));
-            let doubtful: Vec<PageIdx> = core.suspects.range(run.first..run.end()).copied().collect();
-            core.suspects.retain(|page| !doubtful.contains(page));
-            if !doubtful.is_empty() {
-                core.note_suspects();
-            }
+            core.suspects.retain(|page| !(run.first..run.end()).contains(page));
         }
+        if core.suspects.len() < suspects {
+            core.note_suspects();
+        }
+        let used = slots.len();
         slots.into_iter().for_each(|slot| around.pool.release(slot));
         Some(used)
     }

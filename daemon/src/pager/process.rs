@@ -248,6 +248,15 @@ impl Drop for Urgent {
     }
 }
 
+/// Has the calling thread run on one CPU.
+pub fn stay_on(cpu: usize) {
+    let mut set = CpuSet::new();
+    if let Err(error) = set.set(cpu).and_then(|()| sched_setaffinity(Pid::from_raw(0), &set)) {
+        // Outside of what its cgroup may use.
+        tracing::debug!(cpu, %error, "a thread runs unpinned");
+    }
+}
+
 /// Has a thread run on the CPUs that this process may use, but for one; on all of them if no other is left.
 pub fn keep_off(thread: i32, cpu: Option<usize>) {
     let all = sched_getaffinity(Pid::from_raw(std::process::id() as i32));

@@ -8,7 +8,7 @@ use super::process;
 use annex_shared::page::PAGE_SIZE;
 use memmap2::MmapRaw;
 use nix::poll::{PollFd, PollFlags, poll};
-use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::Pid;
 use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -91,6 +91,11 @@ impl Measured {
     }
 }
 
+/// The calling thread answers faults from now on. One that may poll for long must leave ordinary threads their turn.
+pub fn come_first(polls: bool) {
+    if polls { process::hurry(0) } else { process::overtake(0) }
+}
+
 /// The CPUs that annexd may use.
 fn cpus() -> Vec<usize> {
     let allowed = sched_getaffinity(Pid::from_raw(0)).unwrap_or_default();
@@ -118,13 +123,8 @@ fn faults(touched_on: usize, handled_on: usize, polls: bool) -> anyhow::Result<O
     let over = AtomicBool::new(false);
     let mut took = std::thread::scope(|scope| {
         scope.spawn(|| {
-            stay_on(handled_on);
-            // As a worker does.
-            if polls {
-                process::hurry(0)
-            } else {
-                process::overtake(0)
-            }
+            process::stay_on(handled_on);
+            come_first(polls);
             while !over.load(Ordering::Acquire) && answer(&uffd, polls).is_ok() {
                 std::hint::spin_loop();
             }
@@ -141,7 +141,7 @@ fn faults(touched_on: usize, handled_on: usize, polls: bool) -> anyhow::Result<O
 }
 
 fn touch(memory: &MmapRaw, cpu: usize) -> Vec<Duration> {
-    stay_on(cpu);
+    process::stay_on(cpu);
     let (began, mut took) = (Instant::now(), Vec::with_capacity(FAULTS));
     while took.len() < FAULTS && began.elapsed() < LONGEST {
         let start = Instant::now();
@@ -169,13 +169,6 @@ fn answer(uffd: &Uffd, polls: bool) -> anyhow::Result<()> {
         }
     }
     Ok(())
-}
-
-fn stay_on(cpu: usize) {
-    let mut set = CpuSet::new();
-    if let Err(error) = set.set(cpu).and_then(|()| sched_setaffinity(Pid::from_raw(0), &set)) {
-        tracing::debug!(cpu, %error, "a thread that measures runs unpinned");
-    }
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use super::process;
 use super::registry::Registry;
 use super::space::{Core, Fault, Next, Space, SpaceId, Surroundings, Why};
 use super::table::PageIdx;
-use super::waiting::Waiting;
+use super::waiting::{self, Waiting};
 use crate::pool::{Buf, Busy, Done, Lane, SlotRun};
 use crate::sentinel::Sentinel;
 use annex_shared::ids::SlotIdx;
@@ -230,20 +230,9 @@ struct Worker {
 
 impl Worker {
     fn run(mut self, pin: Option<usize>) {
-        if let Some(cpu) = pin {
-            let mut set = nix::sched::CpuSet::new();
-            let pinned = set.set(cpu).and_then(|()| nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &set));
-            if let Err(error) = pinned {
-                tracing::debug!(cpu, %error, "a fault worker runs unpinned");
-            }
-        }
+        pin.into_iter().for_each(process::stay_on);
         let _sentinel = Sentinel("a fault worker");
-        // One that may poll for long must leave ordinary threads their turn.
-        if self.polls_for.is_zero() {
-            process::overtake(0)
-        } else {
-            process::hurry(0)
-        }
+        waiting::come_first(!self.polls_for.is_zero());
         let mut events = [EpollEvent::empty(); 32];
         let mut stalled_since = None;
         while !self.stop.load(Ordering::Acquire) {
