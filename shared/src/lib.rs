@@ -7,6 +7,7 @@
 //! - [`wire`]: the control protocol between annexd and annex-agent.
 //! - [`api`]: the types of annexd's local HTTP API, used by the `annex` command.
 //! - [`config`]: strict TOML loading.
+//! - [`priority`]: threads that somebody waits for.
 //! - [`rights`]: descriptors over Unix sockets.
 
 pub mod api;
@@ -15,5 +16,6 @@ pub mod fabric;
 pub mod ids;
 pub mod page;
 pub mod preamble;
+pub mod priority;
 pub mod rights;
 pub mod wire;

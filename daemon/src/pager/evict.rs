@@ -19,7 +19,7 @@
 use super::clock::{Clock, Victims, recheck};
 use super::control_block;
 use super::mortal;
-use super::process::{self, Urgent};
+use super::process;
 use super::registration::prepare;
 use super::registry::Registry;
 use super::salvage;
@@ -31,6 +31,7 @@ use crate::pool::{Buf, Busy, Done, Lane, Part, SlotRun};
 use annex_shared::api::AppState;
 use annex_shared::ids::SlotIdx;
 use annex_shared::page::{PAGE_SIZE, checksum, is_zero};
+use annex_shared::priority::Urgent;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, poll};
 use std::sync::Arc;

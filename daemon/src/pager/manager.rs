@@ -14,6 +14,7 @@ use super::space::Space;
 use crate::keeper::Kept;
 use crate::sentinel::Sentinel;
 use annex_shared::api::{AppState, Target};
+use annex_shared::priority;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::{Mutex, RwLock};
@@ -114,7 +115,7 @@ impl Manager {
     pub fn run(mut self) {
         let _sentinel = Sentinel("the manager");
         // It holds locks that faults wait for, if briefly.
-        process::hurry(0);
+        priority::hurry(0);
         let around = self.means.around.clone();
         let turn = &around.turns.manager;
         turn.enlist();

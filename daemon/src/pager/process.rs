@@ -207,47 +207,6 @@ pub fn own_cpu_time() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
-/// Puts a thread (0: the calling one) before ordinary ones: somebody's program stands still until it has done its work. Without
-/// the privilege it takes its turn like all others.
-pub fn hurry(thread: i32) {
-    // SAFETY: takes numbers only.
-    let result = unsafe { libc::setpriority(libc::PRIO_PROCESS, thread as libc::id_t, -20) };
-    if result != 0 {
-        tracing::debug!("no higher priority for a thread: {}", io::Error::last_os_error());
-    }
-}
-
-/// Puts a thread that runs for microseconds at a time before all ordinary ones, whatever group of them it belongs to. By [`hurry`] it is before those of its
-/// own group (a session, with autogroups, or a control group), and Linux 6.18 lets a group that mostly sleeps wait for seconds beside one that never does.
-/// Without the privilege it takes its turn. Does not log: see `apart`.
-pub fn overtake(thread: i32) {
-    // SAFETY: takes numbers only.
-    unsafe { libc::setpriority(libc::PRIO_PROCESS, thread as libc::id_t, -20) };
-    schedule(thread, libc::SCHED_RR, 1);
-}
-
-fn schedule(thread: i32, policy: i32, sched_priority: i32) {
-    let priority = libc::sched_param { sched_priority };
-    // SAFETY: the parameters are read during the call.
-    unsafe { libc::sched_setscheduler(thread, policy | libc::SCHED_RESET_ON_FORK, &priority) };
-}
-
-/// The calling thread is before all ordinary ones until this is dropped: it has what a fault waits for, and must not stand still with it.
-pub struct Urgent(());
-
-impl Urgent {
-    pub fn begin() -> Urgent {
-        schedule(0, libc::SCHED_RR, 1);
-        Urgent(())
-    }
-}
-
-impl Drop for Urgent {
-    fn drop(&mut self) {
-        schedule(0, libc::SCHED_OTHER, 0);
-    }
-}
-
 /// Has the calling thread run on one CPU.
 pub fn stay_on(cpu: usize) {
     let mut set = CpuSet::new();

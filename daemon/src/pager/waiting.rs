@@ -6,6 +6,7 @@
 
 use super::process;
 use annex_shared::page::PAGE_SIZE;
+use annex_shared::priority;
 use memmap2::MmapRaw;
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sched::{CpuSet, sched_getaffinity};
@@ -91,9 +92,9 @@ impl Measured {
     }
 }
 
-/// The calling thread answers faults from now on. One that may poll for long must leave ordinary threads their turn.
-pub fn come_first(polls: bool) {
-    if polls { process::hurry(0) } else { process::overtake(0) }
+/// The calling thread answers faults from now on, before all ordinary threads; unless it must leave those their turn.
+pub fn come_first(of_all: bool) {
+    if of_all { priority::overtake(0) } else { priority::hurry(0) }
 }
 
 /// The CPUs that annexd may use.
@@ -124,7 +125,7 @@ fn faults(touched_on: usize, handled_on: usize, polls: bool) -> anyhow::Result<O
     let mut took = std::thread::scope(|scope| {
         scope.spawn(|| {
             process::stay_on(handled_on);
-            come_first(polls);
+            come_first(!polls);
             while !over.load(Ordering::Acquire) && answer(&uffd, polls).is_ok() {
                 std::hint::spin_loop();
             }

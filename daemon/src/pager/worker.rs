@@ -232,10 +232,17 @@ impl Worker {
     fn run(mut self, pin: Option<usize>) {
         pin.into_iter().for_each(process::stay_on);
         let _sentinel = Sentinel("a fault worker");
-        waiting::come_first(!self.polls_for.is_zero());
+        let mut comes_first = None;
         let mut events = [EpollEvent::empty(); 32];
         let mut stalled_since = None;
         while !self.stop.load(Ordering::Acquire) {
+            // One that polls would keep ordinary threads from this CPU. A donor's thread on this host is to run right here once it has been asked: the kernel
+            // sends it to another CPU if it was asked by a thread of real time that stays on its own.
+            let may = Some(self.polls_for.is_zero() && !self.lane.is_served_here());
+            if comes_first != may {
+                comes_first = may;
+                waiting::come_first(may == Some(true));
+            }
             let timeout = self.timeout(&mut stalled_since);
             self.busy_since.store(0, Ordering::Relaxed);
             let ready = match self.epoll.wait(&mut events, timeout) {

@@ -151,6 +151,11 @@ pub struct QueueFull;
 pub trait Endpoint: Send {
     fn transport(&self) -> Transport;
 
+    /// A thread of the donor on this very host executes the operations, on the CPUs of the thread that waits for them.
+    fn is_served_here(&self) -> bool {
+        false
+    }
+
     /// Operations that may be outstanding at once.
     fn depth(&self) -> usize;
 

@@ -161,6 +161,7 @@ impl Lane {
                     traffic.connected(endpoint.transport());
                 }
                 end.endpoint = Some(endpoint);
+                self.is_served_here = self.ends.iter().flat_map(|end| &end.endpoint).any(|e| e.is_served_here());
                 if let Some(old) = old {
                     self.core.tell(News::EndpointRetired { endpoint: old });
                 }

@@ -70,6 +70,7 @@ pub struct Lane {
     scratch: Vec<Completion>,
     seen_changes: u64,
     idle_check: Instant,
+    is_served_here: bool,
     reads: u32,
     /// Wrong bytes are told to the repair thread (which does not tell itself).
     reports: bool,
@@ -145,6 +146,7 @@ impl Lane {
             scratch: Vec::with_capacity(1024),
             seen_changes,
             idle_check: Instant::now(),
+            is_served_here: false,
             reads: 0,
             reports: true,
             core,
@@ -360,6 +362,11 @@ impl Lane {
     pub fn is_instant(&self) -> bool {
         let mut open = self.ends.iter().filter_map(|end| end.endpoint.as_ref()).peekable();
         open.peek().is_some() && open.all(|endpoint| endpoint.event_fd().is_none())
+    }
+
+    /// Threads of donors on this very host do its operations, and need a CPU for that.
+    pub fn is_served_here(&self) -> bool {
+        self.is_served_here
     }
 
     /// How long operations usually take on the quickest of the donors that have some to do; `None` if none has.

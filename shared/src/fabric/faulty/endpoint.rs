@@ -200,6 +200,10 @@ impl Endpoint for FaultyEndpoint {
         self.transport
     }
 
+    fn is_served_here(&self) -> bool {
+        self.inner.as_ref().is_some_and(|inner| inner.is_served_here())
+    }
+
     fn depth(&self) -> usize {
         self.slots.len()
     }

@@ -63,6 +63,7 @@ pub(super) struct TcpEndpoint {
     /// Look at the socket in the next poll even if nothing is outstanding: the lane slept on it and must not sleep again
     /// over a connection that is dead.
     must_look: bool,
+    is_served_here: bool,
     arena: Arc<Arena>,
     timeout: Duration,
     slots: Box<[Slot]>,
@@ -93,12 +94,14 @@ impl TcpEndpoint {
         stream.set_nonblocking(true)?;
         let events = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         events.add(&stream, EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLRDHUP, 0))?;
+        let is_served_here = stream.peer_addr()?.ip() == stream.local_addr()?.ip();
         let idle = Slot { tag: 0, verb: Verb::Read, local: 0, len: 0, is_unfit: true, deadline: Instant::now() };
         Ok(TcpEndpoint {
             connection: Some((stream, link)),
             events,
             watches_room: false,
             must_look: false,
+            is_served_here,
             arena,
             timeout,
             slots: vec![idle; depth].into_boxed_slice(),
@@ -361,6 +364,10 @@ impl Slot {
 impl Endpoint for TcpEndpoint {
     fn transport(&self) -> Transport {
         Transport::Tcp
+    }
+
+    fn is_served_here(&self) -> bool {
+        self.is_served_here
     }
 
     fn depth(&self) -> usize {
