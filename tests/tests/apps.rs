@@ -25,7 +25,7 @@ fn system(name: &str) -> Command {
 
 #[test]
 fn redis_keeps_every_value_through_a_background_save() {
-    let bed = Testbed::mixed();
+    let bed = Testbed::builder().beside_another().mixed();
     let values = Values::of_total(192 << 20, 1024);
     let go_on = |_| Ok(());
     let job = bed.run("redis", "56M", redis::server(bed.path()));
@@ -55,7 +55,7 @@ fn redis_keeps_every_value_through_a_background_save() {
 
 #[test]
 fn sort_of_a_file_larger_than_its_limit_is_that_of_a_native_run() {
-    let bed = Testbed::tcp();
+    let bed = Testbed::builder().beside_another().tcp();
     let file = bed.path().join("lines");
     let mut text = Vec::new();
     let mut dice = annex_tests::stress::content::Dice::new(5);
@@ -76,7 +76,7 @@ fn sort_of_a_file_larger_than_its_limit_is_that_of_a_native_run() {
 
 #[test]
 fn python_finds_its_dicts_and_arrays_as_it_left_them() {
-    let bed = Testbed::shm();
+    let bed = Testbed::builder().beside_another().shm();
     let mut python = system("python3");
     python.arg(bins::script("dicts.py")).arg("160");
     let outcome =
@@ -86,7 +86,7 @@ fn python_finds_its_dicts_and_arrays_as_it_left_them() {
 
 #[test]
 fn stress_ng_verifies_its_memory() {
-    let bed = Testbed::mixed();
+    let bed = Testbed::builder().beside_another().mixed();
     let mut stress = system("stress-ng");
     stress.args([
         "--vm",
@@ -107,7 +107,7 @@ fn stress_ng_verifies_its_memory() {
 
 #[test]
 fn sqlite_in_memory_answers_as_natively() {
-    let bed = Testbed::tcp();
+    let bed = Testbed::builder().beside_another().tcp();
     let sqlite = || {
         let mut command = system("sqlite3");
         // `.read` instead of standard input, which the testbed closes.
@@ -123,7 +123,7 @@ fn sqlite_in_memory_answers_as_natively() {
 
 #[test]
 fn node_finds_its_objects_after_its_garbage_collector_moved_them() {
-    let bed = Testbed::shm();
+    let bed = Testbed::builder().beside_another().shm();
     let mut node = system("node");
     node.args(["--expose-gc", "--max-old-space-size=1024"]).arg(bins::script("objects.js")).arg("96");
     let outcome =
@@ -133,7 +133,7 @@ fn node_finds_its_objects_after_its_garbage_collector_moved_them() {
 
 #[test]
 fn a_shell_script_and_all_it_starts_share_one_limit() {
-    let bed = Testbed::mixed();
+    let bed = Testbed::builder().beside_another().mixed();
     let work = bed.path().join("work");
     std::fs::create_dir(&work).unwrap();
     let mut script = Command::new(bins::script("several.sh"));
@@ -145,7 +145,7 @@ fn a_shell_script_and_all_it_starts_share_one_limit() {
 
 #[test]
 fn a_preforking_server_with_long_lived_workers_serves_and_keeps_what_each_worker_has() {
-    let bed = Testbed::mixed();
+    let bed = Testbed::builder().beside_another().mixed();
     let mut server = system("python3");
     server.arg(bins::script("prefork.py")).args(["96", "12"]);
     let outcome =
@@ -157,7 +157,7 @@ fn a_preforking_server_with_long_lived_workers_serves_and_keeps_what_each_worker
 /// What a fork leaves shared can't be moved as it is: one page in 512 went, and a program that had forked stayed above its limit.
 #[test]
 fn a_program_that_has_forked_stays_below_its_limit() {
-    let bed = Testbed::mixed();
+    let bed = Testbed::builder().beside_another().mixed();
     let mut forked = system("python3");
     forked.arg(bins::script("forked.py")).args(["128", "2"]);
     let mut job = bed.run("forked", "256M", forked);
@@ -172,7 +172,7 @@ fn a_program_that_has_forked_stays_below_its_limit() {
 
 #[test]
 fn a_program_behind_a_strict_seccomp_filter_is_paged_like_any_other() {
-    let bed = Testbed::shm();
+    let bed = Testbed::builder().beside_another().shm();
     let mut sealed = Command::new(bins::find("annex-sealed"));
     sealed.args(["96", "6"]);
     let outcome =
@@ -182,7 +182,7 @@ fn a_program_behind_a_strict_seccomp_filter_is_paged_like_any_other() {
 
 #[test]
 fn a_program_that_is_sealed_already_can_be_attached() {
-    let bed = Testbed::shm();
+    let bed = Testbed::builder().beside_another().shm();
     let mut sealed = Command::new(bins::find("annex-sealed"));
     sealed.args(["96", "10"]);
     let mut job = bed.natively("sealed-late", sealed);
@@ -214,7 +214,7 @@ fn as_nobody() -> Command {
 
 #[test]
 fn a_program_that_drops_to_an_ordinary_user_is_paged() {
-    let bed = Testbed::shm();
+    let bed = Testbed::builder().beside_another().shm();
     let (stress, _, scratch) = for_everyone(&bed);
     let mut command = as_nobody();
     command.arg(stress).args(["--size", "128M", "--seconds", "8", "--dir"]).arg(scratch);
@@ -223,7 +223,7 @@ fn a_program_that_drops_to_an_ordinary_user_is_paged() {
 
 #[test]
 fn an_ordinary_user_runs_annex_for_their_own_program() {
-    let bed = Testbed::mixed();
+    let bed = Testbed::builder().beside_another().mixed();
     let (stress, annex, scratch) = for_everyone(&bed);
     let mut command = as_nobody();
     command.arg(annex).args(["run", "--socket"]).arg(&bed.socket).args(["--name", "own", "--local", "32M", "--"]);

@@ -57,7 +57,7 @@ fn a_hundred_attaches_and_detaches_under_load_leave_a_process_as_it_was() {
 
 #[test]
 fn attach_and_detach_while_mappings_threads_and_children_come_and_go() {
-    let bed = Testbed::shm();
+    let bed = Testbed::builder().beside_another().shm();
     let job = busy(&bed, "rw,churn,remap,discard,protect,huge,threads,exec", "64M");
     for _ in 0..30 {
         attach(&bed, job.pid(), "50%");
@@ -69,7 +69,7 @@ fn attach_and_detach_while_mappings_threads_and_children_come_and_go() {
 
 #[test]
 fn detach_brings_back_the_children_too() {
-    let bed = Testbed::mixed();
+    let bed = Testbed::builder().beside_another().mixed();
     let job = busy(&bed, "rw,discard,fork", "64M");
     let mut with_children = 0;
     let started = Instant::now();
@@ -92,7 +92,7 @@ fn detach_brings_back_the_children_too() {
 
 #[test]
 fn a_process_with_children_is_attached_with_them() {
-    let bed = Testbed::shm();
+    let bed = Testbed::builder().beside_another().shm();
     let mut command = Command::new("python3");
     let programs = concat!(env!("CARGO_MANIFEST_DIR"), "/programs/prefork.py");
     command.arg(programs).args(["64", "12"]);
@@ -101,22 +101,6 @@ fn a_process_with_children_is_attached_with_them() {
     bed.ask("attach", [&job.pid().to_string(), "--name", "server", "--local", "32M", "--no-wait"]).succeeded();
     let outcome = job.wait(3 * MINUTE).succeeded().was_paged(5_000, 2_000);
     assert!(outcome.seen.processes >= 5, "the workers belong to the app: {outcome}");
-}
-
-/// Faults wait while the stub moves pages: it must not wait for its turn behind others on a busy host.
-#[test]
-fn the_stub_goes_before_ordinary_threads() {
-    let bed = Testbed::shm();
-    let job = busy(&bed, "rw", "64M");
-    attach(&bed, job.pid(), "50%");
-    bed.wait_app("busy", MINUTE, |app| app.pages_evicted > 1000);
-    let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", job.pid())).expect("it runs");
-    let stats = children.split_whitespace().map(|pid| std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap());
-    let stub =
-        stats.into_iter().find(|stat| stat.contains("(annex-stub)")).expect("the stub is a child of the program");
-    let nice = stub.rsplit_once(')').expect("proc(5)").1.split_whitespace().nth(16);
-    assert_eq!(nice, Some("-20"), "{stub}");
-    end(job);
 }
 
 /// Every other worker that a fault wakes costs the faulting thread an interrupt between two processors.
@@ -139,7 +123,7 @@ fn a_fault_wakes_the_worker_on_its_cpu_and_no_other() {
 
 #[test]
 fn a_limit_can_be_changed_while_the_app_runs() {
-    let bed = Testbed::shm();
+    let bed = Testbed::builder().beside_another().shm();
     let job = busy(&bed, "rw", "128M");
     const MIB: u64 = 1 << 20;
     attach(&bed, job.pid(), "100M");
@@ -163,7 +147,7 @@ fn a_units_cgroup_is_attached_with_all_its_processes() {
     let join = |job: &Job| {
         std::fs::write(cgroup.join("cgroup.procs"), job.pid().to_string()).expect("root may move processes")
     };
-    let bed = Testbed::shm();
+    let bed = Testbed::builder().beside_another().shm();
     let first = busy(&bed, "rw", "64M");
     join(&first);
     bed.ask("attach", ["--unit", &unit, "--local", "24M"]).succeeded();

@@ -32,17 +32,17 @@ fn not_one_wrong_byte(bed: &Testbed, seed: u64) {
 
 #[test]
 fn no_wrong_byte_over_shm() {
-    not_one_wrong_byte(&Testbed::shm(), 11);
+    not_one_wrong_byte(&Testbed::builder().beside_another().shm(), 11);
 }
 
 #[test]
 fn no_wrong_byte_over_tcp() {
-    not_one_wrong_byte(&Testbed::tcp(), 12);
+    not_one_wrong_byte(&Testbed::builder().beside_another().tcp(), 12);
 }
 
 #[test]
 fn no_wrong_byte_on_mixed_donors() {
-    not_one_wrong_byte(&Testbed::mixed(), 13);
+    not_one_wrong_byte(&Testbed::builder().beside_another().mixed(), 13);
 }
 
 /// Two donors promise to outlive one fault, so no page meets two here: one donor spoils even pages only, the other odd ones, and no donor is ever away.
@@ -50,7 +50,7 @@ fn no_wrong_byte_on_mixed_donors() {
 fn no_wrong_byte_when_the_fabric_fails_corrupts_and_delays() {
     let faulty = |pages| format!("fail=1/97,corrupt=1/499:{pages},delay=1/211:2ms,seed=7");
     let (even, odd) = (Donor::tcp().faults(&faulty("even")), Donor::shm().faults(&faulty("odd")));
-    let bed = Testbed::builder().donor(even).donor(odd).start();
+    let bed = Testbed::builder().beside_another().donor(even).donor(odd).start();
     not_one_wrong_byte(&bed, 14);
     let status = bed.status();
     let checksum_errors: u64 = status.donors.iter().map(|d| d.checksum_errors).sum();
@@ -62,7 +62,11 @@ fn no_wrong_byte_when_the_fabric_fails_corrupts_and_delays() {
 #[test]
 fn no_wrong_byte_and_no_lost_donor_when_operations_get_no_answer() {
     let faulty = "fail=1/97,drop=1/1009,delay=1/211:2ms,seed=7,timeout=3100ms";
-    let bed = Testbed::builder().donor(Donor::tcp().faults(faulty)).donor(Donor::shm().faults(faulty)).start();
+    let bed = Testbed::builder()
+        .beside_another()
+        .donor(Donor::tcp().faults(faulty))
+        .donor(Donor::shm().faults(faulty))
+        .start();
     not_one_wrong_byte(&bed, 17);
     let log = bed.annexd_logs();
     let lost: Vec<&str> = log.lines().filter(|line| line.contains("was out of reach for too long")).collect();
@@ -76,7 +80,7 @@ fn no_wrong_byte_and_no_lost_donor_when_operations_get_no_answer() {
 /// comes in another order than it happened.
 #[test]
 fn no_wrong_byte_where_mappings_move_over_each_other() {
-    let bed = Testbed::mixed();
+    let bed = Testbed::builder().beside_another().mixed();
     let mut command = Command::new(bins::find("annex-stress"));
     command.args(["--features", "remap,churn", "--size", "8M", "--threads", "6", "--seed", "18"]);
     command.args(["--seconds", &stress_seconds().to_string()]).arg("--dir").arg(directory());

@@ -1,8 +1,8 @@
 //! Real agents and a real annexd on loopback, for tests, the demo and the benchmarks.
 //!
 //! A [`Testbed`] has a directory of its own on a disk (O_DIRECT needs one), an agent per donor, an annexd that knows them,
-//! and ends all of it when dropped. Machine-wide it is alone: a lock makes test processes take turns, because each wants
-//! the CPUs and the memory for itself.
+//! and ends all of it when dropped. Machine-wide it is alone, or has
+//! half of the machine: locks make testbeds take turns, because each wants CPUs and memory for itself.
 //!
 //! - [`bins`]: where the programs are. [`census`]: what a process consists of. [`process`]: children with a time limit that don't outlive the test.
 //! - [`api`]: the control API, asked directly. [`job`]: a program under annex, watched while it runs.
@@ -105,7 +105,7 @@ pub struct Builder {
     spill: Option<&'static str>,
     /// What the KV API's flag says after the socket's path.
     kv: Option<String>,
-    alone: bool,
+    company: Company,
 }
 
 impl Builder {
@@ -131,10 +131,31 @@ impl Builder {
         self
     }
 
+    /// Another testbed may have the other half of the machine. For all that does not look at the time.
+    pub fn beside_another(mut self) -> Builder {
+        self.company = Company::Another;
+        self
+    }
+
     /// Several testbeds at a time: no turns are taken. For measurements that take turns themselves.
     pub fn beside_others(mut self) -> Builder {
-        self.alone = false;
+        self.company = Company::Others;
         self
+    }
+
+    /// With two donors over shared memory.
+    pub fn shm(self) -> Testbed {
+        self.donor(Donor::shm()).donor(Donor::shm()).start()
+    }
+
+    /// With two donors over TCP.
+    pub fn tcp(self) -> Testbed {
+        self.donor(Donor::tcp()).donor(Donor::tcp()).start()
+    }
+
+    /// With one of each.
+    pub fn mixed(self) -> Testbed {
+        self.donor(Donor::tcp()).donor(Donor::shm()).start()
     }
 
     /// One more argument for annexd.
@@ -148,7 +169,7 @@ impl Builder {
     /// # Panics
     /// When something does not start: the message holds its log.
     pub fn start(self) -> Testbed {
-        let turn = self.alone.then(Turn::take);
+        let turn = Turn::take(self.company);
         assert!(nix::unistd::geteuid().is_root(), "the testbed needs root: annexd reaches into other processes");
         let dir = tempfile::Builder::new()
             .prefix("annex-testbed-")
@@ -206,28 +227,29 @@ pub struct Testbed {
     /// Where the KV API listens, if it does.
     pub kv_address: Option<String>,
     dir: TempDir,
-    _turn: Option<Turn>,
+    _turn: Turn,
 }
 
 impl Testbed {
     /// No donors yet, two replicas.
     pub fn builder() -> Builder {
-        Builder { donors: Vec::new(), replicas: 2, daemon_args: Vec::new(), spill: None, kv: None, alone: true }
+        let company = Company::Nobody;
+        Builder { donors: Vec::new(), replicas: 2, daemon_args: Vec::new(), spill: None, kv: None, company }
     }
 
     /// Two donors over shared memory.
     pub fn shm() -> Testbed {
-        Testbed::builder().donor(Donor::shm()).donor(Donor::shm()).start()
+        Testbed::builder().shm()
     }
 
     /// Two donors over TCP.
     pub fn tcp() -> Testbed {
-        Testbed::builder().donor(Donor::tcp()).donor(Donor::tcp()).start()
+        Testbed::builder().tcp()
     }
 
     /// One of each.
     pub fn mixed() -> Testbed {
-        Testbed::builder().donor(Donor::tcp()).donor(Donor::shm()).start()
+        Testbed::builder().mixed()
     }
 
     /// The KV API's socket.
@@ -470,13 +492,33 @@ impl Place {
     }
 }
 
-/// The machine-wide lock.
-struct Turn(#[expect(dead_code, reason = "the lock is the open file")] File);
+/// Whom a testbed shares the machine with.
+#[derive(Clone, Copy)]
+enum Company {
+    Nobody,
+    Another,
+    Others,
+}
+
+/// The halves of the machine that a testbed has, each a machine-wide lock.
+struct Turn(#[expect(dead_code, reason = "the locks are the open files")] Vec<File>);
 
 impl Turn {
-    fn take() -> Turn {
-        let file = File::create(std::env::temp_dir().join("annex-testbed.lock")).expect("the lock file is writable");
-        file.lock().expect("flock works");
-        Turn(file)
+    fn take(company: Company) -> Turn {
+        let half = |nth| {
+            let path = std::env::temp_dir().join(format!("annex-testbed-{nth}.lock"));
+            File::create(path).expect("the lock file is writable")
+        };
+        let halves = match company {
+            Company::Others => Vec::new(),
+            Company::Nobody => (0..2).map(half).inspect(|half| half.lock().expect("flock works")).collect(),
+            Company::Another => loop {
+                if let Some(half) = (0..2).map(half).find(|half| half.try_lock().is_ok()) {
+                    break vec![half];
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            },
+        };
+        Turn(halves)
     }
 }

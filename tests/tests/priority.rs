@@ -1,0 +1,61 @@
+//! What programs wait for comes before what they don't: on a busy host a fault must not wait behind ordinary work.
+
+use annex_tests::testbed::{Testbed, bins, wait_for};
+use nix::sys::signal::Signal;
+use std::process::Command;
+use std::time::Duration;
+
+const MINUTE: Duration = Duration::from_secs(60);
+const ORDINARY: i32 = 0;
+const ROUND_ROBIN: i32 = 2;
+
+/// Scheduling policy and nice value of each thread of this name.
+fn classes(pid: i32, name: &str) -> Vec<(i32, i32)> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it runs").flatten();
+    let stats = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok());
+    let named = stats.filter(|stat| stat.contains(&format!("({name}")));
+    let class = |stat: String| {
+        let fields: Vec<i128> =
+            stat.rsplit_once(')').expect("proc(5)").1.split_whitespace().skip(1).flat_map(str::parse).collect();
+        (fields[37] as i32, fields[15] as i32)
+    };
+    named.map(class).collect()
+}
+
+#[test]
+fn a_stub_comes_before_ordinary_threads() {
+    let bed = Testbed::builder().beside_another().shm();
+    let mut stress = Command::new(bins::find("annex-stress"));
+    stress.args(["--size", "64M", "--seconds", "20", "--features", "rw"]);
+    let job = bed.run("busy", "32M", stress);
+    bed.wait_app("busy", MINUTE, |app| app.pages_evicted > 1000);
+    let program = bed.app("busy").expect("it runs").pids[0];
+    let children = std::fs::read_to_string(format!("/proc/{program}/task/{program}/children")).expect("it runs");
+    let stubs: Vec<_> =
+        children.split_whitespace().flat_map(|pid| classes(pid.parse().expect("a PID"), "annex-stub")).collect();
+    assert_eq!(stubs, [(ROUND_ROBIN, -20)], "children of the program: {children}");
+    job.signal(Signal::SIGTERM);
+    job.wait(MINUTE);
+}
+
+#[test]
+fn fault_workers_come_first_and_so_do_the_agents_they_ask() {
+    let bed = Testbed::builder().beside_another().shm();
+    let workers = || classes(bed.annexd.pid(), "annex-fault-");
+    wait_for("both donors", MINUTE, || {
+        bed.status().donors.iter().flat_map(|donor| &donor.traffic).filter(|traffic| traffic.connections > 0).count()
+            == 2
+    });
+    assert!(!workers().is_empty() && workers().iter().all(|(policy, _)| *policy == ROUND_ROBIN), "{:?}", workers());
+    drop(bed);
+
+    // An agent on this host needs the CPU of the worker that asks it.
+    let bed = Testbed::builder().beside_another().tcp();
+    wait_for("workers to notice that their donors are here", MINUTE, || {
+        classes(bed.annexd.pid(), "annex-fault-").iter().all(|class| *class == (ORDINARY, -20))
+    });
+    for agent in &bed.agents {
+        let connections = classes(agent.pid(), "agent-tcp");
+        assert!(connections.iter().any(|(policy, _)| *policy == ROUND_ROBIN), "{connections:?}");
+    }
+}
