@@ -51,6 +51,7 @@ build:
 demo: setup build
 	$(SUDO) target/release/annex-demo $(DEMO)
 
+# Every `cargo test` here is of the whole workspace: for one package alone cargo would build what it depends on anew, with fewer features.
 # Test programs run one after the other; those that need the machine for themselves take turns through a lock.
 test: build
 	ANNEX_STRESS_SECONDS=$${ANNEX_STRESS_SECONDS:-15} $(CARGO) test --release --workspace --no-fail-fast $(RUNNER)
@@ -58,7 +59,7 @@ test: build
 # Redis' own suite against the KV API; its sources come from the Debian mirror that this machine uses.
 test-peers: setup build
 	tests/redis/fetch.sh target/redis
-	ANNEX_REDIS_SUITE=$(CURDIR)/target/redis $(CARGO) test --release -p annex-tests --test redis_suite $(RUNNER) -- --ignored --nocapture
+	ANNEX_REDIS_SUITE=$(CURDIR)/target/redis $(CARGO) test --release --workspace --test redis_suite $(RUNNER) -- --ignored --nocapture
 
 stress: build
 	ANNEX_STRESS_SECONDS=$(SECONDS) $(CARGO) test --release --workspace --test stress $(RUNNER) -- --nocapture
@@ -74,7 +75,7 @@ vm-image:
 # Guests with systemd and Soft-RoCE. VM="--list" says which scenarios there are, VM="NAME" runs one, VM="shell" is for hands-on use.
 # The fabric's own tests run in a guest too.
 vm-test: vm-image build
-	@tests=$$($(CARGO) test --release --no-run --message-format=json -p annex-agent --test fabric | sed -n 's|.*"executable":"\([^"]*/deps/[^"]*\)".*|\1|p') && \
+	@tests=$$($(CARGO) test --release --no-run --message-format=json --workspace --test fabric | sed -n 's|.*"executable":"\([^"]*/deps/[^"]*\)".*|\1|p') && \
 	$(SUDO) env ANNEX_VM_TESTS="$$tests" target/release/annex-vm $(VM)
 
 # About twenty minutes, and the KV API's part after it. Nothing else should run meanwhile.
