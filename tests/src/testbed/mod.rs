@@ -5,18 +5,21 @@
 //! half of the machine: locks make testbeds take turns, because each wants CPUs and memory for itself.
 //!
 //! - [`bins`]: where the programs are. [`census`]: what a process consists of. [`process`]: children with a time limit that don't outlive the test.
+//! - [`wire`], [`meminfo`]: donors at the end of a wire that can be cut, and on hosts that need their memory.
 //! - [`api`]: the control API, asked directly. [`job`]: a program under annex, watched while it runs.
 
 pub mod api;
 pub mod bins;
 pub mod census;
 pub mod job;
+pub mod meminfo;
 pub mod port;
 pub mod process;
 pub mod wire;
 
 use annex_shared::api::{AppInfo, DonorState, Status};
 pub use job::{Job, Outcome};
+use meminfo::Meminfo;
 use process::Process;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -44,6 +47,8 @@ pub struct Donor {
     pub kept: bool,
     /// In a network namespace of its own, at the end of a wire that can be cut.
     pub wired: bool,
+    /// The test says how much memory its host has available.
+    pub pressable: bool,
     /// More arguments for the agent.
     pub agent_args: &'static [&'static str],
 }
@@ -58,6 +63,7 @@ impl Donor {
             absent: false,
             kept: false,
             wired: false,
+            pressable: false,
             agent_args: &[],
         }
     }
@@ -84,6 +90,10 @@ impl Donor {
 
     pub fn wired(self) -> Donor {
         Donor { wired: true, ..self }
+    }
+
+    pub fn pressable(self) -> Donor {
+        Donor { pressable: true, ..self }
     }
 
     pub fn agent_args(self, args: &'static [&'static str]) -> Donor {
@@ -186,7 +196,8 @@ impl Builder {
             let wire = donor.wired.then(|| Wire::lay(i));
             let address = wire.as_ref().map_or_else(|| port::free().to_string(), |wire| wire.address(7411));
             let name = format!("{}{i}", donor.transport);
-            let place = Place { name: name.clone(), address: address.clone(), donor: donor.clone(), wire };
+            let meminfo = donor.pressable.then(|| Meminfo::new(dir.path().join(format!("{name}-meminfo"))));
+            let place = Place { name: name.clone(), address: address.clone(), donor: donor.clone(), wire, meminfo };
             if !donor.absent {
                 agents.push(place.start_agent(dir.path()));
             }
@@ -464,13 +475,19 @@ pub struct Place {
     donor: Donor,
     /// How it is reached, if not over loopback.
     pub wire: Option<Wire>,
+    /// Its host's memory, if that is not this one's.
+    pub meminfo: Option<Meminfo>,
 }
 
 impl Place {
     fn start_agent(&self, dir: &Path) -> Process {
-        let Place { name, address, donor, wire } = self;
+        let Place { name, address, donor, wire, meminfo } = self;
         let program = bins::find("annex-agent");
-        let mut agent = wire.as_ref().map_or_else(|| Command::new(&program), |wire| wire.inside(&program));
+        let mut agent = match (wire, meminfo) {
+            (Some(wire), None) => wire.inside(&program),
+            (None, Some(meminfo)) => meminfo.inside(&program),
+            _ => Command::new(&program),
+        };
         agent.args(["--listen", address, "--capacity", donor.capacity, "--name", name]);
         agent.args(donor.lease_ttl.map(|ttl| ["--lease-ttl", ttl]).into_iter().flatten());
         agent.arg("--shm-socket").arg(dir.join(format!("{name}.sock")));
