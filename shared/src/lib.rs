@@ -8,6 +8,7 @@
 //! - [`api`]: the types of annexd's local HTTP API, used by the `annex` command.
 //! - [`config`]: strict TOML loading.
 //! - [`rights`]: descriptors over Unix sockets.
+//! - [`ring`]: how threads of a program that takes its faults itself ask annexd for pages.
 
 pub mod api;
 pub mod config;
@@ -16,4 +17,5 @@ pub mod ids;
 pub mod page;
 pub mod preamble;
 pub mod rights;
+pub mod ring;
 pub mod wire;

@@ -226,6 +226,13 @@ pub fn overtake(thread: i32) {
     schedule(thread, libc::SCHED_RR, 1);
 }
 
+/// Puts the calling thread, which has overtaken the others, back among them.
+pub fn step_back() {
+    schedule(0, libc::SCHED_OTHER, 0);
+    // SAFETY: takes numbers only.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 0) };
+}
+
 fn schedule(thread: i32, policy: i32, sched_priority: i32) {
     let priority = libc::sched_param { sched_priority };
     // SAFETY: the parameters are read during the call.
