@@ -10,6 +10,7 @@
 //! | `DELETE /v1/donors/{name}` | – | [`DonorInfo`]; it is emptied first, which `GET` shows |
 //! | `GET /v1/apps` | – | `[`[`AppInfo`]`]` |
 //! | `POST /v1/apps` | [`AttachRequest`] | [`AppInfo`] |
+//! | `POST /v1/regions` | [`RegionRequest`] | [`AppInfo`]; the region is one of the process that asks |
 //! | `PUT /v1/apps/{name}/limit` | [`LimitRequest`] | [`AppInfo`] |
 //! | `DELETE /v1/apps/{name}` | – | lines of [`Progress`], the last one `Done` or `Failed` |
 //!
@@ -123,6 +124,8 @@ pub enum Target {
     Launch(i32),
     /// All processes of a systemd unit's cgroup.
     Unit(String),
+    /// A region of a process that takes its faults itself (`annex-client`), and nothing else of it. Addresses in bytes.
+    Region { pid: i32, address: u64, length: u64 },
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -134,6 +137,26 @@ pub struct AttachRequest {
     /// `None` = annexd's configured default.
     pub local: Option<Limit>,
 }
+
+/// A region of the process that asks: a private anonymous mapping from `address` on for `length` bytes. See [`crate::ring`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RegionRequest {
+    pub address: u64,
+    pub length: u64,
+    /// The numbers of the ring and of the eventfd that rings for annexd, in the asking process.
+    pub ring: i32,
+    pub bell: i32,
+    /// Must be unique; made from the process's name if absent.
+    pub name: Option<String>,
+    /// `None` = annexd's configured default; a share is one of the region.
+    pub local: Option<Limit>,
+}
+
+/// The shortest region, in bytes: what is shorter costs more than it brings.
+pub const SHORTEST_REGION: u64 = 64 << 10;
+/// The longest: as much as a page table of annexd's covers.
+pub const LONGEST_REGION: u64 = 2 << 40;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -9,6 +9,7 @@
 //! - [`config`]: strict TOML loading.
 //! - [`priority`]: threads that somebody waits for.
 //! - [`rights`]: descriptors over Unix sockets.
+//! - [`ring`]: how threads of a program that takes its faults itself ask annexd for pages.
 
 pub mod api;
 pub mod config;
@@ -18,4 +19,5 @@ pub mod page;
 pub mod preamble;
 pub mod priority;
 pub mod rights;
+pub mod ring;
 pub mod wire;

@@ -5,16 +5,29 @@
 //!
 //! Nothing here logs or fails: without the privilege a thread takes its turn like all others.
 
-/// Puts a thread (0: the calling one) before others of its group. For those that may run for long.
-pub fn hurry(thread: i32) {
-    schedule(thread, libc::SCHED_OTHER, 0);
-    be_nice(thread, -20);
+/// Before whom a thread gets its turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Precedence {
+    /// Before nobody.
+    Ordinary,
+    /// Before others of its group: for those that may run for long.
+    OfItsGroup,
+    /// Before all ordinary threads, whatever their group: for those that run for microseconds at a time.
+    OfAll,
 }
 
-/// Puts a thread (0: the calling one) that runs for microseconds at a time before all ordinary ones, whatever their group.
-pub fn overtake(thread: i32) {
-    be_nice(thread, -20);
-    schedule(thread, libc::SCHED_RR, 1);
+impl Precedence {
+    /// Gives it to a thread (0: the calling one).
+    pub fn give(self, thread: i32) {
+        let (policy, priority, nice) = match self {
+            Precedence::Ordinary => (libc::SCHED_OTHER, 0, 0),
+            Precedence::OfItsGroup => (libc::SCHED_OTHER, 0, -20),
+            Precedence::OfAll => (libc::SCHED_RR, 1, -20),
+        };
+        schedule(thread, policy, priority);
+        // SAFETY: takes numbers only.
+        unsafe { libc::setpriority(libc::PRIO_PROCESS, thread as libc::id_t, nice) };
+    }
 }
 
 /// The calling thread is before all ordinary ones until this is dropped: it has what a fault waits for, and must not stand still with it.
@@ -31,11 +44,6 @@ impl Drop for Urgent {
     fn drop(&mut self) {
         schedule(0, libc::SCHED_OTHER, 0);
     }
-}
-
-fn be_nice(thread: i32, nice: i32) {
-    // SAFETY: takes numbers only.
-    unsafe { libc::setpriority(libc::PRIO_PROCESS, thread as libc::id_t, nice) };
 }
 
 fn schedule(thread: i32, policy: i32, sched_priority: i32) {

@@ -16,7 +16,7 @@ use annex_shared::fabric::tcp::frame::{
 use annex_shared::fabric::{ErrorKind, MAX_OP_LEN};
 use annex_shared::ids::{ClientId, SessionKey};
 use annex_shared::preamble::{AdmitError, Proof, write_answer};
-use annex_shared::priority;
+use annex_shared::priority::Precedence;
 use std::io::{self, ErrorKind as IoKind, Read, Write};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -63,7 +63,7 @@ pub fn serve(
     };
     write_answer(&mut stream, Ok(guest.number()))?;
     // Somebody's program stands still until it has its page; this host's own work is what it would wait behind.
-    priority::overtake(0);
+    Precedence::OfAll.give(0);
     let result = Lane {
         stream: &stream,
         who: proof.client,

@@ -47,6 +47,16 @@ impl Memory {
         Ok(Memory { base: map(pages)?, first: 0, pages })
     }
 
+    /// Memory of somebody's who leaves it alone from now on, filled. No huge pages either.
+    ///
+    /// # Safety
+    /// So many pages from `base` on are readable and writable for as long as the process lives.
+    pub unsafe fn over(base: NonNull<u8>, pages: usize) -> Memory {
+        let memory = Memory { base, first: 0, pages };
+        memory.fill();
+        memory
+    }
+
     fn fill(&self) {
         for page in 0..self.pages {
             // SAFETY: the page lies in the mapping, which is ours.

@@ -106,7 +106,7 @@ impl Authority {
                 message: format!("may not attach unit {unit}: units belong to root"),
                 remedy: "ask as root or as a member of group annex".into(),
             }),
-            Target::Pid(pid) | Target::Launch(pid) => {
+            Target::Pid(pid) | Target::Launch(pid) | Target::Region { pid, .. } => {
                 let owner = ProcessOwner::of(*pid)?;
                 if owner.is_wholly(uid) {
                     return Ok(());

@@ -31,7 +31,8 @@ pub use socket::{BindError, ControlSocket};
 
 use crate::kv::Kv;
 use annex_shared::api::{
-    ApiError, AppInfo, AttachRequest, DonorInfo, DonorRequest, KvInfo, Limit, PoolInfo, Progress, SlabInfo, WorkersInfo,
+    ApiError, AppInfo, AttachRequest, DonorInfo, DonorRequest, KvInfo, Limit, PoolInfo, Progress, RegionRequest,
+    SlabInfo, WorkersInfo,
 };
 
 /// Who asks: the peer of a control connection, as the kernel recorded it at `connect`.
@@ -46,6 +47,8 @@ pub struct Caller {
 pub trait Apps: Send + Sync + 'static {
     /// Starts to manage a process, a process about to exec, or a unit.
     fn attach(&self, request: &AttachRequest, caller: Caller) -> Result<AppInfo, ApiError>;
+    /// Starts to manage a region of the process that asks.
+    fn open_region(&self, request: &RegionRequest, caller: Caller) -> Result<AppInfo, ApiError>;
     /// Brings an app back wholly into local memory and lets go of it.
     fn detach(&self, app: u64, progress: &mut dyn FnMut(Progress)) -> Result<(), ApiError>;
     fn set_limit(&self, app: u64, limit: Limit) -> Result<AppInfo, ApiError>;

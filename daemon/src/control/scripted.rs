@@ -3,7 +3,7 @@
 use super::{Apps, Caller, Donors};
 use annex_shared::api::{
     ApiError, AppInfo, AppState, AttachRequest, DonorInfo, DonorRequest, DonorState, ErrorCode, Faults, Limit,
-    PoolInfo, Progress, SlabInfo, Target, WorkersInfo,
+    PoolInfo, Progress, RegionRequest, SlabInfo, Target, WorkersInfo,
 };
 use annex_shared::fabric::Transport;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -126,6 +126,7 @@ impl Apps for ScriptedApps {
         let (pid, made_up) = match &request.target {
             Target::Pid(pid) | Target::Launch(pid) => (*pid, format!("app{pid}")),
             Target::Unit(unit) => (1, unit.clone()),
+            Target::Region { pid, .. } => (*pid, format!("region{pid}")),
         };
         {
             let mut script = self.script();
@@ -146,6 +147,12 @@ impl Apps for ScriptedApps {
             Some(local) => self.set_limit(app.id, local),
             None => Ok(app),
         }
+    }
+
+    fn open_region(&self, request: &RegionRequest, caller: Caller) -> Result<AppInfo, ApiError> {
+        let RegionRequest { address, length, name, local, .. } = request.clone();
+        let target = Target::Region { pid: caller.pid, address, length };
+        self.attach(&AttachRequest { target, name, local }, caller)
     }
 
     fn detach(&self, app: u64, progress: &mut dyn FnMut(Progress)) -> Result<(), ApiError> {

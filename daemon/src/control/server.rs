@@ -10,7 +10,8 @@ use super::access::{Authority, Operators, Peer};
 use super::progress::{self, Lines};
 use super::{Apps, Caller, Donors, Keys};
 use annex_shared::api::{
-    ApiError, AppInfo, AttachRequest, DonorInfo, DonorRequest, ErrorCode, LimitRequest, SlabInfo, Status,
+    ApiError, AppInfo, AttachRequest, DonorInfo, DonorRequest, ErrorCode, LimitRequest, RegionRequest, SlabInfo,
+    Status, Target,
 };
 use annex_shared::page::PAGE_SIZE;
 use axum::body::{Body, Bytes};
@@ -84,6 +85,18 @@ impl Control {
     }
 
     fn attach(&self, request: &AttachRequest, caller: Caller, authority: Authority) -> Result<AppInfo, ApiError> {
+        self.may_take(request.name.as_deref(), &request.target, authority)?;
+        self.apps.attach(request, caller)
+    }
+
+    fn open_region(&self, request: &RegionRequest, caller: Caller, authority: Authority) -> Result<AppInfo, ApiError> {
+        let RegionRequest { address, length, .. } = *request;
+        self.may_take(request.name.as_deref(), &Target::Region { pid: caller.pid, address, length }, authority)?;
+        self.apps.open_region(request, caller)
+    }
+
+    /// Whether something new may be managed.
+    fn may_take(&self, name: Option<&str>, target: &Target, authority: Authority) -> Result<(), ApiError> {
         if self.is_stopping() {
             return Err(ApiError {
                 kind: ErrorCode::Unavailable,
@@ -91,12 +104,9 @@ impl Control {
                 remedy: "try again when it has been started anew".into(),
             });
         }
-        if let Some(name) = &request.name {
-            check_name(name)?;
-        }
-        authority.may_attach(&request.target)?;
-        self.pool.is_usable()?;
-        self.apps.attach(request, caller)
+        name.map_or(Ok(()), check_name)?;
+        authority.may_attach(target)?;
+        self.pool.is_usable()
     }
 
     /// The app of this name, if it exists as far as the caller is concerned.
@@ -254,6 +264,7 @@ fn router(control: Arc<Control>) -> Router {
         .route("/v1/donors", get(list_donors).post(add_donor))
         .route("/v1/donors/{name}", axum::routing::delete(remove_donor))
         .route("/v1/apps", get(list_apps).post(attach))
+        .route("/v1/regions", axum::routing::post(open_region))
         .route("/v1/apps/{name}/limit", put(set_limit))
         .route("/v1/apps/{name}", axum::routing::delete(detach))
         .method_not_allowed_fallback(unknown_route)
@@ -319,6 +330,16 @@ async fn attach(State(control): Shared, Extension(peer): Extension<Peer>, body: 
         let request: AttachRequest = parse(body)?;
         let app = control.attach(&request, caller, authority)?;
         tracing::info!(app = app.id, name = app.name, target = ?request.target, limit = %app.local, uid = caller.uid, "attached");
+        Ok(app)
+    })
+    .await
+}
+
+async fn open_region(State(control): Shared, Extension(peer): Extension<Peer>, body: RequestBody) -> Response {
+    answer(control, peer, move |control, caller, authority| {
+        let request: RegionRequest = parse(body)?;
+        let app = control.open_region(&request, caller, authority)?;
+        tracing::info!(app = app.id, name = app.name, length = request.length, limit = %app.local, uid = caller.uid, "opened a region");
         Ok(app)
     })
     .await

@@ -50,6 +50,9 @@ pub enum Kept {
     Sheets,
     /// The userfaultfd that a space's FORK brought, which was read and not applied; by the space's number and the change's.
     Forked(u32, u32),
+    /// The ring of a region, and its bell, by the space's number.
+    Ring(u64),
+    Bell(u64),
 }
 
 impl Kept {
@@ -64,6 +67,8 @@ impl Kept {
             Kept::Slots => (6, 0),
             Kept::Spill => (8, 0),
             Kept::Sheets => (9, 0),
+            Kept::Ring(space) => (10, space),
+            Kept::Bell(space) => (11, space),
             Kept::Forked(space, change) => (7, u64::from(space) << 32 | u64::from(change)),
         }
     }
@@ -78,6 +83,8 @@ impl Kept {
             6 => Kept::Slots,
             8 => Kept::Spill,
             9 => Kept::Sheets,
+            10 => Kept::Ring(which),
+            11 => Kept::Bell(which),
             7 => Kept::Forked((which >> 32) as u32, which as u32),
             _ => return None,
         })
@@ -184,6 +191,8 @@ mod tests {
             Kept::Spill,
             Kept::Sheets,
             Kept::Forked(u32::MAX, 7),
+            Kept::Ring(5),
+            Kept::Bell(5),
         ];
         for kept in all {
             let (kind, which) = kept.encode();

@@ -1,6 +1,7 @@
 //! An app: the processes that are managed as one, their shared local limit, and what is counted about them.
 
 use super::process::{self, Stat};
+use super::scan::Pagemap;
 use super::space::{Fault, Space};
 use crate::latency::Latency;
 use annex_shared::api::{AppInfo, AppState, Faults, Limit, Target};
@@ -93,6 +94,8 @@ pub struct App {
     stopped: AtomicBool,
     /// When copy-on-write sharing was last accounted for, and the share that remained of the plain sum (in 1/1024).
     sharing: Mutex<Option<(Instant, Duration, u64)>>,
+    /// When the pages of a region were last counted, and how long that took.
+    counted: Mutex<Option<(Instant, Duration)>>,
 }
 
 impl App {
@@ -116,6 +119,15 @@ impl App {
             idle_until: Mutex::new(None),
             stopped: AtomicBool::new(false),
             sharing: Mutex::new(None),
+            counted: Mutex::new(None),
+        }
+    }
+
+    /// The addresses of the region that it is, if it is no whole process.
+    pub fn region(&self) -> Option<(u64, u64)> {
+        match self.target {
+            Target::Region { address, length, .. } => Some((address, address + length)),
+            _ => None,
         }
     }
 
@@ -159,10 +171,11 @@ impl App {
 
     /// Asks /proc what is resident, in pages; the sum over all members.
     pub fn measure(&self, evicted: u64) -> u64 {
+        let region = self.region().map(|range| self.count_region(range));
         let mut members = self.members.lock();
         let mut total = 0;
         for member in members.iter_mut() {
-            member.resident = process::resident_pages(member.pid).unwrap_or(0);
+            member.resident = region.unwrap_or_else(|| process::resident_pages(member.pid).unwrap_or(0));
             total += member.resident;
         }
         let pids: Vec<i32> = members.iter().filter(|m| m.resident > 256).map(|m| m.pid).collect();
@@ -176,6 +189,31 @@ impl App {
         self.high.store(marks.high as i64, Relaxed);
         self.limit_pages.store(marks.limit as i64, Relaxed);
         total
+    }
+
+    /// What of a region is resident. Looking at every page takes 3 ms per GiB, so that in between the count of what came and went must do: only pages that
+    /// are touched for the first time, before anything was evicted, come without annexd.
+    fn count_region(&self, (start, end): (u64, u64)) -> u64 {
+        let estimate = self.estimate.load(Relaxed).max(0) as u64;
+        let mut counted = self.counted.lock();
+        let seldom = if self.counters.evicted.load(Relaxed) > 0 { 200 } else { 10 };
+        if counted.is_some_and(|(at, cost)| at.elapsed() < (cost * seldom).max(Duration::from_millis(15))) {
+            return estimate;
+        }
+        let began = Instant::now();
+        let pid = self.members.lock().first().map(|member| member.pid);
+        let mut runs = Vec::new();
+        let seen = pid.and_then(|pid| {
+            let mut pagemap = Pagemap::open(pid).ok()?;
+            let mut at = start;
+            while at < end {
+                at = pagemap.resident(at, end, 0, &mut runs).ok().filter(|next| *next > at)?;
+            }
+            Some(runs.iter().map(|run| run.pages).sum())
+        });
+        *counted = Some((Instant::now(), began.elapsed()));
+        // It has ended.
+        seen.unwrap_or(0)
     }
 
     /// How much of the plain sum remains when pages shared by forked processes are counted once, in 1/1024. Dear to find out, so

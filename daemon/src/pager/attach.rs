@@ -2,14 +2,16 @@
 
 use super::apart;
 use super::app::App;
+use super::lookup::Lookup;
 use super::process::{self, Stat};
 use super::region;
 use super::registry::Registry;
+use super::ring::{Waiters, WaitersError};
 use super::scan::Pagemap;
 use super::space::{Space, SpaceId, Surroundings};
 use super::stub::{Pause, STAGING, Seed, Stub, StubError};
 use super::table::Table;
-use super::uffd::{Probe, Uffd};
+use super::uffd::{Probe, Uffd, feature};
 use super::worker::Workers;
 use annex_shared::page::PAGE_SIZE;
 use std::io;
@@ -35,6 +37,10 @@ pub enum AttachError {
     System { pid: i32, what: &'static str, source: io::Error },
     #[error("process {pid} uses userfaultfd itself (or another tool uses it there): a mapping can belong to one only")]
     Foreign { pid: i32 },
+    #[error("process {pid} can't have its faults served there: {source}")]
+    Waiters { pid: i32, source: WaitersError },
+    #[error("process {pid} has no private anonymous writable mapping from {start:#x} to {end:#x}")]
+    NoRegion { pid: i32, start: u64, end: u64 },
 }
 
 /// A program that starts may become another one several times over (wrappers that exec): it is tried again for this long.
@@ -73,8 +79,30 @@ impl Means {
                 let pause = self.refurnish(&space, pid)?;
                 Ok((space, pause))
             }
-            None => self.attach_fresh(app, pid),
+            None => self.attach_fresh(app, pid, None),
         }
+    }
+
+    /// Gives process `pid` a stub and a context for one region of its, the app's, whose faults it takes itself and asks at the ring: the descriptors with these
+    /// numbers there.
+    pub fn attach_region(
+        &self,
+        app: &Arc<App>,
+        pid: i32,
+        range: (u64, u64),
+        [ring, bell]: [i32; 2],
+    ) -> Result<(Arc<Space>, Pause), AttachError> {
+        let (start, end) = range;
+        let system = |what, source| AttachError::System { pid, what, source };
+        let mapping = Lookup::open(pid).and_then(|lookup| lookup.at(start)).map_err(|e| system("look at it", e))?;
+        if !mapping.is_some_and(|m| (m.start, m.end) == range && m.is_private_anonymous() && m.access[..2] == *b"rw") {
+            return Err(AttachError::NoRegion { pid, start, end });
+        }
+        let fetched = process::pidfd_open(pid)
+            .and_then(|process| Ok((process::pidfd_getfd(&process, ring)?, process::pidfd_getfd(&process, bell)?)));
+        let (ring, bell) = fetched.map_err(|e| system("fetch its ring and bell", e))?;
+        let waiters = Waiters::new(ring, bell, range).map_err(|source| AttachError::Waiters { pid, source })?;
+        self.attach_fresh(app, pid, Some(waiters))
     }
 
     /// Gives a space that has a context but no stub one.
@@ -89,10 +117,17 @@ impl Means {
         Ok(furnished.1)
     }
 
-    fn attach_fresh(&self, app: &Arc<App>, pid: i32) -> Result<(Arc<Space>, Pause), AttachError> {
+    fn attach_fresh(
+        &self,
+        app: &Arc<App>,
+        pid: i32,
+        waiters: Option<Waiters>,
+    ) -> Result<(Arc<Space>, Pause), AttachError> {
+        let features = feature::ALL | if waiters.is_some() { feature::SIGBUS } else { 0 };
         self.inject(pid, Seed::Device(self.device.as_fd()), |stub, uffd| {
             let system = |what, source| AttachError::System { pid, what, source };
-            let uffd = Uffd::handshake(uffd).map_err(|e| system("open the userfaultfd", e))?;
+            let uffd = Uffd::handshake(uffd, features).map_err(|e| system("open the userfaultfd", e))?;
+            let uffd = waiters.into_iter().fold(uffd, Uffd::with_ring);
             let staging = uffd.register_missing(stub.staging(), STAGING);
             staging.map_err(|e| system("register the staging area", e.into()))?;
             let id = SpaceId(self.around.ids.fetch_add(1, Relaxed));

@@ -204,7 +204,12 @@ fn list_regions(space: &Space, pid: i32, stub: &Stub) -> io::Result<()> {
     for disturbed in 0.. {
         let before = space.core().table.changes();
         let held = (disturbed == MOST_DISTURBED).then(|| space.core());
-        let found = region::scan(pid, &stub.mappings())?;
+        let mut found = region::scan(pid, &stub.mappings())?;
+        if let Some((start, end)) = space.app.region() {
+            found.retain(|region| start <= region.start && region.end <= end);
+            // Between inaccessible pages it looks like a thread's stack.
+            found.iter_mut().for_each(|region| region.spared_top = 0);
+        }
         let is_last = held.is_some();
         let mut core = held.unwrap_or_else(|| space.core());
         if is_last || core.table.changes() == before {

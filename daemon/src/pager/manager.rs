@@ -14,7 +14,7 @@ use super::space::Space;
 use crate::keeper::Kept;
 use crate::sentinel::Sentinel;
 use annex_shared::api::{AppState, Target};
-use annex_shared::priority;
+use annex_shared::priority::Precedence;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::{Mutex, RwLock};
@@ -115,7 +115,7 @@ impl Manager {
     pub fn run(mut self) {
         let _sentinel = Sentinel("the manager");
         // It holds locks that faults wait for, if briefly.
-        priority::hurry(0);
+        Precedence::OfItsGroup.give(0);
         let around = self.means.around.clone();
         let turn = &around.turns.manager;
         turn.enlist();
@@ -189,6 +189,10 @@ impl Manager {
             let Some(space) = space else { continue };
             self.means.registry.keeper.let_go(Kept::Process(pid));
             let there = self.discard(&space);
+            if app.region().is_some() {
+                // The region is gone; the program that has come is nobody's.
+                app.members.lock().retain(|member| member.pid != pid);
+            }
             tracing::debug!(pid, app = app.name, "followed an exec");
             if let Some(there) = there {
                 // The stub of the program before is a zombie child of the new one.
@@ -240,7 +244,8 @@ impl Manager {
         let wanting: Vec<i32> = {
             let now = Instant::now();
             let members = app.members.lock();
-            let wants = members.iter().filter(|m| m.space.is_none() && m.resident >= WORTH_A_STUB);
+            let whole = app.region().is_none();
+            let wants = members.iter().filter(|m| whole && m.space.is_none() && m.resident >= WORTH_A_STUB);
             wants.filter(|m| m.retry_at.is_none_or(|t| t <= now)).map(|m| m.pid).collect()
         };
         for pid in wanting {

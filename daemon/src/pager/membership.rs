@@ -36,7 +36,8 @@ impl Census {
             if let Target::Unit(unit) = &app.target
                 && let Some(cgroup) = self.cgroup(unit)
             {
-                members_of(&cgroup).into_iter().filter(|pid| !stubs.contains(pid)).for_each(|pid| {
+                let others = |pid: &i32| !stubs.contains(pid) && !has_region(apps, *pid);
+                members_of(&cgroup).into_iter().filter(others).for_each(|pid| {
                     if let Some(stat) = Stat::read(pid) {
                         self.admit(app, pid, &stat);
                     }
@@ -71,7 +72,8 @@ impl Census {
             if owner.contains_key(&pid) || stub || stat.is_zombie() || !stat.has_memory {
                 continue;
             }
-            let app = match owner.get(&stat.parent) {
+            // A child has nothing of its parent's region.
+            let app = match owner.get(&stat.parent).filter(|app| app.region().is_none()) {
                 Some(app) => Some(app.clone()),
                 None if !self.seen.insert((pid, stat.started)) => None,
                 None => by_environment(apps, pid),
@@ -105,6 +107,11 @@ impl Census {
         }
         join(app, pid, stat)
     }
+}
+
+/// Whether a region of the process is an app: then the process as a whole is not.
+fn has_region(apps: &[Arc<App>], pid: i32) -> bool {
+    apps.iter().any(|app| app.region().is_some() && app.members.lock().iter().any(|member| member.pid == pid))
 }
 
 /// Makes the process a member.

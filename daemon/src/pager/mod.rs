@@ -51,6 +51,7 @@ mod region;
 mod registration;
 mod registry;
 mod restore;
+mod ring;
 mod room;
 mod salvage;
 mod scan;
@@ -70,7 +71,8 @@ use crate::control::{Apps, Caller};
 use crate::keeper::{Keeper, Kept};
 use crate::pool::Pool;
 use annex_shared::api::{
-    ApiError, AppInfo, AttachRequest, ErrorCode, Limit, Progress, Target, WorkersInfo, format_bytes,
+    ApiError, AppInfo, AttachRequest, ErrorCode, LONGEST_REGION, Limit, Progress, RegionRequest, SHORTEST_REGION,
+    Target, WorkersInfo, format_bytes,
 };
 use annex_shared::page::PAGE_SIZE;
 use app::App;
@@ -82,12 +84,13 @@ use process::Stat;
 use registry::Registry;
 use restore::RestoreError;
 use serde::{Deserialize, Serialize};
-use space::{Surroundings, Watch};
+use space::{Space, Surroundings, Watch};
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak, mpsc};
 use std::thread::JoinHandle;
+use stub::Pause;
 use turns::Turns;
 use worker::Workers;
 
@@ -102,7 +105,7 @@ pub struct PagerConfig {
     pub fault_workers: u32,
     /// How workers wait for faults: `auto` (what is measured at start to be better here), `block` or `spin`.
     pub wait: Wait,
-    /// Microseconds for which a worker polls for a page that it reads, before it sleeps; 0 = none.
+    /// Microseconds for which a worker polls for a page that it reads, before it sleeps; 0 = none, and no rings of regions either.
     pub busy_poll_us: u32,
     /// It polls only while reads usually come back within `busy_poll_us`.
     pub adaptive_polling: bool,
@@ -228,18 +231,56 @@ impl Pager {
         // Written down before anything of it can be evicted.
         self.roster.add(app.clone());
         if now {
-            let (space, pause) = self.means.attach(&app, pid).map_err(|error| {
-                self.roster.remove(app.id);
-                refused(error)
-            })?;
-            tracing::info!(app = app.name, pid, pause = ?pause.0, "process attached");
-            if let Some(member) = app.members.lock().iter_mut().find(|m| m.pid == pid) {
-                self.means.registry.keeper.keep(Kept::Process(pid), member.pidfd.as_fd());
-                member.space = Some(space);
-            }
-            app.running();
+            self.furnish(&app, pid, |app| self.means.attach(app, pid))?;
         }
         Ok(app)
+    }
+
+    /// Gives an app that is written down its first space.
+    fn furnish(
+        &self,
+        app: &Arc<App>,
+        pid: i32,
+        attach: impl FnOnce(&Arc<App>) -> Result<(Arc<Space>, Pause), AttachError>,
+    ) -> Result<(), ApiError> {
+        let (space, pause) = attach(app).map_err(|error| {
+            self.roster.remove(app.id);
+            refused(error)
+        })?;
+        tracing::info!(app = app.name, pid, pause = ?pause.0, "process attached");
+        if let Some(member) = app.members.lock().iter_mut().find(|m| m.pid == pid) {
+            self.means.registry.keeper.keep(Kept::Process(pid), member.pidfd.as_fd());
+            member.space = Some(space);
+        }
+        app.running();
+        Ok(())
+    }
+
+    fn new_app(&self, name: String, uid: u32, target: Target, local: Option<Limit>) -> Arc<App> {
+        let id = u64::from(rand::random::<u32>()) + 1;
+        Arc::new(App::new(id, name, uid, target, local.unwrap_or(self.default_limit)))
+    }
+
+    fn is_usable(&self) -> Result<(), ApiError> {
+        self.means.around.pool.is_usable().map_err(|e| {
+            error(
+                ErrorCode::NoDonors,
+                e.to_string(),
+                "start annex-agent on the donors and check their addresses in annexd's configuration",
+            )
+        })
+    }
+
+    /// Whether nothing of the process is managed yet.
+    fn is_free(&self, pid: i32) -> Result<(), ApiError> {
+        let Some(owner) = self.owner_of(pid) else { return Ok(()) };
+        let how =
+            if owner.region().is_some() { "has a region already, which is" } else { "is managed already, as part of" };
+        Err(error(
+            ErrorCode::AlreadyAttached,
+            format!("process {pid} {how} app '{}'", owner.name),
+            &format!("use 'annex limit {}' to change its limit, or 'annex detach {}' first", owner.name, owner.name),
+        ))
     }
 
     /// Lets go of an app whose pages are all back (or gone with it).
@@ -274,17 +315,9 @@ fn watcher(workers: Arc<OnceLock<Weak<Workers>>>) -> Watch {
 
 impl Apps for Pager {
     fn attach(&self, request: &AttachRequest, caller: Caller) -> Result<AppInfo, ApiError> {
-        self.means.around.pool.is_usable().map_err(|e| {
-            error(
-                ErrorCode::NoDonors,
-                e.to_string(),
-                "start annex-agent on the donors and check their addresses in annexd's configuration",
-            )
-        })?;
+        self.is_usable()?;
         let _changing = self.roster.changing.lock();
-        let limit = request.local.unwrap_or(self.default_limit);
-        let id = u64::from(rand::random::<u32>()) + 1;
-        let new = |name, uid| Arc::new(App::new(id, name, uid, request.target.clone(), limit));
+        let new = |name, uid| self.new_app(name, uid, request.target.clone(), request.local);
         let app = match &request.target {
             Target::Pid(pid) | Target::Launch(pid) => {
                 if *pid == std::process::id() as i32 {
@@ -295,16 +328,7 @@ impl Apps for Pager {
                     ));
                 }
                 let stat = attach::check(*pid).map_err(refused)?;
-                if let Some(owner) = self.owner_of(*pid) {
-                    return Err(error(
-                        ErrorCode::AlreadyAttached,
-                        format!("process {pid} is managed already, as part of app '{}'", owner.name),
-                        &format!(
-                            "use 'annex limit {}' to change its limit, or 'annex detach {}' first",
-                            owner.name, owner.name
-                        ),
-                    ));
-                }
+                self.is_free(*pid)?;
                 let uid = process::identity(*pid).map_or(caller.uid, |i| i.uids[1]);
                 let name = self.unique_name(request.name.as_deref(), &stat.comm, *pid)?;
                 self.attach_process(new(name, uid), *pid, matches!(request.target, Target::Pid(_)))?
@@ -335,7 +359,46 @@ impl Apps for Pager {
                 self.roster.add(app.clone());
                 app
             }
+            // Only its process itself can have that.
+            Target::Region { .. } => {
+                return Err(error(
+                    ErrorCode::BadRequest,
+                    "a region of a process can't be attached".into(),
+                    "the process itself opens it, with annex-client",
+                ));
+            }
         };
+        Ok(app.info(self.evicted(&app)))
+    }
+
+    fn open_region(&self, request: &RegionRequest, caller: Caller) -> Result<AppInfo, ApiError> {
+        self.is_usable()?;
+        let RegionRequest { address, length, ring, bell, .. } = *request;
+        let page = PAGE_SIZE as u64;
+        let fits = (SHORTEST_REGION..=LONGEST_REGION).contains(&length)
+            && (address | length).is_multiple_of(page)
+            && address.checked_add(length).is_some_and(|end| end < takeover::TASK_SIZE);
+        if !fits {
+            return Err(error(
+                ErrorCode::BadRequest,
+                format!("{length} bytes from {address:#x} on can't be a region"),
+                &format!(
+                    "a region has whole pages: {} at least and {} at most",
+                    format_bytes(SHORTEST_REGION),
+                    format_bytes(LONGEST_REGION)
+                ),
+            ));
+        }
+        let _changing = self.roster.changing.lock();
+        let pid = caller.pid;
+        let stat = attach::check(pid).map_err(refused)?;
+        self.is_free(pid)?;
+        let name = self.unique_name(request.name.as_deref(), &stat.comm, pid)?;
+        let app = self.new_app(name, caller.uid, Target::Region { pid, address, length }, request.local);
+        let range = (address, address + length);
+        membership::join(&app, pid, &stat);
+        self.roster.add(app.clone());
+        self.furnish(&app, pid, |app| self.means.attach_region(app, pid, range, [ring, bell]))?;
         Ok(app.info(self.evicted(&app)))
     }
 
@@ -462,6 +525,9 @@ fn refused(e: AttachError) -> ApiError {
         AttachError::Traced { .. } => (ErrorCode::Unsuitable, "end the debugger or strace, then attach again"),
         AttachError::ThirtyTwoBit(_) => (ErrorCode::Unsuitable, "only 64-bit programs can be paged"),
         AttachError::Foreign { .. } => (ErrorCode::Unsuitable, "end the other user of userfaultfd"),
+        AttachError::NoRegion { .. } | AttachError::Waiters { .. } => {
+            (ErrorCode::BadRequest, "use an annex-client library of annexd's version")
+        }
         AttachError::Stub { .. } | AttachError::System { .. } => {
             (ErrorCode::Internal, "the program is unharmed; see annexd's log")
         }

@@ -32,12 +32,21 @@ impl Registry {
         self.keeper.keep(Kept::Userfaultfd(space.id.0), space.uffd.as_fd());
         mortal::point("userfaultfd-kept");
         self.keeper.keep(Kept::Table(space.id.0), space.core().table.fd());
+        if let Some(ring) = space.uffd.ring() {
+            let [ring, bell] = ring.fds();
+            self.keeper.keep(Kept::Ring(space.id.0), ring);
+            self.keeper.keep(Kept::Bell(space.id.0), bell);
+        }
         self.spaces.write().insert(space.id.0, space);
     }
 
     pub fn remove(&self, id: SpaceId) {
         self.keeper.let_go(Kept::Userfaultfd(id.0));
         self.keeper.let_go(Kept::Table(id.0));
+        if self.space(id).is_some_and(|space| space.uffd.ring().is_some()) {
+            self.keeper.let_go(Kept::Ring(id.0));
+            self.keeper.let_go(Kept::Bell(id.0));
+        }
         self.spaces.write().remove(&id.0);
     }
 

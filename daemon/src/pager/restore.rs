@@ -181,9 +181,12 @@ pub fn let_go(means: &Means, space: Arc<Space>) {
         let stub = evicting.stub.take();
         drop(evicting);
         // Threads that wait for a page are woken by this and find it present, or get it from the kernel.
-        for mapping in process::maps(pid).unwrap_or_default().iter().filter(|m| m.is_private_anonymous()) {
+        let (from, to) = space.app.region().unwrap_or((0, u64::MAX));
+        let ours = |m: &&process::Mapping| m.is_private_anonymous() && from <= m.start && m.end <= to;
+        for mapping in process::maps(pid).unwrap_or_default().iter().filter(ours) {
             let _ = space.uffd.unregister(mapping.start, mapping.end - mapping.start);
         }
+        space.uffd.ring().iter().for_each(|ring| ring.end());
         if let Some(stub) = stub {
             space.forget_staging();
             stub.remove(pid, &space.uffd);

@@ -322,6 +322,7 @@ impl Space {
             Record::Poisoned => match self.uffd.poison(page.addr()) {
                 Installed::TryAgain => Next::Again,
                 _ => {
+                    self.uffd.ring().iter().for_each(|ring| ring.lose(page));
                     self.uffd.wake(page.addr(), PAGE_SIZE as u64);
                     Next::Served
                 }
@@ -518,6 +519,7 @@ impl Space {
         core.table.installed();
         core.clear_suspect(page);
         around.pool.release(slot);
+        self.uffd.ring().iter().for_each(|ring| ring.lose(page));
         if poisoned != Installed::Done {
             self.app.stop(&format!("page {:#x} is lost and could not be poisoned", page.addr()));
         }

@@ -20,6 +20,7 @@ use super::manager::Roster;
 use super::membership;
 use super::mortal;
 use super::process::{self, Stat};
+use super::ring::Waiters;
 use super::salvage;
 use super::space::{Space, SpaceId};
 use super::stub::Stub;
@@ -28,6 +29,7 @@ use super::uffd::{Event, Message, Uffd};
 use super::window::Window;
 use crate::keeper::{Inheritance, Kept};
 use crate::pool::SlotRun;
+use annex_shared::api::Target;
 use annex_shared::ids::SlotIdx;
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{AsFd, IntoRawFd, OwnedFd};
@@ -37,7 +39,7 @@ use std::time::{Duration, Instant};
 /// How long a stub may take to finish what it was rung for.
 const STUB_PATIENCE: Duration = Duration::from_secs(2);
 /// The end of what a process can map.
-const TASK_SIZE: u64 = (1 << 47) - 4096;
+pub(super) const TASK_SIZE: u64 = (1 << 47) - 4096;
 
 /// What was left can't be taken over, and is left alone.
 #[derive(Debug, thiserror::Error)]
@@ -113,6 +115,19 @@ impl Legacy {
 
     fn take_in(&mut self, mut table: Table, uffd: OwnedFd, from: &mut Inheritance, half_made: Option<OwnedFd>) {
         let uffd = Uffd::adopt(uffd);
+        let uffd = match self.region_of(&table) {
+            None => uffd,
+            Some(range) => {
+                let fds = from.take(Kept::Ring(table.space())).zip(from.take(Kept::Bell(table.space())));
+                match fds.map(|(ring, bell)| Waiters::new(ring, bell, range)) {
+                    Some(Ok(waiters)) => uffd.with_ring(waiters),
+                    _ => {
+                        self.ruin(table.app(), "its ring was not kept");
+                        uffd
+                    }
+                }
+            }
+        };
         let pid = table.pid();
         let ended = pid != 0 && !self.is_member(pid);
         // The process has become another program; what was its memory lives on in the stub only.
@@ -150,6 +165,16 @@ impl Legacy {
             }
         }
         self.spaces.push(Left { table, uffd, stub, pending, forked });
+    }
+
+    /// The region whose pages are in the table; not that of a forked child, which can have none.
+    fn region_of(&self, table: &Table) -> Option<(u64, u64)> {
+        let entries = self.ledger.entries();
+        let entry = entries.iter().find(|entry| entry.id == table.app())?;
+        match entry.target {
+            Target::Region { pid, address, length } if pid == table.pid() => Some((address, address + length)),
+            _ => None,
+        }
     }
 
     fn is_member(&self, pid: i32) -> bool {
@@ -242,6 +267,7 @@ impl Legacy {
                 space.app.stop("its userfaultfd could not be watched");
             }
             space.uffd.wake(4096, TASK_SIZE - 4096);
+            space.uffd.ring().iter().for_each(|ring| ring.release_all());
         }
         tracing::info!(
             "took over {} apps with {} address spaces in {:?}",

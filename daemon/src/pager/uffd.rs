@@ -4,6 +4,8 @@
 //! wake, POISON and the message layout are newer than the crate; they are issued here, from the kernel's
 //! `include/uapi/linux/userfaultfd.h`. Every outcome the pager acts on is a variant, never an errno.
 
+use super::ring::Waiters;
+use super::table::PageIdx;
 use nix::errno::Errno;
 use std::ffi::c_void;
 use std::io;
@@ -18,6 +20,8 @@ pub mod feature {
     pub const EVENT_REMAP: u64 = 1 << 2;
     pub const EVENT_REMOVE: u64 = 1 << 3;
     pub const EVENT_UNMAP: u64 = 1 << 6;
+    /// Not among [`ALL`]: faults are SIGBUS for the thread, and no message.
+    pub const SIGBUS: u64 = 1 << 7;
     pub const THREAD_ID: u64 = 1 << 8;
     pub const WP_UNPOPULATED: u64 = 1 << 13;
     pub const POISON: u64 = 1 << 14;
@@ -193,12 +197,14 @@ pub enum Probe {
 #[derive(Debug)]
 pub struct Uffd {
     context: Context,
+    /// Where the threads of a region wait, whom the kernel can't wake.
+    ring: Option<Waiters>,
 }
 
 impl Uffd {
     /// Takes a fresh descriptor through the handshake. Fails with the missing features' bits if the kernel lacks any.
-    pub fn handshake(fd: OwnedFd) -> io::Result<Uffd> {
-        let mut arg = ApiArg { api: API, features: feature::ALL, ioctls: 0 };
+    pub fn handshake(fd: OwnedFd, features: u64) -> io::Result<Uffd> {
+        let mut arg = ApiArg { api: API, features, ioctls: 0 };
         // SAFETY: `arg` is the struct this ioctl takes and outlives the call.
         unsafe { uffdio_api(fd.as_raw_fd(), &mut arg) }?;
         Ok(Uffd::adopt(fd))
@@ -218,7 +224,20 @@ impl Uffd {
         // userfaultfd can't fail.
         let _ = nix::fcntl::fcntl(&fd, nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK));
         // SAFETY: the descriptor is a userfaultfd and ownership passes on.
-        Uffd { context: unsafe { Context::from_raw_fd(fd.into_raw_fd()) } }
+        Uffd { context: unsafe { Context::from_raw_fd(fd.into_raw_fd()) }, ring: None }
+    }
+
+    /// The threads that fault here wait at this ring: whatever wakes them in the kernel wakes them there too.
+    pub fn with_ring(self, ring: Waiters) -> Uffd {
+        Uffd { ring: Some(ring), ..self }
+    }
+
+    pub fn ring(&self) -> Option<&Waiters> {
+        self.ring.as_ref()
+    }
+
+    fn wake_at_ring(&self, start: u64, len: u64) {
+        self.ring.iter().for_each(|ring| ring.wake(PageIdx::of(start), PageIdx::of(start.saturating_add(len))));
     }
 
     /// Registers a range for missing-page and write-protect faults.
@@ -240,6 +259,7 @@ impl Uffd {
     pub fn wake(&self, start: u64, len: u64) {
         // Fails only for a range that is no range; there is nobody to wake then.
         let _ = self.context.wake(start as *mut c_void, len as usize);
+        self.wake_at_ring(start, len);
     }
 
     /// Installs pages from our memory and wakes their waiters. `protect` makes the pages write-protected, so that a
@@ -252,7 +272,13 @@ impl Uffd {
         let mut arg = CopyArg { dst, src: src as u64, len, mode, copied: 0 };
         // SAFETY: `arg` is the struct this ioctl takes; the caller vouches for `src`.
         let result = unsafe { uffdio_copy(self.as_raw_fd(), &mut arg) };
-        outcome(result, arg.copied, len)
+        let installed = outcome(result, arg.copied, len);
+        match installed {
+            Installed::Done if wake => self.wake_at_ring(dst, len),
+            Installed::Partly(bytes) if wake => self.wake_at_ring(dst, bytes),
+            _ => {}
+        }
+        installed
     }
 
     /// Asks whether the address space is alive, by an operation that can't succeed on an address nobody maps.
@@ -268,7 +294,11 @@ impl Uffd {
         let mut arg = ModeCountArg { range: RangeArg { start: addr, len: 4096 }, mode: 0, count: 0 };
         // SAFETY: `arg` is the struct this ioctl takes and outlives the call.
         let result = unsafe { uffdio_poison(self.as_raw_fd(), &mut arg) };
-        outcome(result, arg.count, 4096)
+        let installed = outcome(result, arg.count, 4096);
+        if installed == Installed::Done {
+            self.ring.iter().for_each(|ring| ring.lose(PageIdx::of(addr)));
+        }
+        installed
     }
 
     /// Asks whether a resident page is registered, by an operation that can't succeed on a page that is there. Does not disturb the CPUs the app

@@ -6,7 +6,7 @@
 
 use super::process;
 use annex_shared::page::PAGE_SIZE;
-use annex_shared::priority;
+use annex_shared::priority::Precedence;
 use memmap2::MmapRaw;
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sched::{CpuSet, sched_getaffinity};
@@ -92,11 +92,6 @@ impl Measured {
     }
 }
 
-/// The calling thread answers faults from now on, before all ordinary threads; unless it must leave those their turn.
-pub fn come_first(of_all: bool) {
-    if of_all { priority::overtake(0) } else { priority::hurry(0) }
-}
-
 /// The CPUs that annexd may use.
 fn cpus() -> Vec<usize> {
     let allowed = sched_getaffinity(Pid::from_raw(0)).unwrap_or_default();
@@ -125,7 +120,7 @@ fn faults(touched_on: usize, handled_on: usize, polls: bool) -> anyhow::Result<O
     let mut took = std::thread::scope(|scope| {
         scope.spawn(|| {
             process::stay_on(handled_on);
-            come_first(!polls);
+            (if polls { Precedence::OfItsGroup } else { Precedence::OfAll }).give(0);
             while !over.load(Ordering::Acquire) && answer(&uffd, polls).is_ok() {
                 std::hint::spin_loop();
             }

@@ -9,6 +9,8 @@
 //! (an evictor, with a stub that stands still because its program is frozen) is taken out of the epoll set until it can be had: its messages would wake the
 //! worker without end, and all other programs would wait for that.
 
+mod rings;
+
 use super::PagerConfig;
 use super::app::{App, LONGEST_HOLD};
 use super::busy_poll::BusyPoll;
@@ -18,10 +20,11 @@ use super::process;
 use super::registry::Registry;
 use super::space::{Core, Fault, Next, Space, SpaceId, Surroundings, Why};
 use super::table::PageIdx;
-use super::waiting::{self, Waiting};
+use super::waiting::Waiting;
 use crate::pool::{Buf, Busy, Done, Lane, SlotRun};
 use crate::sentinel::Sentinel;
 use annex_shared::ids::SlotIdx;
+use annex_shared::priority::Precedence;
 use crossbeam::channel::{Receiver, Sender};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -114,6 +117,8 @@ impl Workers {
                 done: Vec::with_capacity(BUFFERS),
                 faults: Vec::with_capacity(64),
                 holding: Vec::new(),
+                rings: Vec::new(),
+                polls_rings: count <= cpus && config.busy_poll_us > 0,
             };
             let pin = (count <= cpus).then_some(n);
             let name = format!("annex-fault-{n}");
@@ -142,7 +147,14 @@ impl Workers {
 
     /// Has every worker watch the space.
     pub fn watch(&self, space: &Space) -> io::Result<()> {
-        self.handles.iter().try_for_each(|handle| homes::watch(&handle.epoll, space, self.handles.len()))
+        for handle in &self.handles {
+            homes::watch(&handle.epoll, space, self.handles.len())?;
+            if let Some(ring) = space.uffd.ring() {
+                let edges = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
+                handle.epoll.add(ring.bell(), EpollEvent::new(edges, rings::BELL | space.id.0))?;
+            }
+        }
+        Ok(())
     }
 
     pub fn unwatch(&self, space: &Space) {
@@ -150,6 +162,7 @@ impl Workers {
         for handle in &self.handles {
             // Not watched any more is what is wanted.
             let _ = handle.epoll.delete(space.uffd.as_fd());
+            let _ = space.uffd.ring().map(|ring| handle.epoll.delete(ring.bell()));
         }
     }
 
@@ -226,23 +239,27 @@ struct Worker {
     faults: Vec<Fault>,
     /// Apps that hold faults of ours, and when those have waited long enough.
     holding: Vec<(Arc<App>, Instant)>,
+    /// Rings that it polls, if it does such things.
+    rings: Vec<rings::Polled>,
+    polls_rings: bool,
 }
 
 impl Worker {
     fn run(mut self, pin: Option<usize>) {
         pin.into_iter().for_each(process::stay_on);
         let _sentinel = Sentinel("a fault worker");
-        let mut comes_first = None;
+        let mut precedence = None;
         let mut events = [EpollEvent::empty(); 32];
         let mut stalled_since = None;
+        let mut found = 0;
         while !self.stop.load(Ordering::Acquire) {
-            // One that polls would keep ordinary threads from this CPU. A donor's thread on this host is to run right here once it has been asked: the kernel
-            // sends it to another CPU if it was asked by a thread of real time that stays on its own.
-            let may = Some(self.polls_for.is_zero() && !self.lane.is_served_here());
-            if comes_first != may {
-                comes_first = may;
-                waiting::come_first(may == Some(true));
+            self.give_precedence(&mut precedence);
+            if self.look_at_rings() && found < rings::MOST_FOUND {
+                found += 1;
+                self.turn();
+                continue;
             }
+            found = 0;
             let timeout = self.timeout(&mut stalled_since);
             self.busy_since.store(0, Ordering::Relaxed);
             let ready = match self.epoll.wait(&mut events, timeout) {
@@ -263,10 +280,25 @@ impl Worker {
                 match event.data() {
                     LANE => {}
                     INBOX => self.take_mail(),
+                    bell if bell & rings::BELL != 0 => self.answer_bell(SpaceId(bell & !rings::BELL)),
                     id => self.visit(SpaceId(id), woken),
                 }
             }
             self.turn();
+        }
+    }
+
+    /// One that polls must leave ordinary threads this CPU: those of its group come first if it waits for faults, nobody does if it looks at rings. A donor's thread on
+    /// this host is to run right here once it has been asked: the kernel sends it to another CPU if a thread of real time asks that stays on its own.
+    fn give_precedence(&self, has: &mut Option<Precedence>) {
+        let may = match (self.polls_rings(), self.polls_for.is_zero() && !self.lane.is_served_here()) {
+            (true, _) => Precedence::Ordinary,
+            (_, false) => Precedence::OfItsGroup,
+            (_, true) => Precedence::OfAll,
+        };
+        if *has != Some(may) {
+            *has = Some(may);
+            may.give(0);
         }
     }
 
@@ -284,7 +316,7 @@ impl Worker {
         *stalled_since = None;
         let now = Instant::now();
         let polls = now - self.last_woken < self.polls_for || self.busy_poll.goes_on(self.lane.usual_wait(), now);
-        if polls || self.lane.arm() {
+        if polls || self.polls_rings() || self.lane.arm() {
             return EpollTimeout::ZERO;
         }
         let held =
@@ -324,33 +356,23 @@ impl Worker {
         let Some(mut core) = self.core_of(space) else { return false };
         let mut faults = std::mem::take(&mut self.faults);
         space.drain(&mut core, &around, since, &mut faults);
-        if let Some(fault) = faults.last() {
-            space.faulted(fault.thread);
-            self.since_ring += 1;
-            if self.since_ring >= RING_EVERY {
-                self.since_ring = 0;
-                self.looking.ring();
-            }
-        }
-        for fault in &faults {
-            if let Some(change) = core.home.fault(fault.thread) {
-                homes::rearrange(&self.epolls, space, change);
-            }
-        }
+        self.note_threads(space, &mut core, &faults);
         faults.extend(also);
-        for fault in faults.drain(..) {
-            if self.joins(space, fault) {
-                continue;
-            }
-            match space.serve(&mut core, fault, &around) {
-                Next::Served => {}
-                Next::Held => self.hold(&space.app),
-                Next::Again => self.again.push(Again::Fault(space.clone(), fault)),
-                Next::Read(fetch) => self.fetch(space, fault, &fetch),
-            }
-        }
+        faults.drain(..).for_each(|fault| self.serve(space, &mut core, fault));
         self.faults = faults;
         true
+    }
+
+    fn serve(&mut self, space: &Arc<Space>, core: &mut Core, fault: Fault) {
+        if self.joins(space, fault) {
+            return;
+        }
+        match space.serve(core, fault, &self.around) {
+            Next::Served => {}
+            Next::Held => self.hold(&space.app),
+            Next::Again => self.again.push(Again::Fault(space.clone(), fault)),
+            Next::Read(fetch) => self.fetch(space, fault, &fetch),
+        }
     }
 
     /// The space's core, if it can be had soon; if not, whoever asks must try `again`.

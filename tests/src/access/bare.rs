@@ -1,16 +1,20 @@
 //! What a single fault over a fabric is made of, each measured alone and on one CPU: a userfaultfd fault that another
-//! process answers by one copy from cold memory, with nothing evicted and nothing kept; and a small request over loopback
-//! TCP that another process answers with a page.
+//! process answers by one copy from cold memory, with nothing evicted and nothing kept; one that the faulting thread itself
+//! answers, in its SIGBUS handler, by a copy of a page that is in the CPU's cache; and a small request over loopback TCP
+//! that another process answers with a page.
 
 use super::{Measured, Memory, floor, new_histogram, pin};
 use crate::stress::content::PAGE;
 use anyhow::{Context, ensure};
 use nix::sys::prctl::set_pdeathsig;
-use nix::sys::signal::Signal;
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use nix::unistd::{ForkResult, fork};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use userfaultfd::{FeatureFlags, Uffd, UffdBuilder};
 
 /// What asks for a page: about what annex's own request has.
 const REQUEST: usize = 32;
@@ -31,6 +35,44 @@ pub fn fault(pages: usize, duration: Duration) -> anyhow::Result<Measured> {
     })?;
     // The other process' alone from here on: should it end, faults give zeros, which are noticed, and don't wait for ever.
     drop(uffd);
+    one_by_one(&memory, duration)
+}
+
+/// The same, answered by the faulting thread from one page that it numbers.
+pub fn sigbus(pages: usize, duration: Duration) -> anyhow::Result<Measured> {
+    pin(0)?;
+    let memory = Memory::unfilled(pages)?;
+    let uffd = UffdBuilder::new()
+        .close_on_exec(true)
+        .user_mode_only(true)
+        .require_features(FeatureFlags::from_bits_retain(SIGBUS))
+        .create()
+        .context("userfaultfd in SIGBUS mode")?;
+    uffd.register(memory.base.as_ptr().cast(), pages * PAGE).context("registering the memory")?;
+    IN_PLACE.set((uffd, memory.base.as_ptr() as usize)).map_err(|_| anyhow::anyhow!("once is enough"))?;
+    let action = SigAction::new(SigHandler::SigAction(install), SaFlags::SA_SIGINFO, SigSet::empty());
+    // SAFETY: the handler makes one system call, of memory that it has to itself: there is one thread that faults.
+    unsafe { sigaction(Signal::SIGBUS, &action) }.context("handling SIGBUS")?;
+    one_by_one(&memory, duration)
+}
+
+/// `UFFD_FEATURE_SIGBUS`.
+const SIGBUS: u64 = 1 << 7;
+
+static IN_PLACE: OnceLock<(Uffd, usize)> = OnceLock::new();
+
+extern "C" fn install(_signal: i32, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
+    static PAGE_AT_HAND: [AtomicU64; PAGE / 8] = [const { AtomicU64::new(7) }; PAGE / 8];
+    // SAFETY: the kernel gives a handler with SA_SIGINFO the address.
+    let address = unsafe { (*info).si_addr() } as usize & !(PAGE - 1);
+    let Some((uffd, base)) = IN_PLACE.get() else { return };
+    PAGE_AT_HAND[0].store(((address - base) / PAGE) as u64, Ordering::Relaxed);
+    // SAFETY: the page is absent since it faulted, and what it gets is a whole page. One that can't be had faults again, for ever: that is seen.
+    let _ = unsafe { uffd.copy(PAGE_AT_HAND.as_ptr().cast(), address as *mut libc::c_void, PAGE, true) };
+}
+
+fn one_by_one(memory: &Memory, duration: Duration) -> anyhow::Result<Measured> {
+    let pages = memory.pages;
     let mut histogram = new_histogram()?;
     let mut seconds = 0.0;
     while seconds < duration.as_secs_f64() {

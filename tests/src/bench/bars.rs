@@ -1,7 +1,7 @@
 //! What annex is held to: ratios within one run, each the median of its rounds.
 
 use super::annexd::Counted;
-use super::contender::Contender::{AnnexShm, AnnexTcp, Readahead, Zram};
+use super::contender::Contender::{AnnexShm, AnnexTcp, Client, Readahead, Zram};
 use super::plan::Cell;
 use super::programs::{place::Kind, program::Program};
 use super::results::{Ratio, Results};
@@ -51,6 +51,8 @@ pub fn judge(results: &Results) -> Vec<Bar> {
     };
     let p50 = over(AnnexShm, |m| m.miss_p50_us, |f| f.fault.p50_us);
     bar("fault over shm, p50, beside the bare fault".into(), Bound::AtMost(1.3), "×", p50);
+    let client = over(Client, |m| m.miss_p50_us, |f| f.sigbus.p50_us);
+    bar("fault in a region, p50, beside the bare SIGBUS fault".into(), Bound::AtMost(1.2), "×", client);
     let p99 = over(AnnexShm, |m| m.miss_p99_us, |f| f.fault.p99_us);
     bar("fault over shm, p99, beside the bare fault".into(), Bound::AtMost(2.0), "×", p99);
     let tcp = over(AnnexTcp, |m| m.miss_p50_us, |f| f.fault.p50_us + f.ping.p50_us);

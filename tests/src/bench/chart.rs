@@ -88,6 +88,7 @@ pub(super) fn colour(contender: Contender) -> RGBColor {
         Contender::Readahead => RGBColor(215, 215, 160),
         Contender::AnnexShm => RGBColor(30, 110, 190),
         Contender::AnnexTcp => RGBColor(110, 170, 230),
+        Contender::Client => RGBColor(60, 160, 110),
         Contender::Zram => RGBColor(220, 140, 60),
         Contender::Disk => RGBColor(190, 80, 60),
         Contender::Umap => RGBColor(140, 100, 170),

@@ -26,6 +26,8 @@ pub enum Contender {
     Readahead,
     AnnexShm,
     AnnexTcp,
+    /// A region of the program's own, over shared memory.
+    Client,
     /// Kernel swap on compressed memory.
     Zram,
     /// Kernel swap on a file on disk.
@@ -35,12 +37,13 @@ pub enum Contender {
 }
 
 impl Contender {
-    pub const ALL: [Contender; 8] = [
+    pub const ALL: [Contender; 9] = [
         Contender::Ram,
         Contender::Floor,
         Contender::Readahead,
         Contender::AnnexShm,
         Contender::AnnexTcp,
+        Contender::Client,
         Contender::Zram,
         Contender::Disk,
         Contender::Umap,
@@ -53,6 +56,7 @@ impl Contender {
             Contender::Readahead => "readahead",
             Contender::AnnexShm => "annex-shm",
             Contender::AnnexTcp => "annex-tcp",
+            Contender::Client => "client",
             Contender::Zram => "zram",
             Contender::Disk => "disk",
             Contender::Umap => "umap",
@@ -67,6 +71,7 @@ pub enum Ready {
         ahead: bool,
     },
     Annex(Box<Testbed>),
+    Client(Box<Testbed>),
     Swap(Swap),
     /// Confines itself.
     Own(PathBuf),
@@ -92,6 +97,7 @@ impl Ready {
             Contender::Readahead => Ready::Floor { ahead: true },
             Contender::AnnexShm => Ready::Annex(Box::new(testbed(Donor::shm))),
             Contender::AnnexTcp => Ready::Annex(Box::new(testbed(Donor::tcp))),
+            Contender::Client => Ready::Client(Box::new(testbed(Donor::shm))),
             Contender::Zram => Ready::Swap(swap::zram(bytes * 2)?),
             Contender::Disk => Ready::Swap(swap::disk(bytes * 2)?),
             Contender::Umap => Ready::Own(plan.umap.clone().context("no --umap was given")?),
@@ -128,8 +134,13 @@ impl Ready {
                 ensure!(swap::pages_out()? > swapped, "nothing was swapped out: the memory cgroup did not bite");
                 measured
             }
-            Ready::Annex(bed) => {
-                let job = bed.run("access", &resident.to_string(), command);
+            Ready::Annex(bed) | Ready::Client(bed) => {
+                let job = if let Ready::Client(_) = self {
+                    command.arg("--region").arg(&bed.socket).args(["--local", &resident.to_string()]);
+                    bed.natively("access", command)
+                } else {
+                    bed.run("access", &resident.to_string(), command)
+                };
                 // Looked at below, more closely.
                 job.stop_watching();
                 let watch = Watch::of(bed, "access");

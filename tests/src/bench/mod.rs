@@ -107,7 +107,9 @@ fn floors(plan: &Plan) -> anyhow::Result<Floors> {
         eprintln!("   bare {mode}: p50 {:.2} µs  p99 {:.1} µs", measured.p50_us, measured.p99_us);
         anyhow::Ok(measured)
     };
-    Ok(Floors { fault: measure("fault", &["--size", &plan.bytes.to_string()])?, ping: measure("ping", &[])? })
+    let bytes = plan.bytes.to_string();
+    let fault = measure("fault", &["--size", &bytes])?;
+    Ok(Floors { fault, sigbus: measure("sigbus", &["--size", &bytes])?, ping: measure("ping", &[])? })
 }
 
 fn say(contender: Contender, cell: Cell, run: &Run) {

@@ -2,7 +2,8 @@
 
 use super::bars::{Bar, Bound, judge};
 use super::programs::{self, End, place::Kind};
-use super::results::{Ratio, Results};
+use super::results::{Floors, Ratio, Results};
+use crate::access::Measured;
 use annex_shared::api::format_bytes;
 use std::fmt::Write as _;
 
@@ -11,6 +12,8 @@ const NOTES: &str = "\
 - A miss is an access that took longer than 3 µs: it was not in memory, nearly always.
 - bare fault: a userfaultfd fault that another process on the same CPU answers by one copy from cold memory, nothing
   evicted. bare ping-pong: 32 bytes there, 4 KiB back, over loopback TCP, both processes on that CPU.
+- bare SIGBUS fault: one that the faulting thread itself answers, in its signal handler, by a copy of a page at hand.
+  client: a region of the program's own (annex-client), over shared memory.
 - floor: a whole pager within the program, with FIFO eviction in the fault. readahead: the same, bringing 64 pages at a
   time in order and dropping them unwritten.
 - With two threads each has half of the set to itself. All are pinned to a CPU.
@@ -129,10 +132,11 @@ fn patterns(results: &Results) -> String {
             }
         );
     }
-    for (name, floor) in [("bare fault", 0), ("bare ping-pong", 1)] {
-        let of = |figure: fn(&crate::access::Measured) -> f64| {
-            let runs = results.floors.iter().map(|floors| if floor == 0 { &floors.fault } else { &floors.ping });
-            super::middle(runs.map(figure).collect())
+    let floors: [(&str, fn(&Floors) -> &Measured); 3] =
+        [("bare fault", |f| &f.fault), ("bare SIGBUS fault", |f| &f.sigbus), ("bare ping-pong", |f| &f.ping)];
+    for (name, floor) in floors {
+        let of = |figure: fn(&Measured) -> f64| {
+            super::middle(results.floors.iter().map(|floors| figure(floor(floors))).collect())
         };
         let (p50, p99, p999) = (of(|m| m.p50_us), of(|m| m.p99_us), of(|m| m.p999_us));
         let _ = writeln!(text, "\n{name}: p50 {p50:.2} µs, p99 {p99:.1} µs, p99.9 {p999:.1} µs.");

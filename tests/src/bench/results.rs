@@ -26,6 +26,7 @@ pub struct Results {
 #[derive(Clone, Debug, Serialize)]
 pub struct Floors {
     pub fault: Measured,
+    pub sigbus: Measured,
     pub ping: Measured,
 }
 

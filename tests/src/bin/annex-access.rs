@@ -1,10 +1,14 @@
 //! `annex-access`: one access-pattern run, its result as a line of JSON. See `annex_tests::access`.
 
+use annex_client::{Limit, Options, Region};
 use annex_shared::api::parse_bytes;
 use annex_tests::access::floor::{self, Ahead};
 use annex_tests::access::{self, Memory, Pattern, bare, graph, series, ticks};
 use annex_tests::stress::content::PAGE;
+use anyhow::Context;
 use clap::{Parser, Subcommand};
+use std::path::PathBuf;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -36,9 +40,24 @@ enum Mode {
         /// The floor knows that pages are read in order: perfect read-ahead.
         #[arg(long, requires = "floor")]
         ahead: bool,
+        /// On a region of the annexd at this socket, which pages it.
+        #[arg(long, conflicts_with = "floor")]
+        region: Option<PathBuf>,
+        /// The region's local limit, and what it is to be called.
+        #[arg(long, requires = "region", default_value = "50%")]
+        local: Limit,
+        #[arg(long, requires = "region", default_value = "access")]
+        name: String,
     },
     /// Fault pages in that another process has, one at a time, without eviction.
     Fault {
+        #[arg(long, default_value = "512M", value_parser = bytes)]
+        size: u64,
+        #[arg(long, default_value_t = 1.0)]
+        seconds: f64,
+    },
+    /// Install pages in the thread that faults, from its SIGBUS handler, one at a time, without eviction.
+    Sigbus {
         #[arg(long, default_value = "512M", value_parser = bytes)]
         size: u64,
         #[arg(long, default_value_t = 1.0)]
@@ -87,18 +106,31 @@ fn stop_on_sigterm() -> anyhow::Result<()> {
 
 fn main() -> anyhow::Result<()> {
     match Args::parse().mode {
-        Mode::Pattern { pattern, size, seconds, seed, threads, floor, ahead } => {
+        Mode::Pattern { pattern, size, seconds, seed, threads, floor, ahead, region, local, name } => {
             let pages = size as usize / PAGE;
             let ahead = if ahead { Ahead::Known } else { Ahead::Guessed };
-            let memory = match floor {
-                Some(resident) => floor::memory(pages, resident as usize / PAGE, threads, ahead)?,
-                None => Memory::plain(pages)?,
+            let memory = match (floor, region) {
+                (Some(resident), _) => floor::memory(pages, resident as usize / PAGE, threads, ahead)?,
+                (None, Some(socket)) => {
+                    let options =
+                        Options { socket, local: Some(local), name: Some(name), ..Options::of(size as usize) };
+                    // Until the end of the process.
+                    let region = Box::leak(Box::new(Region::new(options)?));
+                    let base = NonNull::new(region.as_ptr()).context("a region at address zero")?;
+                    // SAFETY: the region stays, and nobody else knows of it.
+                    unsafe { Memory::over(base, pages) }
+                }
+                (None, None) => Memory::plain(pages)?,
             };
             let measured = access::measure(&memory, pattern, threads, Duration::from_secs_f64(seconds), seed)?;
             println!("{}", serde_json::to_string(&measured)?);
         }
         Mode::Fault { size, seconds } => {
             let measured = bare::fault(size as usize / PAGE, Duration::from_secs_f64(seconds))?;
+            println!("{}", serde_json::to_string(&measured)?);
+        }
+        Mode::Sigbus { size, seconds } => {
+            let measured = bare::sigbus(size as usize / PAGE, Duration::from_secs_f64(seconds))?;
             println!("{}", serde_json::to_string(&measured)?);
         }
         Mode::Ping { seconds } => {

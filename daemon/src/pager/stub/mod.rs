@@ -19,7 +19,7 @@ use super::table::StubTraces;
 use super::tracee::{self, TraceError, Tracee};
 use super::turns;
 use super::uffd::{MOVE_DONTWAKE, MOVE_SOURCE_HOLES, MoveArg, UFFDIO_MOVE, USERFAULTFD_IOC_NEW, Uffd};
-use annex_shared::priority;
+use annex_shared::priority::Precedence;
 use memmap2::MmapRaw;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout};
@@ -220,7 +220,7 @@ pub fn inject(pid: i32, tid: i32, suspend_seccomp: bool, seed: Seed<'_>) -> Resu
     match result {
         Ok(stub) => {
             // Faults wait while it moves pages; it never runs for longer than that takes.
-            priority::overtake(stub_pid);
+            Precedence::OfAll.give(stub_pid);
             child.jump(stub.code_at, stub.comm_at, suspend_seccomp)?;
             Ok(Injected { stub, pause, accompany: suspend_seccomp })
         }

@@ -1,0 +1,28 @@
+/* A C program with a region: writes all of it, reads it back in another order, and says so. Usage: region SOCKET LENGTH LOCAL */
+#include <annex.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+int main(int argc, char **argv) {
+    char why[512];
+    if (argc != 4) return 2;
+    size_t length = strtoull(argv[2], NULL, 10);
+    annex_region *region = annex_region_open(argv[1], length, argv[3], "c-program", why, sizeof why);
+    if (!region) {
+        fprintf(stderr, "%s\n", why);
+        return 1;
+    }
+    uint64_t *words = annex_region_address(region);
+    size_t count = annex_region_length(region) / sizeof *words;
+    for (size_t i = 0; i < count; i++) words[i] = i * 2654435761u;
+    annex_region_touch(region, 0, length);
+    size_t wrong = 0;
+    for (size_t n = 0; n < count; n++) {
+        size_t i = n * 514229 % count;
+        wrong += words[i] != i * 2654435761u;
+    }
+    annex_region_close(region);
+    printf("%zu words, %zu wrong\n", count, wrong);
+    return wrong != 0;
+}
