@@ -13,7 +13,7 @@
 
 mod ends;
 mod hedge;
-mod latency;
+pub(super) mod latency;
 mod now;
 mod read;
 mod silence;
