@@ -16,7 +16,7 @@ mod hedge;
 pub(super) mod latency;
 mod now;
 mod read;
-mod silence;
+pub(super) mod silence;
 mod write;
 
 use super::buffer::{Buf, FreeList};
