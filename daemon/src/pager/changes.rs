@@ -188,13 +188,20 @@ impl Space {
             Err(e) => return self.app.stop(&format!("failed to make a page table for a forked child: {e}")),
         };
         let left_behind = self.left_behind(core);
+        let is_known = left_behind.is_some();
+        let left_behind = left_behind.unwrap_or_default();
+        // It gets SIGBUS until it is stopped, rather than bytes that may not be for it.
+        let pass_on = |record| match record {
+            Record::Evicted(_) if !is_known => Some(Record::Poisoned),
+            other => inherit(other, around),
+        };
         let (start, end) = Table::everything();
         let mut full = false;
         core.table.walk(start, end, |page, record| {
             if heritage::is_in(&left_behind, page) {
                 return;
             }
-            let Some(inherited) = inherit(record, around) else { return };
+            let Some(inherited) = pass_on(record) else { return };
             full |= table.set(page, inherited).is_err();
             table.set_policy(page, core.table.policy(page));
         });
@@ -214,7 +221,7 @@ impl Space {
             childs.window.doubtful = core.window.doubtful.clone();
             childs.window.displaced = core.window.displaced.clone();
             for displaced in &mut childs.window.displaced {
-                displaced.records.retain_mut(|(_, record, _)| match inherit(*record, around) {
+                displaced.records.retain_mut(|(_, record, _)| match pass_on(*record) {
                     Some(inherited) => {
                         *record = inherited;
                         true
@@ -230,14 +237,18 @@ impl Space {
         core.born.push(child);
     }
 
-    /// What a child that is forked now does not inherit. Whoever has nothing evicted is not asked: smaps takes half as long as the fork itself.
-    fn left_behind(&self, core: &Core) -> Vec<Range> {
-        let Some(pid) = self.pid().filter(|_| core.table.evicted() > 0) else { return Vec::new() };
-        heritage::left_behind(pid).unwrap_or_else(|error| {
-            // It has ended since.
-            tracing::warn!(pid, %error, "whether a forked child is to find zeros somewhere is not known");
-            Vec::new()
-        })
+    /// What a child that is forked now does not inherit; `None`: that is not known, and the app is stopped. Whoever has nothing evicted is not asked: smaps takes
+    /// half as long as the fork itself.
+    fn left_behind(&self, core: &Core) -> Option<Vec<Range>> {
+        let Some(pid) = self.pid().filter(|_| core.table.evicted() > 0) else { return Some(Vec::new()) };
+        let looked = heritage::left_behind(pid);
+        if let Err(error) = &looked {
+            self.app.stop(&format!(
+                "process {pid} has forked, and which of its memory the child is to find wiped is not known: failed to read /proc/{pid}/smaps: {error}; \
+                 the kernel needs CONFIG_PROC_PAGE_MONITOR, and annexd the right to trace the program (CAP_SYS_PTRACE)"
+            ));
+        }
+        looked.ok()
     }
 
     /// Closes the window if no change is unread any more, and settles its doubts. False: there are doubts, and nothing may be

@@ -2,8 +2,9 @@
 //! MADV_DONTFORK (it has no mapping there). No message tells of the marks; the parent's smaps do.
 //!
 //! The parent is looked at when its FORK has been read, and goes on at that moment. A mark that it takes back within the fraction of a millisecond in between is missed.
+//! A parent that lives and can't be looked at is an error: its child would find its parent's bytes where it is to find zeros.
 
-use super::process;
+use super::process::{self, Mapping, Stat};
 use super::table::PageIdx;
 use super::window::Range;
 use std::io;
@@ -11,9 +12,18 @@ use std::io;
 /// The flags of smaps: wiped on fork, not copied on fork.
 const MARKS: [&[u8; 2]; 2] = [b"wf", b"dc"];
 
-/// What a child of the process does not inherit, in address order.
+/// What a child of the process does not inherit, in address order; nothing is known of a process that has ended meanwhile.
 pub fn left_behind(pid: i32) -> io::Result<Vec<Range>> {
-    let mapped = process::flagged_maps(pid)?;
+    let lives = || Stat::read(pid).is_some_and(|stat| stat.has_memory && !stat.is_zombie());
+    judge(process::flagged_maps(pid), lives)
+}
+
+fn judge(looked: io::Result<Vec<(Mapping, Vec<[u8; 2]>)>>, lives: impl FnOnce() -> bool) -> io::Result<Vec<Range>> {
+    let mapped = match looked {
+        // What the error is does not tell the two apart: a kernel without smaps has no such file either.
+        Err(error) if lives() => return Err(error),
+        looked => looked.unwrap_or_default(),
+    };
     let marked = mapped.iter().filter(|(_, flags)| flags.iter().any(|flag| MARKS.contains(&flag)));
     Ok(marked.map(|(mapping, _)| (PageIdx::of(mapping.start), PageIdx::of(mapping.end))).collect())
 }
@@ -41,5 +51,13 @@ mod tests {
         let first = PageIdx::of(map.as_ptr() as u64);
         let marked: Vec<u64> = (0..12).filter(|nth| is_in(&ranges, first.plus(*nth))).collect();
         assert_eq!(marked, [2, 3, 6]);
+    }
+
+    #[test]
+    fn a_parent_that_lives_and_does_not_show_its_marks_is_an_error_and_one_that_has_ended_is_not() {
+        let refused = || Err(io::ErrorKind::NotFound.into());
+        assert!(judge(refused(), || true).is_err());
+        assert_eq!(judge(refused(), || false).unwrap(), []);
+        assert_eq!(left_behind(i32::MAX).unwrap(), []);
     }
 }

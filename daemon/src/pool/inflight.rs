@@ -5,6 +5,7 @@
 
 use super::IoError;
 use super::buffer::Buf;
+use super::hedging::Asked;
 use super::replicas::{PLACES, Took};
 use super::slots::SlotRun;
 use annex_shared::fabric::OpKind;
@@ -53,6 +54,11 @@ impl ReadWork {
     pub fn new(run: SlotRun) -> ReadWork {
         let (tries, attempts) = ([0; PLACES], [NIL; 2]);
         ReadWork { run, at: 0, tries, mismatch: false, good: None, only: None, piece: None, attempts }
+    }
+
+    /// What it has asked, but for what is under way.
+    pub fn asked(&self) -> Asked {
+        Asked { only: self.only, good: self.good, tries: self.tries, busy: [None; 2] }
     }
 
     pub fn is_under_way(&self) -> bool {

@@ -28,7 +28,7 @@ pub(super) const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Slots of a write whose end was not seen are kept from reuse at least this long, and for one and a half times the longest life of a lease.
 /// A new connection fences the old one, so this matters only when there is no new one: a write that an agent has not executed by then
 /// is refused, since its lease is over, or it was renewed, which shows that the agent runs.
-const QUARANTINE: Duration = Duration::from_secs(15);
+pub(super) const QUARANTINE: Duration = Duration::from_secs(15);
 
 /// What the keeper is told.
 pub(super) enum News {

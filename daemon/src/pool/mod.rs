@@ -31,6 +31,7 @@ mod donor;
 mod error;
 mod extents;
 mod fills;
+mod hedging;
 mod inflight;
 mod keeper;
 mod lane;

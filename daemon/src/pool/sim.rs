@@ -9,26 +9,34 @@
 //! `ANNEX_SIM_SCHEDULES=m` runs so many, from that seed on if there is one. What happened in all of them is counted
 //! (`tally`) and printed.
 //!
+//! Donors break off, restart, want slabs back, announce their end, are removed and added, or hang: alone their memory, or their agents too, which then neither answer nor
+//! break off. What was given up there may still come (`absences`). Reads get company by the real rules (`reads`).
+//!
 //! The model: a slot's content is a number, which stands for its bytes and its checksum. Faults that take a donor or a
 //! replica away are dealt only when every extent keeps a live replica within reach that the book is not about to give
 //! up, so nothing that was reported done may ever be lost. The keeper is as late as it likes within a moment, but not
 //! by seconds: then it knows that it stood still.
 
+mod absences;
 mod donors;
 mod invariants;
+mod keeper;
 mod lanes;
+mod reads;
 mod tally;
 
 use super::book::{Action, Book, Greeting, Placed, Room, Rules};
 use super::extents::ExtentTable;
 use super::fills::{Fill, Fills};
-use super::keeper::{LOOK_EVERY, STOOD_STILL};
+use super::keeper::{LOOK_EVERY, QUARANTINE, STOOD_STILL};
 use super::replicas::{PLACES, Replica, ReplicaState, Replicas, Took};
 use super::session::{Session, Step};
+use absences::Stray;
 use annex_agent::lease::Moment;
 use annex_shared::ids::{ClientId, DonorId, ExtentId, Incarnation, LeaseNumber, Rkey, SlabId};
 use annex_shared::wire::Lease;
 use donors::Donor;
+use reads::Reader;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 use tally::{Seen, Tally};
@@ -52,6 +60,11 @@ enum News {
     Lost(ExtentId, u8, u16),
     Away(ExtentId, u8, u16),
     Demoted(ExtentId, u8),
+    Late(usize),
+    Hung(usize),
+    Closing(usize, Duration),
+    Dropped(usize),
+    Added(usize),
     Filled(ExtentId, u8, u16),
 }
 
@@ -59,9 +72,20 @@ enum News {
 struct Write {
     slot: u32,
     content: u32,
-    /// Place, generation, donor, key.
-    open: Vec<(u8, u16, usize, u64)>,
+    open: Vec<Posted>,
     done: Took,
+    /// The end of one of its operations was not seen.
+    is_unknown: bool,
+}
+
+/// An operation of a write that is under way.
+#[derive(Clone, Copy, Debug)]
+struct Posted {
+    place: u8,
+    generation: u16,
+    donor: usize,
+    key: u64,
+    since: Instant,
 }
 
 /// The filler, in the middle of a piece.
@@ -94,6 +118,11 @@ struct World<'t> {
     /// When the keeper last looked around.
     looked: Instant,
     writes: Vec<Write>,
+    reader: Reader,
+    /// Writes that were given up and may still reach their donor.
+    strays: Vec<Stray>,
+    /// Slots that are not reused before that.
+    quarantine: VecDeque<(Instant, u32)>,
     copying: Option<Copying>,
     references: Vec<u32>,
     /// The slot table's checksums.
@@ -129,6 +158,9 @@ impl<'t> World<'t> {
             news: VecDeque::new(),
             looked: start,
             writes: Vec::new(),
+            reader: Reader::new(donors, seed),
+            strays: Vec::new(),
+            quarantine: VecDeque::new(),
             copying: None,
             references: vec![0; (EXTENTS * SLOTS) as usize],
             sums: vec![0; (EXTENTS * SLOTS) as usize],
@@ -179,7 +211,7 @@ impl<'t> World<'t> {
         let holds = |w: &Write| {
             let Some(replicas) = self.table.replicas(ExtentId(w.slot / SLOTS)) else { return true };
             let taken = |n: u8, g: u16| {
-                w.done[usize::from(n)] == Some(g) || w.open.iter().any(|(place, since, ..)| (*place, *since) == (n, g))
+                w.done[usize::from(n)] == Some(g) || w.open.iter().any(|op| (op.place, op.generation) == (n, g))
             };
             replicas.iter().any(|(n, r)| good(ExtentId(w.slot / SLOTS), n, r) && taken(n, r.generation))
         };
@@ -190,163 +222,9 @@ impl<'t> World<'t> {
     /// has heard. That one of those is out of reach by now it may not have heard yet.
     fn may_go(&self, extent: ExtentId, place: u8) -> bool {
         let others = |r: Replicas| r.iter().filter(|(n, r)| *n != place && r.state == ReplicaState::Live).count();
-        self.book.gives_up(extent, place) && self.table.replicas(extent).map_or(0, others) >= self.replicas
-    }
-
-    // ---- the keeper ----
-
-    fn hear(&mut self) {
-        let Some((_, news)) = self.news.pop_front() else { return };
-        let id = |d: usize| DonorId(d as u16);
-        self.tell(|w| format!("{:?} hears {news:?}", w.now));
-        match news {
-            News::Up(d, greeting) => {
-                self.donors[d].known = self.donors[d].connected;
-                self.book.up(id(d), greeting, self.now);
-            }
-            News::Down(d) => self.book.down(id(d), self.now),
-            News::Leased(d, lease) => self.book.leased(id(d), vec![lease], self.now),
-            News::Refused(d) => self.book.refused(id(d), self.now),
-            News::Renewed(d, held, free, asked) => self.book.renewed(id(d), &held, free, asked, self.now),
-            News::Recalled(d, slabs, within) => {
-                self.tally.saw(Seen::Recalled);
-                self.book.recalled(id(d), &slabs, self.now + within);
-            }
-            News::Lost(e, n, g) => {
-                if let Some(donor) = self.still(e, n, g, ReplicaState::Lost) {
-                    self.book.replica_lost(e, n, donor);
-                }
-            }
-            News::Away(e, n, g) => {
-                if let Some(donor) = self.still(e, n, g, ReplicaState::Away) {
-                    self.book.replica_away(e, n, donor, self.now);
-                }
-            }
-            News::Demoted(e, places) => {
-                for n in (0..PLACES as u8).filter(|n| places & 1 << n != 0) {
-                    let replica = self.table.replica(e, n);
-                    if replica.state == ReplicaState::Joining {
-                        self.book.replica_demoted(e, n, self.now);
-                        self.fills.add(Fill::new(e, n, replica.generation, 1));
-                    }
-                }
-            }
-            News::Filled(e, n, g) => {
-                if self.table.go_live(e, n, g) {
-                    self.tally.saw(Seen::Filled);
-                    self.book.joined(e, n, self.now);
-                } else if self.still(e, n, g, ReplicaState::Joining).is_some() {
-                    self.fills.add(Fill::new(e, n, g, 1));
-                }
-            }
-        }
-        self.act();
-    }
-
-    /// To the keeper.
-    fn send(&mut self, news: News) {
-        self.news.push_back((self.now, news));
-    }
-
-    fn still(&self, extent: ExtentId, place: u8, generation: u16, state: ReplicaState) -> Option<DonorId> {
-        let now = self.table.replica(extent, place);
-        (now.generation == generation && now.state == state).then_some(now.donor)
-    }
-
-    /// Of what was told before this moment it has heard all, like the real one; what is told just now it may hear after
-    /// it has looked.
-    fn look(&mut self) {
-        if self.now - self.looked >= STOOD_STILL {
-            self.book.stood_still(self.now);
-        }
-        self.looked = self.now;
-        while self.news.front().is_some_and(|(told, _)| *told < self.now) {
-            self.hear();
-        }
-        self.book.tick(self.now);
-        self.act();
-        let used = |e: u32| (0..SLOTS).any(|s| self.references[(e * SLOTS + s) as usize] > 0);
-        let empty = (0..EXTENTS).map(ExtentId).filter(|e| self.table.is_live(*e) && !used(e.0)).collect();
-        self.book.balance(&Room { free: 0, spilled: 0, wanted: 0, taken: 0, empty }, self.now);
-        self.act();
-    }
-
-    fn act(&mut self) {
-        loop {
-            let actions = self.book.actions();
-            if actions.is_empty() {
-                return;
-            }
-            actions.into_iter().for_each(|action| self.carry_out(action));
-        }
-    }
-
-    fn carry_out(&mut self, action: Action) {
-        self.tell(|w| format!("{:?} {action:?}", w.now));
-        Seen::of(&action).into_iter().for_each(|what| self.tally.saw(what));
-        let replica = |p: &Placed| Replica::live(p.donor, p.lease.slab, p.incarnation, p.lease.rkey);
-        match action {
-            Action::Lease(donor) => self.donors[usize::from(donor.0)].asked += 1,
-            Action::Ask(donor) => self.hurry(usize::from(donor.0)),
-            Action::Silent(..) => {}
-            Action::Return(donor, leases) => {
-                for lease in leases {
-                    let used = |(_, r): (u8, &Replica)| {
-                        r.state.is_kept() && r.donor == donor && r.slab == lease.slab && r.rkey == lease.rkey
-                    };
-                    assert!(!self.table.live().any(|(_, r)| r.iter().any(used)), "a slab in use was given back");
-                    self.give_back(usize::from(donor.0), &[lease]);
-                }
-            }
-            Action::Publish(extent, placed) => {
-                self.table.publish(extent, &placed.iter().map(replica).collect::<Vec<_>>());
-            }
-            Action::Lose { extent, place, .. } => {
-                let generation = self.table.replica(extent, place).generation;
-                self.table.lose(extent, place, generation);
-            }
-            Action::Leave { extent, place, .. } => {
-                let generation = self.table.replica(extent, place).generation;
-                self.table.leave(extent, place, generation);
-            }
-            Action::Join { extent, place, placed } => {
-                if let Some(generation) = self.table.join(extent, place, &replica(&placed), placed.state) {
-                    self.fills.add(Fill::new(extent, place, generation, Self::urgency(placed.state)));
-                }
-            }
-            Action::Rejoin { extent, place, placed } => {
-                let before = self.table.replica(extent, place);
-                let same = before.incarnation == placed.incarnation && before.rkey == placed.lease.rkey;
-                let joined = match same {
-                    true => self.table.rejoin(extent, place, placed.state),
-                    false => self.table.resume(extent, place, placed.incarnation, placed.lease.rkey),
-                };
-                if let Some(joined) = joined {
-                    self.book.rejoined(extent, place, joined.state, self.now);
-                    self.fills.add(Fill::new(extent, place, joined.generation, Self::urgency(joined.state)));
-                }
-            }
-            // Only where nothing was reported written yet, or `check` finds out.
-            Action::Promote { extent, place } => _ = self.table.promote(extent, place),
-            Action::Vacate { extent, place } => {
-                let generation = self.table.replica(extent, place).generation;
-                let is_gone = self.table.vacate(extent, place, generation, self.replicas);
-                self.book.vacated(extent, place, is_gone, self.now);
-            }
-            Action::Retire(extent) => {
-                let busy = (0..SLOTS).any(|s| self.references[(extent.0 * SLOTS + s) as usize] > 0);
-                if !busy {
-                    self.table.begin_return(extent);
-                    self.table.free(extent);
-                    self.book.retired(extent);
-                }
-            }
-            Action::Grade(..) | Action::Abandon(_) | Action::Removed(_) => {}
-        }
-    }
-
-    fn urgency(state: ReplicaState) -> usize {
-        if state == ReplicaState::Trailing { usize::MAX } else { 1 }
+        let donor = usize::from(self.table.replica(extent, place).donor.0);
+        let is_to_go = self.book.gives_up(extent, place) || self.donors[donor].absence.is_to_go;
+        is_to_go && self.table.replicas(extent).map_or(0, others) >= self.replicas
     }
 
     // ---- annexd ----
@@ -359,6 +237,11 @@ impl<'t> World<'t> {
         self.book = Self::book(self.replicas, self.spill, self.random);
         self.fills = Fills::default();
         self.copying = None;
+        self.quarantine.clear();
+        self.reader.forget();
+        for posted in 0..self.writes.len() {
+            self.writes[posted].open.clone().into_iter().for_each(|op| self.stray(posted, op));
+        }
         self.writes.clear();
         self.news.clear();
         self.references.fill(0);
@@ -378,7 +261,11 @@ impl<'t> World<'t> {
         }
         self.act();
         for donor in 0..self.donors.len() {
-            if self.donors[donor].connected {
+            let absence = &mut self.donors[donor].absence;
+            (absence.is_silent, absence.is_to_go, absence.told) = (false, false, None);
+            if absence.is_out() {
+                self.donors[donor].hang_up(self.now);
+            } else if self.donors[donor].connected {
                 // Time is not what it lacks.
                 self.connect(donor);
                 while !self.donors[donor].connected {
@@ -401,7 +288,7 @@ impl<'t> World<'t> {
 
     fn step(&mut self, with_faults: bool) {
         let donor = self.draw(self.donors.len());
-        match self.draw(if with_faults { 40 } else { 26 }) {
+        match self.draw(if with_faults { 50 } else { 26 }) {
             0..=4 => self.begin_write(),
             5..=11 => self.go_on_writing(),
             12..=16 => _ = self.go_on_filling(),
@@ -419,8 +306,15 @@ impl<'t> World<'t> {
             }
             29 if self.donors[donor].connected && self.can_spare(donor) => self.restart(donor, false),
             31 if self.draw(6) == 0 => self.kill(),
+            40..=42 => self.begin_read(),
+            43..=45 => self.go_on_reading(),
+            46 => self.run_stray(),
             // The file has no host that wants its memory, and nobody else leases from it.
-            30..=38 if self.spill == Some(donor) => {}
+            30..=49 if self.spill == Some(donor) => {}
+            30..=38 if self.donors[donor].absence.is_frozen() => {}
+            47 if self.can_hang(donor) => self.hang(donor),
+            48 if self.draw(3) == 0 && self.donors[donor].connected && self.can_spare(donor) => self.close(donor),
+            49 if self.draw(2) == 0 => self.drop_or_add(donor),
             30 if self.can_spare(donor) => self.press(donor),
             32 if self.is_draining(donor) => self.drain(donor, false),
             33 if self.draw(4) == 0 && self.can_spare(donor) => self.drain(donor, true),
@@ -444,18 +338,22 @@ impl<'t> World<'t> {
             self.look();
             // With one replica, a write that waits to be settled until its only donor has taken the slab back is lost.
             while self.replicas == 1 && self.settle_one() {}
+            self.listen();
+            self.read_all();
             // The filler is faster than seconds are.
             (0..most / 20).take_while(|_| self.go_on_filling()).count();
-            self.wait(LOOK_EVERY.min(end - self.now), None);
+            let hangs = self.donors.iter().any(|d| d.absence.hang.is_some());
+            self.wait(if hangs { LOOK_EVERY / 3 } else { LOOK_EVERY }.min(end - self.now), None);
         }
     }
 
     /// Without further faults all comes to rest: every extent whole, nothing under way.
     fn calm_down(&mut self) {
-        (0..self.donors.len()).for_each(|donor| self.drain(donor, false));
+        (0..self.donors.len()).for_each(|donor| self.recover(donor));
         for round in 0..4000 {
             if round % 8 == 0 {
                 self.wait(Duration::from_millis(100), None);
+                self.read_all();
             }
             for donor in 0..self.donors.len() {
                 if !self.donors[donor].connected {
@@ -483,8 +381,10 @@ impl<'t> World<'t> {
                 let under_way = r.iter().any(|(_, r)| is_unready(r.state));
                 r.live() >= self.replicas && !under_way && spill_is_right(e, &r)
             };
-            if round > 100 && self.news.is_empty() && self.writes.is_empty() && self.table.live().all(whole) {
-                return;
+            let is_removed = self.donors.iter().all(|d| !d.absence.is_to_go);
+            let idle = self.news.is_empty() && self.writes.is_empty() && is_removed;
+            if round > 100 && idle && self.table.live().all(whole) {
+                return self.reader.rests();
             }
         }
         let states: Vec<_> = self
@@ -556,6 +456,8 @@ fn no_schedule_of_faults_loses_a_page_that_was_reported_written() {
     println!("{schedules} schedules, {kept} pages kept, {rate:.0} schedules and {checks:.2} million checks per second");
     println!("seen:{tally}");
     assert!(kept > schedules, "too little happened: {kept} pages in {schedules} schedules");
-    let rare = tally.rarer_than(schedules / 20);
+    let mut rare = tally.rarer_than(schedules / 20);
+    // Two donors must hang at once for that, with three replicas: seldom dealt. The rule has tests of its own.
+    rare.retain(|what| *what != Seen::Relieved);
     assert!(rare.is_empty(), "too little happened: {rare:?} in {schedules} schedules, of{tally}");
 }

@@ -115,10 +115,8 @@ impl Book {
 
     /// A replica's donor is there again with its lease.
     pub(super) fn back(&mut self, extent: ExtentId, place: u8, now: Instant) {
+        self.lift_deadline(extent, place);
         let Some(member) = self.member(extent, place) else { return };
-        if member.leaving.is_some_and(|l| l.deadline.is_some()) {
-            member.leaving = None;
-        }
         if member.placed.state == ReplicaState::Away {
             self.rejoin(extent, place, now);
         }
@@ -128,10 +126,17 @@ impl Book {
     pub(super) fn resume(&mut self, extent: ExtentId, place: u8, incarnation: Incarnation, lease: Lease, now: Instant) {
         let Some(member) = self.member(extent, place) else { return };
         (member.placed.incarnation, member.placed.lease) = (incarnation, lease);
-        if member.leaving.is_some_and(|l| l.deadline.is_some()) {
-            member.leaving = None;
-        }
+        self.lift_deadline(extent, place);
         self.rejoin(extent, place, now);
+    }
+
+    /// Its donor does not want the slab back any more. If the donor is to be removed, the replica leaves all the same.
+    fn lift_deadline(&mut self, extent: ExtentId, place: u8) {
+        let Some(member) = self.extents.get_mut(&extent).and_then(|m| m.get_mut(usize::from(place))) else { return };
+        if member.leaving.is_some_and(|l| l.deadline.is_some()) {
+            let is_removed = self.donors.get(&member.placed.donor).is_some_and(|d| d.removing);
+            member.leaving = is_removed.then_some(Leaving { deadline: None });
+        }
     }
 
     /// A replica's donor has its slab still, or not any more; it said so then or later.
@@ -141,7 +146,7 @@ impl Book {
         match (is_held, is_over) {
             (true, false) => {}
             (true, true) => {
-                member.leaving = None;
+                self.lift_deadline(extent, place);
                 self.weigh(extent);
             }
             (false, false) => self.lose(extent, place, NOT_KNOWN),

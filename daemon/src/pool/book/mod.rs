@@ -18,6 +18,7 @@
 mod absence;
 mod last_tier;
 mod members;
+mod removal;
 mod repair;
 
 use super::placement::{self, Candidate};
@@ -156,6 +157,8 @@ struct DonorEntry {
     lost_at: Option<Instant>,
     closing: bool,
     removing: bool,
+    /// It was removed. What its thread had still to say does not bring it back.
+    is_gone: bool,
     free: u32,
     latency_ns: u64,
     stock: Vec<Lease>,
@@ -323,26 +326,6 @@ impl Book {
             self.actions.push(Action::Return(donor, back));
         }
         self.send_off(donor, |p| slabs.contains(&p.lease.slab), Some(deadline));
-    }
-
-    /// Everything is to leave this donor for good; [`Action::Removed`] says when it has.
-    pub fn remove(&mut self, donor: DonorId) {
-        let entry = self.donors.entry(donor).or_default();
-        entry.removing = true;
-        let stock = std::mem::take(&mut entry.stock);
-        self.forget_plans(donor);
-        if !stock.is_empty() {
-            self.actions.push(Action::Return(donor, stock));
-        }
-        self.send_off(donor, |_| true, None);
-    }
-
-    /// A donor that was removed is wanted again.
-    pub fn welcome_back(&mut self, donor: DonorId) {
-        self.donors.entry(donor).or_default().removing = false;
-        for member in self.extents.values_mut().flatten().filter(|m| m.placed.donor == donor) {
-            member.leaving = None;
-        }
     }
 
     /// Slabs came in.

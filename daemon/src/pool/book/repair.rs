@@ -57,7 +57,8 @@ impl Book {
                 return;
             }
             let donor = if need == Need::Replica { self.choose_for(extent, now) } else { None };
-            if let Some(donor) = donor.or_else(|| self.last_tier_for(extent, now)) {
+            let stays = donor.is_none() && need == Need::Replica && self.stay(extent);
+            if let Some(donor) = donor.or_else(|| self.last_tier_for(extent, now).filter(|_| !stays)) {
                 self.joins.push(Join { extent, donor });
                 self.ask(donor);
                 under_way += 1;
@@ -66,6 +67,19 @@ impl Book {
         if under_way == 0 && self.rules.rebalance {
             self.even_out(empty, now);
         }
+    }
+
+    /// Replicas that were to move only to even out donors stay: there is nowhere to go, since where they were to go is lost or removed. True if there were any.
+    fn stay(&mut self, extent: ExtentId) -> bool {
+        let is_removed = |donor: &DonorId| self.donors.get(donor).is_some_and(|d| d.removing);
+        let mut stays = false;
+        for member in self.extents.get_mut(&extent).into_iter().flatten() {
+            let moves = member.leaving.is_some_and(|leaving| leaving.deadline.is_none());
+            if moves && member.placed.state.is_kept() && !is_removed(&member.placed.donor) {
+                (member.leaving, stays) = (None, true);
+            }
+        }
+        stays
     }
 
     /// A donor for one more replica of an extent.
@@ -165,16 +179,6 @@ impl Book {
             member.leaving = Some(Leaving { deadline: None });
             self.joins.push(Join { extent, donor: to });
             self.ask(to);
-        }
-    }
-
-    pub(super) fn finish_removals(&mut self) {
-        let removing: Vec<DonorId> = self.donors.iter().filter(|(_, d)| d.removing).map(|(id, _)| *id).collect();
-        for donor in removing {
-            if self.kept_on(donor).is_empty() {
-                self.donors.remove(&donor);
-                self.actions.push(Action::Removed(donor));
-            }
         }
     }
 

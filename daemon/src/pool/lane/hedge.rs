@@ -1,6 +1,6 @@
 //! Reads that take too long get company: the same read from another replica, into spare pages of the arena. The first verified answer wins.
 //!
-//! *Too long* is longer than 99 of 100 reads from that donor took lately (see `latency`), and at least `hedge_after`; or `read_timeout`, whatever was observed.
+//! What too long is, and what is done about it, is decided in `pool/hedging`.
 //!
 //! # Whose bytes are whose
 //! A READ that is under way may write its piece of the arena at any time until it completes. So a piece is given to the lane's owner, or to anybody else,
@@ -8,8 +8,8 @@
 //! then the piece goes back to the free list. If the winner read into spare pages, these become the job's buffer, after the pages
 //! verified before were copied to them. The lane's arena is larger than its owner asked for by the spare pages, so that the owner never misses any.
 
-use super::read::Choice;
 use super::*;
+use crate::pool::hedging::{Choice, Late, Patience, Verdict};
 use nix::errno::Errno;
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
@@ -63,20 +63,18 @@ pub(super) fn spare(pages: u32, core: &Core) -> u32 {
 }
 
 impl Lane {
-    /// When a read from this end has taken too long.
-    fn patience(&self, at: usize) -> Duration {
-        let (timeout, least) = (self.core.config.read_timeout.0, self.core.config.hedge_after.0);
-        let late = self.ends[at].quantile.late_ns();
-        if least.is_zero() || late == 0 { timeout } else { least.max(Duration::from_nanos(late)).min(timeout) }
+    fn patience(&self) -> Patience {
+        Patience { most: self.core.config.read_timeout.0, least: self.core.config.hedge_after.0 }
     }
 
     /// Gives company to reads whose time is up.
     pub(super) fn hedge(&mut self, now: Instant) {
         self.timer.quiet(now);
+        let patience = self.patience();
         for at in 0..self.ends.len() {
-            let patience = self.patience(at);
+            let late_ns = self.ends[at].quantile.late_ns();
             while let Some(op) = self.ends[at].reads.oldest() {
-                if now.saturating_duration_since(self.ops[op].time) < patience {
+                if now < patience.due(self.ops[op].time, late_ns) {
                     break;
                 }
                 // Taken off the list: each attempt gets company once.
@@ -92,24 +90,32 @@ impl Lane {
             return;
         }
         let Work::Read(read) = self.jobs[job].work else { return };
-        if read.only.is_some() {
+        let Some((extent, _)) = self.one_extent(read.run) else { return };
+        let late = Late {
+            is_bound: read.only.is_some(),
+            has_company: read.attempts[1] != NIL,
+            is_youngest: read.attempts[1] == op || read.attempts[1] == NIL,
+            live: self.core.extents.replicas(extent).map_or(0, |r| r.live()),
+            has_spare: self.jobs[job].buf.pages <= self.spare,
+        };
+        let verdict = late.verdict();
+        if verdict == Verdict::Wait {
             return;
-        }
-        if read.attempts[1] != NIL {
-            // Both are slow. The older one goes on alone, and a third replica is tried, if there is one with an endpoint.
-            let Some((extent, _)) = self.one_extent(read.run) else { return };
-            if self.core.extents.replicas(extent).is_none_or(|r| r.live() < 3) || read.attempts[1] != op {
-                return;
-            }
-            let (first, second) = (self.ops[read.attempts[0]].buf, self.ops[read.attempts[1]].buf);
-            if self.jobs[job].buf.page == first.0 {
-                self.move_home(job, second.0);
-            }
-            self.orphan(read.attempts[0]);
         }
         let end = &mut self.ends[usize::from(self.ops[op].donor.0)];
         let waited = now.saturating_duration_since(self.ops[op].time).as_nanos() as u64;
         end.latency_ns = end.latency_ns.max(waited);
+        match verdict {
+            Verdict::Wait | Verdict::NoRoom => return,
+            Verdict::Accompany => {}
+            Verdict::Relieve => {
+                let (first, second) = (self.ops[read.attempts[0]].buf, self.ops[read.attempts[1]].buf);
+                if self.jobs[job].buf.page == first.0 {
+                    self.move_home(job, second.0);
+                }
+                self.orphan(read.attempts[0]);
+            }
+        }
         let Work::Read(read) = self.jobs[job].work else { return };
         if let Choice::Replica(_) = self.attempt(job, &read, now) {
             self.core.counts.hedged.fetch_add(1, Relaxed);
@@ -118,9 +124,10 @@ impl Lane {
 
     /// Has the owner woken when the next read's time is up.
     pub(super) fn set_timer(&mut self) {
+        let patience = self.patience();
         let due = |at: usize| {
             let op = self.ends[at].reads.oldest()?;
-            Some(self.ops[op].time + self.patience(at))
+            Some(patience.due(self.ops[op].time, self.ends[at].quantile.late_ns()))
         };
         if let Some(at) = (0..self.ends.len()).filter_map(due).min() {
             let now = Instant::now();

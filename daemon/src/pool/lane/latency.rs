@@ -14,7 +14,7 @@ const TAIL: u64 = 32;
 
 /// See the module's header.
 #[derive(Debug)]
-pub(super) struct Quantile {
+pub(in crate::pool) struct Quantile {
     counts: [u16; BUCKETS],
     seen: u32,
     late_ns: u64,

@@ -13,10 +13,10 @@
 
 mod ends;
 mod hedge;
-mod latency;
+pub(super) mod latency;
 mod now;
 mod read;
-mod silence;
+pub(super) mod silence;
 mod write;
 
 use super::buffer::{Buf, FreeList};

@@ -1,6 +1,7 @@
 //! Reads that are over when the call returns: on donors whose memory is this host's. No job, no operation under way, nobody to wait for.
 
 use super::*;
+use crate::pool::hedging::Choice;
 
 impl Lane {
     /// Reads some bytes of a slot here and now, and has `take` look at them: not verified, as with [`Lane::read_piece`]. The caller holds a reference to the
@@ -28,7 +29,7 @@ impl Lane {
         let replicas = self.core.extents.replicas(extent)?;
         let is_live = |(_, replica): &(u8, &Replica)| replica.state == ReplicaState::Live;
         let read = ReadWork::new(SlotRun { first: slot, count: 1 });
-        let read::Choice::Replica(choice) = self.choose(&read, replicas.iter().filter(is_live)) else { return None };
+        let Choice::Replica(choice) = self.choose(&read.asked(), replicas.iter().filter(is_live)) else { return None };
         let replica = replicas.nth(choice)?;
         let len = piece.end - piece.start;
         let addr = RemoteAddr(u64::from(place) * PAGE_SIZE as u64 + u64::from(piece.start));

@@ -1,20 +1,12 @@
 //! A read's way: choose a replica, verify what it brought, go on from the first page that is not good.
 
 use super::*;
+use crate::pool::hedging::{Asked, Candidate, Choice};
 
-/// How often a page is read from one replica before that counts as failed.
-const READ_TRIES: u8 = 4;
 /// Every so many reads the second-best replica is taken, so that its latency stays known.
 const PROBE_EVERY: u32 = 512;
 /// Pages on the list of those to heal at most. What does not fit is found by the scrubber.
 const MAX_HEALS: u32 = 256;
-
-pub(super) enum Choice {
-    Replica(u8),
-    /// All that are left have no endpoint now, or may come back.
-    Wait,
-    None,
-}
 
 impl Lane {
     /// The next attempt of a read, or its end.
@@ -39,22 +31,10 @@ impl Lane {
         let Some((extent, place)) = self.one_extent(read.run) else { return Choice::None };
         let Some(replicas) = self.core.extents.replicas(extent) else { return Choice::None };
         let busy = read.attempts.map(|op| if op == NIL { None } else { Some(self.ops[op].place) });
-        let tries = if read.only.is_some() { 1 } else { READ_TRIES };
+        let asked = Asked { busy, ..read.asked() };
         let filled = self.filled(extent, &replicas, place + read.at);
-        let open = |(n, r): &(u8, &Replica)| {
-            let has_it = match r.state {
-                ReplicaState::Live => true,
-                // Who asks for one that is being filled knows that it has got these pages.
-                ReplicaState::Joining | ReplicaState::Trailing if read.only.is_some() => true,
-                ReplicaState::Joining | ReplicaState::Trailing => filled[usize::from(*n)],
-                _ => false,
-            };
-            has_it
-                && read.tries[usize::from(*n)] < tries
-                && !busy.contains(&Some(*n))
-                && read.only.is_none_or(|only| only == *n)
-        };
-        let choice = match self.choose(read, replicas.iter().filter(open)) {
+        let open = |(n, r): &(u8, &Replica)| asked.may_ask(*n, r.state, filled[usize::from(*n)]);
+        let choice = match self.choose(&asked, replicas.iter().filter(open)) {
             Choice::Replica(n) => n,
             // What is away or joining may be live again soon; the keeper sees to it that this ends.
             Choice::None if read.only.is_none() && self.may_come(extent, &replicas, place + read.at, read.mismatch) => {
@@ -132,31 +112,20 @@ impl Lane {
         self.reports && is_coming && ((!mismatch && replicas.live() == 0) || replicas.iter().any(has_it))
     }
 
-    /// The best of the replicas that are still open to this read: fewest failures, donors before the spill file, then the least expected wait.
-    pub(super) fn choose<'a>(&mut self, read: &ReadWork, open: impl Iterator<Item = (u8, &'a Replica)>) -> Choice {
+    /// The best of the replicas that are open to a read.
+    pub(super) fn choose<'a>(&mut self, asked: &Asked, open: impl Iterator<Item = (u8, &'a Replica)>) -> Choice {
         self.reads = self.reads.wrapping_add(1);
-        let probe = self.reads.is_multiple_of(PROBE_EVERY);
-        let mut best: Option<((bool, u8, bool, u64), u8)> = None;
-        let mut second: Option<((bool, u8, bool, u64), u8)> = None;
-        let mut any = false;
-        for (n, replica) in open {
-            any = true;
-            let Some(end) = self.ends.get(usize::from(replica.donor.0)).filter(|e| e.usable()) else { continue };
-            let wait = end.latency_ns.saturating_mul(end.outstanding as u64 + 1);
-            let is_spill = self.core.is_spill(replica.donor);
-            let rank = ((read.good != Some(n) && read.good.is_some()), read.tries[usize::from(n)], is_spill, wait);
-            if best.is_none_or(|b| rank < b.0) {
-                second = best.replace((rank, n));
-            } else if second.is_none_or(|s| rank < s.0) {
-                second = Some((rank, n));
+        let candidate = |(place, replica): (u8, &Replica)| {
+            let end = self.ends.get(usize::from(replica.donor.0));
+            Candidate {
+                place,
+                is_usable: end.is_some_and(End::usable),
+                is_spill: self.core.is_spill(replica.donor),
+                latency_ns: end.map_or(0, |e| e.latency_ns),
+                outstanding: end.map_or(0, |e| e.outstanding),
             }
-        }
-        match (best, second) {
-            (Some(b), Some(s)) if probe && (s.0.1, s.0.2) == (b.0.1, b.0.2) => Choice::Replica(s.1),
-            (Some(b), _) => Choice::Replica(b.1),
-            (None, _) if any => Choice::Wait,
-            (None, _) => Choice::None,
-        }
+        };
+        asked.choose(open.map(candidate), self.reads.is_multiple_of(PROBE_EVERY))
     }
 
     /// Checks what a READ brought and goes on from the first bad page.

@@ -4,7 +4,7 @@
 use super::*;
 
 /// Nothing came from an end for so long, though something is under way there: far beyond what an operation takes.
-const LATE: Duration = Duration::from_millis(50);
+pub(in crate::pool) const LATE: Duration = Duration::from_millis(50);
 
 impl End {
     /// Since when something is awaited from it and nothing came.

@@ -2,6 +2,7 @@
 //!
 //! Another client leases and writes there too, so that a slab that is lent twice, or not cleaned, shows as wrong bytes.
 
+use super::absences::{Absence, GRACE};
 use super::*;
 use annex_agent::lease::{Action as Order, Book as Leases, ConnectionId, Limits, Machine, Saved};
 use annex_agent::lease::{SavedClaim, SavedLease};
@@ -11,7 +12,7 @@ use annex_shared::preamble::Proof;
 
 /// Slabs that a donor can lend.
 const CAPACITY: u32 = 6;
-const ANNEXD: ClientId = ClientId(1);
+pub(super) const ANNEXD: ClientId = ClientId(1);
 const OTHER: ClientId = ClientId(2);
 /// What the other client writes.
 const FOREIGN: u32 = u32::MAX;
@@ -30,7 +31,7 @@ struct Slab {
 }
 
 pub(super) struct Donor {
-    leases: Leases,
+    pub leases: Leases,
     watch: Watch,
     slabs: Vec<Slab>,
     saved: BTreeMap<ClientId, SavedClaim>,
@@ -43,10 +44,11 @@ pub(super) struct Donor {
     pub known: bool,
     /// Slabs that annexd asked for and was not answered about.
     pub asked: u32,
-    connection: ConnectionId,
-    session: Session,
+    pub connection: ConnectionId,
+    pub session: Session,
+    pub absence: Absence,
     /// What annexd's thread for the donor holds there.
-    held: BTreeMap<SlabId, Rkey>,
+    pub held: BTreeMap<SlabId, Rkey>,
     other: Option<ConnectionId>,
 }
 
@@ -68,9 +70,17 @@ impl Donor {
             asked: 0,
             connection: ConnectionId(0),
             session: Session::new(now),
+            absence: Absence::default(),
             held: BTreeMap::new(),
             other: None,
         }
+    }
+
+    /// annexd's end of the connection is gone.
+    pub fn hang_up(&mut self, now: Instant) {
+        (self.connected, self.reachable, self.absence.unanswered) = (false, false, None);
+        self.absence.returns.clear();
+        self.session.failed(now, 0.5);
     }
 
     /// The slab under this key, if annexd may use it now.
@@ -100,7 +110,15 @@ impl World<'_> {
     pub(super) fn slab(&mut self, donor: usize, key: u64) -> Option<&mut Contents> {
         let now = self.moment;
         let d = &mut self.donors[donor];
-        let slab = d.lent(key, now).filter(|_| d.reachable)?;
+        let slab = d.lent(key, now).filter(|_| d.reachable && d.absence.hang.is_none())?;
+        Some(&mut d.slabs[slab].bytes)
+    }
+
+    /// The same for an operation that was given up.
+    pub(super) fn slab_of_any_session(&mut self, donor: usize, key: u64) -> Option<&mut Contents> {
+        let now = self.moment;
+        let d = &mut self.donors[donor];
+        let slab = d.lent(key, now)?;
         Some(&mut d.slabs[slab].bytes)
     }
 
@@ -114,17 +132,22 @@ impl World<'_> {
     /// It is there and will stay there.
     pub(super) fn is_sure(&self, r: &Replica) -> bool {
         let d = &self.donors[usize::from(r.donor.0)];
-        d.connected && d.known && self.bytes(r).is_some() && !self.is_recalled(r)
+        let is_there = d.connected && d.known && d.absence.hang.is_none();
+        is_there && self.bytes(r).is_some() && !self.is_recalled(r)
     }
 
     pub(super) fn is_recalled(&self, r: &Replica) -> bool {
-        self.donors[usize::from(r.donor.0)].leases.recalled(r.slab).is_some()
+        let d = &self.donors[usize::from(r.donor.0)];
+        d.leases.recalled(r.slab).is_some() || d.leases.is_closing()
     }
 
     // ---- annexd's thread for the donor ----
 
     pub(super) fn connect(&mut self, donor: usize) {
         let (now, ttl) = (self.moment, self.ttl);
+        if self.donors[donor].absence.is_out() {
+            return;
+        }
         let connection = ConnectionId(self.fresh());
         let breaks = self.draw(6) == 0;
         let d = &mut self.donors[donor];
@@ -135,6 +158,9 @@ impl World<'_> {
         self.obey(donor);
         let d = &mut self.donors[donor];
         d.saved.insert(ANNEXD, SavedClaim { client: ANNEXD, machine: machine(ANNEXD), seen, until });
+        // Nothing of an earlier session comes after this.
+        self.strays.retain(|stray| stray.donor != donor);
+        let d = &mut self.donors[donor];
         let proof = Proof { client: ANNEXD, incarnation, session: hello.session };
         assert_eq!(d.leases.admit(&proof), Ok(()));
         let recalled = d.leases.recalled_from(ANNEXD);
@@ -151,6 +177,9 @@ impl World<'_> {
         let (host, rack) = (None, None);
         let greeting = Greeting { incarnation, resumed: hello.resumed, host, rack, held: hello.held, free };
         self.send(News::Up(donor, greeting));
+        if self.donors[donor].leases.is_closing() {
+            self.send(News::Closing(donor, GRACE));
+        }
         for (slab, until) in recalled {
             self.send(News::Recalled(donor, vec![slab], now.until(until)));
         }
@@ -159,10 +188,9 @@ impl World<'_> {
     pub(super) fn disconnect(&mut self, donor: usize) {
         self.tell(|w| format!("{:?} donor{donor} goes", w.now));
         self.saw_fault(Seen::Disconnected);
-        let (now, is_seen) = (self.moment, self.draw(2) == 0);
+        let (now, is_seen) = (self.moment, self.draw(2) == 0 && !self.donors[donor].absence.is_frozen());
+        self.donors[donor].hang_up(self.now);
         let d = &mut self.donors[donor];
-        (d.connected, d.reachable) = (false, false);
-        d.session.failed(self.now, 0.5);
         if is_seen {
             d.leases.disconnected(ANNEXD, d.connection, now);
             self.obey(donor);
@@ -173,7 +201,7 @@ impl World<'_> {
     pub(super) fn answer_lease(&mut self, donor: usize) {
         let now = self.moment;
         let d = &mut self.donors[donor];
-        if d.asked == 0 || !d.connected {
+        if d.asked == 0 || !d.connected || d.absence.is_frozen() {
             return;
         }
         d.asked -= 1;
@@ -202,6 +230,9 @@ impl World<'_> {
     pub(super) fn give_back(&mut self, donor: usize, leases: &[Lease]) {
         let now = self.moment;
         let d = &mut self.donors[donor];
+        if d.absence.is_frozen() {
+            return d.absence.returns.extend(leases);
+        }
         let mine = |l: &&Lease| d.held.get(&l.slab) == Some(&l.rkey);
         let slabs: Vec<SlabId> = leases.iter().filter(mine).map(|l| l.slab).collect();
         if d.connected && !slabs.is_empty() {
@@ -219,8 +250,16 @@ impl World<'_> {
     }
 
     pub(super) fn renew(&mut self, donor: usize) {
-        // Asked and answered at once; heard when the keeper comes to it.
-        let (now, asked) = (self.moment, self.now);
+        // Asked and answered at once, unless it hangs; heard when the keeper comes to it.
+        let asked = self.now;
+        match self.donors[donor].absence.is_frozen() {
+            true => self.unanswered(donor),
+            false => self.answer_renewal(donor, asked),
+        }
+    }
+
+    pub(super) fn answer_renewal(&mut self, donor: usize, asked: Instant) {
+        let now = self.moment;
         let d = &mut self.donors[donor];
         let held = d.leases.renew(ANNEXD, d.connection, now);
         self.obey(donor);
@@ -240,6 +279,7 @@ impl World<'_> {
             self.now += step;
             self.moment.0 += step.as_nanos() as u64;
             for donor in 0..self.donors.len() {
+                self.end_absence(donor);
                 self.keep_house(donor);
                 let d = &self.donors[donor];
                 if d.connected && Some(donor) != held_up && d.session.next(self.now) == Step::Renew {
@@ -255,6 +295,9 @@ impl World<'_> {
     pub(super) fn keep_house(&mut self, donor: usize) {
         let now = self.moment;
         let d = &mut self.donors[donor];
+        if d.absence.is_frozen() {
+            return;
+        }
         if d.leases.next_deadline().is_some_and(|at| at <= now) {
             d.leases.tick(now);
             self.obey(donor);
@@ -273,12 +316,14 @@ impl World<'_> {
         self.tell(|w| format!("{:?} donor{donor} restarts, bytes {with_bytes}", w.now));
         self.saw_fault(Seen::Restarted);
         self.disconnect(donor);
+        self.strays.retain(|stray| stray.donor != donor);
         let first = self.fresh() << 16;
         let now = self.moment;
         let limits = Donor::limits(self.ttl);
         let d = &mut self.donors[donor];
         d.incarnation += 1;
         d.other = None;
+        (d.absence.hang, d.absence.ends) = (None, None);
         let mut leases = Vec::new();
         for (n, slab) in (0..).zip(&mut d.slabs) {
             slab.saved = slab.saved.filter(|_| with_bytes);
@@ -366,7 +411,7 @@ impl World<'_> {
     }
 
     /// Carries out what the lease book wants.
-    fn obey(&mut self, donor: usize) {
+    pub(super) fn obey(&mut self, donor: usize) {
         self.carry_on(donor, false);
     }
 

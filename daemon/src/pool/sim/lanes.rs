@@ -20,9 +20,10 @@ impl World<'_> {
         self.references[slot as usize] = 2;
         let content = self.fresh() as u32;
         self.sums[slot as usize] = content;
-        let mut write = Write { slot, content, open: Vec::new(), done: [None; PLACES] };
+        let mut write = Write { slot, content, open: Vec::new(), done: [None; PLACES], is_unknown: false };
         for (n, r) in self.table.replicas(extent).unwrap().iter().filter(|(_, r)| r.state.is_written()) {
-            write.open.push((n, r.generation, usize::from(r.donor.0), r.rkey.0));
+            let (donor, key, since) = (usize::from(r.donor.0), r.rkey.0, self.now);
+            write.open.push(Posted { place: n, generation: r.generation, donor, key, since });
         }
         self.writes.push(write);
     }
@@ -37,10 +38,13 @@ impl World<'_> {
             return self.settle(at);
         }
         let i = self.draw(self.writes[at].open.len());
-        let (n, generation, donor, key) = self.writes[at].open[i];
+        let Posted { place: n, generation, donor, key, .. } = self.writes[at].open[i];
         let (slot, content) = (self.writes[at].slot, self.writes[at].content);
         let extent = ExtentId(slot / SLOTS);
         let replica = self.table.replica(extent, n);
+        if self.donors[donor].absence.hang.is_some() {
+            return;
+        }
         let fault = self.draw(40);
         let fails = fault <= 1 && self.table.replicas(extent).is_some_and(|r| r.live() > 1) && self.can_spare(donor);
         if !self.donors[donor].reachable {
@@ -97,7 +101,11 @@ impl World<'_> {
         if settled.demoted != 0 {
             self.send(News::Demoted(extent, settled.demoted));
         }
-        self.references[write.slot as usize] -= 1;
+        match write.is_unknown {
+            // What was given up may still come.
+            true => self.quarantine.push_back((self.now + QUARANTINE.max(self.ttl * 3 / 2), write.slot)),
+            false => self.references[write.slot as usize] -= 1,
+        }
         if settled.held {
             self.tally.saw(Seen::Written);
             self.acknowledged[write.slot as usize] = write.content;

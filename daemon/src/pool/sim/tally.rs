@@ -26,9 +26,26 @@ pub(super) enum Seen {
     /// Replicas that were filled.
     Filled,
     Vacated,
+    /// Operations that took far too long and were done after all.
+    Late,
+    /// Donors that neither answered nor broke off.
+    Hung,
+    /// Those whose agents were found silent, too.
+    Silent,
+    /// Writes that reached their donor after they had been given up.
+    Strayed,
+    /// Donors that announced their end.
+    Closed,
+    Removed,
+    Added,
+    /// Pages that were read.
+    Read,
+    /// Reads that got company, and those whose older attempt was relieved.
+    Hedged,
+    Relieved,
 }
 
-const ALL: [Seen; 16] = [
+const ALL: [Seen; 26] = [
     Seen::Checked,
     Seen::Written,
     Seen::Disconnected,
@@ -45,6 +62,16 @@ const ALL: [Seen; 16] = [
     Seen::Rejoined,
     Seen::Filled,
     Seen::Vacated,
+    Seen::Late,
+    Seen::Hung,
+    Seen::Silent,
+    Seen::Strayed,
+    Seen::Closed,
+    Seen::Removed,
+    Seen::Added,
+    Seen::Read,
+    Seen::Hedged,
+    Seen::Relieved,
 ];
 
 impl Seen {
@@ -56,6 +83,8 @@ impl Seen {
             Action::Join { .. } => Some(Seen::Joined),
             Action::Rejoin { .. } => Some(Seen::Rejoined),
             Action::Vacate { .. } => Some(Seen::Vacated),
+            Action::Silent(_, true) => Some(Seen::Silent),
+            Action::Removed(_) => Some(Seen::Removed),
             _ => None,
         }
     }

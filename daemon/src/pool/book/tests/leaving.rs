@@ -139,3 +139,53 @@ fn a_donor_that_was_added_takes_its_share_of_replicas() {
     assert!(held.iter().max().unwrap() - held.iter().min().unwrap() <= 4, "{held:?}");
     assert!(world.extents.keys().all(|e| world.live(*e) == 2));
 }
+
+#[test]
+fn what_a_removed_donor_had_still_to_say_brings_it_not_back() {
+    // Its thread was just connecting when it was removed. Slabs were asked for there from then on, nobody answered, and extents waited for theirs without end.
+    let (mut world, victim) = one_of_three_is_removed();
+    world.fill_and_settle();
+    assert_eq!(world.removed, [victim]);
+    let at = usize::from(victim.0);
+    world.connect(at);
+    let others: Vec<usize> = (0..3).filter(|d| *d != at).collect();
+    world.disconnect(others[0]);
+    world.now += Duration::from_secs(60);
+    world.settle(&Room { free: SLOTS, ..nothing_free() });
+    assert_eq!((world.lent[at].len(), &world.removed[..]), (0, &[victim][..]), "it is used, or removed again");
+    world.book.welcome_back(victim);
+    world.connect(at);
+    world.fill_and_settle();
+    assert!(world.extents.keys().all(|e| world.live(*e) == 2));
+}
+
+#[test]
+fn a_donor_that_is_removed_is_emptied_though_it_wanted_its_slabs_back_and_wants_them_no_longer() {
+    // The deadline took the place of the mark that they are to leave for good, and when it was over and the drain ended they stayed: the removal never ended.
+    let (mut world, victim) = one_of_three_is_removed();
+    let slabs: Vec<SlabId> = world.lent[usize::from(victim.0)].keys().copied().collect();
+    world.book.recalled(victim, &slabs, world.now + Duration::from_secs(1));
+    world.now += Duration::from_secs(2);
+    world.book.renewed(victim, &slabs, 0, world.now, world.now);
+    world.fill_and_settle();
+    assert_eq!(world.removed, [victim]);
+    assert!(world.extents.keys().all(|e| world.live(*e) == 2));
+}
+
+#[test]
+fn a_replica_that_was_to_move_to_a_donor_that_is_removed_stays_where_it_is() {
+    // It was marked to leave for the balance's sake. When the donor that was to have it was to be removed, too few were to stay, nobody else could take one, and neither ended.
+    let mut world = World::new(3, 2, 12);
+    (0..2).for_each(|d| world.connect(d));
+    world.settle(&nothing_free());
+    let extent = *world.extents.keys().next().unwrap();
+    world.connect(2);
+    let member = &mut world.book.extents.get_mut(&extent).unwrap()[0];
+    member.leaving = Some(crate::pool::book::members::Leaving { deadline: None });
+    world.settle(&Room { free: SLOTS, ..nothing_free() });
+    assert!(world.extents[&extent].iter().any(|p| p.donor == DonorId(2)), "it is on its way");
+    world.book.remove(DonorId(2));
+    world.fill_and_settle();
+    assert_eq!((&world.removed[..], world.book.moving()), (&[DonorId(2)][..], 0));
+    assert_eq!(world.live(extent), 2);
+}
