@@ -69,8 +69,9 @@ fn install() -> io::Result<()> {
     let replaced = REPLACED.get_or_init(|| replace().map_err(|error| error.raw_os_error().unwrap_or(libc::EINVAL)));
     replaced.map_err(io::Error::from_raw_os_error)?;
     static CHILDREN: Once = Once::new();
-    // SAFETY: the function only stores to an atomic. It fails for lack of memory alone: then a child that faults there finds no ring, and ends.
     CHILDREN.call_once(|| {
+        // It fails for lack of memory alone: then a child that faults there finds no ring, and ends.
+        // SAFETY: the function only stores to an atomic.
         let _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     });
     Ok(())

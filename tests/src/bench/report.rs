@@ -132,11 +132,10 @@ fn patterns(results: &Results) -> String {
             }
         );
     }
-    let floors: [(&str, fn(&Floors) -> &Measured); 3] =
-        [("bare fault", |f| &f.fault), ("bare SIGBUS fault", |f| &f.sigbus), ("bare ping-pong", |f| &f.ping)];
-    for (name, floor) in floors {
+    for (nth, name) in ["bare fault", "bare SIGBUS fault", "bare ping-pong"].into_iter().enumerate() {
         let of = |figure: fn(&Measured) -> f64| {
-            super::middle(results.floors.iter().map(|floors| figure(floor(floors))).collect())
+            let measured = |floors: &Floors| figure([&floors.fault, &floors.sigbus, &floors.ping][nth]);
+            super::middle(results.floors.iter().map(measured).collect())
         };
         let (p50, p99, p999) = (of(|m| m.p50_us), of(|m| m.p99_us), of(|m| m.p999_us));
         let _ = writeln!(text, "\n{name}: p50 {p50:.2} µs, p99 {p99:.1} µs, p99.9 {p999:.1} µs.");
