@@ -169,7 +169,9 @@ impl Book {
             if which(&placed)
                 && let Some(member) = self.member(extent, place)
             {
-                member.leaving = Some(Leaving { deadline });
+                // One that is to leave for good may be wanted back before.
+                let before = member.leaving.and_then(|leaving| leaving.deadline);
+                member.leaving = Some(Leaving { deadline: deadline.or(before) });
                 self.weigh(extent);
             }
         }

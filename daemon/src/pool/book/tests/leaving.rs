@@ -189,3 +189,17 @@ fn a_replica_that_was_to_move_to_a_donor_that_is_removed_stays_where_it_is() {
     assert_eq!((&world.removed[..], world.book.moving()), (&[DonorId(2)][..], 0));
     assert_eq!(world.live(extent), 2);
 }
+
+#[test]
+fn the_removal_of_a_donor_that_wants_its_slabs_back_forgets_not_until_when() {
+    // The replica counted as one that lasts until it has gone elsewhere. With one replica the backup only followed it from then on, and at the deadline what it had not got was gone.
+    let mut world = World::new(3, 2, 8);
+    (0..2).for_each(|d| world.connect(d));
+    world.settle(&nothing_free());
+    let extent = *world.extents.keys().next().unwrap();
+    let slabs: Vec<SlabId> = world.lent[0].keys().copied().collect();
+    world.book.recalled(DonorId(0), &slabs, world.now + Duration::from_secs(8));
+    assert_eq!(world.book.grade(extent), Grade::Degraded);
+    world.book.remove(DonorId(0));
+    assert_eq!(world.book.grade(extent), Grade::Degraded, "it is taken for whole");
+}
