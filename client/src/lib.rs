@@ -18,7 +18,6 @@
 //! A page that no donor has any more is lost: touching it is SIGBUS, to which the program's own handler, or the end, answers. Nothing reads as zeros that was written.
 
 mod annexd;
-mod c;
 mod handler;
 
 pub use annex_shared::api::Limit;

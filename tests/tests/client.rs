@@ -152,7 +152,7 @@ fn a_c_program_uses_the_header_and_the_library() {
     let bed = Testbed::builder().beside_another().shm();
     let library = bins::find("libannex_client.so");
     let (place, program) = (library.parent().expect("a file has a folder"), bed.path().join("region"));
-    let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("../client/include");
+    let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("../client/c/include");
     let compiled = Command::new("cc")
         .args(["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O2", "-o"])
         .arg(&program)

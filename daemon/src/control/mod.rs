@@ -16,7 +16,6 @@ pub mod access;
 pub mod host;
 pub mod pool;
 mod progress;
-#[cfg(any(test, feature = "scripted"))]
 pub mod scripted;
 pub mod server;
 pub mod socket;

@@ -1,6 +1,6 @@
 //! The same for C: `include/annex.h` says what each of these does.
 
-use crate::{Error, Limit, Options, Region};
+use client::{Error, Limit, Options, Region};
 use std::ffi::{CStr, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
