@@ -3,7 +3,11 @@
 use annex_tests::testbed::census::Census;
 use annex_tests::testbed::{Outcome, Testbed, bins, wait_for};
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::stat::Mode;
+use nix::unistd::{Pid, mkfifo};
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -94,4 +98,57 @@ fn a_detach_with_long_lived_children_leaves_each_as_it_was() {
     job.signal(Signal::SIGUSR1);
     let outcome = job.wait(2 * MINUTE).succeeded();
     assert_eq!(outcome.stdout, "serving\nall right\n", "{outcome}");
+}
+
+fn runs(program: &Path) -> bool {
+    let processes = std::fs::read_dir("/proc").expect("it is mounted").flatten();
+    processes.into_iter().any(|process| std::fs::read_link(process.path().join("exe")).is_ok_and(|exe| exe == program))
+}
+
+/// Whether some of its memory is to be zeros in the child can't be known there. The child itself is nobody's yet: it may run on, but not with zeros.
+#[test]
+fn a_program_that_forks_where_its_marks_can_not_be_read_is_stopped_and_its_child_finds_no_zeros() {
+    let bed = Testbed::builder().beside_another().shm();
+    let (program, file) = (bed.path().join("fork"), bed.path().join("found"));
+    let compiled = Command::new("cc")
+        .args(["-Wall", "-Wextra", "-Werror", "-O2", "-o"])
+        .arg(&program)
+        .arg(bins::script("fork.c"))
+        .status();
+    assert!(compiled.expect("there is a C compiler").success());
+    let marks = bed.path().join("marks");
+    mkfifo(&marks, Mode::S_IRWXU).expect("a FIFO can be made");
+    for readable in [true, false] {
+        let mut command = Command::new(&program);
+        command.arg(&file);
+        let mut job = bed.natively("forks", command);
+        job.wait_says("filled", MINUTE);
+        bed.ask("attach", [&job.pid().to_string(), "--name", "forks", "--local", "4M", "--no-wait"]).succeeded();
+        bed.wait_app("forks", MINUTE, |app| app.evicted > 26 << 20);
+        if !readable {
+            let mounted =
+                Command::new("mount").arg("--bind").arg(&marks).arg(format!("/proc/{}/smaps", job.pid())).status();
+            assert!(mounted.expect("mount runs").success());
+        }
+        job.signal(Signal::SIGUSR1);
+        let found = || std::fs::read_to_string(&file).unwrap_or_default();
+        if readable {
+            job.wait(MINUTE).succeeded();
+            assert_eq!(found(), "reading\nright\n");
+            std::fs::remove_file(&file).expect("it was there");
+            bed.wait_gone("forks");
+            continue;
+        }
+        // annexd waits for what it is to read there. The child is there by then, and waits for its pages.
+        let mut garbage = OpenOptions::new().write(true).open(&marks).expect("annexd reads the marks");
+        wait_for("the child to read", MINUTE, || found() == "reading\n");
+        garbage.write_all(b"\xff\n").expect("annexd reads the marks");
+        drop(garbage);
+        let outcome = job.wait(MINUTE);
+        assert_eq!(outcome.code(), 128 + 9, "{outcome}");
+        assert!(bed.annexd_logs().contains("which of its memory the child is to find wiped is not known"));
+        wait_for("the child to end", MINUTE, || !runs(&program));
+        assert_eq!(found(), "reading\n");
+        wait_for("every slot to be free", MINUTE, || bed.status().pool.used == 0);
+    }
 }

@@ -27,7 +27,7 @@ use super::process;
 use super::scan::Pagemap;
 use super::space::{Core, Space, SpaceId, Surroundings};
 use super::table::{PageIdx, Record, Table, TableFull};
-use super::uffd::{Event, Probe, Uffd};
+use super::uffd::{Event, Installed, Probe, Uffd};
 use super::window::{Displaced, Range, overlap, without};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::Ordering::Relaxed;
@@ -161,6 +161,14 @@ impl Space {
             known
         });
         let Some(probe) = probe else {
+            for start in [source.0, to] {
+                let range = (start, start.plus(source.1.0 - source.0.0));
+                for (page, record, _) in core.take(range) {
+                    core.released.extend(record.slot());
+                    // The page has a place in the table.
+                    let _ = core.table.set(page, Record::Poisoned);
+                }
+            }
             return self
                 .app
                 .stop("a forked child's mappings did not come to rest: whether it has a moved mapping is not known");
@@ -185,27 +193,28 @@ impl Space {
         core.table.forking(id.0, nth);
         let mut table = match Table::new(self.app.id, id.0) {
             Ok(table) => table,
-            Err(e) => return self.app.stop(&format!("failed to make a page table for a forked child: {e}")),
+            Err(e) => {
+                condemn(core, uffd);
+                return self.app.stop(&format!("failed to make a page table for a forked child: {e}"));
+            }
         };
-        let left_behind = self.left_behind(core);
-        let is_known = left_behind.is_some();
-        let left_behind = left_behind.unwrap_or_default();
-        // It gets SIGBUS until it is stopped, rather than bytes that may not be for it.
-        let pass_on = |record| match record {
-            Record::Evicted(_) if !is_known => Some(Record::Poisoned),
-            other => inherit(other, around),
-        };
+        let Some(left_behind) = self.left_behind(core) else { return condemn(core, uffd) };
         let (start, end) = Table::everything();
         let mut full = false;
         core.table.walk(start, end, |page, record| {
             if heritage::is_in(&left_behind, page) {
                 return;
             }
-            let Some(inherited) = pass_on(record) else { return };
-            full |= table.set(page, inherited).is_err();
+            let Some(inherited) = inherit(record, around) else { return };
+            if table.set(page, inherited).is_err() {
+                inherited.slot().into_iter().for_each(|slot| around.pool.release(slot));
+                full = true;
+            }
             table.set_policy(page, core.table.policy(page));
         });
         if full {
+            table.clear(start, end, |slot| around.pool.release(slot));
+            condemn(core, uffd);
             return self.app.stop("the page table of a forked child is full");
         }
         let child = Arc::new(Space::new(id, self.app.clone(), uffd, table));
@@ -221,7 +230,7 @@ impl Space {
             childs.window.doubtful = core.window.doubtful.clone();
             childs.window.displaced = core.window.displaced.clone();
             for displaced in &mut childs.window.displaced {
-                displaced.records.retain_mut(|(_, record, _)| match pass_on(*record) {
+                displaced.records.retain_mut(|(_, record, _)| match inherit(*record, around) {
                     Some(inherited) => {
                         *record = inherited;
                         true
@@ -237,7 +246,7 @@ impl Space {
         core.born.push(child);
     }
 
-    /// What a child that is forked now does not inherit; `None`: that is not known, and the app is stopped. Whoever has nothing evicted is not asked: smaps takes
+    /// What a child that is forked now does not inherit; `None`: that is not known, and the app has been stopped. Whoever has nothing evicted is not asked: smaps takes
     /// half as long as the fork itself.
     fn left_behind(&self, core: &Core) -> Option<Vec<Range>> {
         let Some(pid) = self.pid().filter(|_| core.table.evicted() > 0) else { return Some(Vec::new()) };
@@ -368,6 +377,29 @@ fn inherit(record: Record, around: &Surroundings) -> Option<Record> {
         // The child's page is resident and shared; whose copy it has is not worth following.
         Record::Clean(_) => None,
         other => Some(other),
+    }
+}
+
+/// A child that can't be followed, of an app that is stopped: its process is not known yet, so that it may live on. What is evicted of it is SIGBUS to it
+/// from now on; all else it has.
+fn condemn(core: &Core, uffd: Uffd) {
+    let mut is_sure = true;
+    let mut poison = |page: PageIdx| {
+        let outcome = (0..1_000).map(|_| uffd.poison(page.addr())).find(|outcome| {
+            let is_known = *outcome != Installed::TryAgain;
+            if !is_known {
+                std::thread::yield_now();
+            }
+            is_known
+        });
+        is_sure &= outcome.is_some();
+    };
+    let (start, end) = Table::everything();
+    core.table.walk(start, end, |page, _| poison(page));
+    core.window.displaced.iter().flat_map(|displaced| &displaced.records).for_each(|(page, ..)| poison(*page));
+    if !is_sure {
+        // It changes its mappings, and waits until somebody reads of that. Nobody will: better than zeros, which it would find without its userfaultfd.
+        std::mem::forget(uffd);
     }
 }
 
