@@ -42,8 +42,9 @@ struct Args {
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    let stall = Duration::from_secs(args.stall);
     if let Some(megabytes) = args.probe {
-        return match stress::probe(megabytes) {
+        return match stress::probe(megabytes, stall) {
             Ok(()) => ExitCode::SUCCESS,
             Err(trouble) => fail(&trouble.to_string()),
         };
@@ -60,7 +61,7 @@ fn main() -> ExitCode {
         seed: args.seed,
         features,
         directory: args.dir,
-        stall: Duration::from_secs(args.stall),
+        stall,
     };
     match stress::run(&plan) {
         Ok(summary) => {

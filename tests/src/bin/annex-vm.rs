@@ -89,8 +89,8 @@ fn play(scenario: &Scenario, lab: &mut Lab) -> bool {
     match &played {
         Ok(()) => println!("== {}: shown in {took:.0?}", scenario.name),
         Err(error) => {
-            lab.running().for_each(|guest| println!("{}", guest.last_words()));
-            println!("== {}: FAILED after {took:.0?}: {error:?}", scenario.name);
+            lab.running().for_each(|guest| println!("{}{}", guest.last_words(), guest.said_by_loads()));
+            println!("== {}: FAILED after {took:.0?}: {error:#}", scenario.name);
             lab.power_off_all();
         }
     }

@@ -20,18 +20,21 @@ use std::time::{Duration, Instant};
 
 /// Children alive at once.
 const MOST: usize = 3;
-/// A child that has not ended by then is ended by its own alarm and counts as hung.
-const PATIENCE: u32 = 120;
 /// In a child, which has one thread.
 const CHILDS_PLACE: usize = 63;
 
 /// The children not waited for yet.
-#[derive(Default)]
 pub struct Children {
     alive: Mutex<Vec<libc::pid_t>>,
+    stall: Duration,
 }
 
 impl Children {
+    /// None yet. `stall`: how long the whole program may be without any progress.
+    pub fn new(stall: Duration) -> Children {
+        Children { alive: Mutex::default(), stall }
+    }
+
     /// Waits for those that have ended.
     fn reap(alive: &mut Vec<libc::pid_t>, flags: i32, board: Shared) -> Result<(), Trouble> {
         let mut outcome = Ok(());
@@ -76,7 +79,7 @@ fn wait(pid: libc::pid_t, flags: i32) -> Result<Option<()>, Trouble> {
         return Ok(Some(()));
     }
     if libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGALRM {
-        return Err(Trouble::Child(format!("(PID {pid}) hung for {PATIENCE} s")));
+        return Err(Trouble::Child(format!("(PID {pid}) hung until its alarm ended it")));
     }
     Err(Trouble::Child(format!("(PID {pid}) failed: wait status {status:#x}")))
 }
@@ -145,7 +148,7 @@ pub fn fork(set: &Set, dice: &mut Dice, board: Shared, children: &Children) -> R
     match unsafe { libc::fork() } {
         -1 => Err(Trouble::Call { what: "fork", source: std::io::Error::last_os_error() }),
         0 => {
-            let outcome = inherited(set, &letter.read(), &before, board, seed);
+            let outcome = inherited(set, &letter.read(), &before, board, seed, children.stall);
             end_child(outcome, board)
         }
         pid => {
@@ -173,10 +176,23 @@ fn end_child(outcome: Result<(), Trouble>, board: Shared) -> ! {
     unsafe { libc::_exit(code) }
 }
 
-/// The child's life.
-fn inherited(set: &Set, after: &[u64], before: &[u64], board: Shared, seed: u64) -> Result<(), Trouble> {
+/// A child verifies all it has inherited several times, beside others that do the same: it has four times as long as the whole program may be without any
+/// progress. Then its own alarm ends it, and it counts as hung.
+fn end_when_hung(stall: Duration) {
     // SAFETY: sets a timer, whose signal ends the process.
-    unsafe { libc::alarm(PATIENCE) };
+    unsafe { libc::alarm(4 * stall.as_secs() as u32) };
+}
+
+/// The child's life.
+fn inherited(
+    set: &Set,
+    after: &[u64],
+    before: &[u64],
+    board: Shared,
+    seed: u64,
+    stall: Duration,
+) -> Result<(), Trouble> {
+    end_when_hung(stall);
     let mut dice = Dice::new(seed);
     // Another thread of the parent may have had some pages protected at that moment. Those are unknown, but writable they
     // must be.
@@ -223,9 +239,10 @@ fn inherited(set: &Set, after: &[u64], before: &[u64], board: Shared, seed: u64)
 }
 
 /// Starts this program anew, as a shell would start one, and waits for it.
-pub fn exec(dice: &mut Dice, board: Shared) -> Result<(), Trouble> {
+pub fn exec(dice: &mut Dice, board: Shared, children: &Children) -> Result<(), Trouble> {
     let mut command = Command::new("/proc/self/exe");
     command.args(["--probe", &(1 + dice.below(8)).to_string()]);
+    command.args(["--stall", &children.stall.as_secs().to_string()]);
     if dice.one_in(2) {
         use std::os::unix::process::CommandExt;
         // A hook makes the standard library use fork and exec; without one it uses vfork's semantics.
@@ -238,10 +255,9 @@ pub fn exec(dice: &mut Dice, board: Shared) -> Result<(), Trouble> {
 }
 
 /// What an exec'ed copy of this program does: a few MiB of memory of its own, verified.
-pub fn probe(megabytes: usize) -> Result<(), Trouble> {
+pub fn probe(megabytes: usize, stall: Duration) -> Result<(), Trouble> {
     let board = Shared::new().map_err(Trouble::call("mmap of the counters"))?;
-    // SAFETY: sets a timer, whose signal ends the process.
-    unsafe { libc::alarm(PATIENCE) };
+    end_when_hung(stall);
     let set = Set::new((megabytes << 20) / PAGE, std::process::id() as u64)?;
     for round in 0..3 {
         for page in 0..set.pages() {

@@ -147,7 +147,7 @@ pub fn run(plan: &Plan) -> Result<Summary, Trouble> {
     if plan.features.contains(&Feature::Huge) {
         discard::hint_huge(&set)?;
     }
-    let children = family::Children::default();
+    let children = family::Children::new(plan.stall);
     let watchdog = watchdog::start(board, plan.stall);
     let workers: Vec<_> = (0..plan.threads)
         .map(|place| worker::Worker::new(place, plan, &set, board, &children))

@@ -118,7 +118,7 @@ impl<'a> Worker<'a> {
             Feature::Protect => discard::protect(self.set, &mut self.dice, self.board),
             Feature::Huge => discard::toggle_huge(self.set, &mut self.dice),
             Feature::Fork => family::fork(self.set, &mut self.dice, self.board, self.children),
-            Feature::Exec => family::exec(&mut self.dice, self.board),
+            Feature::Exec => family::exec(&mut self.dice, self.board, self.children),
             Feature::Threads => family::thread(&mut self.dice, self.board),
         }
     }

@@ -108,6 +108,12 @@ impl Guest {
         )
     }
 
+    /// What the loads that have run on it have written, and how they ended; nothing where that can't be had any more.
+    pub fn said_by_loads(&self) -> String {
+        let script = "cd /run && for file in *.out *.err *.code; do [ -s $file ] && echo \"--- $file ---\" && tail -c 4000 $file; done";
+        self.run(script, Duration::from_secs(20)).map_or(String::new(), |output| output.stdout)
+    }
+
     /// Takes its power away.
     pub fn power_off(mut self) {
         self.qemu.kill();

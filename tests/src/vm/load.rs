@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// How long a load may take to come to its end once it was asked to, verifying everything once more.
-const END: Duration = Duration::from_secs(300);
+const END: Duration = Duration::from_secs(600);
 
 /// A program that runs as the unit and the app of the same name.
 pub struct Load<'a> {
@@ -28,7 +28,7 @@ impl<'a> Load<'a> {
     /// Starts the stress program with that much memory, a quarter of it resident, until it is asked to end.
     pub fn stress(guest: &'a Guest, megabytes: u64) -> anyhow::Result<Load<'a>> {
         let program =
-            format!("/payload/bin/annex-stress --size {megabytes}M --threads 2 --seconds 0 --stall 240 --dir /var/tmp");
+            format!("/payload/bin/annex-stress --size {megabytes}M --threads 2 --seconds 0 --stall 150 --dir /var/tmp");
         start(guest, "load", megabytes / 4, &program)
     }
 

@@ -9,7 +9,8 @@ use anyhow::ensure;
 use std::time::Duration;
 
 /// Nothing but RDMA will do, and a donor without power is given up soon.
-const VERBS: Settings = Settings { of_donors: "transport = \"verbs\"", lost_after: "5s", kv: true };
+const VERBS: Settings =
+    Settings { of_donors: "transport = \"verbs\"", lost_after: super::donors::LOST_AFTER, kv: true };
 const VALUES: Redis = Redis { megabytes: 2, store: true, verify: 1, times: 1, kv: true };
 /// The values are stored so often while the donor goes.
 const TIMES: u8 = 20;

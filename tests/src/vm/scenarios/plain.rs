@@ -15,7 +15,7 @@ pub fn without_libibverbs(lab: &mut Lab) -> anyhow::Result<()> {
     }
     lab.start(2, &Settings::default())?;
     let load = Load::stress(lab.client()?, 12)?;
-    lab.wait_faults("load", 500)?;
+    lab.wait_faults("load", 250)?;
     let status = lab.status()?;
     for donor in &status.donors {
         println!("{}: {:?}: {}", donor.name, donor.transport, donor.why);

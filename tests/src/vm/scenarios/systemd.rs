@@ -6,7 +6,7 @@ use crate::vm::load::Load;
 use anyhow::{Context, ensure};
 
 /// Faults that are to be served between one disturbance and the next.
-const FAULTS: u64 = 500;
+const FAULTS: u64 = 250;
 const TCP: Settings = Settings { of_donors: "transport = \"tcp\"", lost_after: "60s", kv: false };
 
 /// However annexd ends, systemd's store has what the program's memory depends on, and the next annexd goes on with it.

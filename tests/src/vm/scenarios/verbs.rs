@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// Nothing but RDMA will do.
 pub(super) const VERBS: Settings = Settings { of_donors: "transport = \"verbs\"", lost_after: "60s", kv: false };
 /// Faults that are to be served before something is measured or disturbed.
-const FAULTS: u64 = 300;
+const FAULTS: u64 = 200;
 
 /// No byte is wrong, for the stress program and a redis-server that nobody has changed; nor when annexd brings the latter's memory back and ends.
 pub fn workloads(lab: &mut Lab) -> anyhow::Result<()> {
