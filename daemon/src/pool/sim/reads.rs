@@ -183,8 +183,13 @@ impl World<'_> {
         let Read { slot, asked, .. } = &self.reader.reads[at];
         let (slot, asked) = (*slot, *asked);
         let extent = ExtentId(slot / SLOTS);
-        let has_it = |(n, r): (u8, &Replica)| r.state.is_kept() && self.table.has(extent, n, slot % SLOTS);
-        let may_come = self.table.replicas(extent).is_some_and(|r| r.iter().any(has_it));
+        // The lane's own rule: while nobody is live it waits for what comes; else for whoever has it.
+        let comes = |(_, r): (u8, &Replica)| is_unready(r.state);
+        let has_it = |(n, r): (u8, &Replica)| {
+            r.state.is_kept() && self.table.next_missed(extent, n, slot % SLOTS) != Some(slot % SLOTS)
+        };
+        let replicas = self.table.replicas(extent);
+        let may_come = replicas.is_some_and(|r| r.iter().any(has_it) || r.live() == 0 && r.iter().any(comes));
         // Nobody keeps what its owner has released since.
         let is_kept = self.acknowledged[slot as usize] == self.reader.reads[at].content;
         assert!(
