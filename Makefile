@@ -21,7 +21,7 @@ PACKAGES := build-essential:cc libclang-dev pkg-config:pkg-config curl:curl pyth
 VM_PACKAGES := qemu-system-x86:qemu-system-x86_64 mmdebstrap:mmdebstrap e2fsprogs:mke2fs busybox-static cpio:cpio kmod:depmod xz-utils:xz \
                binutils:strip
 
-.PHONY: all setup build demo test test-peers check lint deny tools stress bench chaos vm-image vm-test clean
+.PHONY: all setup build demo test test-peers check stress bench chaos vm-image vm-test clean
 all: build
 
 setup:
@@ -83,23 +83,17 @@ bench: setup build
 	$(SUDO) target/release/annex-bench $(BENCH)
 	$(SUDO) target/release/annex-kv-bench $(if $(findstring --quick,$(BENCH)),--quick)
 
-check: lint deny
-
-lint:
+check: $(TOOLS)/bin/cargo-deny
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
 	@# Module headers link to the private modules they tell about.
 	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" $(CARGO) doc --release --workspace --no-deps --document-private-items
 	systemd/verify.sh
-
-deny: $(TOOLS)/bin/cargo-deny
 	$< check bans licenses sources
 	@# The advisory database is on GitHub. Not reaching it is said, and is no fault of the tree; all else is.
 	@said=$$($< check advisories 2>&1) && echo "$$said" || case "$$said" in \
 	  *"failed to fetch advisory database"*) echo "ADVISORIES WERE NOT CHECKED: the database can't be reached";; \
 	  *) echo "$$said"; exit 1;; esac
-
-tools: $(TOOLS)/bin/cargo-deny
 
 $(TOOLS)/bin/cargo-deny:
 	@mkdir -p $(@D)
