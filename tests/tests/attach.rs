@@ -177,7 +177,7 @@ fn the_overhead_per_evicted_page_is_at_most_16_bytes() {
 fn annexd_is_idle_when_nothing_faults() {
     let bed = Testbed::mixed();
     let mut sleeper = Command::new("python3");
-    sleeper.args(["-c", "import time\nb = bytearray(64 << 20)\nfor i in range(0, len(b), 4096): b[i] = 1\nprint('full', flush=True)\ntime.sleep(60)"]);
+    sleeper.args(["-c", "import time\nb = bytearray(64 << 20)\nfor i in range(0, len(b), 4096): b[i] = 1\nprint('full', flush=True)\ntime.sleep(90)"]);
     let mut job = bed.run("sleeper", "16M", sleeper);
     job.wait_says("full", MINUTE);
     bed.wait_app("sleeper", MINUTE, |app| app.evicted > 30 << 20);
@@ -189,9 +189,14 @@ fn annexd_is_idle_when_nothing_faults() {
         let fields: Vec<_> = stat.rsplit_once(')').expect("proc(5)").1.split_whitespace().collect();
         fields[11].parse::<u64>().expect("utime") + fields[12].parse::<u64>().expect("stime")
     };
-    let before = ticks();
-    std::thread::sleep(Duration::from_secs(10));
+    let mut used = Vec::new();
+    // Whoever else uses the machine's caches makes it more, never less.
+    while used.len() < 3 && used.iter().all(|ticks| *ticks >= 10) {
+        let before = ticks();
+        std::thread::sleep(Duration::from_secs(10));
+        used.push(ticks() - before);
+    }
     // 100 ticks a second: ten seconds of one core are 1000, one percent is 10.
-    assert!(ticks() - before < 10, "annexd used {} ticks in 10 s with nothing to do", ticks() - before);
+    assert!(used.iter().any(|ticks| *ticks < 10), "annexd used {used:?} ticks in 10 s each with nothing to do");
     wait_for("the app to be still there", MINUTE, || bed.app("sleeper").is_some());
 }
