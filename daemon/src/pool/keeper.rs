@@ -512,8 +512,9 @@ impl Keeper {
         true
     }
 
-    fn promote(&self, extent: ExtentId, place: u8) -> bool {
+    fn promote(&mut self, extent: ExtentId, place: u8) -> bool {
         let Some(lacking) = self.core.extents.promote(extent, place) else { return false };
+        self.book.joined(extent, place, Instant::now());
         if lacking > 0 {
             tracing::error!("replica {place} of {extent} is all that is left of it: what it had not got yet is gone");
         }

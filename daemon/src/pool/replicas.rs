@@ -357,8 +357,12 @@ impl ExtentTable {
         self.lacks_nothing(extent, place) || !self.demote(extent, place)
     }
 
-    /// Makes a joining replica live though it lacks something that nobody has. The number of slots it lacks.
+    /// Makes a joining replica live though it lacks something that nobody has. The number of slots it lacks. `None`: it can get something from another one that is
+    /// joining, however long that takes, and is left as it is.
     pub fn promote(&self, extent: ExtentId, place: u8) -> Option<u32> {
+        if self.could_get_more(extent, place) {
+            return None;
+        }
         let generation = self.replica(extent, place).generation;
         self.end_copy(extent, place, generation, &[], &[]);
         let lacking = self.missed_count(extent, place, |_, bits| bits);
@@ -367,6 +371,14 @@ impl ExtentTable {
         });
         let is_joining = |s| s == ReplicaState::Joining;
         self.turn(extent, place, Some(generation), is_joining, ReplicaState::Live).then_some(lacking)
+    }
+
+    fn could_get_more(&self, extent: ExtentId, place: u8) -> bool {
+        let Some(replicas) = self.replicas(extent) else { return false };
+        let others = replicas.iter().filter(|(n, r)| *n != place && r.state == ReplicaState::Joining);
+        let others: Vec<u8> = others.map(|(n, _)| n).collect();
+        let lacks = |slot: &u32| !self.has(extent, place, *slot);
+        (0..self.slots()).filter(lacks).any(|slot| others.iter().any(|n| self.has(extent, *n, slot)))
     }
 
     // ---- what is missed ----

@@ -207,7 +207,7 @@ impl Book {
         leaving.into_iter().for_each(|extent| self.let_go(extent, now));
     }
 
-    /// When nobody live is left and nobody away can come back, what the fullest joining replica lacks is gone for good, and the rest is worth having.
+    /// When nobody live is left and nobody away can come back, what a joining replica lacks and no other one has is gone for good, and the rest is worth having.
     fn promote(&mut self, now: Instant) {
         let stuck = |members: &Vec<Member>| {
             let has = |state| members.iter().any(|m| m.placed.state == state);
@@ -219,9 +219,7 @@ impl Book {
             let joining = joining.filter(|(_, m)| m.placed.state == ReplicaState::Joining);
             let Some((place, best)) = joining.min_by_key(|(_, m)| (m.fresh, m.since)) else { continue };
             if now.duration_since(best.since) >= PROMOTE_AFTER {
-                let place = place as u8;
-                self.actions.push(Action::Promote { extent, place });
-                self.joined(extent, place, now);
+                self.actions.push(Action::Promote { extent, place: place as u8 });
             }
         }
     }

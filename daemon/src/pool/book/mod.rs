@@ -87,7 +87,7 @@ pub(super) enum Action {
     /// What was away is written again, or follows as a backup, under this lease; what it missed is to be copied. Or a backup is written from now on, or the
     /// other way round. Then say [`Book::rejoined`].
     Rejoin { extent: ExtentId, place: u8, placed: Placed },
-    /// Nobody has what this joining replica lacks: make it live as it is.
+    /// If nobody has what this joining replica lacks, make it live as it is, and say [`Book::joined`].
     Promote { extent: ExtentId, place: u8 },
     /// Its bytes are elsewhere now: forget it unless fewer others are live than there should be, and say
     /// [`Book::vacated`].

@@ -259,6 +259,7 @@ impl World {
             Action::Promote { extent, place } => {
                 assert_eq!(self.live(extent), 0, "a replica that lacks something was made live beside a whole one");
                 self.set(extent, place, ReplicaState::Live);
+                self.book.joined(extent, place, self.now);
             }
             Action::Vacate { extent, place } => {
                 self.set(extent, place, ReplicaState::Vacant);

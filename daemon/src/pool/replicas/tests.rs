@@ -147,6 +147,21 @@ fn what_nobody_has_is_given_up_though_it_is_being_looked_for() {
     assert_eq!((state(&t, 1), missed(&t, 1)), (ReplicaState::Joining, vec![3]));
 }
 
+/// Both donors of an extent were silent one after the other, and the repair thread had no time for what each had to give the other.
+#[test]
+fn what_another_joining_replica_has_is_not_given_up() {
+    let t = table(2);
+    assert!(t.mark(E, 0, 3, 1) && t.mark(E, 1, 5, 1));
+    assert_eq!((t.promote(E, 0), t.promote(E, 1)), (None, None));
+    assert_eq!((state(&t, 0), missed(&t, 0)), (ReplicaState::Joining, vec![3]));
+    assert_eq!((state(&t, 1), missed(&t, 1)), (ReplicaState::Joining, vec![5]));
+    // What both lack nobody has.
+    t.mark(E, 1, 3, 1);
+    assert_eq!(t.promote(E, 1), None, "it lacks what the other one has");
+    assert_eq!(t.promote(E, 0), Some(1));
+    assert_eq!((state(&t, 0), missed(&t, 0)), (ReplicaState::Live, vec![]));
+}
+
 #[test]
 fn a_copy_to_a_replica_that_was_replaced_meanwhile_counts_for_nothing() {
     let t = table(1);

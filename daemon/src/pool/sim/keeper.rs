@@ -143,7 +143,11 @@ impl World<'_> {
                 }
             }
             // Only where nothing was reported written yet, or `check` finds out.
-            Action::Promote { extent, place } => _ = self.table.promote(extent, place),
+            Action::Promote { extent, place } => {
+                if self.table.promote(extent, place).is_some() {
+                    self.book.joined(extent, place, self.now);
+                }
+            }
             Action::Vacate { extent, place } => {
                 let generation = self.table.replica(extent, place).generation;
                 let is_gone = self.table.vacate(extent, place, generation, self.replicas);
