@@ -165,6 +165,12 @@ fn health(status: &Status) -> String {
     }
     let down: Vec<&str> = status.donors.iter().filter(|d| d.state != DonorState::Up).map(|d| d.name.as_str()).collect();
     let down = if down.is_empty() { String::new() } else { format!("; not up: {}", down.join(", ")) };
+    if pool.waiting_extents > 0 {
+        return format!(
+            "OUT OF REACH: {} of {} extents have no copy on a donor that is up; programs that touch their pages wait{down}",
+            pool.waiting_extents, pool.extents
+        );
+    }
     if pool.degraded_extents > 0 {
         let repair = match (pool.repair_left, pool.away_replicas) {
             (0, 0) => "nothing is being copied: no donor has room for another copy".to_owned(),
@@ -415,6 +421,8 @@ mod tests {
         );
         assert!(said(serde_json::json!({"degraded_extents": 3})).contains("no donor has room"));
         assert!(said(serde_json::json!({"degraded_extents": 3, "away_replicas": 2})).contains("wait for their donor"));
+        let waiting = said(serde_json::json!({"waiting_extents": 2, "degraded_extents": 3, "away_replicas": 4}));
+        assert!(waiting.starts_with("OUT OF REACH: 2 of 14") && waiting.ends_with("wait; not up: d1"), "{waiting}");
         assert!(
             said(serde_json::json!({"lost_extents": 1, "degraded_extents": 3})).starts_with("DATA IS LOST: 1 of 14")
         );

@@ -59,6 +59,7 @@ fn bed(transports: &[(TransportChoice, Option<&str>)]) -> Bed {
     let config = PoolConfig {
         donors: agents.iter().zip(transports).map(donor).collect(),
         lost_after: TimeSpan(Duration::from_secs(1)),
+        last_copy_lost_after: TimeSpan(Duration::from_secs(1)),
         op_timeout: TimeSpan(Duration::from_secs(1)),
         idle_return: TimeSpan(Duration::from_millis(200)),
         ..PoolConfig::default()
@@ -295,6 +296,7 @@ fn pool_of(donors: &[Donor], transports: &[TransportChoice]) -> Arc<Pool> {
     let config = PoolConfig {
         donors: donors.iter().zip(transports).map(donor).collect(),
         lost_after: TimeSpan(Duration::from_secs(1)),
+        last_copy_lost_after: TimeSpan(Duration::from_secs(1)),
         op_timeout: TimeSpan(Duration::from_secs(1)),
         control_timeout: TimeSpan(Duration::from_secs(1)),
         ..PoolConfig::default()

@@ -362,8 +362,11 @@ pub struct PoolInfo {
     pub used: u64,
     pub extents: u32,
     pub degraded_extents: u32,
-    /// Extents with no live replica: their pages can't be read.
+    /// Extents with no replica left: their pages can't be read.
     pub lost_extents: u32,
+    /// Degraded extents without a live replica that wait for a donor to come back; programs that touch their pages wait too.
+    #[serde(default)]
+    pub waiting_extents: u32,
     pub full: bool,
     /// Replicas that are being filled, or wait for their donor to come back.
     #[serde(default)]

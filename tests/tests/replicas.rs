@@ -69,6 +69,34 @@ fn four_replicas_outlive_three_donors() {
     outlives_all_but_one_of(4);
 }
 
+/// A switch that starts anew, say: nobody is heard for longer than `lost_after`, and nobody has lost anything.
+#[test]
+fn donors_that_are_all_silent_for_a_while_are_waited_for() {
+    // They keep what was being written on a silent donor from use for one and a half times this.
+    let donor = || Donor::tcp().lease_ttl("30s");
+    let bed = Testbed::builder().donor(donor()).donor(donor()).start();
+    let job = stress(&bed);
+    bed.agents.iter().for_each(|agent| agent.signal(Signal::SIGSTOP));
+    wait_for("no replica to be within reach", MINUTE, || {
+        let pool = bed.status().pool;
+        pool.waiting_extents == pool.extents
+    });
+    // lost_after is 5 s.
+    std::thread::sleep(Duration::from_secs(9));
+    let status = bed.status();
+    assert_eq!(status.pool.lost_extents, 0);
+    assert!(status.warnings.iter().any(|said| said.contains("wait, for 60s at most")), "{:?}", status.warnings);
+    bed.agents.iter().for_each(|agent| agent.signal(Signal::SIGCONT));
+    wait_for("all replicas to be whole", MINUTE, || {
+        let pool = bed.status().pool;
+        pool.degraded_extents == 0 && pool.joining_replicas == 0
+    });
+    let before = bed.app("stress").expect("it runs").faults.major;
+    bed.wait_app("stress", MINUTE, |app| app.faults.major > before + 500);
+    ends_well(&bed, job);
+    all_is_given_back(&bed);
+}
+
 fn huge_pages(what: &str) -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").expect("proc(5)");
     let line = text.lines().find_map(|line| line.strip_prefix(what)).expect("the kernel has huge pages");

@@ -32,6 +32,8 @@ pub struct PoolConfig {
     pub away_after: TimeSpan,
     /// How long a donor may be without a working connection before its replicas count as lost and are rebuilt elsewhere.
     pub lost_after: TimeSpan,
+    /// The same for replicas of extents of which no replica is live: programs wait for pages that nobody else has. No shorter than `lost_after`.
+    pub last_copy_lost_after: TimeSpan,
     /// A read that takes longer than this is sent to the next replica too, whatever its donor's usual latency.
     pub read_timeout: TimeSpan,
     /// A read that takes longer than 99 of 100 lately, and at least this long, is sent to the next replica too; 0 = off.
@@ -61,6 +63,7 @@ impl Default for PoolConfig {
             verbs: DeviceChoice::default(),
             away_after: TimeSpan(Duration::from_millis(300)),
             lost_after: TimeSpan(Duration::from_millis(5000)),
+            last_copy_lost_after: TimeSpan(Duration::from_secs(60)),
             read_timeout: TimeSpan(Duration::from_millis(500)),
             hedge_after: TimeSpan(Duration::from_millis(2)),
             repair_rate: ByteSize(256 << 20),

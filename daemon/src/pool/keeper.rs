@@ -151,6 +151,7 @@ pub(super) fn start(
         replicas: core.config.replicas.into(),
         away_after: core.config.away_after.0,
         lost_after: core.config.lost_after.0,
+        last_copy_lost_after: core.config.last_copy_lost_after.0,
         rebalance: core.config.rebalance,
         idle_return: core.config.idle_return.0,
         max_extents: 0,

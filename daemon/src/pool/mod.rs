@@ -421,7 +421,10 @@ impl Pool {
             info.used += self.used_bytes(extent);
             match replicas.live() {
                 0 if !replicas.is_kept() => info.lost_extents += 1,
-                n if n < usize::from(self.core.config.replicas) => info.degraded_extents += 1,
+                n if n < usize::from(self.core.config.replicas) => {
+                    info.degraded_extents += 1;
+                    info.waiting_extents += u32::from(n == 0);
+                }
                 _ => {}
             }
         }

@@ -27,6 +27,12 @@ impl Pool {
         if info.lost_extents > 0 {
             warnings.push(format!("{} extents have no replica left: their pages can't be read", info.lost_extents));
         }
+        if info.waiting_extents > 0 {
+            let (n, at_most) = (info.waiting_extents, self.core.config.last_copy_lost_after);
+            warnings.push(format!(
+                "{n} extents have no replica within reach: programs that touch their pages wait, for {at_most} at most, until a donor is back"
+            ));
+        }
         if info.degraded_extents > 0 {
             let (n, replicas) = (info.degraded_extents, self.core.config.replicas);
             warnings.push(format!("{n} extents have fewer than {replicas} replicas: another loss may lose pages"));

@@ -176,6 +176,7 @@ impl<'t> World<'t> {
             replicas,
             away_after: Duration::from_millis(300),
             lost_after: Duration::from_secs(5),
+            last_copy_lost_after: Duration::from_secs(15),
             idle_return: Duration::from_secs(3600),
             max_extents: EXTENTS,
             slots_per_extent: SLOTS,

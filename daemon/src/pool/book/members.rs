@@ -2,7 +2,8 @@
 //!
 //! - Live until its donor is out of reach, or a lane could not write to it: then *away*. Lost at once if its donor says that the lease is gone.
 //! - Away until its donor is heard again: then *joining*, with what it missed still to be copied. Its donor may come back under a new
-//!   incarnation if the agent vouches that the bytes came through. Lost if that takes longer than `lost_after`, or if it fails again and again.
+//!   incarnation if the agent vouches that the bytes came through. Lost if that takes longer than `lost_after`, or if it fails again and again; if no replica
+//!   is live, longer than `last_copy_lost_after`.
 //! - Joining until the repair thread has copied what it lacks: then live.
 //! - Trailing: a backup (`last_tier`). Away and back like any other.
 //! - *Leaving* is a mark on any of them: another replica takes its place as soon as that one is live. If there is a deadline, the donor's first word after it
@@ -185,8 +186,10 @@ impl Book {
             let Some(member) = self.member(extent, place) else { continue };
             let donor = member.placed.donor;
             let (since, strikes, rejoin_at) = (member.since, member.strikes, member.rejoin_at());
-            // It is not given up as long as it may have what nobody else has.
-            let is_spare = self.extents[&extent].iter().any(|m| m.placed.state == ReplicaState::Live);
+            // It is not given up as long as it may have what nobody else has, or only after long.
+            let is_spare = self.has_live(extent);
+            let lost_after = self.rules.lost_after(donor);
+            let lost_after = if is_spare { lost_after } else { lost_after.max(self.rules.last_copy_lost_after) };
             let entry = self.donors.get(&donor);
             let heard = entry.and_then(|d| d.heard).unwrap_or(since);
             let there = entry.is_some_and(|d| d.up && !d.silent && d.heard >= Some(since));
@@ -196,7 +199,7 @@ impl Book {
                 self.lose(extent, place, "writes to it keep failing");
             } else if there && rejoin_at <= now {
                 self.rejoin(extent, place, now);
-            } else if !there && now.duration_since(absent_since) >= self.rules.lost_after(donor) {
+            } else if !there && now.duration_since(absent_since) >= lost_after {
                 self.lose(extent, place, "its donor was out of reach for too long");
             }
         }
@@ -205,6 +208,10 @@ impl Book {
         let left = |m: &Member| self.is_to_go(m);
         let leaving: Vec<ExtentId> = self.extents.iter().filter(|(_, m)| m.iter().any(left)).map(|(e, _)| *e).collect();
         leaving.into_iter().for_each(|extent| self.let_go(extent, now));
+    }
+
+    pub(super) fn has_live(&self, extent: ExtentId) -> bool {
+        self.extents.get(&extent).into_iter().flatten().any(|m| m.placed.state == ReplicaState::Live)
     }
 
     /// When nobody live is left and nobody away can come back, what a joining replica lacks and no other one has is gone for good, and the rest is worth having.

@@ -44,6 +44,8 @@ pub(super) struct Rules {
     /// How long a donor may be out of reach before writes go on without it.
     pub away_after: Duration,
     pub lost_after: Duration,
+    /// The same for what no live replica has.
+    pub last_copy_lost_after: Duration,
     pub idle_return: Duration,
     /// The most extents to hold.
     pub max_extents: u32,
@@ -96,7 +98,7 @@ pub(super) enum Action {
     Grade(ExtentId, Grade),
     /// If it is still empty, take the extent away and say [`Book::retired`].
     Retire(ExtentId),
-    /// All replicas on the donor are lost.
+    /// All replicas on the donor are lost, but for those that nobody else has.
     Abandon(DonorId),
     /// Nothing is left on a donor that was to be removed.
     Removed(DonorId),
@@ -401,18 +403,23 @@ impl Book {
         let is_due =
             |d: &DonorEntry| [d.away_at, d.lost_at, self.answer_due(d)].into_iter().flatten().any(|at| at <= now);
         let due: Vec<DonorId> = self.donors.iter().filter(|(_, d)| is_due(d)).map(|(id, _)| *id).collect();
-        for id in due {
-            self.is_answer_due(id, now);
-            let Some(entry) = self.donors.get_mut(&id) else { continue };
-            if entry.away_at.take_if(|at| *at <= now).is_some() {
-                self.all_away(id, now);
+        for id in &due {
+            self.is_answer_due(*id, now);
+            if self.donors.get_mut(id).is_some_and(|entry| entry.away_at.take_if(|at| *at <= now).is_some()) {
+                self.all_away(*id, now);
             }
+        }
+        // Only now is it known what nobody else has.
+        for id in due {
             let Some(entry) = self.donors.get_mut(&id) else { continue };
             if entry.lost_at.take_if(|at| *at <= now).is_some() {
                 entry.stock.clear();
-                let why =
-                    if entry.closing { "its donor was shut down" } else { "its donor was out of reach for too long" };
-                self.kept_on(id).into_iter().for_each(|(e, n, _)| self.lose(e, n, why));
+                let closing = entry.closing;
+                let why = if closing { "its donor was shut down" } else { "its donor was out of reach for too long" };
+                // That is waited for longer: `tick_members`.
+                let goes = |extent: ExtentId| closing || self.has_live(extent);
+                let lost: Vec<_> = self.kept_on(id).into_iter().filter(|(extent, ..)| goes(*extent)).collect();
+                lost.into_iter().for_each(|(e, n, _)| self.lose(e, n, why));
                 self.actions.push(Action::Abandon(id));
             }
         }

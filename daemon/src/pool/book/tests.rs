@@ -11,6 +11,7 @@ use std::collections::BTreeSet;
 
 const SLOTS: u64 = 64;
 const LOST_AFTER: Duration = Duration::from_secs(5);
+const LAST_COPY_LOST_AFTER: Duration = Duration::from_secs(60);
 const AWAY_AFTER: Duration = Duration::from_millis(300);
 
 /// Donors that do what the book asks, and a check of every action against what was there before.
@@ -47,6 +48,7 @@ impl World {
             replicas,
             away_after: AWAY_AFTER,
             lost_after: LOST_AFTER,
+            last_copy_lost_after: LAST_COPY_LOST_AFTER,
             rebalance: false,
             idle_return: Duration::from_secs(10),
             max_extents: 100,

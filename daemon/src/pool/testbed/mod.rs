@@ -55,6 +55,7 @@ impl Bed {
             donors: (0..capacities.len()).map(donor).collect(),
             replicas,
             lost_after: TimeSpan(Duration::from_millis(400)),
+            last_copy_lost_after: TimeSpan(Duration::from_millis(400)),
             idle_return: TimeSpan(Duration::from_millis(100)),
             scrub_rate: ByteSize(0),
             rebalance: false,

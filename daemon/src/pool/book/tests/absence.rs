@@ -150,8 +150,50 @@ fn a_donor_is_lost_by_its_own_absence_not_by_ours() {
     world.balance(nothing_free());
     assert!(extents.iter().all(|e| world.states(*e) == [ReplicaState::Away; 2]));
     world.connect(0);
+    for _ in 0..LAST_COPY_LOST_AFTER.as_secs() {
+        world.now += Duration::from_secs(1);
+        world.renew(0);
+        world.balance(nothing_free());
+    }
+    // The other's replicas are live as they are: nobody has what they lack.
+    assert!(extents.iter().all(|e| world.states(*e).contains(&ReplicaState::Live)));
+    assert!(extents.iter().all(|e| world.states(*e).contains(&ReplicaState::Lost)));
+}
+
+#[test]
+fn what_nobody_else_has_is_waited_for_longer() {
+    let mut world = World::new(2, 2, 8);
+    (0..2).for_each(|d| world.connect(d));
+    world.settle(&nothing_free());
+    let extents: Vec<ExtentId> = world.extents.keys().copied().collect();
+    // A switch that starts anew: nobody is heard for a while, and nobody has lost anything.
+    (0..2).for_each(|d| world.disconnect(d));
+    for _ in 0..4 {
+        world.now += 2 * LOST_AFTER;
+        (0..2).for_each(|d| world.disconnect(d));
+        world.balance(nothing_free());
+        assert!(extents.iter().all(|e| world.states(*e) == [ReplicaState::Away; 2]));
+    }
+    (0..2).for_each(|d| world.connect(d));
+    world.balance(nothing_free());
+    world.fill_all();
+    assert!(extents.iter().all(|e| world.live(*e) == 2));
+    // With another one live it is lost as soon as ever, also if that was not so in the beginning.
+    (0..2).for_each(|d| world.disconnect(d));
     world.now += LOST_AFTER;
     world.balance(nothing_free());
-    assert!(extents.iter().all(|e| world.states(*e).contains(&ReplicaState::Joining)));
+    world.connect(1);
+    world.balance(nothing_free());
+    world.fill_all();
+    assert!(extents.iter().all(|e| world.live(*e) == 1));
+    world.now += LOST_AFTER;
+    world.balance(nothing_free());
     assert!(extents.iter().all(|e| world.states(*e).contains(&ReplicaState::Lost)));
+    // Not for ever.
+    world.disconnect(1);
+    world.now += AWAY_AFTER;
+    world.balance(nothing_free());
+    world.now += LAST_COPY_LOST_AFTER;
+    world.balance(nothing_free());
+    assert!(extents.iter().all(|e| world.states(*e) == [ReplicaState::Lost; 2]));
 }
