@@ -37,9 +37,12 @@ pub(super) struct Member {
     pub is_last_tier: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Leaving {
+    /// Its donor takes the slab back then.
     pub deadline: Option<Instant>,
+    /// It leaves whatever its donor wants: that is to be removed, or less full.
+    pub moves: bool,
 }
 
 impl Member {
@@ -131,12 +134,10 @@ impl Book {
         self.rejoin(extent, place, now);
     }
 
-    /// Its donor does not want the slab back any more. If the donor is to be removed, the replica leaves all the same.
+    /// Its donor does not want the slab back any more.
     fn lift_deadline(&mut self, extent: ExtentId, place: u8) {
-        let Some(member) = self.extents.get_mut(&extent).and_then(|m| m.get_mut(usize::from(place))) else { return };
-        if member.leaving.is_some_and(|l| l.deadline.is_some()) {
-            let is_removed = self.donors.get(&member.placed.donor).is_some_and(|d| d.removing);
-            member.leaving = is_removed.then_some(Leaving { deadline: None });
+        if let Some(member) = self.member(extent, place) {
+            member.leaving = member.leaving.filter(|l| l.moves).map(|l| Leaving { deadline: None, ..l });
         }
     }
 
@@ -170,9 +171,9 @@ impl Book {
             if which(&placed)
                 && let Some(member) = self.member(extent, place)
             {
-                // One that is to leave for good may be wanted back before.
-                let before = member.leaving.and_then(|leaving| leaving.deadline);
-                member.leaving = Some(Leaving { deadline: deadline.or(before) });
+                let before = member.leaving.unwrap_or_default();
+                member.leaving =
+                    Some(Leaving { deadline: deadline.or(before.deadline), moves: before.moves || deadline.is_none() });
                 self.weigh(extent);
             }
         }

@@ -1,5 +1,6 @@
 //! Donors that are not to be used any more: emptied first, then forgotten; and those that are wanted again.
 
+use super::members::Leaving;
 use super::*;
 
 impl Book {
@@ -15,7 +16,7 @@ impl Book {
         self.send_off(donor, |_| true, None);
     }
 
-    /// A donor that was removed is wanted again.
+    /// A donor that was removed is wanted again. What it wants back itself leaves all the same.
     pub fn welcome_back(&mut self, donor: DonorId) {
         let entry = self.donors.entry(donor).or_default();
         match entry.is_gone {
@@ -23,7 +24,8 @@ impl Book {
             false => entry.removing = false,
         }
         for member in self.extents.values_mut().flatten().filter(|m| m.placed.donor == donor) {
-            member.leaving = None;
+            let before = member.leaving.filter(|l| l.deadline.is_some());
+            member.leaving = before.map(|l| Leaving { moves: false, ..l });
         }
     }
 

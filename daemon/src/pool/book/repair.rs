@@ -176,7 +176,7 @@ impl Book {
         if let Some((extent, place)) = self.extents.iter().find_map(movable)
             && let Some(member) = self.member(extent, place)
         {
-            member.leaving = Some(Leaving { deadline: None });
+            member.leaving = Some(Leaving { deadline: None, moves: true });
             self.joins.push(Join { extent, donor: to });
             self.ask(to);
         }

@@ -181,7 +181,7 @@ fn a_replica_that_was_to_move_to_a_donor_that_is_removed_stays_where_it_is() {
     let extent = *world.extents.keys().next().unwrap();
     world.connect(2);
     let member = &mut world.book.extents.get_mut(&extent).unwrap()[0];
-    member.leaving = Some(crate::pool::book::members::Leaving { deadline: None });
+    member.leaving = Some(crate::pool::book::members::Leaving { deadline: None, moves: true });
     world.settle(&Room { free: SLOTS, ..nothing_free() });
     assert!(world.extents[&extent].iter().any(|p| p.donor == DonorId(2)), "it is on its way");
     world.book.remove(DonorId(2));
@@ -202,4 +202,50 @@ fn the_removal_of_a_donor_that_wants_its_slabs_back_forgets_not_until_when() {
     assert_eq!(world.book.grade(extent), Grade::Degraded);
     world.book.remove(DonorId(0));
     assert_eq!(world.book.grade(extent), Grade::Degraded, "it is taken for whole");
+}
+
+#[test]
+fn a_donor_that_is_wanted_again_still_wants_its_slabs_back() {
+    // Its return made one forget that: nothing was moved, and at the deadline it was gone.
+    let mut world = World::new(2, 1, 1);
+    world.connect(0);
+    world.settle(&nothing_free());
+    let extent = *world.extents.keys().next().unwrap();
+    let slabs: Vec<SlabId> = world.lent[0].keys().copied().collect();
+    world.book.remove(DonorId(0));
+    world.book.recalled(DonorId(0), &slabs, world.now + Duration::from_secs(8));
+    world.book.welcome_back(DonorId(0));
+    assert_eq!(world.book.moving(), 1);
+    world.connect(1);
+    world.settle(&Room { free: SLOTS, ..nothing_free() });
+    world.fill_and_settle();
+    assert_eq!((world.live(extent), world.lent[0].len(), world.book.moving()), (1, 0, 0));
+    // What it does not want back stays.
+    world.book.remove(DonorId(1));
+    world.book.welcome_back(DonorId(1));
+    assert_eq!(world.book.moving(), 0);
+}
+
+#[test]
+fn a_replica_that_moves_for_the_balance_does_so_though_its_donor_no_longer_wants_it_back() {
+    // It stayed then, and so did the one that was made to take its place.
+    let mut world = World::new(3, 2, 12);
+    (0..2).for_each(|d| world.connect(d));
+    world.settle(&nothing_free());
+    let extent = *world.extents.keys().next().unwrap();
+    world.connect(2);
+    let member = &mut world.book.extents.get_mut(&extent).unwrap()[0];
+    member.leaving = Some(crate::pool::book::members::Leaving { deadline: None, moves: true });
+    let donor = member.placed.donor;
+    let slabs: Vec<SlabId> = world.lent[donor.0 as usize].keys().copied().collect();
+    world.settle(&Room { free: SLOTS, ..nothing_free() });
+    assert!(world.extents[&extent].iter().any(|p| p.donor == DonorId(2)), "it is on its way");
+    world.book.recalled(donor, &slabs, world.now + Duration::from_secs(1));
+    world.now += Duration::from_secs(1);
+    // A drain that was ended.
+    world.book.renewed(donor, &slabs, 0, world.now, world.now);
+    assert_eq!(world.book.moving(), 1);
+    world.fill_and_settle();
+    assert_eq!((world.live(extent), world.extents[&extent].len(), world.book.moving()), (2, 3, 0));
+    assert!(world.extents[&extent].iter().all(|p| p.donor != donor || !p.state.is_kept()));
 }
