@@ -3,9 +3,14 @@
 
 use annex_tests::redis::{self, Client, Values};
 use annex_tests::testbed::{Testbed, bins, wait_for};
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::Signal;
-use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -53,23 +58,46 @@ fn redis_keeps_every_value_through_a_background_save() {
     other.wait(MINUTE).succeeded();
 }
 
+/// The end of a pipe that a program opens to read from.
+fn wait_to_write(pipe: &Path) -> File {
+    let mut file = None;
+    wait_for("the pipe to be read", MINUTE, || {
+        // Opened otherwise, one that nobody reads is waited for for ever.
+        file = OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(pipe).ok();
+        file.is_some()
+    });
+    let file = file.expect("it was opened");
+    fcntl(&file, FcntlArg::F_SETFL(OFlag::empty())).unwrap();
+    file
+}
+
 #[test]
 fn sort_of_a_file_larger_than_its_limit_is_that_of_a_native_run() {
     let bed = Testbed::builder().beside_another().tcp();
-    let file = bed.path().join("lines");
     let mut text = Vec::new();
     let mut dice = annex_tests::stress::content::Dice::new(5);
-    while text.len() < 24 << 20 {
+    while text.len() < 16 << 20 {
         text.extend_from_slice(format!("{:016x}{:016x} {}\n", dice.roll(), dice.roll(), text.len()).as_bytes());
     }
-    std::fs::write(&file, &text).unwrap();
-    let sort = |into: &str| {
+    let sort = |lines: &Path, into: &str| {
         let mut command = system("sort");
-        command.env("LC_ALL", "C").args(["-S", "1G", "--parallel=2", "-o"]).arg(bed.path().join(into)).arg(&file);
+        command.env("LC_ALL", "C").args(["-S", "1G", "--parallel=2", "-o"]).arg(bed.path().join(into)).arg(lines);
         command
     };
-    bed.run("sort", "12M", sort("paged")).wait(3 * MINUTE).succeeded().was_paged(10_000, 5_000).worked_within(SHARE);
-    bed.natively("sort-native", sort("native")).wait(MINUTE).succeeded();
+    // It is done in a second: its last lines come once it is paged.
+    let pipe = bed.path().join("pipe");
+    mkfifo(&pipe, Mode::S_IRWXU).unwrap();
+    let job = bed.run("sort", "14M", sort(&pipe, "paged"));
+    let mut lines = wait_to_write(&pipe);
+    let (most, last) = text.split_at(text.len() / 16 * 15);
+    lines.write_all(most).unwrap();
+    bed.wait_app("sort", MINUTE, |app| app.pages_evicted > 0);
+    lines.write_all(last).unwrap();
+    drop(lines);
+    job.wait(3 * MINUTE).succeeded().was_paged(10_000, 5_000).worked_within(SHARE);
+    let file = bed.path().join("lines");
+    std::fs::write(&file, &text).unwrap();
+    bed.natively("sort-native", sort(&file, "native")).wait(MINUTE).succeeded();
     let (paged, native) = (std::fs::read(bed.path().join("paged")), std::fs::read(bed.path().join("native")));
     assert!(paged.unwrap() == native.unwrap(), "the sorted files differ");
 }
