@@ -34,7 +34,8 @@ fn outlives_all_but_one_of(replicas: u8) {
     let kind = |nth: u8| if nth.is_multiple_of(2) { Donor::shm() } else { Donor::tcp() };
     // Slots that were being written on a donor that died are kept from use for one and a half times this.
     let donor = |nth| kind(nth).lease_ttl("10s");
-    let start = (0..replicas).fold(Testbed::builder().replicas(replicas), |bed, nth| bed.donor(donor(nth)));
+    let start =
+        (0..replicas).fold(Testbed::builder().beside_another().replicas(replicas), |bed, nth| bed.donor(donor(nth)));
     let mut bed = start.start();
     let job = stress(&bed);
     // Every page has as many copies as there are donors before any is killed.
@@ -53,7 +54,7 @@ fn outlives_all_but_one_of(replicas: u8) {
 
 #[test]
 fn one_replica_is_enough_while_its_donor_lives() {
-    let bed = Testbed::builder().replicas(1).donor(Donor::tcp()).donor(Donor::shm()).start();
+    let bed = Testbed::builder().beside_another().replicas(1).donor(Donor::tcp()).donor(Donor::shm()).start();
     let job = stress(&bed);
     ends_well(&bed, job);
     all_is_given_back(&bed);
@@ -72,9 +73,7 @@ fn four_replicas_outlive_three_donors() {
 /// A switch that starts anew, say: nobody is heard for longer than `lost_after`, and nobody has lost anything.
 #[test]
 fn donors_that_are_all_silent_for_a_while_are_waited_for() {
-    // They keep what was being written on a silent donor from use for one and a half times this.
-    let donor = || Donor::tcp().lease_ttl("30s");
-    let bed = Testbed::builder().donor(donor()).donor(donor()).start();
+    let bed = Testbed::builder().beside_another().tcp();
     let job = stress(&bed);
     bed.agents.iter().for_each(|agent| agent.signal(Signal::SIGSTOP));
     wait_for("no replica to be within reach", MINUTE, || {
@@ -94,7 +93,6 @@ fn donors_that_are_all_silent_for_a_while_are_waited_for() {
     let before = bed.app("stress").expect("it runs").faults.major;
     bed.wait_app("stress", MINUTE, |app| app.faults.major > before + 500);
     ends_well(&bed, job);
-    all_is_given_back(&bed);
 }
 
 fn huge_pages(what: &str) -> u64 {
