@@ -9,13 +9,17 @@ use annex_shared::page::PAGE_SHIFT;
 use annex_shared::ring::{Progress, Question, Ring};
 use std::io;
 use std::mem::MaybeUninit;
+use std::num::NonZero;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 use std::sync::{Once, OnceLock};
 use std::time::{Duration, Instant};
 
 /// How long a thread looks whether its page has come before it sleeps. Most come in a few microseconds, and to be woken costs more.
 const SPIN: Duration = Duration::from_micros(50);
+/// How long a thread rests that found no slot free; doubled each time.
+const NAP: Duration = Duration::from_micros(20);
+const LONGEST_NAP: Duration = Duration::from_millis(1);
 /// A poller that has not looked for so long does not run: it is rung for.
 const STANDS_STILL: Duration = Duration::from_micros(3);
 /// How often a thread that sleeps asks again: whoever heard it may be gone.
@@ -29,6 +33,9 @@ struct Region {
     end: AtomicU64,
     ring: AtomicPtr<Ring>,
     bell: AtomicI32,
+    /// How many threads wait for a page, and up to how many of them spin: one CPU is left to annexd, if there are two.
+    waiting: AtomicU32,
+    may_spin: AtomicU32,
 }
 
 static REGION: Region = Region {
@@ -36,6 +43,8 @@ static REGION: Region = Region {
     end: AtomicU64::new(0),
     ring: AtomicPtr::new(std::ptr::null_mut()),
     bell: AtomicI32::new(-1),
+    waiting: AtomicU32::new(0),
+    may_spin: AtomicU32::new(1),
 };
 
 /// What SIGBUS did before.
@@ -52,6 +61,8 @@ pub fn open((start, end): (u64, u64), ring: *const Ring, bell: i32) -> io::Resul
     REGION.start.store(start, Relaxed);
     REGION.ring.store(ring.cast_mut(), Relaxed);
     REGION.bell.store(bell, Relaxed);
+    let cpus = std::thread::available_parallelism().map_or(1, NonZero::get);
+    REGION.may_spin.store(cpus.saturating_sub(1).max(1) as u32, Relaxed);
     REGION.end.store(end, Release);
     Ok(())
 }
@@ -64,6 +75,7 @@ pub fn close() {
 fn install() -> io::Result<()> {
     extern "C" fn in_child() {
         close();
+        REGION.waiting.store(0, Relaxed);
     }
     static REPLACED: OnceLock<Result<(), i32>> = OnceLock::new();
     let replaced = REPLACED.get_or_init(|| replace().map_err(|error| error.raw_os_error().unwrap_or(libc::EINVAL)));
@@ -130,6 +142,7 @@ enum Answer {
 }
 
 fn wait(ring: &Ring, bell: i32, question: Question) -> Answer {
+    let mut nap = NAP;
     let slot = loop {
         if ring.has_ended() {
             return Answer::Again;
@@ -137,13 +150,15 @@ fn wait(ring: &Ring, bell: i32, question: Question) -> Answer {
         match ring.ask(question) {
             Some(slot) => break slot,
             // As many threads wait already. One of them will be done.
-            // SAFETY: takes nothing.
-            None => unsafe { libc::sched_yield() },
+            None => rest(nap),
         };
+        nap = (nap * 2).min(LONGEST_NAP);
     };
     if !ring.is_awake() {
         toll(bell);
     }
+    // Threads that spin beside others would only keep annexd from the CPU that it needs to answer them.
+    let may_spin = REGION.waiting.fetch_add(1, Relaxed) < REGION.may_spin.load(Relaxed);
     let began = Instant::now();
     let (mut beat, mut beat_at, mut spins) = (ring.beat(), began, 0u32);
     let answer = loop {
@@ -153,7 +168,7 @@ fn wait(ring: &Ring, bell: i32, question: Question) -> Answer {
             _ if ring.has_ended() => break Answer::Again,
             progress => {
                 spins += 1;
-                if !spins.is_multiple_of(16) {
+                if may_spin && !spins.is_multiple_of(16) {
                     std::hint::spin_loop();
                     continue;
                 }
@@ -162,7 +177,7 @@ fn wait(ring: &Ring, bell: i32, question: Question) -> Answer {
                 if beats != beat {
                     (beat, beat_at) = (beats, now);
                 }
-                if now - began > SPIN {
+                if !may_spin || now - began > SPIN {
                     // Whoever is about to poll on this CPU, or was killed while it polled, must hear of it.
                     ring.point_at(slot);
                     toll(bell);
@@ -174,8 +189,15 @@ fn wait(ring: &Ring, bell: i32, question: Question) -> Answer {
             }
         }
     };
+    REGION.waiting.fetch_sub(1, Relaxed);
     ring.free(slot);
     answer
+}
+
+fn rest(time: Duration) {
+    let time = libc::timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() };
+    // SAFETY: the time is read during the call. All signals are blocked; ending early would do no harm.
+    unsafe { libc::nanosleep(&raw const time, std::ptr::null_mut()) };
 }
 
 fn toll(bell: i32) {
