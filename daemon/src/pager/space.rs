@@ -149,6 +149,10 @@ pub struct Space {
     faulted: AtomicI32,
 }
 
+/// For how long a core's holder is waited for without sleeping.
+const SOON: Duration = Duration::from_micros(100);
+/// Looks between two turns for others.
+const LOOKS: u32 = 100;
 /// How many pages a zero-filled fault brings along, aligned.
 const ZERO_AROUND: u64 = 16;
 static ZEROS: [u8; ZERO_AROUND as usize * PAGE_SIZE] = [0; ZERO_AROUND as usize * PAGE_SIZE];
@@ -225,12 +229,34 @@ impl Space {
     }
 
     pub fn core(&self) -> MutexGuard<'_, Core> {
-        self.core.lock()
+        self.core_soon().unwrap_or_else(|| self.core.lock())
     }
 
     /// The core, unless somebody holds it for longer than `limit` (an app frozen in the middle of an eviction).
     pub fn core_within(&self, limit: Duration) -> Option<MutexGuard<'_, Core>> {
-        self.core.try_lock_for(limit)
+        self.core_soon().or_else(|| self.core.try_lock_for(limit))
+    }
+
+    /// The core, as soon as whoever has it lets go of it. It is held for microseconds; were somebody asleep for it, letting go would cost a system call and an
+    /// interrupt between processors, which faults wait for.
+    fn core_soon(&self) -> Option<MutexGuard<'_, Core>> {
+        let mut until = None;
+        loop {
+            if let Some(core) = self.core.try_lock() {
+                return Some(core);
+            }
+            if Instant::now() > *until.get_or_insert_with(|| Instant::now() + SOON) {
+                return None;
+            }
+            let looks = (0..LOOKS).find(|_| {
+                std::hint::spin_loop();
+                !self.core.is_locked()
+            });
+            if looks.is_none() {
+                // It may be held by a thread that has yet to get this CPU.
+                std::thread::yield_now();
+            }
+        }
     }
 
     pub fn is_dead(&self) -> bool {
