@@ -12,6 +12,8 @@ pub enum Precedence {
     Ordinary,
     /// Before others of its group: for those that may run for long.
     OfItsGroup,
+    /// Before others of its group, but it interrupts nobody: for those that are woken in vain more often than not.
+    Patient,
     /// Before all ordinary threads, whatever their group: for those that run for microseconds at a time.
     OfAll,
 }
@@ -22,6 +24,7 @@ impl Precedence {
         let (policy, priority, nice) = match self {
             Precedence::Ordinary => (libc::SCHED_OTHER, 0, 0),
             Precedence::OfItsGroup => (libc::SCHED_OTHER, 0, -20),
+            Precedence::Patient => (libc::SCHED_BATCH, 0, -20),
             Precedence::OfAll => (libc::SCHED_RR, 1, -20),
         };
         schedule(thread, policy, priority);

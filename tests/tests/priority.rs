@@ -8,6 +8,7 @@ use std::time::Duration;
 const MINUTE: Duration = Duration::from_secs(60);
 const ORDINARY: i32 = 0;
 const ROUND_ROBIN: i32 = 2;
+const BATCH: i32 = 3;
 
 /// Scheduling policy and nice value of each thread of this name.
 fn classes(pid: i32, name: &str) -> Vec<(i32, i32)> {
@@ -36,6 +37,36 @@ fn a_stub_comes_before_ordinary_threads() {
     assert_eq!(stubs, [(ROUND_ROBIN, -20)], "children of the program: {children}");
     job.signal(Signal::SIGTERM);
     job.wait(MINUTE);
+}
+
+/// Fault workers that a fault wakes in vain interrupted the program on their CPU, and whoever faulted waited for that too: half of each fault of a program with two threads.
+#[test]
+fn fault_workers_interrupt_nobody_while_nobody_keeps_them_from_their_cpus() {
+    let bed = Testbed::shm();
+    let classes = || classes(bed.annexd.pid(), "annex-fault-");
+    let all = |class: i32| classes().iter().all(|(policy, nice)| (*policy, *nice) == (class, -20));
+    let mut access = Command::new(bins::find("annex-access"));
+    access.args(["pattern", "random", "--size", "128M", "--threads", "2", "--seconds", "120"]);
+    let job = bed.run("busy", "32M", access);
+    wait_for("workers to be patient", MINUTE, || all(BATCH));
+
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut loops: Vec<_> = (0..2 * cpus)
+        .map(|_| Command::new("setsid").args(["sh", "-c", "while :; do :; done"]).spawn().expect("setsid is there"))
+        .collect();
+    let faults = || bed.app("busy").expect("it runs").faults.major;
+    wait_for("workers to have real time beside busy programs", MINUTE, || all(ROUND_ROBIN));
+    let before = faults();
+    wait_for("faults to go on beside busy programs", MINUTE, || faults() > before + 10_000);
+    loops.iter_mut().for_each(|busy| {
+        busy.kill().expect("it runs");
+        busy.wait().expect("it ends");
+    });
+
+    wait_for("workers to be patient again", MINUTE, || all(BATCH));
+    job.signal(Signal::SIGTERM);
+    job.wait(MINUTE);
+    wait_for("workers to have real time at rest", MINUTE, || all(ROUND_ROBIN));
 }
 
 #[test]

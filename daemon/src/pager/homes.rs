@@ -3,11 +3,14 @@
 //! While faults are served it looks every [`LOOK`]: on which CPU is the thread of each space that faulted last? /proc tells, in about ten microseconds. Else
 //! it sleeps until a worker rings. While one space alone has faults, it also keeps the evictor and the stubs off its home: when they take that CPU for the length of
 //! a batch, the kernel moves the program to another one. With more of them there is no CPU to spare, and eviction must get its share of each.
+//! And it sees whether workers get their CPUs at once ([`contention`](super::contention)).
 
 use super::home::Watch;
 use super::process;
 use super::space::{Space, Surroundings};
+use super::worker::standing::Patience;
 use crate::sentinel::Sentinel;
+use annex_shared::priority::Precedence;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
@@ -64,19 +67,30 @@ impl Bell {
 }
 
 /// Starts the thread. Worker n is pinned to CPU n and has the nth epoll set.
-pub fn start(around: Arc<Surroundings>, epolls: Arc<[Arc<Epoll>]>, bell: Arc<Bell>) -> io::Result<JoinHandle<()>> {
+pub fn start(
+    around: Arc<Surroundings>,
+    epolls: Arc<[Arc<Epoll>]>,
+    bell: Arc<Bell>,
+    mut patience: Patience,
+) -> io::Result<JoinHandle<()>> {
     let body = move || {
         let _sentinel = Sentinel("the thread that looks where faults come from");
+        // Patient workers that have to wait depend on it.
+        Precedence::OfAll.give(0);
         let (mut quiet, mut kept_clear) = (0, Kept::default());
         while !bell.stop.load(SeqCst) {
             let home = look(&around, &epolls);
             quiet = if home.is_some() { 0 } else { quiet + 1 };
             if quiet == QUIET {
                 kept_clear.renew(&around, None);
+                patience.rest();
                 bell.sleep();
                 quiet = 0;
             } else {
-                home.into_iter().for_each(|home| kept_clear.renew(&around, home));
+                if let Some(home) = home {
+                    kept_clear.renew(&around, home);
+                    patience.look();
+                }
                 std::thread::sleep(LOOK);
             }
         }

@@ -29,6 +29,7 @@ mod attach;
 mod busy_poll;
 mod changes;
 mod clock;
+mod contention;
 mod control_block;
 mod doubt;
 mod evict;

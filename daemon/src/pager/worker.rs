@@ -10,6 +10,7 @@
 //! worker without end, and all other programs would wait for that.
 
 mod rings;
+pub mod standing;
 
 use super::PagerConfig;
 use super::app::{App, LONGEST_HOLD};
@@ -29,6 +30,7 @@ use crossbeam::channel::{Receiver, Sender};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::MutexGuard;
+use standing::{Patience, Standing};
 use std::io;
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -85,6 +87,7 @@ impl Workers {
             .map(|_| Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map(Arc::new))
             .collect::<Result<Vec<_>, _>>()?
             .into();
+        let standings: Vec<Arc<Standing>> = (0..count).map(|_| Arc::default()).collect();
         let mut handles = Vec::new();
         for n in 0..count {
             let lane = around.pool.lane(&format!("fault-{n}"), BUFFERS).map_err(io::Error::other)?;
@@ -97,6 +100,7 @@ impl Workers {
             let worker = Worker {
                 number: n,
                 epolls: epolls.clone(),
+                standing: standings[n].clone(),
                 looking: looking.clone(),
                 since_ring: 0,
                 epoll: epoll.clone(),
@@ -127,7 +131,7 @@ impl Workers {
         }
         let homes = (2..=cpus).contains(&count) && waiting.sleeps_at_once();
         let looking = match homes {
-            true => Some((looking.clone(), homes::start(around.clone(), epolls, looking)?)),
+            true => Some((looking.clone(), homes::start(around.clone(), epolls, looking, Patience::of(standings))?)),
             false => None,
         };
         Ok(Workers { handles, stop, waiting, looking })
@@ -216,6 +220,7 @@ struct Worker {
     number: usize,
     /// All workers', by number.
     epolls: Arc<[Arc<Epoll>]>,
+    standing: Arc<Standing>,
     looking: Arc<Bell>,
     since_ring: u32,
     epoll: Arc<Epoll>,
@@ -298,7 +303,7 @@ impl Worker {
         };
         if *has != Some(may) {
             *has = Some(may);
-            may.give(0);
+            self.standing.deserve(may);
         }
     }
 
