@@ -1,7 +1,7 @@
 //! Who watches which space, and the thread that looks where the faults come from ([`home`](super::home) decides).
 //!
 //! While faults are served it looks every [`LOOK`]: on which CPU is the thread of each space that faulted last? /proc tells, in about ten microseconds. Else
-//! it sleeps until a worker rings. While one space alone has faults, it also keeps the evictor and the stubs off its home: when they take that CPU for the length of
+//! it sleeps until a worker rings. While one space alone has faults, it also keeps the evictor, the stubs and itself off its home: when they take that CPU for the length of
 //! a batch, the kernel moves the program to another one. With more of them there is no CPU to spare, and eviction must get its share of each.
 //! And it sees whether workers get their CPUs at once ([`contention`](super::contention)).
 
@@ -124,12 +124,13 @@ struct Kept {
 }
 
 impl Kept {
-    /// Keeps those who evict off this CPU. A stub may use annexd's CPUs, whichever its program is confined to: else it would have to share one with
+    /// Keeps those who evict, and this thread, off this CPU. A stub may use annexd's CPUs, whichever its program is confined to: else it would have to share one with
     /// the program and its fault worker, and hardly ever get it.
     fn renew(&mut self, around: &Surroundings, home: Option<usize>) {
         let spaces = around.registry.all();
         let stubs = spaces.iter().filter_map(|space| space.stub_pid());
-        let mut threads: Vec<i32> = stubs.chain(around.turns.evictor_threads()).collect();
+        let itself = std::iter::once(nix::unistd::gettid().as_raw());
+        let mut threads: Vec<i32> = stubs.chain(around.turns.evictor_threads()).chain(itself).collect();
         threads.sort_unstable();
         if (home, &threads) == (self.home, &self.threads) {
             return;

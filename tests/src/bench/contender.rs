@@ -3,7 +3,7 @@
 use super::annexd::{Counts, Watch};
 use super::plan::{Cell, Plan};
 use super::swap::{self, Confined, Swap};
-use crate::access::Measured;
+use crate::access::{Measured, Pattern};
 use crate::testbed::{Donor, Testbed, bins};
 use anyhow::{Context, ensure};
 use clap::ValueEnum;
@@ -102,6 +102,16 @@ impl Ready {
             Contender::Disk => Ready::Swap(swap::disk(bytes * 2)?),
             Contender::Umap => Ready::Own(plan.umap.clone().context("no --umap was given")?),
         })
+    }
+
+    /// Has donors lend what they will be asked for: they allocate memory as they lend it, and a virtual machine's host may have to find it first. Whoever was measured first
+    /// would pay for all.
+    pub fn warm_up(&self, plan: &Plan, round: usize) -> anyhow::Result<()> {
+        if let Ready::Annex(_) | Ready::Client(_) = self {
+            let cell = Cell { pattern: Pattern::Random, threads: 1, resident_percent: 25 };
+            self.measure(cell, plan, round)?;
+        }
+        Ok(())
     }
 
     /// Runs a cell once.

@@ -78,6 +78,7 @@ pub fn run(plan: &Plan) -> anyhow::Result<Results> {
                     continue;
                 }
             };
+            ready.warm_up(plan, round).with_context(|| format!("warming up {}", contender.name()))?;
             for cell in cells {
                 go_on()?;
                 let run = ready.measure(cell, plan, round).with_context(|| format!("{}, {cell}", contender.name()))?;
