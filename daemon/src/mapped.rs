@@ -12,7 +12,7 @@ use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64};
 
 /// A shared mapping of a whole memfd.
 #[derive(Debug)]
@@ -83,6 +83,12 @@ impl Mapped {
 
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+
+    #[inline]
+    pub fn u8(&self, at: usize) -> &AtomicU8 {
+        // SAFETY: as in `u16`, for a byte.
+        unsafe { AtomicU8::from_ptr(self.field(at, 1)) }
     }
 
     #[inline]

@@ -1,9 +1,9 @@
 //! The extent table: where the replicas of every extent lie. A memfd, so that it outlives annexd.
 //!
-//! # Layout, version 3 (little-endian, offsets in bytes)
+//! # Layout, version 4 (little-endian, offsets in bytes)
 //! ```text
 //! 0         magic "annexext"                       8
-//! 8         version = 2 or 3                       u32
+//! 8         version                                u32
 //! 12        slots per extent, 0 = not known yet    u32   (a power of two)
 //! 16        donor entries                          u32   = 256
 //! 20        extent entries                         u32   = 65536
@@ -23,8 +23,8 @@
 //!                +24 copying: first place (u32) | slots << 32   u64
 //! 16846848  missed bits of place 0, one per slot of the pool   2^30 bits, then those of places 1 to 5
 //! ```
-//! Version 3 is version 2 with one more state of a replica (trailing) and a donor that is none (address `spill`): a table has it from the first annexd on
-//! that has a spill file, so that without one an older annexd can take it over.
+//! Version 4 says that the slot table beside it is of version 2. Version 3 is version 2 with one more state of a replica (trailing) and a donor that is none (address `spill`).
+//! Either becomes version 4 when it is taken over.
 //! Version 1 had 128 bytes per extent, four places of 24 bytes, a count of replicas at +4 and no missed bits; `migrate` reads it.
 //!
 //! # Order of updates
@@ -47,9 +47,9 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"annexext");
-const VERSION: u32 = 3;
-/// Of a table that knows no spill file.
-const WITHOUT_SPILL: u32 = 2;
+const VERSION: u32 = 4;
+/// The oldest one that is laid out alike.
+const ALIKE: u32 = 2;
 pub(super) const DONORS: usize = 256;
 pub(super) const DONOR_AT: usize = 4096;
 pub(super) const DONOR_LEN: usize = 256;
@@ -97,7 +97,7 @@ pub(super) struct ExtentTable {
 impl ExtentTable {
     pub fn create(client: ClientId) -> Result<Self, TableError> {
         let map = Mapped::create("annex-extents", LEN)?;
-        map.u32(8).store(WITHOUT_SPILL, Relaxed);
+        map.u32(8).store(VERSION, Relaxed);
         map.u32(16).store(DONORS as u32, Relaxed);
         map.u32(20).store(MAX_EXTENTS as u32, Relaxed);
         map.u64(24).store(client.0, Relaxed);
@@ -113,10 +113,11 @@ impl ExtentTable {
         }
         let table = match map.u32(8).load(Relaxed) {
             1 => migrate::from_v1(&map)?,
-            WITHOUT_SPILL | VERSION if map.len() == LEN => ExtentTable { map },
-            WITHOUT_SPILL | VERSION => return Err(TableError::Damaged("its length is not the layout's")),
+            ALIKE..=VERSION if map.len() == LEN => ExtentTable { map },
+            ALIKE..=VERSION => return Err(TableError::Damaged("its length is not the layout's")),
             other => return Err(TableError::Version(other)),
         };
+        table.map.u32(8).store(VERSION, Relaxed);
         table.recover()?;
         Ok(table)
     }
@@ -197,9 +198,8 @@ impl ExtentTable {
         Some(DonorId(free as u16))
     }
 
-    /// The spill file's entry, made if there is none: from here on the table is one of the present version.
+    /// The spill file's entry, made if there is none.
     pub fn spill(&self) -> Option<DonorId> {
-        self.map.u32(8).store(VERSION, Release);
         self.donor(SPILL, false)
     }
 
@@ -453,8 +453,20 @@ mod tests {
         let error = ExtentTable::open(table.fd().try_clone_to_owned().unwrap()).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "the pool's saved state has layout version 9, this annexd knows 3: start the version that wrote it"
+            "the pool's saved state has layout version 9, this annexd knows 4: start the version that wrote it"
         );
         assert_eq!(table.state(ExtentId(0)).load(Relaxed), RETURNING);
+    }
+
+    #[test]
+    fn tables_of_versions_2_and_3_are_of_the_present_one_once_taken_over() {
+        for older in [2, 3] {
+            let table = ExtentTable::create(ClientId(1)).unwrap();
+            table.fix_slots_per_extent(256);
+            table.publish(ExtentId(0), &[replica(0)]);
+            table.map.u32(8).store(older, Relaxed);
+            let next = reopened(&table);
+            assert_eq!((next.live().count(), next.map.u32(8).load(Relaxed)), (1, VERSION));
+        }
     }
 }

@@ -269,7 +269,7 @@ impl Pool {
     }
 
     /// How many references there are to a slot.
-    pub fn references(&self, slot: SlotIdx) -> u16 {
+    pub fn references(&self, slot: SlotIdx) -> u32 {
         self.core.slots.references(slot)
     }
 

@@ -15,13 +15,13 @@ pub(super) fn recount(
     references: References<'_>,
 ) -> Result<Vec<SlotRun>, PoolError> {
     let per_extent = extents.slots_per_extent().unwrap_or(0);
-    let mut counts: BTreeMap<_, Vec<u16>> =
-        extents.live().map(|(extent, _)| (extent, vec![0u16; per_extent as usize])).collect();
+    let mut counts: BTreeMap<_, Vec<u32>> =
+        extents.live().map(|(extent, _)| (extent, vec![0u32; per_extent as usize])).collect();
     let mut stray = None;
     references(&mut |slot| {
         let place = extents.locate(slot).and_then(|(extent, place)| counts.get_mut(&extent)?.get_mut(place as usize));
         match place {
-            Some(count) => *count = count.saturating_add(1),
+            Some(count) => *count += 1,
             None => stray = Some(slot),
         }
     });

@@ -1,16 +1,20 @@
 //! The slot table: for each 4 KiB place of the pool the checksum of what was last written to it and how many page records
 //! refer to it. A memfd, so that it outlives annexd; and free maps on the heap, recomputable from it.
 //!
-//! # Layout, version 1 (little-endian)
+//! # Layout, version 2 (little-endian)
 //! ```text
 //! 0        CRC32C of slot 0, 1, 2, …        2^30 × u32
-//! 4 GiB    references to slot 0, 1, 2, …    2^30 × u16
+//! 5.5 GiB  references to slot 0, 1, 2, …    2^30 × 4 bits, low half of a byte first (see `counts`)
 //! ```
-//! Sparse: 6 bytes per slot of a leased extent, nothing for the rest. A slot number's meaning is fixed by the extent table.
+//! Sparse: 4.5 bytes per slot of a leased extent, nothing for the rest. A slot number's meaning is fixed by the extent table.
+//!
+//! Version 1 had counts of 16 bits from 4 GiB on. A table in which anything lies there, up to 5.5 GiB, is one of version 1: its counts are taken over when it is opened. (Those of
+//! the last 2^28 slots, of a pool of more than 3 TiB, are not told from counts of version 2. No count is believed before it was made anew, so at worst slots that nobody
+//! uses rest before they are used again.)
 //!
 //! # Meaning of the count
 //! 0 is free. `reserve` makes it 1; every further page record that shares the slot (a forked child) and every operation in flight
-//! adds one. 65535 is for ever: a slot shared by that many is never freed rather than freed too early.
+//! adds one.
 //!
 //! # Order of updates
 //! `reserve` takes the free bit, then stores 1. `release` counts down, and whoever reaches 0 sets the free bit, then adds to the extent's free
@@ -18,18 +22,22 @@
 //! record names is found by comparing the counts with the page tables. The checksum is stored before the WRITE is posted and before any page
 //! record names the slot.
 
+mod counts;
+
 use super::extents::{ExtentTable, MAX_EXTENTS, SLOT_BITS};
 use super::mapped::{MapError, Mapped};
 use annex_shared::ids::{ExtentId, SlotIdx};
+use counts::Counts;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
 const SLOTS: usize = 1 << SLOT_BITS;
-const COUNTS_AT: usize = SLOTS * 4;
-const LEN: usize = COUNTS_AT + SLOTS * 2;
-const FOR_EVER: u16 = u16::MAX;
+const LEN: usize = SLOTS * 6;
+const COUNTS_AT: usize = LEN - SLOTS / 2;
+/// Where version 1 had its counts.
+const OLD_COUNTS_AT: usize = SLOTS * 4;
 /// Free maps are allocated for this many extents at a time.
 const CHUNK: usize = 256;
 
@@ -50,6 +58,7 @@ impl SlotRun {
 /// See the module's header.
 pub(super) struct SlotTable {
     map: Mapped,
+    counts: Counts,
     free: Box<[OnceLock<Chunk>]>,
 }
 
@@ -73,11 +82,19 @@ impl SlotTable {
     /// Maps an existing table. `None` if the descriptor is not of this layout's size.
     pub fn open(fd: OwnedFd) -> Result<Option<Self>, MapError> {
         let map = Mapped::open("annex-slots", fd)?;
-        Ok((map.len() == LEN).then(|| Self::over(map)))
+        if map.len() != LEN {
+            return Ok(None);
+        }
+        let table = Self::over(map);
+        if let Err(error) = table.counts.take_over(&table.map, OLD_COUNTS_AT, COUNTS_AT - OLD_COUNTS_AT) {
+            tracing::warn!("failed to give back the memory of the slot table's old counts: {error}");
+        }
+        Ok(Some(table))
     }
 
     fn over(map: Mapped) -> Self {
-        SlotTable { map, free: (0..MAX_EXTENTS / CHUNK).map(|_| OnceLock::new()).collect() }
+        let free = (0..MAX_EXTENTS / CHUNK).map(|_| OnceLock::new()).collect();
+        SlotTable { map, counts: Counts::at(COUNTS_AT), free }
     }
 
     pub fn fd(&self) -> BorrowedFd<'_> {
@@ -111,7 +128,7 @@ impl SlotTable {
             let mut bits = 0;
             for bit in 0..64u32.min(slots - i as u32 * 64) {
                 let slot = SlotIdx(first + i as u32 * 64 + bit);
-                if self.count(slot).load(Acquire) == 0 {
+                if self.counts.is_free(&self.map, slot) {
                     bits |= 1 << bit;
                     free += 1;
                 }
@@ -151,52 +168,42 @@ impl SlotTable {
 
     /// Which of the 64 slots from `64 * word` on are in use.
     pub fn used_bits(&self, word: u32) -> u64 {
-        let used = |bit: u32| u64::from(self.references(SlotIdx(word * 64 + bit)) > 0) << bit;
+        let used = |bit: u32| u64::from(!self.counts.is_free(&self.map, SlotIdx(word * 64 + bit))) << bit;
         (0..64).map(used).sum()
     }
 
     /// References to a slot.
-    pub fn references(&self, slot: SlotIdx) -> u16 {
-        self.count(slot).load(Acquire)
+    pub fn references(&self, slot: SlotIdx) -> u32 {
+        self.counts.of(&self.map, slot)
     }
 
     /// Puts a count right, while nobody uses the table yet.
-    pub fn set_references(&self, slot: SlotIdx, count: u16) {
-        self.count(slot).store(count, Release);
+    pub fn set_references(&self, slot: SlotIdx, count: u32) {
+        self.counts.set(&self.map, slot, count);
     }
 
     /// One more reference. False, and nothing done, if the slot is free: whoever asks has no right to it.
     #[inline]
     pub fn retain(&self, slot: SlotIdx) -> bool {
-        let up = |n| match n {
-            0 => None,
-            FOR_EVER => Some(FOR_EVER),
-            n => Some(n + 1),
-        };
-        Self::is_slot(slot) && self.count(slot).fetch_update(AcqRel, Acquire, up).is_ok()
+        Self::is_slot(slot) && self.counts.up(&self.map, slot)
     }
 
     /// One reference less; the last one frees the slot. False, and nothing done, if it was free already.
     #[inline]
     pub fn release(&self, table: &ExtentTable, slot: SlotIdx) -> bool {
-        let down = |n| match n {
-            0 => None,
-            FOR_EVER => Some(FOR_EVER),
-            n => Some(n - 1),
-        };
         if !Self::is_slot(slot) {
             return false;
         }
-        match self.count(slot).fetch_update(AcqRel, Acquire, down) {
-            Err(_) => false,
-            Ok(1) => {
+        match self.counts.down(&self.map, slot) {
+            None => false,
+            Some(false) => true,
+            Some(true) => {
                 let Some((extent, place)) = table.locate(slot) else { return false };
                 let Some(map) = self.map_of(extent).get() else { return false };
                 map.words[place as usize / 64].fetch_or(1 << (place % 64), AcqRel);
                 map.count.fetch_add(1, Release);
                 true
             }
-            Ok(_) => true,
         }
     }
 
@@ -208,7 +215,7 @@ impl SlotTable {
         let (at, len) = next_run(&map.words, cursor, slots, want).or_else(|| next_run(&map.words, 0, cursor, want))?;
         for place in at..at + len {
             map.words[place as usize / 64].fetch_and(!(1 << (place % 64)), AcqRel);
-            self.count(SlotIdx(extent.0 * slots + place)).store(1, Release);
+            self.counts.begin(&self.map, SlotIdx(extent.0 * slots + place));
         }
         map.cursor.store(at + len, Relaxed);
         map.count.fetch_sub(len as i32, AcqRel);
@@ -218,7 +225,7 @@ impl SlotTable {
     /// Where an extent's checksums and counts lie: (offset, length) of each.
     fn ranges(extent: ExtentId, slots: u32) -> [(usize, usize); 2] {
         let (first, slots) = (extent.0 as usize * slots as usize, slots as usize);
-        [(first * 4, slots * 4), (COUNTS_AT + first * 2, slots * 2)]
+        [(first * 4, slots * 4), (COUNTS_AT + first / 2, slots / 2)]
     }
 
     fn map_of(&self, extent: ExtentId) -> &OnceLock<FreeMap> {
@@ -236,11 +243,6 @@ impl SlotTable {
     #[inline]
     fn crc(&self, slot: SlotIdx) -> &AtomicU32 {
         self.map.u32((slot.0 as usize & (SLOTS - 1)) * 4)
-    }
-
-    #[inline]
-    fn count(&self, slot: SlotIdx) -> &std::sync::atomic::AtomicU16 {
-        self.map.u16(COUNTS_AT + (slot.0 as usize & (SLOTS - 1)) * 2)
     }
 }
 
@@ -311,16 +313,32 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_with_too_many_references_is_never_freed() {
+    fn a_slot_that_very_many_share_is_free_when_the_last_lets_go() {
         let (extents, slots) = tables();
         let slot = slots.take(ExtentId(0), PER_EXTENT, 1).unwrap().first;
         for _ in 0..70_000 {
             assert!(slots.retain(slot));
         }
-        for _ in 0..70_001 {
+        for left in (0..=70_000).rev() {
             assert!(slots.release(&extents, slot));
+            assert_eq!(slots.references(slot), left);
         }
-        assert_eq!(slots.references(slot), u16::MAX);
+        assert_eq!(slots.free_count(ExtentId(0)), PER_EXTENT);
+    }
+
+    #[test]
+    fn a_table_of_version_1_is_taken_over() {
+        let (_, slots) = tables();
+        slots.take(ExtentId(1), PER_EXTENT, 3).unwrap();
+        let old = Mapped::create("annex-slots", LEN).unwrap();
+        for (slot, count) in [(PER_EXTENT, 1), (PER_EXTENT + 1, 900), (PER_EXTENT + 2, 2)] {
+            old.u16(OLD_COUNTS_AT + slot as usize * 2).store(count, Relaxed);
+            old.u32(slot as usize * 4).store(slot, Relaxed);
+        }
+        let table = SlotTable::open(old.fd().try_clone_to_owned().unwrap()).unwrap().unwrap();
+        table.adopt(ExtentId(1), PER_EXTENT);
+        assert_eq!(table.free_count(ExtentId(1)), slots.free_count(ExtentId(1)));
+        assert_eq!(table.checksum(SlotIdx(PER_EXTENT + 1)), PER_EXTENT + 1);
     }
 
     #[test]
@@ -334,7 +352,7 @@ mod tests {
         run.slots().for_each(|s| slots.set_checksum(s, 7));
         run.slots().for_each(|s| assert!(slots.release(&extents, s)));
         slots.abandon(ExtentId(3), 16384);
-        assert_eq!(with - slots.resident(), 16384 * 6);
+        assert_eq!(with - slots.resident(), 16384 * 9 / 2);
         assert_eq!(slots.free_count(ExtentId(3)), 0);
         slots.adopt(ExtentId(3), 16384);
         assert_eq!(slots.free_count(ExtentId(3)), 16384);
