@@ -8,9 +8,9 @@
 //! ```
 //! Sparse: 4.5 bytes per slot of a leased extent, nothing for the rest. A slot number's meaning is fixed by the extent table.
 //!
-//! Version 1 had counts of 16 bits from 4 GiB on. A table in which anything lies there, up to 5.5 GiB, is one of version 1: its counts are taken over when it is opened. (Those of
-//! the last 2^28 slots, of a pool of more than 3 TiB, are not told from counts of version 2. No count is believed before it was made anew, so at worst slots that nobody
-//! uses rest before they are used again.)
+//! Version 1 had counts of 16 bits from 4 GiB on. A table in which anything lies there, up to 5.5 GiB, is one of version 1: its counts are taken over when it is opened. Those of
+//! the last 2^28 slots, of a pool of more than 3 TiB, are not told from counts of version 2. All counts of leased extents are made anew before they are believed, but which of these
+//! slots were in use is not known then: one may be used again while a WRITE of the annexd before is under way (its checksum tells), others rest or stay unused in vain.
 //!
 //! # Meaning of the count
 //! 0 is free. `reserve` makes it 1; every further page record that shares the slot (a forked child) and every operation in flight
