@@ -229,23 +229,23 @@ impl Space {
     }
 
     pub fn core(&self) -> MutexGuard<'_, Core> {
-        self.core_soon().unwrap_or_else(|| self.core.lock())
+        self.core_soon(SOON).unwrap_or_else(|| self.core.lock())
     }
 
     /// The core, unless somebody holds it for longer than `limit` (an app frozen in the middle of an eviction).
     pub fn core_within(&self, limit: Duration) -> Option<MutexGuard<'_, Core>> {
-        self.core_soon().or_else(|| self.core.try_lock_for(limit))
+        self.core_soon(limit.min(SOON)).or_else(|| self.core.try_lock_for(limit))
     }
 
     /// The core, as soon as whoever has it lets go of it. It is held for microseconds; were somebody asleep for it, letting go would cost a system call and an
     /// interrupt between processors, which faults wait for.
-    fn core_soon(&self) -> Option<MutexGuard<'_, Core>> {
+    fn core_soon(&self, limit: Duration) -> Option<MutexGuard<'_, Core>> {
         let mut until = None;
         loop {
             if let Some(core) = self.core.try_lock() {
                 return Some(core);
             }
-            if Instant::now() > *until.get_or_insert_with(|| Instant::now() + SOON) {
+            if Instant::now() > *until.get_or_insert_with(|| Instant::now() + limit) {
                 return None;
             }
             let looks = (0..LOOKS).find(|_| {
