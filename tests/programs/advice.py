@@ -52,10 +52,10 @@ class Area:
             entries = struct.unpack(f"<{self.pages}Q", pagemap.read(self.pages * 8))
         return sum(entry >> 63 for entry in entries)
 
-    def wait_evicted(self, most=None):
-        """Until no more than `most` pages, or a third, are resident."""
+    def wait_evicted(self):
+        """Until no more than a third of its pages are resident."""
         deadline = time.monotonic() + 60
-        while self.resident() > (most or self.pages // 3):
+        while self.resident() > self.pages // 3:
             assert time.monotonic() < deadline, f"{self.resident()} of {self.pages} pages stay resident"
             time.sleep(0.02)
 
@@ -132,7 +132,7 @@ def not_there_after_a_fork():
         anew = Area(area.at)
         # Its other pages are never touched before they are checked.
         anew.fill(3, range(0, anew.pages, 2))
-        anew.wait_evicted(anew.pages // 4)
+        anew.wait_evicted()
         anew.check("child")
 
     child(maps_something_else_there)
