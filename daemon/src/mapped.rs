@@ -110,18 +110,6 @@ impl Mapped {
         unsafe { AtomicU64::from_ptr(self.field(at, 8).cast()) }
     }
 
-    /// Makes the memory of a range present, so that nobody waits for it at first use.
-    pub fn populate(&self, at: usize, len: usize) -> io::Result<()> {
-        let page = annex_shared::page::PAGE_SIZE;
-        let (from, to) = (at / page * page, (at + len).next_multiple_of(page).min(self.len));
-        let base = self.field(from, 1).cast();
-        // SAFETY: the range lies inside the mapping (field checks its start, min its end); no byte is changed.
-        match unsafe { libc::madvise(base, to.saturating_sub(from), libc::MADV_POPULATE_WRITE) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
-    }
-
     /// Gives the memory of a range back; it reads as zeros from then on. Only whole pages inside the range are released.
     pub fn punch(&self, at: usize, len: usize) -> io::Result<()> {
         let page = annex_shared::page::PAGE_SIZE;

@@ -72,12 +72,22 @@ impl Counts {
 
     /// Nobody counts this slot meanwhile.
     pub fn set(&self, map: &Mapped, slot: SlotIdx, count: u32) {
-        let mut more = self.more.lock();
-        match count.checked_sub(MANY.into()) {
-            Some(beyond) if beyond > 0 => more.insert(slot, beyond),
-            _ => more.remove(&slot),
-        };
-        self.place(map, slot).store(count.min(MANY.into()) as u8);
+        let place = self.place(map, slot);
+        let few = count.min(MANY.into()) as u8;
+        if few == MANY || place.load() == MANY {
+            let mut more = self.more.lock();
+            match count.saturating_sub(MANY.into()) {
+                0 => more.remove(&slot),
+                beyond => more.insert(slot, beyond),
+            };
+        }
+        place.store(few);
+    }
+
+    /// Bytes of memory that the counts take beyond the table.
+    pub fn resident(&self) -> u64 {
+        // A hash table has a byte of its own for each place.
+        (self.more.lock().capacity() * (size_of::<(SlotIdx, u32)>() + 1)) as u64
     }
 
     /// One more. False, and nothing done, for a free slot.
@@ -142,6 +152,8 @@ impl Counts {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::AtomicBool;
+    use std::time::Duration;
 
     fn counts() -> (Mapped, Counts) {
         (Mapped::create("test", 1 << 20).unwrap(), Counts::at(4096))
@@ -180,6 +192,50 @@ mod tests {
             }
         });
         assert_eq!(slots.map(|slot| counts.of(&map, slot)), [1, 13, 14, 16]);
+    }
+
+    /// What counts while another thread is the last to leave what is beyond four bits must find that out when it is let in.
+    #[test]
+    fn a_count_that_has_become_few_while_it_was_waited_for_is_one_of_few() {
+        let (map, counts) = counts();
+        let slot = SlotIdx(20);
+        for (up, comes_to) in [(true, 15), (false, 13)] {
+            counts.set(&map, slot, MANY.into());
+            let more = counts.more.lock();
+            std::thread::scope(|scope| {
+                let waits = scope.spawn(|| {
+                    if up { assert!(counts.up(&map, slot)) } else { assert_eq!(counts.down(&map, slot), Some(false)) }
+                });
+                // It has long seen that the slot has many, and waits.
+                std::thread::sleep(Duration::from_millis(50));
+                assert!(!waits.is_finished());
+                counts.place(&map, slot).store(MANY - 1);
+                drop(more);
+            });
+            assert_eq!((counts.of(&map, slot), counts.more.lock().len()), (comes_to, 0));
+        }
+    }
+
+    /// The byte is shared: a slot's first reference must not undo what is counted next to it.
+    #[test]
+    fn a_slot_begins_beside_one_that_is_counted() {
+        let (map, counts) = counts();
+        let (begun, neighbour) = (SlotIdx(30), SlotIdx(31));
+        counts.set(&map, neighbour, 3);
+        let is_done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_done.load(Relaxed) {
+                    counts.begin(&map, begun);
+                    assert_eq!(counts.down(&map, begun), Some(true));
+                }
+            });
+            let counted =
+                (0..1_000_000).all(|_| counts.up(&map, neighbour) && counts.down(&map, neighbour) == Some(false));
+            is_done.store(true, Relaxed);
+            assert!(counted);
+        });
+        assert_eq!([begun, neighbour].map(|slot| counts.of(&map, slot)), [0, 3]);
     }
 
     #[test]
