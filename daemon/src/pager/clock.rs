@@ -29,8 +29,8 @@ const WIDEST_GAP: u64 = 512;
 /// Pages of a huge page.
 const HUGE: u64 = 512;
 /// Spans of one batch at most. Each is a call, and on each the kernel interrupts every CPU that runs the app; all of them go under the space's lock, and
-/// faults wait for it: some 20 us, and 1.9 us more with each. Random reads of a set of which a quarter is resident, thousands a second and p99.9: 24 spans 136
-/// and 96 us, 40 143 and 128 us, 80 147 and 203 us, 128 150 and 262 us; with zipf 493 and 73 us, 517 and 91 us, 518 and 159 us, 522 and 139 us.
+/// faults wait for it: some 20 us, and 1.9 us more with each. Random reads of a set of which a quarter is resident, thousands a second, p99 and p99.9: 24 spans
+/// 136, 66 and 96 us; 40 143, 74 and 128 us; 80 147, 34 and 203 us; 128 150, 28 and 262 us. With zipf 493, 20 and 73 us; 517, 11 and 91 us; 518, 9 and 159 us.
 const MOST_SPANS: usize = 40;
 const _: () = assert!(MOST_SPANS <= INTENT_RANGES);
 const STAGING_PAGES: u64 = STAGING / PAGE_SIZE as u64;
