@@ -3,7 +3,7 @@
 //! ```text
 //!  choose    clock hand over the regions, PAGEMAP_SCAN, records and heat       no lock, then briefly the core's
 //!  reserve   slots, contiguous                                                 no lock
-//!  move      records checked again, probe, UFFDIO_MOVE by the stub, records    the core's lock, ~100 us
+//!  move      records checked again, probe, UFFDIO_MOVE by the stub, records    the core's lock, < 100 us
 //!            flip to the new slots (which are "in flight")
 //!  settle    bytes read from staging; all-zero pages become *none*, pages      no lock, then briefly the core's
 //!            equal to their clean copy go back to that slot
