@@ -26,8 +26,7 @@ fn memory_that_is_wiped_on_fork_is_zeros_in_the_child_though_it_was_evicted() {
 /// The child took over records of addresses that it has no mapping at, and what it mapped there later began with its parent's bytes.
 #[test]
 fn memory_that_a_fork_leaves_out_does_not_show_in_what_the_child_maps_there() {
-    // Twice: once takes half a second, and what happens after the last look at the app does not count.
-    tried(&["not_there_after_a_fork", "not_there_after_a_fork"]);
+    tried(&["not_there_after_a_fork"]);
 }
 
 #[test]
