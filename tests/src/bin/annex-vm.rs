@@ -80,37 +80,36 @@ fn lab(dir: &Path) -> anyhow::Result<Lab> {
     Ok(lab)
 }
 
-/// True if it has shown what it is to show. If not, the next scenario begins with fresh guests; and so does this one, once, if it was QEMU that failed.
+/// True if it has shown what it is to show.
 fn play(scenario: &Scenario, lab: &mut Lab) -> bool {
     println!("== {}: {}", scenario.name, scenario.shows);
-    for may_blame in [true, false] {
-        let started = Instant::now();
-        let played = (scenario.play)(lab);
-        let took = started.elapsed();
-        let Err(error) = played else {
-            println!("== {}: shown in {took:.0?}", scenario.name);
-            return true;
-        };
-        let blamed = lab.running().find(|guest| guest.met_a_breakpoint_of_qemus());
-        let blamed = blamed.map(|guest| (guest.name.clone(), guest.log.clone()));
-        lab.running().for_each(|guest| println!("{}{}", guest.last_words(), guest.said_by_loads()));
-        lab.power_off_all();
-        match blamed.filter(|_| may_blame) {
-            Some((guest, log)) => {
-                println!(
-                    "== {}: after {took:.0?}, {guest}'s kernel met a breakpoint that QEMU should not have run, which says nothing of annex; ONCE MORE: {error:#}",
-                    scenario.name
-                );
-                // Kept, and out of the next boot's way.
-                let _ = std::fs::rename(&log, log.with_extension("int3.log"));
-            }
-            None => {
-                println!("== {}: FAILED after {took:.0?}: {error:#}", scenario.name);
-                return false;
-            }
-        }
-    }
-    false
+    attempt(scenario, lab, true)
+}
+
+/// If it fails, what comes next begins with fresh guests: the next scenario, or this one once more if QEMU may be blamed and is to blame.
+fn attempt(scenario: &Scenario, lab: &mut Lab, may_blame: bool) -> bool {
+    let Scenario { name, play, .. } = scenario;
+    let started = Instant::now();
+    let played = play(lab);
+    let took = started.elapsed();
+    let Err(error) = played else {
+        println!("== {name}: shown in {took:.0?}");
+        return true;
+    };
+    lab.running().for_each(|guest| println!("{}{}", guest.last_words(), guest.said_by_loads()));
+    let blamed = lab.running().find(|guest| may_blame && guest.met_a_breakpoint_of_qemus());
+    let blamed = blamed.map(|guest| (guest.name.clone(), guest.log.clone()));
+    lab.power_off_all();
+    let Some((guest, log)) = blamed else {
+        println!("== {name}: FAILED after {took:.0?}: {error:#}");
+        return false;
+    };
+    println!(
+        "== {name}: after {took:.0?}, {guest}'s kernel met a breakpoint that QEMU should not have run, which says nothing of annex; ONCE MORE: {error:#}"
+    );
+    // Kept, and out of the next boot's way.
+    let _ = std::fs::rename(&log, log.with_extension("int3.log"));
+    attempt(scenario, lab, false)
 }
 
 fn shell(lab: &mut Lab) -> anyhow::Result<()> {

@@ -108,18 +108,8 @@ impl Guest {
         )
     }
 
-    /// How a load has ended, the last it wrote and the last annexd warned of, on one line.
-    pub fn said_by(&self, load: &str) -> String {
-        let script = format!(
-            "systemctl show -P Result -P ExecMainStatus {load}; cd /run; tail -qc 300 {load}.code {load}.out {load}.err
-             journalctl -u annexd -o cat | grep -E 'WARN|ERROR' | tail -n 6 | cut -c1-250"
-        );
-        let said = self.run(&script, Duration::from_secs(20)).map_or(String::new(), |output| output.stdout);
-        format!("{load} said: {}", said.split_whitespace().collect::<Vec<_>>().join(" "))
-    }
-
     /// Before 8.1, QEMU's threads of a guest with several CPUs may run a breakpoint that the guest's kernel, altering its own code, has taken back already:
-    /// the kernel kills what it then runs, or panics. On Debian 12 that is one boot in ten; no program can bring it about.
+    /// the kernel kills what it then runs, or panics. No program can bring that about.
     pub fn met_a_breakpoint_of_qemus(&self) -> bool {
         read_lossy(&self.log).contains("int3: 0000 [#")
     }

@@ -201,16 +201,13 @@ impl Lab {
         status.apps.into_iter().find(|app| app.name == name).with_context(|| format!("annexd has no app {name}"))
     }
 
-    /// Until annexd has served that many more faults of the app, counted from now. An app that is gone says why it ended.
+    /// Until annexd has served that many more faults of the app, counted from now.
     pub fn wait_faults(&self, app: &str, more: u64) -> anyhow::Result<AppInfo> {
         let served = |s: &Status| s.apps.iter().find(|a| a.name == app).map(|a| a.faults.major);
-        let wait = || {
-            let before = served(&self.wait_status(&format!("app {app}"), |s| served(s).is_some())?).unwrap_or(0);
-            let so = |s: &Status| served(s).is_some_and(|n| n >= before + more);
-            self.wait_status(&format!("{more} more faults of app {app}"), so)?;
-            self.app(app)
-        };
-        wait().with_context(|| self.client().map_or(String::new(), |client| client.said_by(app)))
+        let before = served(&self.wait_status(&format!("app {app}"), |s| served(s).is_some())?).unwrap_or(0);
+        let so = |s: &Status| served(s).is_some_and(|n| n >= before + more);
+        self.wait_status(&format!("{more} more faults of app {app}"), so)?;
+        self.app(app)
     }
 
     /// Until all replicas of every page are there, on donors that are up.
