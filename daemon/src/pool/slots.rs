@@ -113,7 +113,8 @@ impl SlotTable {
             + maps.map(|m| m.words.len() as u64 * 8).sum::<u64>()
     }
 
-    /// Rebuilds an extent's free map from the counts (all free, for a new extent). Its checksums take memory as its slots are used: an extent that is held ready takes a tenth of what a full one does.
+    /// Rebuilds an extent's free map from the counts (all free, for a new extent). Its checksums take memory as its slots are used: an extent that is held ready
+    /// takes a ninth of what a full one does.
     pub fn adopt(&self, extent: ExtentId, slots: u32) {
         let map = self.map_of(extent).get_or_init(|| FreeMap {
             cursor: AtomicU32::new(0),
