@@ -27,6 +27,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 pub use arena::{Arena, ArenaError};
 
@@ -165,10 +166,14 @@ pub trait Endpoint: Send {
     /// The doorbell: hands everything posted to the provider. Failures come as completions.
     fn ring(&mut self);
 
-    /// Does a READ on the spot, if this provider can and nothing has to be waited for; its tag means nothing then. `None`: nothing was done, post it.
-    fn read_now(&mut self, _op: &Op) -> Option<Result<(), ErrorKind>> {
+    /// Does a READ on the spot, if this provider can and nothing has to be waited for, and tells how long it took; its tag means nothing then. `None`: nothing
+    /// was done, post it.
+    fn read_now(&mut self, _op: &Op) -> Option<Result<Duration, ErrorKind>> {
         None
     }
+
+    /// Says that these bytes will be read with [`Endpoint::read_now`] soon, so that they can be brought nearer meanwhile. Nothing depends on it.
+    fn foresee(&mut self, _rkey: Rkey, _addr: RemoteAddr, _len: u32) {}
 
     /// Appends finished operations to `done`; at most [`Endpoint::depth`] of them. Also drives the provider (sends what did
     /// not fit, notices time-outs), so a lane with outstanding operations calls it at least ten times a second.

@@ -71,7 +71,10 @@ impl Fault {
             _ => Donor::tcp(),
         };
         // What a dead annexd or a lost donor had under way rests for one and a half times a lease.
-        let ttl = if self == Fault::DonorPaused { "2s" } else { "10s" };
+        let ttl = match self {
+            Fault::DonorPaused | Fault::DonorRecalls | Fault::DonorRemoved | Fault::DonorDrained => "2s",
+            _ => "10s",
+        };
         (0..3).fold(Testbed::builder(), |bed, nth| bed.donor(donor(nth).capacity("1G").lease_ttl(ttl))).start()
     }
 

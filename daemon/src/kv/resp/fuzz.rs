@@ -1,14 +1,14 @@
 //! What must hold for any bytes whatever; the door for a fuzz driver.
 
 use super::parser::MAX_LINE;
-use super::{Limits, Parser, ProtocolError};
+use super::{Limits, Parser, ProtocolError, ahead};
 use bytes::{Bytes, BytesMut};
 
 /// Requests up to the first error, and that error.
 type Parsed = (Vec<Vec<Bytes>>, Option<ProtocolError>);
 
 /// Feeds the bytes whole and in pieces (their sizes taken from the bytes themselves) and asserts that the two give the
-/// same requests and that no request is larger than what was sent for it.
+/// same requests, that no request is larger than what was sent for it, and that a look ahead sees what comes.
 ///
 /// # Panics
 /// If one of these does not hold.
@@ -32,6 +32,11 @@ pub fn fuzz(data: &[u8]) {
     assert_eq!(whole.1.is_some(), pieces.1.is_some(), "the error depends on how the requests were cut up");
     let bytes: usize = whole.0.iter().flatten().map(Bytes::len).sum();
     assert!(bytes <= data.len(), "more came out than went in");
+    let seen: Vec<_> = ahead(data).collect();
+    assert!(seen.len() <= whole.0.len() || whole.1.is_some(), "more was seen ahead than came");
+    for (ahead, came) in seen.iter().zip(&whole.0) {
+        assert_eq!((Some(ahead.name), ahead.key), (came.first().map(|b| &b[..]), came.get(1).map(|b| &b[..])));
+    }
 }
 
 pub(super) fn parse<'a>(pieces: impl IntoIterator<Item = &'a [u8]>, limits: &Limits) -> Parsed {

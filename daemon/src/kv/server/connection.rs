@@ -16,8 +16,9 @@ use super::placing::Placed;
 use super::{CommandId, Server, Statistics};
 use crate::kv::call::{Failure, Outcome};
 use crate::kv::reply::Reply;
-use crate::kv::resp::{Limits, Output, PIECES, Parser, ProtocolError};
+use crate::kv::resp::{Limits, Output, PIECES, Parser, ProtocolError, ahead};
 use crate::kv::session::{Admission, Client, Replies, Run, Session};
+use crate::kv::store::{Soon, TOGETHER};
 use bytes::{Bytes, BytesMut};
 use futures::FutureExt;
 use futures::future::{LocalBoxFuture, poll_fn};
@@ -67,6 +68,8 @@ struct Connection {
     input: BytesMut,
     output: Output,
     flights: Flights<LocalBoxFuture<'static, Reply>, Placed>,
+    /// So many of the next requests were looked at.
+    foreseen: usize,
     /// A barrier that waits for those before it.
     held: Option<Vec<Bytes>>,
     /// There may be whole requests in the input that had no room to begin.
@@ -90,6 +93,7 @@ pub async fn run(stream: Stream, server: Rc<Server>, client: Rc<Client>, mut sto
             let client = client.clone();
             move || client.wake()
         }),
+        foreseen: 0,
         held: None,
         backlog: false,
         ending: false,
@@ -165,7 +169,29 @@ impl Connection {
             bulk: self.session.server.config.live.max_bulk.get(),
             authenticated: !self.session.must_authenticate(),
         };
+        if self.foreseen > 0 {
+            self.foreseen -= 1;
+        } else if limits.authenticated && !self.parser.is_within_request() {
+            self.foresee();
+        }
         self.parser.next(&mut self.input, &limits)
+    }
+
+    /// Looks at what comes next, if that is more than one request.
+    fn foresee(&mut self) {
+        let next = ahead(&self.input).take(TOGETHER).map_while(|request| {
+            let soon = match request.name {
+                name if name.eq_ignore_ascii_case(b"get") => Soon::Read,
+                name if name.eq_ignore_ascii_case(b"set") => Soon::Overwrite,
+                _ => return None,
+            };
+            Some((request.key?, soon))
+        });
+        let count = next.clone().count();
+        if count > 1 {
+            self.session.server.store.foresee(self.session.client.db.get(), next);
+            self.foreseen = count - 1;
+        }
     }
 
     fn has_room(&self) -> bool {
@@ -447,9 +473,11 @@ impl Stream {
     }
 
     fn poll_write(&mut self, context: &mut Context<'_>, slices: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
-        match self {
-            Stream::Tcp(stream) => Pin::new(stream).poll_write_vectored(context, slices),
-            Stream::Unix(stream) => Pin::new(stream).poll_write_vectored(context, slices),
+        match (self, slices) {
+            // The kernel has less to do for one.
+            (Stream::Tcp(stream), [slice]) => Pin::new(stream).poll_write(context, slice),
+            (Stream::Tcp(stream), _) => Pin::new(stream).poll_write_vectored(context, slices),
+            (Stream::Unix(stream), _) => Pin::new(stream).poll_write_vectored(context, slices),
         }
     }
 

@@ -66,6 +66,44 @@ fn a_read_behind_a_write_of_its_key_waits_for_it_however_near_the_value_is() {
     });
 }
 
+/// As clients send it: an array of bulk strings.
+fn request(words: &[&str]) -> String {
+    let words: String = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len())).collect();
+    format!("*{}\r\n{words}", words.matches('$').count())
+}
+
+#[test]
+fn a_pipeline_is_looked_at_ahead_and_answered_as_if_it_was_not() {
+    let alone = Alone::new();
+    alone.bed.agents.iter().for_each(|agent| agent.near(true));
+    alone.block_on(async {
+        let server = Server::new(alone.store.clone(), Config::default(), Hooks::default());
+        let mut wire = Wire::new(&server);
+        let large = "x".repeat(3000);
+        for nth in 0..40 {
+            wire.send(&request(&["SET", &format!("key{nth}"), &format!("{nth}:{large}")])).await;
+            wire.expect("+OK\r\n").await;
+        }
+        let foreseen = || alone.bed.agents.iter().map(|agent| agent.foreseen().len()).sum::<usize>();
+        wire.send(&request(&["GET", "key1"])).await;
+        wire.expect(&format!("$3002\r\n1:{large}\r\n")).await;
+        assert_eq!(foreseen(), 0, "one request is none to look for ahead");
+        // The last sheet, in which the last key lies, is here.
+        let gets: String = (0..39).map(|nth| request(&["get", &format!("key{nth}")])).collect();
+        wire.send(&gets).await;
+        for nth in 0..39 {
+            let value = format!("{nth}:{large}");
+            wire.expect(&format!("${}\r\n{value}\r\n", value.len())).await;
+        }
+        assert_eq!(foreseen(), 39);
+        // A value that is replaced after it was looked for, and another database.
+        let [set, get, select, get2] =
+            [&["SET", "key5", "new"][..], &["GET", "key5"], &["SELECT", "1"], &["GET", "key6"]].map(request);
+        wire.send(&[&*get, &set, &get, &select, &get2, &get2].concat()).await;
+        wire.expect(&format!("$3002\r\n5:{large}\r\n+OK\r\n$3\r\nnew\r\n+OK\r\n$-1\r\n$-1\r\n")).await;
+    });
+}
+
 #[test]
 fn what_is_answered_on_the_spot_is_counted_and_logged_as_any_other_command() {
     let alone = Alone::new();

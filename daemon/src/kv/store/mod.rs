@@ -8,7 +8,7 @@
 //! - *Remove*: a bit in the [`sheets`] table, and the index forgets. No fabric is involved.
 //!
 //! # Who is who
-//! `write` is a record's way into the log and from there into the index, `fetch` and `part` its way out; [`space`] says which sheets are in use and where the next record goes; `stock` has slots of the pool ahead of need; `way` is the lane that all
+//! `write` is a record's way into the log and from there into the index, `fetch` and `part` its way out, `foresee` makes that shorter for several together; [`space`] says which sheets are in use and where the next record goes; `stock` has slots of the pool ahead of need; `way` is the lane that all
 //! tasks share; [`compact`] empties sheets that are mostly holes; [`recover`] makes the index anew after annexd was killed; [`usage`] knows who goes first when memory is short.
 //!
 //! # Threads
@@ -24,6 +24,7 @@ mod background;
 mod cache;
 mod compact;
 mod fetch;
+mod foresee;
 pub mod hash;
 mod index;
 mod large;
@@ -45,6 +46,7 @@ mod watch;
 mod way;
 mod write;
 
+pub use foresee::{Soon, TOGETHER};
 pub use sheets::{SheetTable, SheetsError};
 pub use usage::Policy;
 pub use watch::Watch;

@@ -134,6 +134,11 @@ impl Way {
         Some(taken)
     }
 
+    /// Says that [`Way::read_now`] will be asked for these bytes soon.
+    pub fn foresee(&self, slot: SlotIdx, piece: &Range<u32>) {
+        self.lane.borrow_mut().foresee(slot, piece);
+    }
+
     /// The end of what was just posted, if that comes at once. What else is over waits for [`Way::step`].
     fn at_once(&self, token: usize) -> Option<Done> {
         let mut lane = self.lane.borrow_mut();

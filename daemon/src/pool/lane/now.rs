@@ -25,21 +25,14 @@ impl Lane {
     }
 
     fn read_into(&mut self, slot: SlotIdx, piece: &Range<u32>, local: usize) -> Option<()> {
-        let (extent, place) = self.core.extents.locate(slot)?;
-        let replicas = self.core.extents.replicas(extent)?;
-        let is_live = |(_, replica): &(u8, &Replica)| replica.state == ReplicaState::Live;
-        let read = ReadWork::new(SlotRun { first: slot, count: 1 });
-        let Choice::Replica(choice) = self.choose(&read.asked(), replicas.iter().filter(is_live)) else { return None };
-        let replica = replicas.nth(choice)?;
+        let is_probe = self.counts_as_probe();
+        let (replica, addr) = self.nearest(slot, piece, is_probe)?;
         let len = piece.end - piece.start;
-        let addr = RemoteAddr(u64::from(place) * PAGE_SIZE as u64 + u64::from(piece.start));
         let op = Op { tag: 0, kind: OpKind::Read, local, len, rkey: replica.rkey, addr };
         let end = self.ends.get_mut(usize::from(replica.donor.0))?;
         let endpoint = end.endpoint.as_mut()?;
-        let begun = Instant::now();
         // One that fails is not counted: it is tried again in a way that is.
-        endpoint.read_now(&op)?.ok()?;
-        let took = begun.elapsed();
+        let took = endpoint.read_now(&op)?.ok()?;
         let over = endpoint.transport();
         end.learn(took);
         if let Some(donor) = self.core.donor(replica.donor) {
@@ -48,5 +41,26 @@ impl Lane {
             donor.traffic.done(over, OpKind::Read, len, took);
         }
         Some(())
+    }
+
+    /// Says that some bytes of a slot will be read here and now, soon: what can be brought nearer is. Nothing depends on it.
+    pub fn foresee(&mut self, slot: SlotIdx, piece: &Range<u32>) {
+        let Some((replica, addr)) = self.nearest(slot, piece, false) else { return };
+        let endpoint = self.ends.get_mut(usize::from(replica.donor.0)).and_then(|end| end.endpoint.as_mut());
+        if let Some(endpoint) = endpoint {
+            endpoint.foresee(replica.rkey, addr, piece.end - piece.start);
+        }
+    }
+
+    /// The replica that a slot's bytes are read from first, and where they are there.
+    fn nearest(&self, slot: SlotIdx, piece: &Range<u32>, is_probe: bool) -> Option<(Replica, RemoteAddr)> {
+        let (extent, place) = self.core.extents.locate(slot)?;
+        let replicas = self.core.extents.replicas(extent)?;
+        let is_live = |(_, replica): &(u8, &Replica)| replica.state == ReplicaState::Live;
+        let read = ReadWork::new(SlotRun { first: slot, count: 1 });
+        let choice = self.best(&read.asked(), replicas.iter().filter(is_live), is_probe);
+        let Choice::Replica(choice) = choice else { return None };
+        let addr = RemoteAddr(u64::from(place) * PAGE_SIZE as u64 + u64::from(piece.start));
+        Some((*replicas.nth(choice)?, addr))
     }
 }

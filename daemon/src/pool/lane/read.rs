@@ -114,7 +114,23 @@ impl Lane {
 
     /// The best of the replicas that are open to a read.
     pub(super) fn choose<'a>(&mut self, asked: &Asked, open: impl Iterator<Item = (u8, &'a Replica)>) -> Choice {
+        let is_probe = self.counts_as_probe();
+        self.best(asked, open, is_probe)
+    }
+
+    /// Counts a read; true for the few that ask the second-best.
+    pub(super) fn counts_as_probe(&mut self) -> bool {
         self.reads = self.reads.wrapping_add(1);
+        self.reads.is_multiple_of(PROBE_EVERY)
+    }
+
+    /// The same, which may be done as often as one likes: the reads that are probes are counted by whoever reads.
+    pub(super) fn best<'a>(
+        &self,
+        asked: &Asked,
+        open: impl Iterator<Item = (u8, &'a Replica)>,
+        is_probe: bool,
+    ) -> Choice {
         let candidate = |(place, replica): (u8, &Replica)| {
             let end = self.ends.get(usize::from(replica.donor.0));
             Candidate {
@@ -125,7 +141,7 @@ impl Lane {
                 outstanding: end.map_or(0, |e| e.outstanding),
             }
         };
-        asked.choose(open.map(candidate), self.reads.is_multiple_of(PROBE_EVERY))
+        asked.choose(open.map(candidate), is_probe)
     }
 
     /// Checks what a READ brought and goes on from the first bad page.

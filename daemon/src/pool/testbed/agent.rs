@@ -1,7 +1,7 @@
 //! A scripted agent: what it holds, and what becomes of its connections and of the operations on it.
 
 use annex_shared::fabric::{ErrorKind, Op};
-use annex_shared::ids::{Incarnation, Rkey, SlabId};
+use annex_shared::ids::{Incarnation, RemoteAddr, Rkey, SlabId};
 use annex_shared::page::PAGE_SIZE;
 use nix::sys::eventfd::EventFd;
 use std::collections::BTreeMap;
@@ -43,6 +43,8 @@ pub(super) struct State {
     /// Its memory is this host's: what is read there is read at once.
     pub near: bool,
     pub mute: bool,
+    /// What a lane has said it will read.
+    pub foreseen: Vec<(Rkey, RemoteAddr, u32)>,
     pub script: Script,
     pub hears: Vec<Arc<EventFd>>,
     pub endpoints: Vec<Arc<EventFd>>,
@@ -72,6 +74,7 @@ impl Agent {
             held: false,
             near: false,
             mute: false,
+            foreseen: Vec::new(),
             script: Box::new(|_| Fate::Do),
             hears: Vec::new(),
             endpoints: Vec::new(),
@@ -152,6 +155,11 @@ impl Agent {
     /// While near, a READ can be done on the spot.
     pub fn near(&self, near: bool) {
         self.with(|s| s.near = near);
+    }
+
+    /// What it was said that would be read, since this was last asked.
+    pub fn foreseen(&self) -> Vec<(Rkey, RemoteAddr, u32)> {
+        self.with(|s| std::mem::take(&mut s.foreseen))
     }
 
     /// While held, no operation is done or completed.

@@ -3,11 +3,12 @@
 use super::super::dial::{DataPath, DialError};
 use super::agent::{Agent, Fate, State};
 use annex_shared::fabric::{Arena, Completion, ConnectError, Endpoint, ErrorKind, Op, OpKind, QueueFull, Transport};
-use annex_shared::ids::Rkey;
+use annex_shared::ids::{RemoteAddr, Rkey};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 pub(super) struct Path(pub Arc<Agent>);
 
@@ -72,7 +73,8 @@ impl Endpoint for ScriptedEndpoint {
         self.event.write(1).unwrap();
     }
 
-    fn read_now(&mut self, op: &Op) -> Option<Result<(), ErrorKind>> {
+    fn read_now(&mut self, op: &Op) -> Option<Result<Duration, ErrorKind>> {
+        let begun = Instant::now();
         let agent = self.agent.clone();
         let mut state = agent.0.lock().unwrap();
         if !state.near || !state.reachable || state.epoch != self.epoch {
@@ -80,8 +82,12 @@ impl Endpoint for ScriptedEndpoint {
         }
         Some(match (state.script)(op) {
             Fate::Fail(kind) => Err(kind),
-            fate => self.execute(&mut state, op, fate == Fate::Corrupt),
+            fate => self.execute(&mut state, op, fate == Fate::Corrupt).map(|()| begun.elapsed()),
         })
+    }
+
+    fn foresee(&mut self, rkey: Rkey, addr: RemoteAddr, len: u32) {
+        self.agent.0.lock().unwrap().foreseen.push((rkey, addr, len));
     }
 
     fn poll(&mut self, done: &mut Vec<Completion>) {

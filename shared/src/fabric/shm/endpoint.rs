@@ -4,9 +4,15 @@ use super::board::monotonic_ns;
 use super::slabs::{Slab, Slabs};
 use crate::fabric::prepared::View;
 use crate::fabric::{Arena, Completion, Endpoint, ErrorKind, Op, OpKind, QueueFull, Transport};
+use crate::ids::{RemoteAddr, Rkey};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::time::Duration;
+
+const CACHE_LINE: usize = 64;
+/// The rest of longer ranges the CPU foresees by itself, once it is read.
+const FORESEEN_LINES: usize = 16;
 
 pub(super) struct ShmEndpoint {
     slabs: Arc<Slabs>,
@@ -25,7 +31,8 @@ impl ShmEndpoint {
         ShmEndpoint { slabs, mapped, arena, done: Vec::with_capacity(depth), depth, is_broken: false }
     }
 
-    fn execute(&mut self, op: &Op) -> Result<u64, ErrorKind> {
+    /// The 8 bytes that a COMPARE_SWAP found, else 0, and how long it took.
+    fn execute(&mut self, op: &Op) -> Result<(u64, Duration), ErrorKind> {
         if !op.fits(&self.arena) {
             return Err(ErrorKind::LocalProtection);
         }
@@ -39,8 +46,9 @@ impl ShmEndpoint {
         let len = op.len as usize;
         let slab = self.mapped.get(op.rkey).ok_or(ErrorKind::RemoteAccess)?;
         let remote = slab.at(op.addr, len).ok_or(ErrorKind::RemoteAccess)?;
-        let holds = || self.slabs.board.holds(slab.board_slot, op.rkey, self.slabs.incarnation, monotonic_ns());
-        if !holds() {
+        let holds = |now| self.slabs.board.holds(slab.board_slot, op.rkey, self.slabs.incarnation, now);
+        let begun = monotonic_ns();
+        if !holds(begun) {
             return Err(ErrorKind::RemoteAccess);
         }
         let mut value = 0;
@@ -67,7 +75,8 @@ impl ShmEndpoint {
         }
         // The look at the board that follows must not be satisfied before the copy is done, in either direction.
         fence(Ordering::SeqCst);
-        if holds() { Ok(value) } else { Err(ErrorKind::RemoteAccess) }
+        let now = monotonic_ns();
+        if holds(now) { Ok((value, Duration::from_nanos(now - begun))) } else { Err(ErrorKind::RemoteAccess) }
     }
 }
 
@@ -86,18 +95,28 @@ impl Endpoint for ShmEndpoint {
         }
         self.mapped.refresh(&self.slabs.mapped);
         let outcome = self.execute(&op);
-        self.done.push(Completion { tag: op.tag, result: outcome.map(drop), value: outcome.unwrap_or(0) });
+        let value = outcome.map_or(0, |(value, _)| value);
+        self.done.push(Completion { tag: op.tag, result: outcome.map(drop), value });
         Ok(())
     }
 
     fn ring(&mut self) {}
 
-    fn read_now(&mut self, op: &Op) -> Option<Result<(), ErrorKind>> {
+    fn read_now(&mut self, op: &Op) -> Option<Result<Duration, ErrorKind>> {
         if op.kind != OpKind::Read {
             return None;
         }
         self.mapped.refresh(&self.slabs.mapped);
-        Some(self.execute(op).map(drop))
+        Some(self.execute(op).map(|(_, took)| took))
+    }
+
+    fn foresee(&mut self, rkey: Rkey, addr: RemoteAddr, len: u32) {
+        let remote = self.mapped.get(rkey).and_then(|slab| slab.at(addr, len as usize));
+        if let Some(remote) = remote {
+            for line in (0..len as usize).step_by(CACHE_LINE).take(FORESEEN_LINES) {
+                prefetch(remote.wrapping_add(line));
+            }
+        }
     }
 
     fn poll(&mut self, done: &mut Vec<Completion>) {
@@ -117,4 +136,15 @@ impl Endpoint for ShmEndpoint {
     fn is_broken(&self) -> bool {
         self.is_broken
     }
+}
+
+/// Has the CPU fetch a cache line, without waiting for it.
+fn prefetch(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint, which reads nothing and faults at no address.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
 }

@@ -103,3 +103,34 @@ fn nothing_is_read_on_the_spot_while_keys_are_taken_over() {
         assert!(now_read(&store, "100").is_some());
     });
 }
+
+#[test]
+fn what_will_be_read_is_foreseen_where_it_lies_and_nothing_is_changed_by_that() {
+    let world = World::new(100);
+    near(&world);
+    world.run(0, Settings { policy: Policy::AllKeysLfu, log_factor: 0, ..SETTINGS }, async |store| {
+        fill(&store).await;
+        store.write(DB, b"large", value(1, 9000), None).await.unwrap();
+        store.write(DB, b"gone", "1".into(), Some(now() + 1)).await.unwrap();
+        store.write(DB, b"tail", "1".into(), None).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        let (before, used) = (store.stats(), store.known(DB, b"100").map(|known| known.frequency));
+        let keys = ["none", "1900", "tail", "700", "gone", "100", "1", "0"];
+        store.foresee(DB, keys.iter().map(|key| (key.as_bytes(), Soon::Read)));
+        let foreseen: Vec<_> = world.bed.agents.iter().flat_map(|agent| agent.foreseen()).collect();
+        store.foresee(DB, ["large"; TOGETHER + 4].iter().map(|key| (key.as_bytes(), Soon::Overwrite)));
+        assert_eq!((store.stats(), store.known(DB, b"100").map(|known| known.frequency)), (before, used));
+        let read = Arc::new(parking_lot::Mutex::new(Vec::new()));
+        for agent in &world.bed.agents {
+            let read = read.clone();
+            agent.script(move |op| {
+                read.lock().push((op.rkey, op.addr, op.len));
+                Fate::Do
+            });
+        }
+        keys.iter().for_each(|key| assert!(now_read(&store, key).is_some(), "{key}"));
+        assert_eq!(foreseen, *read.lock());
+        assert_eq!(foreseen.len(), SIZES.len());
+        assert_eq!(world.bed.agents.iter().map(|agent| agent.foreseen().len()).sum::<usize>(), 0, "those are not read");
+    });
+}
