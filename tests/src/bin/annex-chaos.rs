@@ -16,7 +16,7 @@ struct Args {
     #[arg(long, default_value_t = 100)]
     rounds: u32,
     /// Seconds after which no new round of a fault begins
-    #[arg(long, default_value_t = 600)]
+    #[arg(long, default_value_t = 3000)]
     at_most: u64,
     /// The program's working set, a quarter of it resident
     #[arg(long, default_value = "96M", value_parser = |s: &str| parse_bytes(s).ok_or("give a size such as 512M"))]

@@ -1,7 +1,7 @@
 //! RESP, the protocol of Redis: requests in, replies out.
 //!
 //! - [`Parser`]: a client's requests from whatever pieces of them have arrived, as multibulk or as an inline line.
-//! - [`ahead`]: a look at the requests that are next.
+//! - [`mod@ahead`]: a look at the requests that are next.
 //! - `inline`: how an inline line is split into arguments, with its quoting rules.
 //! - `encode`: a [`Reply`](crate::kv::reply::Reply) as bytes, in RESP2 or RESP3.
 //! - [`mod@fuzz`]: what must hold for any bytes a client sends.
@@ -16,7 +16,7 @@ mod parser;
 #[cfg(test)]
 mod tests;
 
-pub use ahead::ahead;
+pub use ahead::{Ahead, ahead};
 pub use encode::{Output, PIECES, format_double};
 pub use fuzz::fuzz;
 pub use parser::{Limits, Parser, ProtocolError};

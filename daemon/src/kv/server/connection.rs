@@ -4,6 +4,9 @@
 //! [`Connection::poll_event`], which drives what is under way, writes and reads, and sleeps when there is nothing to
 //! do.
 //!
+//! What the next requests will look at is brought near beforehand, for several together: those of a pipeline, or, if there is one only, those of the connections that have
+//! something to begin as well.
+//!
 //! A command on keys begins at once; its locks keep it behind earlier ones on the same keys. Any other command is a
 //! barrier: it begins when all before it are done, and nothing behind it begins before it is.
 //!
@@ -16,7 +19,7 @@ use super::placing::Placed;
 use super::{CommandId, Server, Statistics};
 use crate::kv::call::{Failure, Outcome};
 use crate::kv::reply::Reply;
-use crate::kv::resp::{Limits, Output, PIECES, Parser, ProtocolError, ahead};
+use crate::kv::resp::{Ahead, Limits, Output, PIECES, Parser, ProtocolError, ahead};
 use crate::kv::session::{Admission, Client, Replies, Run, Session};
 use crate::kv::store::{Soon, TOGETHER};
 use bytes::{Bytes, BytesMut};
@@ -129,6 +132,12 @@ impl Connection {
                     self.backlog = true;
                     return;
                 }
+                None if self.foreseen == 0 && self.foresee(begun == 0) => {
+                    // The others that have something to begin announce theirs meanwhile.
+                    others_first().await;
+                    self.session.server.store.foresee_announced();
+                    continue;
+                }
                 None => match self.parse() {
                     Ok(Some(args)) => args,
                     Ok(None) => {
@@ -169,28 +178,26 @@ impl Connection {
             bulk: self.session.server.config.live.max_bulk.get(),
             authenticated: !self.session.must_authenticate(),
         };
-        if self.foreseen > 0 {
-            self.foreseen -= 1;
-        } else if limits.authenticated && !self.parser.is_within_request() {
-            self.foresee();
-        }
+        self.foreseen = self.foreseen.saturating_sub(1);
         self.parser.next(&mut self.input, &limits)
     }
 
-    /// Looks at what comes next, if that is more than one request.
-    fn foresee(&mut self) {
-        let next = ahead(&self.input).take(TOGETHER).map_while(|request| {
-            let soon = match request.name {
-                name if name.eq_ignore_ascii_case(b"get") => Soon::Read,
-                name if name.eq_ignore_ascii_case(b"set") => Soon::Overwrite,
-                _ => return None,
-            };
-            Some((request.key?, soon))
-        });
-        let count = next.clone().count();
-        if count > 1 {
-            self.session.server.store.foresee(self.session.client.db.get(), next);
-            self.foreseen = count - 1;
+    /// Looks for what the next requests will need, some of them together. True if there is one only, and it `may_wait` for those of other connections.
+    fn foresee(&mut self, may_wait: bool) -> bool {
+        let (server, db) = (&self.session.server, self.session.client.db.get());
+        if self.session.must_authenticate() || self.parser.is_within_request() {
+            return false;
+        }
+        let mut next = ahead(&self.input).take(TOGETHER).map_while(wanted);
+        self.foreseen = next.clone().count();
+        match self.foreseen {
+            0 => false,
+            1 if !may_wait || server.clients.borrow().len() == 1 => false,
+            1 => next.next().map(|(key, soon)| server.store.announce(db, key, soon)).is_some(),
+            _ => {
+                server.store.foresee(db, next);
+                false
+            }
         }
     }
 
@@ -450,6 +457,29 @@ impl Connection {
         while self.flights.pop().is_some() {}
         if self.flights.is_empty() { Poll::Ready(()) } else { Poll::Pending }
     }
+}
+
+/// What a request wants of a key, for those that are asked for most.
+fn wanted(request: Ahead<'_>) -> Option<(&[u8], Soon)> {
+    let soon = match request.name {
+        name if name.eq_ignore_ascii_case(b"get") => Soon::Read,
+        name if name.eq_ignore_ascii_case(b"set") => Soon::Overwrite,
+        _ => return None,
+    };
+    Some((request.key?, soon))
+}
+
+/// Lets every other task that is ready have its turn.
+async fn others_first() {
+    let mut had_theirs = false;
+    poll_fn(|context| {
+        if std::mem::replace(&mut had_theirs, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
 }
 
 /// A browser that was made to talk to us, as Redis sees it.

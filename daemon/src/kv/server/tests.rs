@@ -88,6 +88,15 @@ fn a_pipeline_is_looked_at_ahead_and_answered_as_if_it_was_not() {
         wire.send(&request(&["GET", "key1"])).await;
         wire.expect(&format!("$3002\r\n1:{large}\r\n")).await;
         assert_eq!(foreseen(), 0, "one request is none to look for ahead");
+        // Unless another connection may have one too.
+        let mut other = Wire::new(&server);
+        for wire in [&mut wire, &mut other] {
+            wire.send(&request(&["GET", "key2"])).await;
+        }
+        for wire in [&mut wire, &mut other] {
+            wire.expect(&format!("$3002\r\n2:{large}\r\n")).await;
+        }
+        assert_eq!(foreseen(), 2);
         // The last sheet, in which the last key lies, is here.
         let gets: String = (0..39).map(|nth| request(&["get", &format!("key{nth}")])).collect();
         wire.send(&gets).await;

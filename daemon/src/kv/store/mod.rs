@@ -187,6 +187,7 @@ struct Inner {
     space: RefCell<Space>,
     log: RefCell<Log>,
     way: Way,
+    announced: foresee::Announced,
     stock: Stock,
     cache: RefCell<Cache>,
     watches: RefCell<Watches>,

@@ -28,6 +28,7 @@ impl Store {
             space: RefCell::new(Space::default()),
             log: RefCell::new(Log::default()),
             way: Way::new(lane),
+            announced: Default::default(),
             stock,
             cache: RefCell::new(Cache::new(cache)),
             watches: RefCell::new(Watches::default()),
