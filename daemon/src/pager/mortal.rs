@@ -1,44 +1,61 @@
-//! Points at which annexd can be told to die, for the tests of what its successor makes of it.
+//! Points at which annexd can be told to die, for the tests of what its successor makes of it, or to linger, for those of races.
 //!
 //! `ANNEXD_DIE_AT=NAME` or `NAME:N` in annexd's environment kills it, as SIGKILL from outside would, when it comes by the point NAME for
-//! the Nth time. Without the variable a point costs one load.
+//! the Nth time. `ANNEXD_LINGER_AT=NAME:MICROSECONDS` makes it stay there for so long each time. Without the variables a point costs one load.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
-struct Death {
-    point: String,
-    left: AtomicU64,
+enum Fate {
+    /// At the so manyth time.
+    Die(AtomicU64),
+    Linger(Duration),
 }
 
-static DEATH: OnceLock<Option<Death>> = OnceLock::new();
+struct Place {
+    point: String,
+    fate: Fate,
+}
+
+static PLACE: OnceLock<Option<Place>> = OnceLock::new();
 
 /// Reads the environment; before this, points do nothing.
 pub fn arm() {
-    let wanted = std::env::var("ANNEXD_DIE_AT").ok().filter(|w| !w.is_empty());
-    DEATH.get_or_init(|| {
-        let wanted = wanted?;
-        let (point, nth) = wanted.split_once(':').unwrap_or((&wanted, "1"));
-        Some(Death { point: point.to_owned(), left: AtomicU64::new(nth.parse().unwrap_or(1)) })
+    let wanted = |name| std::env::var(name).ok().filter(|w| !w.is_empty());
+    PLACE.get_or_init(|| {
+        let (wanted, dies) = match wanted("ANNEXD_DIE_AT") {
+            Some(wanted) => (wanted, true),
+            None => (wanted("ANNEXD_LINGER_AT")?, false),
+        };
+        let (point, number) = wanted.split_once(':').unwrap_or((&wanted, "1"));
+        let number = number.parse().unwrap_or(1);
+        let fate = if dies { Fate::Die(AtomicU64::new(number)) } else { Fate::Linger(Duration::from_micros(number)) };
+        Some(Place { point: point.to_owned(), fate })
     });
 }
 
-/// Dies here if that is what was asked for.
+/// Dies or lingers here if that is what was asked for.
 #[inline]
 pub fn point(name: &'static str) {
-    if let Some(Some(death)) = DEATH.get() {
-        come_by(death, name);
+    if let Some(Some(place)) = PLACE.get() {
+        come_by(place, name);
     }
 }
 
 #[cold]
-fn come_by(death: &Death, name: &str) {
-    if death.point == name && death.left.fetch_sub(1, Relaxed) == 1 {
-        // SAFETY: takes numbers only.
-        unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
-        // The signal is on its way: nothing more may happen here.
-        loop {
-            std::thread::park();
+fn come_by(place: &Place, name: &str) {
+    match &place.fate {
+        _ if place.point != name => {}
+        Fate::Linger(time) => std::thread::sleep(*time),
+        Fate::Die(left) if left.fetch_sub(1, Relaxed) == 1 => {
+            // SAFETY: takes numbers only.
+            unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+            // The signal is on its way: nothing more may happen here.
+            loop {
+                std::thread::park();
+            }
         }
+        Fate::Die(_) => {}
     }
 }

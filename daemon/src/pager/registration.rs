@@ -3,6 +3,7 @@
 use super::clock::{Clock, Victims};
 use super::evict::Outcome;
 use super::lookup::Lookup;
+use super::mortal;
 use super::space::{Core, Space};
 use super::table::PageIdx;
 use super::uffd::Probe;
@@ -22,7 +23,7 @@ pub fn prepare(
         if !region.registered {
             register(space, core, pid, clock, region.mapping)?;
         }
-        // Mappings are registered whole, and what replaces a part of one is announced before: until that is read no move succeeds.
+        // Mappings are registered whole, and what replaces a part of one from then on is announced before: until that is read no move succeeds.
         if probed == Some(region.mapping) {
             ensure(core, *first, *len)?;
             continue;
@@ -66,8 +67,9 @@ fn register(space: &Space, core: &mut Core, pid: i32, clock: &mut Clock, mapping
         clock.forget_regions();
         return Err(Outcome::Again);
     }
+    mortal::point("mapping-looked-up");
     match space.uffd.register(mapping.0, mapping.1 - mapping.0) {
-        Ok(()) => core.regions.mark(mapping, |r| r.registered = true),
+        Ok(()) => {}
         Err(errno) => {
             tracing::debug!(pid, %errno, "mapping {:#x}-{:#x} is left alone", mapping.0, mapping.1);
             core.regions.mark(mapping, |r| r.refused = true);
@@ -84,5 +86,13 @@ fn register(space: &Space, core: &mut Core, pid: i32, clock: &mut Clock, mapping
             clock.forget_regions();
         }
     }
+    // It may have had a hole just then: nothing has told of that, since it was not registered yet, and what is mapped there now is not, whose pages would read as
+    // zeros once they had moved. From here on everything is told.
+    if !lookup.at(mapping.0).map_err(dead)?.is_some_and(|m| (m.start, m.end) == mapping) {
+        tracing::debug!(pid, "mapping {:#x}-{:#x} fell apart while it was registered", mapping.0, mapping.1);
+        clock.forget_regions();
+        return Err(Outcome::Again);
+    }
+    core.regions.mark(mapping, |r| r.registered = true);
     Ok(())
 }
