@@ -12,7 +12,7 @@ mod churn;
 pub mod content;
 mod discard;
 mod family;
-mod map;
+pub mod map;
 mod moves;
 mod set;
 mod transfer;

@@ -116,6 +116,7 @@ pub struct Builder {
     /// What the KV API's flag says after the socket's path.
     kv: Option<String>,
     company: Company,
+    linger_at: Option<&'static str>,
 }
 
 impl Builder {
@@ -174,6 +175,12 @@ impl Builder {
         self
     }
 
+    /// annexd stays at a point of its code each time that it comes by, as `POINT:MICROSECONDS` says.
+    pub fn linger_at(mut self, point: &'static str) -> Builder {
+        self.linger_at = Some(point);
+        self
+    }
+
     /// Starts everything and waits until all donors that run are up.
     ///
     /// # Panics
@@ -218,7 +225,8 @@ impl Builder {
             args.extend(["--kv".into(), format!("{}{options}", dir.path().join(KV_SOCKET).display()).into()]);
         }
         args.extend(self.daemon_args.iter().map(OsString::from));
-        let annexd = start_annexd(&args, None, dir.path());
+        let lingers = self.linger_at.map(|point| ("ANNEXD_LINGER_AT", point));
+        let annexd = start_annexd(&args, lingers, dir.path());
         let mut bed = Testbed { annexd, agents, socket, places, args, kv_address, dir, _turn: turn };
         bed.wait_ready(self.donors.iter().filter(|d| !d.absent).count());
         bed
@@ -244,8 +252,8 @@ pub struct Testbed {
 impl Testbed {
     /// No donors yet, two replicas.
     pub fn builder() -> Builder {
-        let company = Company::Nobody;
-        Builder { donors: Vec::new(), replicas: 2, daemon_args: Vec::new(), spill: None, kv: None, company }
+        let (donors, daemon_args, company) = (Vec::new(), Vec::new(), Company::Nobody);
+        Builder { donors, replicas: 2, daemon_args, spill: None, kv: None, company, linger_at: None }
     }
 
     /// Two donors over shared memory.
@@ -349,7 +357,7 @@ impl Testbed {
     pub fn start_again(&mut self, die_at: Option<&str>) -> Duration {
         self.annexd.kill();
         let started = Instant::now();
-        self.annexd = start_annexd(&self.args, die_at, self.dir.path());
+        self.annexd = start_annexd(&self.args, die_at.map(|point| ("ANNEXD_DIE_AT", point)), self.dir.path());
         self.wait_answers(started, die_at.is_some());
         started.elapsed()
     }
@@ -462,9 +470,9 @@ pub fn stress_seconds() -> u64 {
     std::env::var("ANNEX_STRESS_SECONDS").ok().and_then(|s| s.parse().ok()).unwrap_or(15)
 }
 
-fn start_annexd(args: &[OsString], die_at: Option<&str>, dir: &Path) -> Process {
+fn start_annexd(args: &[OsString], fate: Option<(&str, &str)>, dir: &Path) -> Process {
     let mut daemon = Command::new(bins::find("annexd"));
-    daemon.args(args).envs(die_at.map(|point| ("ANNEXD_DIE_AT", point)));
+    daemon.args(args).envs(fate);
     Process::start("annexd", daemon, dir)
 }
 
