@@ -88,7 +88,7 @@ fn register(space: &Space, core: &mut Core, pid: i32, clock: &mut Clock, mapping
     }
     // It may have had a hole just then: nothing has told of that, since it was not registered yet, and what is mapped there now is not, whose pages would read as
     // zeros once they had moved. From here on everything is told.
-    if !lookup.at(mapping.0).map_err(dead)?.is_some_and(|m| (m.start, m.end) == mapping) {
+    if lookup.at(mapping.0).map_err(dead)?.is_none_or(|m| (m.start, m.end) != mapping) {
         tracing::debug!(pid, "mapping {:#x}-{:#x} fell apart while it was registered", mapping.0, mapping.1);
         clock.forget_regions();
         return Err(Outcome::Again);
