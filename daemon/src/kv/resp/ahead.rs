@@ -11,7 +11,8 @@ pub struct Ahead<'a> {
 /// The requests at the head of a buffer, up to the first that is not whole, or is no array of bulk strings: [`super::Parser`] will see what it is.
 pub fn ahead(mut buffer: &[u8]) -> impl Iterator<Item = Ahead<'_>> + Clone {
     std::iter::from_fn(move || {
-        let arguments = number(&mut buffer, b'*')?;
+        // One without arguments is passed over, which is not looked into here.
+        let arguments = number(&mut buffer, b'*').filter(|count| *count > 0)?;
         let name = bulk(&mut buffer)?;
         let key = if arguments > 1 { Some(bulk(&mut buffer)?) } else { None };
         for _ in 2..arguments {
@@ -54,9 +55,16 @@ mod tests {
 
     #[test]
     fn what_is_no_array_of_bulk_strings_ends_it() {
-        for buffer in
-            [&b"PING\r\n"[..], b"*-1\r\n", b"*0\r\n", b"*\r\n", b"*1\r\n:5\r\n", b"*1\r\n$-1\r\n", b"*2\n$3\r\n", b""]
-        {
+        for buffer in [
+            &b"PING\r\n"[..],
+            b"*-1\r\n",
+            b"*0\r\n$1\r\na\r\n",
+            b"*\r\n",
+            b"*1\r\n:5\r\n",
+            b"*1\r\n$-1\r\n",
+            b"*2\n$3\r\n",
+            b"",
+        ] {
             assert_eq!(seen(buffer), []);
         }
     }
