@@ -45,6 +45,7 @@ fn no_wrong_byte_in_mappings_with_holes_that_come_and_go() {
     let outcome = bed.run("holes", "12M", holes).wait(Duration::from_secs(stress_seconds() * 4 + 120)).succeeded();
     let summary: serde_json::Value = serde_json::from_str(&outcome.stdout).expect("one line of JSON");
     assert!(summary["wrong"] == 0 && summary["checks"].as_u64() > Some(100_000), "{summary}");
+    assert!(summary["taken"].as_u64() < Some(16), "too few holes are left: {summary}");
     outcome.was_paged(10_000, 5_000);
 }
 

@@ -1,7 +1,8 @@
 //! `annex-holes`: a program whose threads unmap a part of each of its mappings again and again, wait for a moment, and map that part anew, while another one
 //! reads the rest. It verifies all of it. Its mappings are replaced all the time, so that a pager meets each for the first time at any moment of this.
 //!
-//! Arguments: seconds to go on, microseconds for which a hole stays open. Prints `{"checks":…,"wrong":…}`. Exit codes: 0 all was well, 1 wrong content.
+//! Arguments: seconds to go on, microseconds for which a hole stays open. Prints `{"checks":…,"wrong":…,"taken":…}`: pages, pages, and mappings that are left alone because
+//! something else (a thread's signal stack, what a pager maps) came to lie in their holes. Exit codes: 0 all was well, 1 wrong content.
 
 use annex_tests::stress::content::{Content, PAGE};
 use annex_tests::stress::map;
@@ -23,6 +24,8 @@ const APART: usize = 16;
 struct Part {
     at: NonNull<u8>,
     generations: [AtomicU64; PAGES],
+    /// Somebody else has mapped something into its hole.
+    is_taken: AtomicBool,
 }
 
 // SAFETY: who touches which page when is ordered by `Holes::turn`, and by the hole's being one thread's alone.
@@ -67,7 +70,8 @@ impl Holes {
         unsafe { map::protect(base, len, libc::PROT_NONE) }.expect("mprotect");
         // SAFETY: within that range.
         let at = |nth| unsafe { map::page(base, nth * (PAGES + APART)) };
-        let part = |nth| Part { at: at(nth), generations: std::array::from_fn(|_| AtomicU64::new(0)) };
+        let generations = || std::array::from_fn(|_| AtomicU64::new(0));
+        let part = |nth| Part { at: at(nth), generations: generations(), is_taken: AtomicBool::new(false) };
         let parts = (0..MAPPINGS).map(part).collect();
         let (checks, wrong) = (AtomicU64::new(0), AtomicU64::new(0));
         Holes { parts, turn: RwLock::new(()), checks, wrong, over: AtomicBool::new(false) }
@@ -102,7 +106,7 @@ impl Holes {
                 self.parts.iter().for_each(|part| self.check(part, beside()));
             }
             let _alone = self.turn.write().expect("nobody panics with it");
-            for part in self.parts.iter().skip(round % 2).step_by(2) {
+            for part in self.parts.iter().skip(round % 2).step_by(2).filter(|part| !part.is_taken.load(Relaxed)) {
                 self.check(part, beside().chain(within()));
                 self.renew(part);
             }
@@ -112,15 +116,17 @@ impl Holes {
     fn punch(&self, parts: &[Part], open: Duration) {
         while !self.over.load(Relaxed) {
             let _turn = self.turn.read().expect("nobody panics with it");
-            for part in parts {
+            for part in parts.iter().filter(|part| !part.is_taken.load(Relaxed)) {
                 self.check(part, within());
                 // SAFETY: within this mapping.
                 let hole = unsafe { map::page(part.at, HOLE.start) };
                 // SAFETY: the hole is this thread's, and no reference into it exists.
                 unsafe { map::unmap(hole, HOLE.len() * PAGE) }.expect("munmap");
                 std::thread::sleep(open);
-                map::again(hole, HOLE.len() * PAGE).expect("mmap").expect("nobody maps anything here");
-                part.fill(within());
+                match map::again(hole, HOLE.len() * PAGE).expect("mmap") {
+                    Some(()) => part.fill(within()),
+                    None => part.is_taken.store(true, Relaxed),
+                }
             }
         }
     }
@@ -139,6 +145,7 @@ fn main() {
         holes.over.store(true, Relaxed);
     });
     let wrong = holes.wrong.load(Relaxed);
-    println!("{{\"checks\":{},\"wrong\":{wrong}}}", holes.checks.load(Relaxed));
+    let taken = holes.parts.iter().filter(|part| part.is_taken.load(Relaxed)).count();
+    println!("{{\"checks\":{},\"wrong\":{wrong},\"taken\":{taken}}}", holes.checks.load(Relaxed));
     std::process::exit(i32::from(wrong > 0));
 }
