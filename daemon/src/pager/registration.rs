@@ -4,6 +4,7 @@ use super::clock::{Clock, Victims};
 use super::evict::Outcome;
 use super::lookup::Lookup;
 use super::mortal;
+use super::process::Mapping;
 use super::space::{Core, Space};
 use super::table::PageIdx;
 use super::uffd::Probe;
@@ -61,8 +62,9 @@ fn register(space: &Space, core: &mut Core, pid: i32, clock: &mut Clock, mapping
     let lookup = Lookup::open(pid).map_err(dead)?;
     let beside = || Ok([lookup.at(mapping.0 - 1)?, lookup.at(mapping.1)?]);
     let before = beside().map_err(dead)?;
-    let now = lookup.at(mapping.0).map_err(dead)?;
-    if !now.is_some_and(|m| (m.start, m.end) == mapping && m.is_private_anonymous()) {
+    let is_it = |m: Mapping| (m.start, m.end) == mapping && m.is_private_anonymous();
+    let is_whole = || Ok(lookup.at(mapping.0)?.is_some_and(is_it));
+    if !is_whole().map_err(dead)? {
         core.regions.cut(mapping.0, mapping.1);
         clock.forget_regions();
         return Err(Outcome::Again);
@@ -88,7 +90,7 @@ fn register(space: &Space, core: &mut Core, pid: i32, clock: &mut Clock, mapping
     }
     // It may have had a hole just then: nothing has told of that, since it was not registered yet, and what is mapped there now is not, whose pages would read as
     // zeros once they had moved. From here on everything is told.
-    if lookup.at(mapping.0).map_err(dead)?.is_none_or(|m| (m.start, m.end) != mapping) {
+    if !is_whole().map_err(dead)? {
         tracing::debug!(pid, "mapping {:#x}-{:#x} fell apart while it was registered", mapping.0, mapping.1);
         clock.forget_regions();
         return Err(Outcome::Again);

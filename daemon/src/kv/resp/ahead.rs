@@ -1,5 +1,10 @@
 //! What lies in a read buffer and has not begun: a look ahead that takes nothing, allocates nothing, and decides nothing.
 
+use crate::kv::text::integer;
+
+/// Digits; more would be more than a buffer holds.
+const LONGEST_NUMBER: usize = 9;
+
 /// A request that is there whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ahead<'a> {
@@ -29,14 +34,12 @@ fn bulk<'a>(buffer: &mut &'a [u8]) -> Option<&'a [u8]> {
     Some(bytes)
 }
 
-/// A line of a mark and digits.
+/// A line of a mark and a number that is not negative.
 fn number(buffer: &mut &[u8], mark: u8) -> Option<usize> {
-    let (&first, rest) = buffer.split_first()?;
-    // More digits would be more than a buffer holds.
-    let digits = rest.iter().take(9).take_while(|byte| byte.is_ascii_digit()).count();
-    let value = rest[..digits].iter().fold(0, |value, digit| value * 10 + usize::from(digit - b'0'));
-    *buffer = rest[digits..].strip_prefix(b"\r\n")?;
-    (first == mark && digits > 0).then_some(value)
+    let line = buffer.strip_prefix(&[mark])?;
+    let end = line.iter().take(LONGEST_NUMBER + 1).position(|byte| *byte == b'\r')?;
+    *buffer = line[end..].strip_prefix(b"\r\n")?;
+    usize::try_from(integer::parse(&line[..end])?).ok()
 }
 
 #[cfg(test)]

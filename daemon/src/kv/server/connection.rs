@@ -132,10 +132,12 @@ impl Connection {
                     self.backlog = true;
                     return;
                 }
-                None if self.foreseen == 0 && self.foresee(begun == 0) => {
-                    // The others that have something to begin announce theirs meanwhile.
-                    others_first().await;
-                    self.session.server.store.foresee_announced();
+                None if self.foreseen == 0 && self.announce(begun == 0) => {
+                    if self.foreseen == 1 {
+                        // The others that have something to begin announce theirs meanwhile.
+                        others_first().await;
+                    }
+                    self.session.server.store.foresee();
                     continue;
                 }
                 None => match self.parse() {
@@ -182,23 +184,20 @@ impl Connection {
         self.parser.next(&mut self.input, &limits)
     }
 
-    /// Looks for what the next requests will need, some of them together. True if there is one only, and it `may_wait` for those of other connections.
-    fn foresee(&mut self, may_wait: bool) -> bool {
+    /// Announces what the next requests will need, so that it is looked for together. False: there is nothing, or one request only, which may not wait for others.
+    fn announce(&mut self, may_wait: bool) -> bool {
         let (server, db) = (&self.session.server, self.session.client.db.get());
         if self.session.must_authenticate() || self.parser.is_within_request() {
             return false;
         }
-        let mut next = ahead(&self.input).take(TOGETHER).map_while(wanted);
+        let next = ahead(&self.input).take(TOGETHER).map_while(wanted);
         self.foreseen = next.clone().count();
-        match self.foreseen {
-            0 => false,
-            1 if !may_wait || server.clients.borrow().len() == 1 => false,
-            1 => next.next().map(|(key, soon)| server.store.announce(db, key, soon)).is_some(),
-            _ => {
-                server.store.foresee(db, next);
-                false
-            }
+        let has_company = self.foreseen > 1 || (may_wait && server.clients.borrow().len() > 1);
+        if self.foreseen == 0 || !has_company {
+            return false;
         }
+        next.for_each(|(key, soon)| server.store.announce(db, key, soon));
+        true
     }
 
     fn has_room(&self) -> bool {

@@ -1,6 +1,6 @@
 //! Reading records: which slots hold one, and whether what they brought is it.
 
-use super::record::{RecordError, UNIT};
+use super::record::RecordError;
 use super::space::parts;
 use super::*;
 use crate::pool::SlotRun;
@@ -73,11 +73,9 @@ impl Store {
 
     /// A record of one sheet, if that takes no waiting and it is as it was written.
     fn record_now(&self, entry: &Entry, key: &[u8]) -> Option<Record> {
-        let (place, tag) = (entry.place(), entry.tag()?);
-        let from = usize::from(place.unit) * UNIT;
-        let to = from + entry.bytes() as usize;
+        let (place, tag, piece) = (entry.place(), entry.tag()?, entry.span());
         let as_written = |bytes: &[u8]| split(bytes, Some(key)).ok().filter(|(header, ..)| header.tag() == tag);
-        if to > PAGE_SIZE {
+        if piece.end > PAGE_SIZE as u32 {
             return None;
         }
         if self.0.space.borrow().is_open(place.sheet)
@@ -85,7 +83,7 @@ impl Store {
         {
             return as_written(place.within(sheet));
         }
-        self.0.way.read_now(self.0.table.slot(place.sheet)?, from as u32..to as u32, as_written)
+        self.0.way.read_now(self.0.table.slot(place.sheet)?, piece, as_written)
     }
 
     /// Reads a key's value, from wherever it is nearest.
@@ -130,15 +128,13 @@ impl Store {
     /// Reads a small record and nothing beside it, from one replica. `None` if it isn't found there as it was written: then whole sheets are read, of which
     /// the pool knows what was written.
     async fn piece(&self, entry: &Entry, key: &[u8]) -> Option<Record> {
-        let (place, tag) = (entry.place(), entry.tag()?);
-        let from = usize::from(place.unit) * UNIT;
-        let to = from + entry.bytes() as usize;
-        if entry.bytes() > SMALL || to > PAGE_SIZE || self.0.space.borrow().is_open(place.sheet) {
+        let (place, tag, piece) = (entry.place(), entry.tag()?, entry.span());
+        if entry.bytes() > SMALL || piece.end > PAGE_SIZE as u32 || self.0.space.borrow().is_open(place.sheet) {
             return None;
         }
         let slot = || self.0.table.slot(place.sheet);
         let as_written = |bytes: &[u8]| split(bytes, Some(key)).ok().filter(|(header, ..)| header.tag() == tag);
-        self.0.way.read_piece(slot, from as u32..to as u32, as_written).await.ok().flatten()?
+        self.0.way.read_piece(slot, piece, as_written).await.ok().flatten()?
     }
 
     /// Reads a record. With `of`, it must be that key's.

@@ -2,7 +2,6 @@
 //! would wait for memory several times. Nothing that is found here is used for anything else.
 
 use super::hash::KeyHash;
-use super::record::UNIT;
 use super::*;
 use std::hint::black_box;
 
@@ -30,29 +29,17 @@ struct Wanted {
 pub(super) struct Announced(RefCell<Vec<Wanted>>);
 
 impl Store {
-    /// Keys of which something is wanted soon; those beyond the first [`TOGETHER`] are left out.
-    pub fn foresee<'a>(&self, db: Db, wanted: impl Iterator<Item = (&'a [u8], Soon)>) {
-        let mut all = [Wanted { db, hash: KeyHash { high: 0, low: 0 }, soon: Soon::Read }; TOGETHER];
-        let wanted = wanted.map(|(key, soon)| self.wanted(db, key, soon));
-        let count = all.iter_mut().zip(wanted).map(|(at, wanted)| *at = wanted).count();
-        self.look_for(&all[..count]);
-    }
-
-    /// A key of which something is wanted soon: not before [`Store::foresee_announced`], which looks for it together with those that are announced until then.
+    /// A key of which something is wanted soon: [`Store::foresee`] looks for it, together with the others that are announced until then.
     pub fn announce(&self, db: Db, key: &[u8], soon: Soon) {
-        let wanted = self.wanted(db, key, soon);
+        let wanted = Wanted { db: self.0.table.database(db), hash: self.hash(key), soon };
         self.0.announced.0.borrow_mut().push(wanted);
     }
 
     /// See [`Store::announce`].
-    pub fn foresee_announced(&self) {
+    pub fn foresee(&self) {
         let mut announced = self.0.announced.0.borrow_mut();
         announced.chunks(TOGETHER).for_each(|some| self.look_for(some));
         announced.clear();
-    }
-
-    fn wanted(&self, db: Db, key: &[u8], soon: Soon) -> Wanted {
-        Wanted { db: self.0.table.database(db), hash: self.hash(key), soon }
     }
 
     /// Brings what is known of some keys into the caches, and the records of those that will be read.
@@ -72,12 +59,12 @@ impl Store {
     }
 
     fn foresee_record(&self, entry: &Entry) {
-        let place = entry.place();
-        let from = u32::from(place.unit) * UNIT as u32;
-        if !self.0.space.borrow().is_open(place.sheet)
-            && let Some(slot) = self.0.table.slot(place.sheet)
+        let sheet = entry.place().sheet;
+        if !self.0.space.borrow().is_open(sheet)
+            && let Some(slot) = self.0.table.slot(sheet)
         {
-            self.0.way.foresee(slot, &(from..(from + entry.bytes()).min(PAGE_SIZE as u32)));
+            let std::ops::Range { start, end } = entry.span();
+            self.0.way.foresee(slot, &(start..end.min(PAGE_SIZE as u32)));
         }
     }
 

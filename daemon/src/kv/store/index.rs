@@ -5,10 +5,11 @@
 //! keys, and SCAN goes through keys in the order of their hash, which no growth changes.
 
 use super::hash::KeyHash;
-use super::record::Header;
+use super::record::{Header, UNIT};
 use super::sheets::{Place, SheetIdx};
 use super::{Db, UnixMs, log};
 use hashbrown::HashTable;
+use std::ops::Range;
 
 const SHARD_BITS: u32 = 12;
 pub const SHARDS: usize = 1 << SHARD_BITS;
@@ -55,6 +56,12 @@ impl Entry {
     /// Bytes of the record, with its header and its key.
     pub fn bytes(&self) -> u32 {
         self.bytes
+    }
+
+    /// Where the record lies, from the beginning of its sheet: ends beyond the sheet if it goes on in the next one.
+    pub fn span(&self) -> Range<u32> {
+        let from = u32::from(self.place().unit) * UNIT as u32;
+        from..from + self.bytes
     }
 
     /// Units that the record has to itself.

@@ -116,9 +116,11 @@ fn what_will_be_read_is_foreseen_where_it_lies_and_nothing_is_changed_by_that() 
         tokio::time::sleep(Duration::from_millis(2)).await;
         let (before, used) = (store.stats(), store.known(DB, b"100").map(|known| known.frequency));
         let keys = ["none", "1900", "tail", "700", "gone", "100", "1", "0"];
-        store.foresee(DB, keys.iter().map(|key| (key.as_bytes(), Soon::Read)));
+        keys.iter().for_each(|key| store.announce(DB, key.as_bytes(), Soon::Read));
+        store.foresee();
         let foreseen: Vec<_> = world.bed.agents.iter().flat_map(|agent| agent.foreseen()).collect();
-        store.foresee(DB, ["large"; TOGETHER + 4].iter().map(|key| (key.as_bytes(), Soon::Overwrite)));
+        (0..TOGETHER + 4).for_each(|_| store.announce(DB, b"large", Soon::Overwrite));
+        store.foresee();
         assert_eq!((store.stats(), store.known(DB, b"100").map(|known| known.frequency)), (before, used));
         let read = Arc::new(parking_lot::Mutex::new(Vec::new()));
         for agent in &world.bed.agents {
