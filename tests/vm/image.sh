@@ -60,7 +60,7 @@ root() {
         --dpkgopt=force-unsafe-io --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
         "" work/root - <<<"$sources"
     # crc32 is what Soft-RoCE asks the kernel's crypto for by name.
-    (cd work/kernel && cp --parents $(cd ../.. && modules virtio_net virtio_console crc32_generic rdma_rxe rdma_ucm ib_umad | sed 's|.*work/kernel/||') ../root)
+    (cd work/kernel && cp --parents $(cd ../.. && modules virtio_net virtio_console crc32_generic rdma_rxe rdma_ucm ib_umad dummy | sed 's|.*work/kernel/||') ../root)
     cp work/kernel/lib/modules/"$version"/modules.{builtin,builtin.modinfo,order} work/root/lib/modules/"$version"/
     depmod -b work/root "$version"
     sed -i 's/^root:[^:]*:/root::/' work/root/etc/shadow

@@ -15,7 +15,7 @@ use super::turns::MOST_EVICTORS;
 use super::worker::Workers;
 use crate::sentinel::Sentinel;
 use annex_shared::api::AppState;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::{PollFd, PollFlags, poll};
 use parking_lot::Mutex;
 use std::io;
 use std::os::fd::AsFd;
@@ -25,7 +25,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long whoever acts looks for something to do that may have been rung for while another one acted.
-const LOOK: u8 = 100;
+const LOOK: u16 = 100;
+/// With nothing to do an evictor looks at its lane this often.
+const LANE_LOOK: u16 = 500;
 
 pub struct Evictors {
     around: Arc<Surroundings>,
@@ -119,12 +121,16 @@ impl Evictors {
         let _sentinel = Sentinel("an evictor");
         let turn = &self.around.turns.evictors[evictor.number];
         turn.enlist();
+        // Between batches nothing is under way.
+        let mut nothing = Vec::new();
         while self.acts(evictor.number) {
             turn.end();
             // One that has just been replaced may have taken the ring.
-            let patience = if self.len() > 1 { PollTimeout::from(LOOK) } else { PollTimeout::NONE };
+            let patience = if self.len() > 1 { LOOK } else { LANE_LOOK };
             let _ = poll(&mut [PollFd::new(self.registry.bell().as_fd(), PollFlags::POLLIN)], patience);
             self.registry.answer();
+            // Also when there is nothing to evict: a lane that nobody looks at keeps connections that are over, and their devices open.
+            evictor.lane.poll(&mut nothing);
             let mut again = false;
             for app in self.roster.all() {
                 if app.state() != AppState::Detaching && !app.is_resting() && app.is_over() {

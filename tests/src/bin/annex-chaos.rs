@@ -44,6 +44,7 @@ fn main() -> anyhow::Result<()> {
     if args.rebuild > 0 {
         let rebuild = chaos::rebuild::run(args.rebuild)?;
         println!("{}", serde_json::to_string_pretty(&rebuild)?);
+        println!("{}", rebuild.verdict());
         std::fs::write(args.results.join("rebuild.json"), serde_json::to_vec_pretty(&rebuild)?)?;
     }
     let bad: Vec<&str> = rows.iter().filter(|row| !row.is_good()).map(|row| row.fault.words()).collect();

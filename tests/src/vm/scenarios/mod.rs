@@ -67,6 +67,11 @@ pub const ALL: &[Scenario] = &[
         play: trouble::of_verbs,
     },
     Scenario {
+        name: "reasons",
+        shows: "a device, port or GID that is configured wrongly, no device: what is said, and that TCP makes do",
+        play: trouble::of_settings,
+    },
+    Scenario {
         name: "kv",
         shows: "the KV API over RDMA alone: values stored anew while a donor's power goes",
         play: keys::over_verbs,

@@ -1,7 +1,8 @@
 //! What keeps RDMA from working where there is a device, met as people meet it.
 
 use super::verbs::over;
-use crate::vm::lab::{Lab, Settings};
+use crate::vm::guest::Guest;
+use crate::vm::lab::{DEVICE, Lab, Settings};
 use crate::vm::load::Load;
 use annex_shared::api::Status;
 use annex_shared::fabric::Transport;
@@ -9,6 +10,22 @@ use anyhow::ensure;
 
 /// Faults that are to be served in each state.
 const FAULTS: u64 = 200;
+/// A line of [pool.verbs] that does not fit this machine, and what the donor's reason says then.
+const AT_THE_CLIENT: [(&str, &str); 4] = [
+    ("device = \"mlx5_7\"", "no RDMA device 'mlx5_7' here; there are: rxe0, rxe1: set device to one of these"),
+    ("device = \"rxe1\"", "port 1 of RDMA device rxe1 is DOWN: set its network interface up"),
+    (
+        "device = \"rxe0\"\nport = 2",
+        "RDMA device rxe0 has no port 2: it has 1, numbered from 1; set port to one of them",
+    ),
+    ("gid_index = 99", "has no GID at gid_index = 99; it has 0 ("),
+];
+/// The same in the agent's [verbs].
+const AT_THE_DONOR: [(&str, &str); 2] = [
+    ("device = \"mlx5_7\"", "the donor offers no RDMA (\"no RDMA device 'mlx5_7' here; there are: rxe0: set device"),
+    // The link's own address, from which no way leads to the client's.
+    ("gid_index = 0", "set gid_index to an address in the peer's network, and look whether it answers `ping -I fe80:"),
+];
 const DROP_IN: &str = "/run/systemd/system/annexd.service.d/unlocked.conf";
 
 /// Each time the pages go on over TCP, `annex status` says why, and RDMA is back when the trouble is over.
@@ -45,6 +62,48 @@ pub fn of_verbs(lab: &mut Lab) -> anyhow::Result<()> {
     // What was on its way to both donors when the port went down went back into the program.
     ensure!(!log.contains(" gone: "), "pages that nobody misses are said to be gone: {log}");
     Ok(())
+}
+
+/// What is configured wrongly, on either side, is said with what to set it to, and TCP makes do meanwhile.
+pub fn of_settings(lab: &mut Lab) -> anyhow::Result<()> {
+    lab.start(1, &Settings::default())?;
+    lab.wait_status("verbs to the donor", |s| over(s, Transport::Verbs) == 1)?;
+    let (client, donor) = (lab.client()?, lab.donor(1)?);
+    // A second device, whose port is down as long as its interface is.
+    client
+        .sh("modprobe dummy numdummies=0; ip link add dummy0 type dummy; rdma link add rxe1 type rxe netdev dummy0")?;
+    for (line, words) in AT_THE_CLIENT {
+        set(client, "annexd", "[pool.verbs]", line)?;
+        is_said(lab, line, words)?;
+    }
+    set(client, "annexd", "[pool.verbs]", "device = \"rxe0\"")?;
+    for (line, words) in AT_THE_DONOR {
+        set(donor, "agent", "[verbs]", line)?;
+        is_said(lab, line, words)?;
+    }
+    set(donor, "agent", "[verbs]", "")?;
+    lab.wait_status("verbs with nothing wrong any more", |s| over(s, Transport::Verbs) == 1)?;
+
+    client.sh("rdma link delete rxe1; ip link delete dummy0; rdma link delete rxe0; systemctl restart annexd")?;
+    is_said(lab, "no device", "no RDMA device here (`rdma link` lists none): load its driver")?;
+    client.sh(&format!("rdma link add {DEVICE} type rxe netdev eth0"))?;
+    lab.wait_status("verbs with the device back", |s| over(s, Transport::Verbs) == 1).map(drop)
+}
+
+/// Restarts a program with that below a heading of its configuration, in place of what was set there before.
+fn set(guest: &Guest, program: &str, heading: &str, lines: &str) -> anyhow::Result<()> {
+    let file = format!("/etc/annex/{program}.toml");
+    let unit = if program == "agent" { "annex-agent" } else { program };
+    let own = guest.sh(&format!("[ -e {file}.own ] || cp {file} {file}.own; cat {file}.own"))?;
+    guest.put(&file, &own.replacen(heading, &format!("{heading}\n{lines}"), 1))?;
+    guest.sh(&format!("systemctl restart {unit}")).map(drop)
+}
+
+/// TCP is used, and these words are in the reason.
+fn is_said(lab: &Lab, of: &str, words: &str) -> anyhow::Result<()> {
+    let said = |s: &Status| over(s, Transport::Tcp) == 1 && s.donors.iter().any(|d| d.why.contains(words));
+    let status = lab.wait_status(&format!("{words:?} to be said of {of:?}"), said)?;
+    says(&status, Transport::Tcp, words)
 }
 
 /// Without the right to lock memory, and to raise the limit on it, annexd does not start, and says what it needs: what a device works on is locked too.
