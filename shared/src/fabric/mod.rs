@@ -175,6 +175,9 @@ pub trait Endpoint: Send {
     /// Says that these bytes will be read with [`Endpoint::read_now`] soon, so that they can be brought nearer meanwhile. Nothing depends on it.
     fn foresee(&mut self, _rkey: Rkey, _addr: RemoteAddr, _len: u32) {}
 
+    /// Says that what is written from now on is not read back soon, so that it need not be kept near. Nothing depends on it.
+    fn write_past_caches(&mut self) {}
+
     /// Appends finished operations to `done`; at most [`Endpoint::depth`] of them. Also drives the provider (sends what did
     /// not fit, notices time-outs), so a lane with outstanding operations calls it at least ten times a second.
     fn poll(&mut self, done: &mut Vec<Completion>);

@@ -18,7 +18,8 @@ impl Store {
         cache: u64,
         settings: Settings,
     ) -> Result<(Store, tokio::sync::mpsc::UnboundedReceiver<stock::Delivery>), OpenError> {
-        let lane = pool.lane("kv", ARENA)?;
+        let mut lane = pool.lane("kv", ARENA)?;
+        lane.write_past_caches();
         let (stock, deliveries) = Stock::new(pool.clone())?;
         let store = Store(Rc::new(Inner {
             pool,

@@ -144,7 +144,10 @@ impl Lane {
         let next = end.next.take();
         let donor = DonorId(at as u16);
         match next {
-            Some(endpoint) => {
+            Some(mut endpoint) => {
+                if self.past_caches {
+                    endpoint.write_past_caches();
+                }
                 if let Some(fd) = endpoint.event_fd()
                     && let Err(error) = self.epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, 0))
                 {

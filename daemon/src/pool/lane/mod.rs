@@ -74,6 +74,7 @@ pub struct Lane {
     reads: u32,
     /// Wrong bytes are told to the repair thread (which does not tell itself).
     reports: bool,
+    past_caches: bool,
 }
 
 /// One donor's end, as this lane holds it.
@@ -149,6 +150,7 @@ impl Lane {
             is_served_here: false,
             reads: 0,
             reports: true,
+            past_caches: false,
             core,
         })
     }
@@ -288,6 +290,12 @@ impl Lane {
     /// Wrong bytes are not told to the repair thread: this is its own lane.
     pub(super) fn keep_quiet(&mut self) {
         self.reports = false;
+    }
+
+    /// What this lane writes is not read back soon, nor by whoever works beside it.
+    pub fn write_past_caches(&mut self) {
+        self.past_caches = true;
+        self.ends.iter_mut().filter_map(|end| end.endpoint.as_mut()).for_each(|endpoint| endpoint.write_past_caches());
     }
 
     /// Rings the doorbell of every endpoint that has something posted.

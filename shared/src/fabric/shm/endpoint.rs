@@ -2,6 +2,7 @@
 
 use super::board::monotonic_ns;
 use super::slabs::{Slab, Slabs};
+use super::stream;
 use crate::fabric::prepared::View;
 use crate::fabric::{Arena, Completion, Endpoint, ErrorKind, Op, OpKind, QueueFull, Transport};
 use crate::ids::{RemoteAddr, Rkey};
@@ -23,12 +24,21 @@ pub(super) struct ShmEndpoint {
     depth: usize,
     /// The agent was seen dead.
     is_broken: bool,
+    past_caches: bool,
 }
 
 impl ShmEndpoint {
     pub(super) fn new(slabs: Arc<Slabs>, arena: Arc<Arena>, depth: usize) -> Self {
         let mapped = slabs.mapped.view();
-        ShmEndpoint { slabs, mapped, arena, done: Vec::with_capacity(depth), depth, is_broken: false }
+        ShmEndpoint {
+            slabs,
+            mapped,
+            arena,
+            done: Vec::with_capacity(depth),
+            depth,
+            is_broken: false,
+            past_caches: false,
+        }
     }
 
     /// The 8 bytes that a COMPARE_SWAP found, else 0, and how long it took.
@@ -60,7 +70,12 @@ impl ShmEndpoint {
             },
             // SAFETY: as for READ.
             OpKind::Write => unsafe {
-                std::ptr::copy_nonoverlapping(self.arena.ptr(op.local, len).cast_const(), remote, len)
+                let local = self.arena.ptr(op.local, len).cast_const();
+                if self.past_caches {
+                    stream::copy(local, remote, len);
+                } else {
+                    std::ptr::copy_nonoverlapping(local, remote, len);
+                }
             },
             OpKind::CompareSwap { expect, swap } => {
                 if !op.addr.0.is_multiple_of(8) {
@@ -117,6 +132,10 @@ impl Endpoint for ShmEndpoint {
                 prefetch(remote.wrapping_add(line));
             }
         }
+    }
+
+    fn write_past_caches(&mut self) {
+        self.past_caches = true;
     }
 
     fn poll(&mut self, done: &mut Vec<Completion>) {

@@ -15,6 +15,7 @@ mod client;
 mod endpoint;
 pub mod protocol;
 mod slabs;
+mod stream;
 
 pub use board::{Board, BoardView, ENTRY_LEN, monotonic_ns};
 pub use client::{PrepareError, ShmConnector};

@@ -10,7 +10,7 @@ use anyhow::ensure;
 
 /// Faults that are to be served in each state.
 const FAULTS: u64 = 200;
-/// A line of [pool.verbs] that does not fit this machine, and what the donor's reason says then.
+/// A line of annexd's file that does not fit this machine, and what the donor's reason says then.
 const AT_THE_CLIENT: [(&str, &str); 4] = [
     ("device = \"mlx5_7\"", "no RDMA device 'mlx5_7' here; there are: rxe0, rxe1: set device to one of these"),
     ("device = \"rxe1\"", "port 1 of RDMA device rxe1 is DOWN: set its network interface up"),
@@ -20,7 +20,7 @@ const AT_THE_CLIENT: [(&str, &str); 4] = [
     ),
     ("gid_index = 99", "has no GID at gid_index = 99; it has 0 ("),
 ];
-/// The same in the agent's [verbs].
+/// The same in the agent's file.
 const AT_THE_DONOR: [(&str, &str); 2] = [
     ("device = \"mlx5_7\"", "the donor offers no RDMA (\"no RDMA device 'mlx5_7' here; there are: rxe0: set device"),
     // The link's own address, from which no way leads to the client's.
