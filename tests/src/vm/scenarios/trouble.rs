@@ -72,16 +72,18 @@ pub fn of_settings(lab: &mut Lab) -> anyhow::Result<()> {
     // A second device, whose port is down as long as its interface is.
     client
         .sh("modprobe dummy numdummies=0; ip link add dummy0 type dummy; rdma link add rxe1 type rxe netdev dummy0")?;
+    let annexd = Configured::new(client, "annexd", "/etc/annex/annexd.toml")?;
+    let agent = Configured::new(donor, "annex-agent", "/etc/annex/agent.toml")?;
     for (line, words) in AT_THE_CLIENT {
-        set(client, "annexd", "[pool.verbs]", line)?;
+        annexd.set("[pool.verbs]", line)?;
         is_said(lab, line, words)?;
     }
-    set(client, "annexd", "[pool.verbs]", "device = \"rxe0\"")?;
+    annexd.set("[pool.verbs]", "device = \"rxe0\"")?;
     for (line, words) in AT_THE_DONOR {
-        set(donor, "agent", "[verbs]", line)?;
+        agent.set("[verbs]", line)?;
         is_said(lab, line, words)?;
     }
-    set(donor, "agent", "[verbs]", "")?;
+    agent.set("[verbs]", "")?;
     lab.wait_status("verbs with nothing wrong any more", |s| over(s, Transport::Verbs) == 1)?;
 
     client.sh("rdma link delete rxe1; ip link delete dummy0; rdma link delete rxe0; systemctl restart annexd")?;
@@ -90,13 +92,24 @@ pub fn of_settings(lab: &mut Lab) -> anyhow::Result<()> {
     lab.wait_status("verbs with the device back", |s| over(s, Transport::Verbs) == 1).map(drop)
 }
 
-/// Restarts a program with that below a heading of its configuration, in place of what was set there before.
-fn set(guest: &Guest, program: &str, heading: &str, lines: &str) -> anyhow::Result<()> {
-    let file = format!("/etc/annex/{program}.toml");
-    let unit = if program == "agent" { "annex-agent" } else { program };
-    let own = guest.sh(&format!("[ -e {file}.own ] || cp {file} {file}.own; cat {file}.own"))?;
-    guest.put(&file, &own.replacen(heading, &format!("{heading}\n{lines}"), 1))?;
-    guest.sh(&format!("systemctl restart {unit}")).map(drop)
+/// A program on a guest, and its configuration as it was found.
+struct Configured<'a> {
+    guest: &'a Guest,
+    unit: &'a str,
+    file: &'a str,
+    found: String,
+}
+
+impl<'a> Configured<'a> {
+    fn new(guest: &'a Guest, unit: &'a str, file: &'a str) -> anyhow::Result<Configured<'a>> {
+        Ok(Configured { guest, unit, file, found: guest.sh(&format!("cat {file}"))? })
+    }
+
+    /// Restarts it with these lines below a heading of what was found.
+    fn set(&self, heading: &str, lines: &str) -> anyhow::Result<()> {
+        self.guest.put(self.file, &self.found.replacen(heading, &format!("{heading}\n{lines}"), 1))?;
+        self.guest.sh(&format!("systemctl restart {}", self.unit)).map(drop)
+    }
 }
 
 /// TCP is used, and these words are in the reason.
