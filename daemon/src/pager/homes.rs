@@ -21,12 +21,15 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Above this many workers, a fault must not wake them all.
 pub const HERD: usize = 4;
-/// How often it looks.
+/// How often it looks, and how many times as long as a look takes it sleeps at least, up to a limit: a look takes some twenty microseconds on a machine, and half a
+/// millisecond where one is emulated; the CPU it would use there is one the faults need.
 const LOOK: Duration = Duration::from_millis(2);
+const REST: u32 = 32;
+const MOST: Duration = Duration::from_millis(20);
 /// Looks without a fault, then it sleeps.
 const QUIET: u32 = 25;
 /// How long a space's lock may be held by somebody else before it is passed over.
@@ -79,6 +82,7 @@ pub fn start(
         Precedence::OfAll.give(0);
         let (mut quiet, mut kept_clear) = (0, Kept::default());
         while !bell.stop.load(SeqCst) {
+            let began = Instant::now();
             let home = look(&around, &epolls);
             quiet = if home.is_some() { 0 } else { quiet + 1 };
             if quiet == QUIET {
@@ -91,7 +95,7 @@ pub fn start(
                     kept_clear.renew(&around, home);
                     patience.look();
                 }
-                std::thread::sleep(LOOK);
+                std::thread::sleep((began.elapsed() * REST).clamp(LOOK, MOST));
             }
         }
     };

@@ -11,6 +11,9 @@ use std::time::Duration;
 
 const ROUNDS: usize = 5;
 const READ: &str = "ib_read_lat -s 4096 -n 500";
+/// The same one after another at the pace of a program's faults, and slept for as annexd does. The gap is part of what it reports.
+const PACED: &str = "ib_read_lat -s 4096 -n 500 -e --latency_gap=1500";
+const GAP_US: f64 = 1500.0;
 const WRITE: &str = "ib_write_bw -s 65536 -n 500";
 
 /// READs and WRITEs within one guest, and faults over the wire.
@@ -25,21 +28,27 @@ pub fn ratios(lab: &mut Lab) -> anyhow::Result<()> {
         // MiB/s, of which ours are 10^6 bytes.
         let write = perftest(client, client, &address(0), WRITE, 3)? * 1.048_576;
         let wire = perftest(donor, client, &address(1), READ, 4)?;
+        let paced = perftest(donor, client, &address(1), PACED, 4)? - GAP_US;
         let floor = access(client, "--floor 4M")?;
-        let fault = access_paged(lab)?;
+        let (fault, its_read) = access_paged(lab)?;
         println!(
             "round {round}: READ 4 KiB {ours_read:.0} us, {READ} {read:.0} us; WRITE 64 KiB {ours_write:.1} MB/s, {WRITE} {write:.1} MB/s; \
-             fault p50 {fault:.0} us, bare floor {floor:.0} us + READ over the wire {wire:.0} us"
+             fault p50 {fault:.0} us, of which its READ {its_read:.0} us; bare floor {floor:.0} us, READ over the wire {wire:.0} us, \
+             paced and slept for {paced:.0} us"
         );
-        rounds.push([ours_read / read, ours_write / write, fault / (floor + wire)]);
+        rounds.push([ours_read / read, ours_write / write, fault / (floor + wire), fault / (floor + paced)]);
     }
-    for (n, (what, goal)) in
-        [("READ latency", "<= 1.15"), ("WRITE bandwidth", ">= 0.9"), ("fault p50", "<= 1.3")].iter().enumerate()
-    {
+    let ratios = [
+        ("READ latency", "goal <= 1.15"),
+        ("WRITE bandwidth", "goal >= 0.9"),
+        ("fault p50 with READs back to back", "goal <= 1.3"),
+        ("fault p50 with READs at a fault's pace", "no goal: how much of the line above is ours"),
+    ];
+    for (n, (what, goal)) in ratios.iter().enumerate() {
         let mut ratios: Vec<f64> = rounds.iter().map(|round| round[n]).collect();
         ratios.sort_by(f64::total_cmp);
         println!(
-            "{what}: {:.2} of the tools', median of {ROUNDS} rounds, from {:.2} to {:.2} (goal {goal})",
+            "{what}: {:.2} of the tools', median of {ROUNDS} rounds, from {:.2} to {:.2} ({goal})",
             ratios[ROUNDS / 2],
             ratios[0],
             ratios[ROUNDS - 1]
@@ -79,13 +88,16 @@ fn access(guest: &Guest, how: &str) -> anyhow::Result<f64> {
     median_fault(&said)
 }
 
-fn access_paged(lab: &Lab) -> anyhow::Result<f64> {
+/// The same of what a program saw that was paged, and of the READs that annexd made for it.
+fn access_paged(lab: &Lab) -> anyhow::Result<(f64, f64)> {
     let said = lab
         .client()?
         .sh("annex run --local 4M --name access -- /payload/bin/annex-access pattern random --size 16M --seconds 5")?;
     let status = lab.status()?;
     ensure!(status.donors.iter().all(|d| d.transport == Some(Transport::Verbs)), "{:?}", status.donors);
-    median_fault(&said)
+    let reads = status.donors.iter().flat_map(|d| &d.traffic).filter(|t| t.transport == Transport::Verbs);
+    let busiest = reads.max_by_key(|t| t.reads).context("no traffic over verbs")?;
+    Ok((median_fault(&said)?, busiest.p50_us))
 }
 
 fn median_fault(said: &str) -> anyhow::Result<f64> {
