@@ -16,6 +16,8 @@ pub struct Board {
     pub progress: AtomicU64,
     pub errors: AtomicU64,
     pub children: AtomicU64,
+    /// How long the child lived that lived longest, in milliseconds.
+    pub longest_child: AtomicU64,
     /// Set once the directory's filesystem took O_DIRECT (1) or refused it (2).
     pub direct: AtomicU32,
     /// Told to end: everyone finishes the step at hand.

@@ -148,7 +148,9 @@ pub fn fork(set: &Set, dice: &mut Dice, board: Shared, children: &Children) -> R
     match unsafe { libc::fork() } {
         -1 => Err(Trouble::Call { what: "fork", source: std::io::Error::last_os_error() }),
         0 => {
+            let began = Instant::now();
             let outcome = inherited(set, &letter.read(), &before, board, seed, children.stall);
+            board.longest_child.fetch_max(began.elapsed().as_millis() as u64, Relaxed);
             end_child(outcome, board)
         }
         pid => {

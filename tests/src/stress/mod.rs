@@ -132,6 +132,8 @@ pub struct Summary {
     pub errors: u64,
     pub seconds: f64,
     pub children: u64,
+    /// In seconds; see `end_when_hung`.
+    pub longest_child: f64,
     /// `used`, `refused` by the filesystem, or `off`.
     pub direct: &'static str,
     pub steps: BTreeMap<String, u64>,
@@ -177,6 +179,7 @@ pub fn run(plan: &Plan) -> Result<Summary, Trouble> {
         errors: board.errors.load(Relaxed),
         seconds: started.elapsed().as_secs_f64(),
         children: board.children.load(Relaxed),
+        longest_child: board.longest_child.load(Relaxed) as f64 / 1e3,
         direct,
         steps: plan.features.iter().map(|f| (f.to_string(), board.steps(*f))).collect(),
         error: outcome.err().map(|e| e.to_string()),
