@@ -149,12 +149,7 @@ impl Store {
     /// The sheets of the next step, which begins at once. Writers are held up until then if they must not take more before.
     fn to_empty(&self) -> Vec<SheetIdx> {
         let look = self.look();
-        let is_out = self.0.stock.is_out();
-        if is_out {
-            // With no writer to ask, nothing would ever be moved again.
-            self.0.stock.ask();
-        }
-        let most = if self.0.loading.get() || is_out { 0 } else { look.step() };
+        let most = if self.0.stock.is_out() || self.0.loading.get() { 0 } else { look.step() };
         let sheets = if most > 0 { self.sparse(most) } else { Vec::new() };
         self.hold_up(!sheets.is_empty() && look.is_scarce());
         sheets

@@ -26,7 +26,6 @@ impl Store {
         }
         let mut tries = 0;
         while self.0.stock.is_out() {
-            self.0.stock.ask();
             if policy == Policy::NoEviction || tries == TRIES {
                 return Err(StoreError::NoRoom);
             }
@@ -44,10 +43,6 @@ impl Store {
     /// Whether anything at all could be written now. Keys go for it, if the policy lets them.
     pub fn has_room(&self) -> bool {
         let is_full = self.0.stock.is_out() && self.settings().policy == Policy::NoEviction;
-        if is_full {
-            // The answer may be another one next time.
-            self.0.stock.ask();
-        }
         !is_full && self.evict_for(UNIT as u64)
     }
 

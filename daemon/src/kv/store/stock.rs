@@ -39,7 +39,16 @@ struct Inner {
     asked: bool,
     /// The last answer: the pool had less than was asked for.
     short: bool,
-    ask: mpsc::Sender<usize>,
+    questions: mpsc::Sender<usize>,
+}
+
+impl Inner {
+    /// Has the pool asked, though it may have had nothing when it was asked last.
+    fn ask(&mut self) {
+        if !self.asked {
+            self.asked = self.questions.send(STEP).is_ok();
+        }
+    }
 }
 
 /// What the pool gave.
@@ -50,11 +59,11 @@ pub struct Delivery {
 
 impl Stock {
     pub fn new(pool: Arc<Pool>) -> io::Result<(Stock, UnboundedReceiver<Delivery>)> {
-        let (ask, asked) = mpsc::channel();
+        let (questions, asked) = mpsc::channel();
         let (deliver, deliveries) = unbounded_channel();
         let from = pool.clone();
         std::thread::Builder::new().name("annex-kv-stock".into()).spawn(move || fetch(&from, &asked, &deliver))?;
-        let inner = Inner { runs: VecDeque::new(), slots: 0, ahead: AHEAD, asked: false, short: false, ask };
+        let inner = Inner { runs: VecDeque::new(), slots: 0, ahead: AHEAD, asked: false, short: false, questions };
         Ok((Stock { pool, inner: RefCell::new(inner), changed: Notify::new() }, deliveries))
     }
 
@@ -94,7 +103,7 @@ impl Stock {
         if !inner.asked && inner.slots < inner.ahead / 2 && (!inner.short || got < slots) {
             inner.asked = true;
             // Without the thread nothing comes; whoever waits is told that there is no room.
-            inner.short |= inner.ask.send((inner.ahead - inner.slots) as usize).is_err();
+            inner.short |= inner.questions.send((inner.ahead - inner.slots) as usize).is_err();
         }
         got
     }
@@ -118,29 +127,23 @@ impl Stock {
         self.pool.release_of_kv(slot);
     }
 
-    /// Has the pool asked again, though it had nothing when it was asked last.
-    pub fn ask(&self) {
-        let mut inner = self.inner.borrow_mut();
-        if !inner.asked {
-            inner.asked = inner.ask.send(STEP).is_ok();
-        }
-    }
-
     /// Slots were given back: the pool may have some again, if it had none.
     pub fn ask_again(&self) {
-        let is_short = {
-            let inner = self.inner.borrow();
-            inner.short && inner.slots < inner.ahead / 2
-        };
-        if is_short {
-            self.ask();
+        let mut inner = self.inner.borrow_mut();
+        if inner.short && inner.slots < inner.ahead / 2 {
+            inner.ask();
         }
     }
 
-    /// Nothing is left, and the pool had no more when it was asked last.
+    /// Nothing is left, and the pool had no more when it was asked last. Then it is asked again: the answer may be another one next time, and there may be
+    /// nobody else who asks.
     pub fn is_out(&self) -> bool {
-        let inner = self.inner.borrow();
-        inner.short && inner.slots == 0
+        let mut inner = self.inner.borrow_mut();
+        let is_out = inner.short && inner.slots == 0;
+        if is_out {
+            inner.ask();
+        }
+        is_out
     }
 }
 
