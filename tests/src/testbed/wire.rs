@@ -1,6 +1,7 @@
 //! A donor in a network namespace of its own, at the end of a wire that can be cut: packets vanish, and nobody is told.
 
 use std::ffi::OsStr;
+use std::path::Path;
 use std::process::Command;
 
 /// Laid when made, taken up when dropped.
@@ -14,6 +15,7 @@ impl Wire {
     /// # Panics
     /// When the kernel or `ip` refuses: network namespaces need root.
     pub fn lay(nth: usize) -> Wire {
+        take_up_abandoned();
         let wire = Wire {
             namespace: format!("annex-{}-{nth}", std::process::id()),
             // Interface names have 15 characters.
@@ -59,8 +61,20 @@ impl Drop for Wire {
     }
 }
 
+/// A test program that was killed has left its wires, and they have our addresses.
+fn take_up_abandoned() {
+    for name in ip(&["netns", "list"]).split_whitespace() {
+        let pid = name.strip_prefix("annex-").and_then(|rest| rest.split_once('-')).map(|(pid, _)| pid);
+        if pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
+            ip(&["netns", "del", name]);
+        }
+    }
+}
+
+/// What it prints.
 #[track_caller]
-fn ip(args: &[&str]) {
+fn ip(args: &[&str]) -> String {
     let output = Command::new("ip").args(args).output().unwrap_or_else(|e| panic!("ip (of iproute2): {e}"));
     assert!(output.status.success(), "ip {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
 }
