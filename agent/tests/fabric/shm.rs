@@ -41,6 +41,25 @@ fn a_forgotten_slab_is_unmapped() {
     assert_eq!(mapped(), without);
 }
 
+/// Each page's first WRITE used to fault, in the evictor: the mapping was populated for reading.
+#[test]
+fn the_first_write_to_a_page_takes_no_fault() {
+    let donor = Donor::start();
+    let connector = donor.shm();
+    connector.prepare(KEY).unwrap();
+    let mut lane = Lane::open(&connector, 4096);
+    let faults =
+        || nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_THREAD).unwrap().minor_page_faults();
+    assert_eq!(lane.run(OpKind::Write, 0, 4096, KEY, 0).result, Ok(()));
+    let before = faults();
+    let pages = SLAB as u64 / 4096;
+    for page in 1..pages {
+        assert_eq!(lane.run(OpKind::Write, 0, 4096, KEY, page * 4096).result, Ok(()));
+    }
+    let taken = faults() - before;
+    assert!(taken < pages as i64 / 16, "{taken} faults in {pages} pages");
+}
+
 #[test]
 fn another_clients_slab_is_not_handed_out() {
     let donor = Donor::start();

@@ -42,7 +42,8 @@ impl Slabs {
 }
 
 impl Slab {
-    /// Maps a slab, every page present, so that no operation takes a first-touch fault.
+    /// Maps a slab, every page present and writable, so that no operation takes a first-touch fault. (MAP_POPULATE touches shared memory for reading only: each
+    /// page's first WRITE would fault.)
     pub(super) fn map(fd: &OwnedFd, region: Region) -> io::Result<Slab> {
         let refuse = |what| io::Error::new(io::ErrorKind::InvalidData, what);
         let end = region.offset.checked_add(region.len).ok_or_else(|| refuse("the slab's range overflows"))?;
@@ -51,15 +52,18 @@ impl Slab {
         }
         let len = region.len as usize;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
         let offset = region.offset as libc::off_t;
         // SAFETY: a fresh mapping at an address of the kernel's choice touches nothing that exists.
-        let base = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, fd.as_raw_fd(), offset) };
+        let base =
+            unsafe { libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, fd.as_raw_fd(), offset) };
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the range was just mapped. A child of annexd has no use for it; that the advice fails is no harm.
-        unsafe { libc::madvise(base, len, libc::MADV_DONTFORK) };
+        // SAFETY: the range was just mapped. A child of annexd has no use for it; that an advice fails is no harm.
+        unsafe {
+            libc::madvise(base, len, libc::MADV_DONTFORK);
+            libc::madvise(base, len, libc::MADV_POPULATE_WRITE);
+        }
         let base = NonNull::new(base.cast()).ok_or_else(|| refuse("the slab was mapped at address 0"))?;
         Ok(Slab { base, len, board_slot: region.board_slot })
     }
