@@ -35,18 +35,29 @@ fn no_wrong_byte_over_shm() {
     not_one_wrong_byte(&Testbed::builder().beside_another().shm(), 11);
 }
 
-/// A hole that a mapping had just as it was registered: what was mapped there next passed for registered, was moved out, and read as zeros. annexd lingers where that
-/// had to happen.
-#[test]
-fn no_wrong_byte_in_mappings_with_holes_that_come_and_go() {
-    let bed = Testbed::builder().beside_another().linger_at("mapping-looked-up:10000").shm();
+/// Runs `annex-holes`, with holes that stay open for so many microseconds.
+fn not_one_wrong_byte_beside_holes(bed: &Testbed, open: &str) {
     let mut holes = Command::new(bins::find("annex-holes"));
-    holes.args([&stress_seconds().max(10).to_string(), "15000"]);
+    holes.args([&stress_seconds().max(10).to_string(), open]);
     let outcome = bed.run("holes", "12M", holes).wait(Duration::from_secs(stress_seconds() * 4 + 120)).succeeded();
     let summary: serde_json::Value = serde_json::from_str(&outcome.stdout).expect("one line of JSON");
     assert!(summary["wrong"] == 0 && summary["checks"].as_u64() > Some(100_000), "{summary}");
     assert!(summary["taken"].as_u64() < Some(16), "too few holes are left: {summary}");
     outcome.was_paged(10_000, 5_000);
+}
+
+/// A hole that a mapping had just as it was registered: what was mapped there next passed for registered, was moved out, and read as zeros. annexd lingers where that
+/// had to happen.
+#[test]
+fn no_wrong_byte_in_mappings_with_holes_that_come_and_go() {
+    let bed = Testbed::builder().beside_another().linger_at("mapping-looked-up:10000").shm();
+    not_one_wrong_byte_beside_holes(&bed, "15000");
+}
+
+/// What is to be moved next is unmapped, and mapped anew, in the middle of a batch.
+#[test]
+fn no_wrong_byte_where_holes_come_and_go_while_pages_move() {
+    not_one_wrong_byte_beside_holes(&Testbed::builder().beside_another().shm(), "0");
 }
 
 #[test]

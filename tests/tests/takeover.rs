@@ -91,6 +91,10 @@ fn annexd_killed_at_each_step_loses_no_page() {
         "batch-planned:3",
         "moves-rung:2",
         "moves-rung:40",
+        "moves-interrupted:1",
+        "moves-interrupted:40",
+        "moves-given-up:1",
+        "moves-given-up:10",
         "batch-moved:5",
         "record-flipped:1",
         "record-flipped:100",
@@ -128,6 +132,28 @@ fn annexd_killed_at_each_step_loses_no_page() {
         }
     }
     ends_well(&bed, job);
+}
+
+/// Parts of what has just been moved are unmapped, and mapped anew, and annexd dies before the batch is over: what the records say since then counts.
+#[test]
+fn annexd_killed_as_a_change_ends_a_batch_leaves_the_change_in_force() {
+    let mut bed = bed([Donor::shm(), Donor::shm()]);
+    let mut holes = Command::new(bins::find("annex-holes"));
+    holes.args(["40", "0"]);
+    let mut job = bed.run("survivor", "12M", holes);
+    bed.wait_app("survivor", MINUTE, |app| app.pages_evicted > 1000);
+    let (began, mut deaths) = (Instant::now(), 0);
+    while began.elapsed() < Duration::from_secs(20) {
+        bed.annexd.kill();
+        bed.start_again(Some("moves-given-up:3"));
+        assert!(bed.annexd.wait(MINUTE).is_some(), "no change met a batch in a minute: {}", bed.annexd_logs());
+        bed.start_again(None);
+        goes_on(&bed, &mut job, "after a death as a change ended a batch");
+        deaths += 1;
+    }
+    let outcome = job.wait(2 * MINUTE).succeeded();
+    let summary: serde_json::Value = serde_json::from_str(&outcome.stdout).expect("one line of JSON");
+    assert!(deaths >= 2 && summary["wrong"] == 0, "{deaths} deaths: {summary}");
 }
 
 #[test]

@@ -55,6 +55,9 @@ impl Space {
         mortal::point("change-applied");
         core.commit(nth + 1, around);
         mortal::point("change-committed");
+        if core.moves.is_some() {
+            mortal::point("moves-given-up");
+        }
         core.table.forked();
         // Not before: until here a successor would make the child anew, as if nothing had happened to it yet.
         core.born.drain(..).for_each(|child| (around.watch)(&child));
@@ -76,7 +79,7 @@ impl Space {
     /// Lets the children forked in this window follow the parent's change with this number.
     fn lead(core: &Core, number: u64, around: &Surroundings, follow: impl Fn(&Arc<Space>, &mut Core)) {
         for child in core.window.children.iter().filter_map(Weak::upgrade) {
-            let mut childs = child.core.lock();
+            let mut childs = child.core();
             if childs.table.followed() == number {
                 continue;
             }
@@ -219,7 +222,7 @@ impl Space {
         }
         let child = Arc::new(Space::new(id, self.app.clone(), uffd, table));
         {
-            let mut childs = child.core.lock();
+            let mut childs = child.core();
             childs.regions = core.regions.clone();
             childs.pins = core.pins.clone();
             childs.suspects = core.suspects.clone();
@@ -406,6 +409,8 @@ fn condemn(core: &Core, uffd: Uffd) {
 impl Core {
     /// Ends the transaction of a change: the window is saved with it, and what it let go of is released.
     fn commit(&mut self, applied: usize, around: &Surroundings) {
+        // What is still to be moved may lie in something else now.
+        self.moves.iter_mut().for_each(|moves| moves.give_up());
         self.save_window();
         self.table.commit(applied);
         self.released.drain(..).for_each(|slot| around.pool.release(slot));

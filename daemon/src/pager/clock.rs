@@ -8,14 +8,11 @@ use super::evict::Outcome;
 use super::policy;
 use super::process;
 use super::region;
-use super::salvage;
 use super::scan::{Pagemap, Run};
 use super::space::{Core, Space, Surroundings};
 use super::stub::{STAGING, Stub};
 use super::table::{INTENT_RANGES, PageIdx, Record};
 use annex_shared::page::PAGE_SIZE;
-use nix::errno::Errno;
-use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -149,15 +146,10 @@ impl Clock {
         if victims.pages.is_empty() { Err(Outcome::NothingCold) } else { Ok(victims) }
     }
 
-    /// Which places of staging have a page, if any move was stopped. `None`: it can't be found out.
-    pub fn staged(&mut self, pid: i32, stub: &Stub, stopped: &[Option<Errno>]) -> Option<HashSet<u64>> {
-        if stopped.iter().all(Option::is_none) {
-            return Some(HashSet::new());
-        }
-        let mut pagemap = self.take_pagemap(pid).ok()?;
-        let staged = salvage::places(&mut pagemap, (stub.staging(), STAGING));
+    /// The moves are over, and this page's never began: the hand goes back to it.
+    pub fn resume(&mut self, pagemap: Pagemap, rest: Option<PageIdx>) {
         self.pagemap = Some(pagemap);
-        staged.ok()
+        rest.into_iter().for_each(|page| self.hand = page.addr());
     }
 
     /// Pages that the kernel did not move because a fork left them shared: a pinning read makes it give the app its own copies, and the hand goes back for
@@ -180,7 +172,8 @@ impl Clock {
         self.scanned = None;
     }
 
-    fn take_pagemap(&mut self, pid: i32) -> io::Result<Pagemap> {
+    /// Open already, as a rule; whoever is done with it gives it back.
+    pub fn take_pagemap(&mut self, pid: i32) -> io::Result<Pagemap> {
         self.pagemap.take().map_or_else(|| Pagemap::open(pid), Ok)
     }
 

@@ -11,9 +11,6 @@ use super::process;
 use super::table::PageIdx;
 use annex_shared::page::PAGE_SIZE;
 
-/// With more threads than this, asking takes too long for a lock to be held meanwhile.
-pub const FEW: u32 = 64;
-
 /// The pages of all live threads' control blocks.
 pub fn of_threads(pid: i32) -> Vec<PageIdx> {
     let mut pages = Vec::new();

@@ -19,7 +19,7 @@
 use super::clock::{Clock, Victims, recheck};
 use super::control_block;
 use super::mortal;
-use super::process;
+use super::moves::{Made, Moved, Moves};
 use super::registration::prepare;
 use super::registry::Registry;
 use super::salvage;
@@ -32,7 +32,6 @@ use annex_shared::api::AppState;
 use annex_shared::ids::SlotIdx;
 use annex_shared::page::{PAGE_SIZE, checksum, is_zero};
 use annex_shared::priority::Urgent;
-use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, poll};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -66,19 +65,6 @@ pub enum Outcome {
     NoAnswer,
     /// The space or its stub is gone.
     Dead,
-}
-
-/// One moved page.
-struct Moved {
-    page: PageIdx,
-    /// Its number in the intent.
-    nth: usize,
-    /// Its place in staging, in pages.
-    at: u64,
-    slot: SlotIdx,
-    /// The copy the pool had of it, with our reference.
-    copy: Option<SlotIdx>,
-    unwritten: bool,
 }
 
 pub struct Evictor {
@@ -172,14 +158,10 @@ impl Evictor {
         runs: &[SlotRun],
     ) -> Result<(Vec<Moved>, Vec<PageIdx>), Outcome> {
         let reserved = runs.iter().map(|r| r.count as usize).sum();
-        let few_threads = process::Stat::read(pid).is_some_and(|s| s.threads <= control_block::FEW);
-        let early = if few_threads { Vec::new() } else { control_block::of_threads(pid) };
+        let pins = control_block::of_threads(pid);
         let _urgent = Urgent::begin();
         let mut core = space.core();
-        core.pins.extend(early);
-        if few_threads {
-            core.pins.extend(control_block::of_threads(pid));
-        }
+        core.pins.extend(pins);
         if core.frozen || !core.suspects.is_empty() || space.is_dead() || space.app.state() == AppState::Detaching {
             return Err(Outcome::NothingCold);
         }
@@ -191,50 +173,34 @@ impl Evictor {
             return Err(Outcome::Again);
         }
         prepare(space, &mut core, pid, clock, &victims)?;
+        let pagemap = clock.take_pagemap(pid).map_err(|_| Outcome::Dead)?;
         let bytes: Vec<(u64, u64)> = victims.spans.iter().map(|(p, n)| (p.addr(), n * PAGE_SIZE as u64)).collect();
         let plan = plan(&victims, runs);
         mortal::point("batch-planned");
-        core.table.intend(plan.iter().copied());
-        let moved = stub.move_pages(&bytes).ok();
-        let Some((stopped, staged)) = moved.and_then(|s| clock.staged(pid, stub, &s).map(|staged| (s, staged))) else {
+        core.table.intend(plan.iter().map(|(victim, _)| *victim));
+        stub.prepare_moves(&bytes);
+        core.moves = Some(Box::new(Moves::new(&self.around, (stub, pagemap), victims.spans, plan)));
+        drop(core);
+        let answer = stub.make_moves(bytes.len());
+        let (mut core, moves) = space.core_at_rest();
+        let Some(mut moves) = moves else { return Err(Outcome::Dead) };
+        match answer {
+            Ok(()) => {
+                mortal::point("batch-moved");
+                clock.last_answer = Some(Instant::now());
+                moves.settle(space, &mut core);
+            }
             // Killed in the middle of it: whatever it has moved must be in the records before a message is read.
-            salvage::settle_records(space, &mut core, &self.around);
+            Err(_) => moves.settle_lost(space, &mut core),
+        }
+        let Made { moved, busy, rest, lost, pagemap } = moves.end();
+        clock.resume(pagemap, rest);
+        if lost {
+            drop(core);
+            self.release_copies(&moved);
             return Err(Outcome::Dead);
-        };
-        mortal::point("batch-moved");
-        clock.last_answer = Some(Instant::now());
-
-        let mut pages = plan.iter().zip(&victims.pages).enumerate().peekable();
-        let mut moved = Vec::with_capacity(victims.pages.len());
-        let (mut busy, lap) = (Vec::new(), core.lap);
-        for ((first, len), error) in victims.spans.iter().zip(&stopped) {
-            let mut left = Vec::new();
-            while let Some((nth, (victim, (_, unwritten)))) = pages.next_if(|(_, (v, _))| v.page < first.plus(*len)) {
-                let Victim { page, slot, place, .. } = *victim;
-                if error.is_some() && !staged.contains(&place) {
-                    left.push(page);
-                    continue;
-                }
-                self.around.pool.retain(slot);
-                let before = core.table.set(page, Record::Evicted(slot)).unwrap_or(Record::None);
-                core.table.set_policy(page, lap);
-                moved.push(Moved { page, nth, at: place, slot, copy: before.slot(), unwritten: *unwritten });
-                mortal::point("record-flipped");
-            }
-            match error {
-                Some(Errno::EBUSY) => busy.extend(left),
-                Some(Errno::EINVAL) => {
-                    if let Some(mapping) = core.regions.containing(first.addr()).map(|r| r.mapping) {
-                        core.regions.mark(mapping, |r| r.refused = true);
-                    }
-                }
-                _ => {}
-            }
         }
         core.table.intent_moved();
-        if stopped.contains(&Some(Errno::EEXIST)) {
-            tracing::debug!(pid, "the kernel moved pages that it did not count");
-        }
         Ok((moved, busy))
     }
 
@@ -457,17 +423,18 @@ impl Evictor {
     }
 }
 
-/// Each victim's slot and its place in staging: the spans lie there one after the other.
-fn plan(victims: &Victims, runs: &[SlotRun]) -> Vec<Victim> {
+/// Each victim's slot and its place in staging, where the spans lie one after the other; and whether it seems unwritten.
+fn plan(victims: &Victims, runs: &[SlotRun]) -> Vec<(Victim, bool)> {
     let mut slots = runs.iter().flat_map(|r| r.slots());
     let mut plan = Vec::with_capacity(victims.pages.len());
     let (mut spans, mut at) = (victims.spans.iter().peekable(), 0);
-    for (page, _) in &victims.pages {
+    for (page, unwritten) in &victims.pages {
         while let Some((_, len)) = spans.next_if(|(first, len)| *page >= first.plus(*len)) {
             at += len;
         }
         let (Some((first, _)), Some(slot)) = (spans.peek(), slots.next()) else { break };
-        plan.push(Victim { page: *page, slot, before: slot, place: at + page.0 - first.0 });
+        let place = at + page.0 - first.0;
+        plan.push((Victim { page: *page, slot, before: slot, place, settled: false }, *unwritten));
     }
     plan
 }

@@ -9,6 +9,7 @@ use super::app::App;
 use super::space::{Core, Surroundings};
 use super::stream::{Plan, WIDEST_APART};
 use super::table::{PageIdx, Record};
+use super::window::Range;
 use annex_shared::ids::SlotIdx;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -38,8 +39,14 @@ impl Stretch {
         grows
     }
 
+    /// From its first page up to that behind its last.
+    pub fn range(&self) -> Range {
+        (self.first, self.first.plus(self.pages.into()))
+    }
+
     pub fn contains(&self, page: PageIdx) -> bool {
-        (self.first..self.first.plus(self.pages.into())).contains(&page)
+        let (first, end) = self.range();
+        (first..end).contains(&page)
     }
 
     /// One page of it.

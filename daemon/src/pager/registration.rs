@@ -8,16 +8,9 @@ use super::process::Mapping;
 use super::space::{Core, Space};
 use super::table::PageIdx;
 use super::uffd::Probe;
-use parking_lot::MutexGuard;
 
 /// Registers what is not registered, asks the kernel whether every span is what we take it for, and makes room for the records.
-pub fn prepare(
-    space: &Space,
-    core: &mut MutexGuard<'_, Core>,
-    pid: i32,
-    clock: &mut Clock,
-    victims: &Victims,
-) -> Result<(), Outcome> {
+pub fn prepare(space: &Space, core: &mut Core, pid: i32, clock: &mut Clock, victims: &Victims) -> Result<(), Outcome> {
     let mut probed = None;
     for (first, len) in &victims.spans {
         let Some(region) = core.regions.containing(first.addr()).copied() else { return Err(Outcome::Again) };

@@ -56,7 +56,7 @@ pub fn records_as_moved(table: &mut Table, pid: Option<i32>) -> Result<Vec<(Reco
         staged => staged?,
     };
     let mut changed = Vec::new();
-    for victim in victims {
+    for victim in victims.into_iter().filter(|victim| !victim.settled) {
         let now = table.record(victim.page);
         let named = now == Record::Evicted(victim.slot);
         let after = match staged.contains(&victim.place) {

@@ -16,9 +16,11 @@
 use super::app::App;
 use super::fetch::{Fetch, Stretch};
 use super::guards::Guards;
+use super::hold::Hold;
 use super::home::Home;
 use super::inflight::InFlight;
 use super::mortal;
+use super::moves::Moves;
 use super::policy;
 use super::region::Regions;
 use super::registry::Registry;
@@ -31,7 +33,7 @@ use super::window::Window;
 use crate::pool::Pool;
 use annex_shared::ids::SlotIdx;
 use annex_shared::page::PAGE_SIZE;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
@@ -112,6 +114,8 @@ pub struct Core {
     pub pins: BTreeSet<PageIdx>,
     /// Changes of which it is not known yet whether all that happened with them have been read.
     pub window: Window,
+    /// The moves that are being made, see [`hold`](super::hold).
+    pub(super) moves: Option<Box<Moves>>,
     /// Something went wrong that makes further eviction unsafe, but what is evicted can still be brought back.
     pub frozen: bool,
     /// Pages that are evicted by their records, and may be there all the same: their install was cut short by the end of an annexd.
@@ -149,10 +153,6 @@ pub struct Space {
     faulted: AtomicI32,
 }
 
-/// For how long a core's holder is waited for without sleeping.
-const SOON: Duration = Duration::from_micros(100);
-/// Looks between two turns for others.
-const LOOKS: u32 = 100;
 /// How many pages a zero-filled fault brings along, aligned.
 const ZERO_AROUND: u64 = 16;
 static ZEROS: [u8; ZERO_AROUND as usize * PAGE_SIZE] = [0; ZERO_AROUND as usize * PAGE_SIZE];
@@ -168,6 +168,7 @@ impl Space {
             lap: 0,
             pins: BTreeSet::new(),
             window: Window::default(),
+            moves: None,
             frozen: table_is_frozen,
             suspects: BTreeSet::new(),
             guards: None,
@@ -206,7 +207,7 @@ impl Space {
         self.stub_pid.store(stub.pid(), Relaxed);
         let traces = stub.traces();
         *self.staging.lock() = traces.staging;
-        self.core.lock().table.describe(pid, &traces);
+        self.core().table.describe(pid, &traces);
         self.evicting.lock().stub = Some(stub);
     }
 
@@ -228,37 +229,6 @@ impl Space {
         Some(self.faulted.swap(0, Relaxed)).filter(|thread| *thread != 0)
     }
 
-    pub fn core(&self) -> MutexGuard<'_, Core> {
-        self.core_soon(SOON).unwrap_or_else(|| self.core.lock())
-    }
-
-    /// The core, unless somebody holds it for longer than `limit` (an app frozen in the middle of an eviction).
-    pub fn core_within(&self, limit: Duration) -> Option<MutexGuard<'_, Core>> {
-        self.core_soon(limit.min(SOON)).or_else(|| self.core.try_lock_for(limit))
-    }
-
-    /// The core, as soon as whoever has it lets go of it. It is held for microseconds; were somebody asleep for it, letting go would cost a system call and an
-    /// interrupt between processors, which faults wait for.
-    fn core_soon(&self, limit: Duration) -> Option<MutexGuard<'_, Core>> {
-        let mut until = None;
-        loop {
-            if let Some(core) = self.core.try_lock() {
-                return Some(core);
-            }
-            if Instant::now() > *until.get_or_insert_with(|| Instant::now() + limit) {
-                return None;
-            }
-            let looks = (0..LOOKS).find(|_| {
-                std::hint::spin_loop();
-                !self.core.is_locked()
-            });
-            if looks.is_none() {
-                // It may be held by a thread that has yet to get this CPU.
-                std::thread::yield_now();
-            }
-        }
-    }
-
     pub fn is_dead(&self) -> bool {
         self.dead.load(Relaxed)
     }
@@ -268,7 +238,7 @@ impl Space {
     }
 
     pub fn evicted(&self) -> u64 {
-        let evicted = self.core.lock().table.evicted();
+        let evicted = self.core().table.evicted();
         self.last_evicted.store(evicted, Relaxed);
         evicted
     }
@@ -286,14 +256,24 @@ impl Space {
         bytes.inspect(|n| self.last_overhead.store(*n, Relaxed)).unwrap_or_else(|| self.last_overhead.load(Relaxed))
     }
 
-    /// Reads all messages, applies the changes among them, and appends the faults to `faults`; they have waited at least since `since`.
-    pub fn drain(self: &Arc<Self>, core: &mut Core, around: &Surroundings, since: Instant, faults: &mut Vec<Fault>) {
+    /// Reads all messages (beside a stub that moves pages: only faults), applies the changes among them, and appends the faults to `faults`; they have waited
+    /// at least since `since`.
+    pub fn drain(
+        self: &Arc<Self>,
+        core: &mut Hold<'_>,
+        around: &Surroundings,
+        since: Instant,
+        faults: &mut Vec<Fault>,
+    ) {
         // Small reads keep two workers busy on one space; a change makes it read on to the end.
         const FEW: usize = 8;
-        loop {
+        let mut most = core.readable();
+        while most > 0 {
+            let few = FEW.min(most);
             let journal = core.table.journal();
+            mortal::point("messages-wanted");
             // SAFETY: the journal has room for JOURNAL_MESSAGES.
-            let read = unsafe { self.uffd.read(journal, FEW) };
+            let read = unsafe { self.uffd.read(journal, few) };
             let count = match read {
                 Ok(0) => break,
                 Ok(count) => count,
@@ -303,6 +283,7 @@ impl Space {
                     break;
                 }
             };
+            most -= count;
             for i in 0..count {
                 // SAFETY: `count` messages were just read into the journal.
                 let message = unsafe { journal.add(i).read() };
@@ -311,11 +292,15 @@ impl Space {
                         let evictors = around.turns.are_evictors(thread);
                         core.faults.push(Fault { page: PageIdx::of(addr), write, thread, since, evictors });
                     }
-                    change => self.change(core, i, change, around),
+                    change => {
+                        core.startle();
+                        most = core.readable();
+                        self.change(core, i, change, around);
+                    }
                 }
             }
             core.table.clear_journal(count);
-            if count < FEW {
+            if count < few {
                 break;
             }
         }
@@ -324,9 +309,10 @@ impl Space {
     }
 
     /// Looks at one fault. The caller holds the core and has applied every change read so far.
-    pub fn serve(self: &Arc<Self>, core: &mut Core, fault: Fault, around: &Surroundings) -> Next {
+    pub fn serve(self: &Arc<Self>, core: &mut Hold<'_>, fault: Fault, around: &Surroundings) -> Next {
         let page = fault.page;
-        if !self.settle_changes(core, around) {
+        let block = PageIdx(page.0 / ZERO_AROUND * ZERO_AROUND);
+        if !core.has_to_itself((block, block.plus(ZERO_AROUND))) || !self.settle_changes(core, around) {
             return Next::Again;
         }
         let record = core.table.record(page);
@@ -447,7 +433,7 @@ impl Space {
             }
             let addr = first.plus(i).addr();
             let from = &bytes[i as usize * PAGE_SIZE..(i + n) as usize * PAGE_SIZE];
-            core.table.installing(first.plus(i), n);
+            core.installing(first.plus(i), n);
             // SAFETY: `from` is readable for its length.
             let done = match unsafe { self.uffd.copy(addr, from.as_ptr(), from.len() as u64, keep_copy, true) } {
                 Installed::Done => n,
@@ -501,7 +487,7 @@ impl Space {
 
     /// Installs a page that was evicted to `slot` from bytes at hand. False: not now, or not any more.
     pub fn put_back(&self, core: &mut Core, page: PageIdx, bytes: &[u8], slot: SlotIdx, around: &Surroundings) -> bool {
-        core.table.installing(page, 1);
+        core.installing(page, 1);
         // SAFETY: `bytes` is readable for its length.
         let installed = unsafe { self.uffd.copy(page.addr(), bytes.as_ptr(), PAGE_SIZE as u64, false, true) };
         mortal::point("page-put-back");
@@ -533,7 +519,7 @@ impl Space {
             self.uffd.wake(page.addr(), PAGE_SIZE as u64);
             return true;
         }
-        core.table.installing(page, 1);
+        core.installing(page, 1);
         let poisoned = match self.uffd.poison(page.addr()) {
             Installed::TryAgain => return false,
             Installed::Exists if core.suspects.contains(&page) => Installed::Done,
@@ -556,7 +542,10 @@ impl Space {
     pub fn release_all(&self, around: &Surroundings) {
         self.set_dead();
         let (start, end) = Table::everything();
-        self.core.lock().table.clear(start, end, |slot| around.pool.release(slot));
+        let mut core = self.core();
+        core.table.clear(start, end, |slot| around.pool.release(slot));
+        // What an eviction under way had moved is nobody's any more.
+        core.table.conclude();
     }
 
     /// The stub's staging area is no more.
@@ -578,6 +567,12 @@ impl Core {
         if !self.table.note_suspects(&ranges) {
             tracing::error!("more pages are half installed than can be noted");
         }
+    }
+
+    /// Evicted pages are about to be installed, or poisoned: noted until [`Table::installed`].
+    fn installing(&mut self, first: PageIdx, pages: u64) {
+        self.moves.iter_mut().for_each(|moves| moves.make_way((first, first.plus(pages))));
+        self.table.installing(first, pages);
     }
 
     /// No longer in doubt. True if it was.

@@ -8,8 +8,10 @@ use super::ring::Waiters;
 use super::table::PageIdx;
 use nix::errno::Errno;
 use std::ffi::c_void;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
 use std::sync::OnceLock;
 use userfaultfd::{RegisterMode, Uffd as Context};
 
@@ -197,6 +199,8 @@ pub enum Probe {
 #[derive(Debug)]
 pub struct Uffd {
     context: Context,
+    /// What the kernel tells of the descriptor, where /proc can be read.
+    info: Option<File>,
     /// Where the threads of a region wait, whom the kernel can't wake.
     ring: Option<Waiters>,
 }
@@ -223,8 +227,9 @@ impl Uffd {
         // Failure leaves the descriptor blocking, which `read` notices by never returning EAGAIN; F_SETFL on an owned
         // userfaultfd can't fail.
         let _ = nix::fcntl::fcntl(&fd, nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK));
+        let info = File::open(format!("/proc/self/fdinfo/{}", fd.as_raw_fd())).ok();
         // SAFETY: the descriptor is a userfaultfd and ownership passes on.
-        Uffd { context: unsafe { Context::from_raw_fd(fd.into_raw_fd()) }, ring: None }
+        Uffd { context: unsafe { Context::from_raw_fd(fd.into_raw_fd()) }, info, ring: None }
     }
 
     /// The threads that fault here wait at this ring: whatever wakes them in the kernel wakes them there too.
@@ -354,6 +359,15 @@ impl Uffd {
             Err(Errno::EAGAIN | Errno::EINTR) => Ok(0),
             Err(e) => Err(e),
         }
+    }
+
+    /// Faults that can be read, which the kernel hands out before anything else; 0 if that is not known.
+    pub fn pending_faults(&self) -> usize {
+        let mut bytes = [0; 512];
+        let Some(Ok(read)) = self.info.as_ref().map(|info| info.read_at(&mut bytes, 0)) else { return 0 };
+        let text = str::from_utf8(&bytes[..read]).unwrap_or_default();
+        let pending = text.lines().find_map(|line| line.strip_prefix("pending:")?.trim().parse().ok());
+        pending.unwrap_or(0)
     }
 
     pub fn as_fd(&self) -> BorrowedFd<'_> {

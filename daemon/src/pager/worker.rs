@@ -16,6 +16,7 @@ use super::PagerConfig;
 use super::app::{App, LONGEST_HOLD};
 use super::busy_poll::BusyPoll;
 use super::fetch::{Fetch, Stretch};
+use super::hold::Hold;
 use super::homes::{self, Bell, HERD};
 use super::process;
 use super::registry::Registry;
@@ -29,7 +30,6 @@ use annex_shared::priority::Precedence;
 use crossbeam::channel::{Receiver, Sender};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use parking_lot::MutexGuard;
 use standing::{Patience, Standing};
 use std::io;
 use std::sync::Arc;
@@ -358,7 +358,7 @@ impl Worker {
     /// the space is busy.
     fn attend(&mut self, space: &Arc<Space>, since: Instant, also: Option<Fault>) -> bool {
         let around = self.around.clone();
-        let Some(mut core) = self.core_of(space) else { return false };
+        let Some(mut core) = self.core_of(space, |limit| space.core_for_messages(limit)) else { return false };
         let mut faults = std::mem::take(&mut self.faults);
         space.drain(&mut core, &around, since, &mut faults);
         self.note_threads(space, &mut core, &faults);
@@ -368,7 +368,7 @@ impl Worker {
         true
     }
 
-    fn serve(&mut self, space: &Arc<Space>, core: &mut Core, fault: Fault) {
+    fn serve(&mut self, space: &Arc<Space>, core: &mut Hold<'_>, fault: Fault) {
         if self.joins(space, fault) {
             return;
         }
@@ -380,10 +380,10 @@ impl Worker {
         }
     }
 
-    /// The space's core, if it can be had soon; if not, whoever asks must try `again`.
-    fn core_of<'a>(&mut self, space: &'a Arc<Space>) -> Option<MutexGuard<'a, Core>> {
+    /// The space's core, if it can be had soon by the way that is wanted; if not, whoever asks must try `again`.
+    fn core_of<'a>(&mut self, space: &Space, take: impl Fn(Duration) -> Option<Hold<'a>>) -> Option<Hold<'a>> {
         let held_up = self.held_up.iter().position(|id| *id == space.id);
-        let core = space.core_within(if held_up.is_some() { Duration::ZERO } else { PATIENCE });
+        let core = take(if held_up.is_some() { Duration::ZERO } else { PATIENCE });
         match (held_up, &core) {
             (None, None) => {
                 self.held_up.push(space.id);
@@ -532,7 +532,11 @@ impl Worker {
             Some(Fault { page, .. }) => Why::Read(*page),
             None => Why::Ahead,
         };
-        let core = if fault.is_some() { self.core_of(space) } else { space.core_within(PATIENCE) };
+        let beside = |limit| {
+            let mut core = space.core_beside(limit)?;
+            core.has_to_itself(stretch.range()).then_some(core)
+        };
+        let core = if fault.is_some() { self.core_of(space, beside) } else { beside(PATIENCE) };
         let installed = core.map(|mut core| space.install(&mut core, *stretch, self.lane.bytes(&buf), why, &around));
         match (fault, installed) {
             (Some(_), None) => self.again.push(Again::Install(pending, buf)),
@@ -561,8 +565,10 @@ impl Worker {
 
     fn lose(&mut self, space: Arc<Space>, page: PageIdx, slot: SlotIdx) {
         let around = self.around.clone();
-        let is_over =
-            space.is_dead() || self.core_of(&space).is_some_and(|mut core| space.lose(&mut core, page, slot, &around));
+        let is_over = space.is_dead()
+            || self
+                .core_of(&space, |limit| space.core_within(limit))
+                .is_some_and(|mut core| space.lose(&mut core, page, slot, &around));
         if !is_over {
             self.again.push(Again::Lose(space, page, slot));
         }

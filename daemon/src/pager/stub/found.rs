@@ -27,7 +27,7 @@ impl Stub {
             pid: traces.pid,
             pid_there: traces.pid_there,
             pidfd,
-            comm,
+            comm: std::sync::Arc::new(comm),
             command,
             done,
             fds_there: traces.fds,

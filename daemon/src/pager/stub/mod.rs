@@ -1,7 +1,7 @@
 //! The stub: a small process in the app's address space that makes the few system calls which only work from there.
 //!
 //! It is cloned by the app's own (briefly stopped) thread with `CLONE_VM`, gets an empty descriptor table of its own, and then runs a
-//! loop of two dozen instructions: wait for the doorbell, make N raw system calls from a shared page, ring back. It has no
+//! loop of three dozen instructions: wait for the doorbell, make N raw system calls from a shared page, each if the [`gate`] is open, ring back. It has no
 //! stack, no signal handlers, every signal blocked, and its code page is never writable: the code is poked in through
 //! ptrace. What lies in the app's address space for it, all of it invisible to fork children (`MADV_DONTFORK`):
 //!
@@ -12,6 +12,9 @@
 //! | staging, [`STAGING`] | read + write, private | where MOVE puts evicted pages until they are written |
 
 mod found;
+mod gate;
+
+pub use gate::Gate;
 
 use super::mortal;
 use super::process;
@@ -30,13 +33,14 @@ use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
 /// Bytes of staging: what the spans of one batch cover. 2 MiB-aligned so that a transparent huge page can be moved whole.
 pub const STAGING: u64 = 8 << 20;
 /// Of the code and the shared page: a stub of another version is replaced, not adopted.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// The stub's shared page in its program's mappings: a name that nobody else's mapping has.
 pub const SHARED_PAGE: &str = "/memfd:annex-stub-page";
 const SHARED_PAGE_MEMFD: &std::ffi::CStr = c"annex-stub-page";
@@ -69,7 +73,10 @@ struct Comm {
     word: AtomicU64,
     command: AtomicI64,
     done: AtomicI64,
-    pad: [u64; 4],
+    /// See [`gate`].
+    gate: AtomicU32,
+    left: AtomicU32,
+    pad: [u32; 6],
     calls: [Call; MAX_MOVES],
     moves: [MoveArg; MAX_MOVES],
 }
@@ -86,6 +93,8 @@ const _: () = {
     assert!(std::mem::offset_of!(Comm, word) == 8);
     assert!(std::mem::offset_of!(Comm, command) == 16);
     assert!(std::mem::offset_of!(Comm, done) == 24);
+    assert!(std::mem::offset_of!(Comm, gate) == 32);
+    assert!(std::mem::offset_of!(Comm, left) == 36);
     assert!(std::mem::offset_of!(Comm, calls) == 64);
     assert!(size_of::<Call>() == 64);
 };
@@ -94,6 +103,9 @@ const _: () = {
 std::arch::global_asm!(
     ".pushsection .rodata",
     ".balign 16",
+    // Other units of the crate may refer to them.
+    ".globl annex_stub_code, annex_stub_code_end",
+    ".hidden annex_stub_code, annex_stub_code_end",
     "annex_stub_code:",
     "2: mov rdi, [rbx + 16]",
     "   lea rsi, [rbx + 8]",
@@ -106,6 +118,14 @@ std::arch::global_asm!(
     "   lea r13, [rbx + 64]",
     "3: test r12d, r12d",
     "   jz 4f",
+    "   mov ecx, {looks}",
+    "5: mov eax, [rbx + 32]", // the gate
+    "   test eax, {shut} + {ended}",
+    "   jnz 6f",
+    "   mov edx, eax",
+    "   or edx, {moving}",
+    "   lock cmpxchg [rbx + 32], edx",
+    "   jne 5b",
     "   mov rax, [r13]",
     "   mov rdi, [r13 + 8]",
     "   mov rsi, [r13 + 16]",
@@ -117,7 +137,15 @@ std::arch::global_asm!(
     "   mov [r13 + 56], rax",
     "   add r13, 64",
     "   dec r12d",
+    "   mov [rbx + 36], r12d",
+    "   lock and dword ptr [rbx + 32], {rests}",
     "   jmp 3b",
+    "6: test eax, {ended}",
+    "   jnz 4f",
+    "   pause",
+    "   dec ecx",
+    "   jnz 5b",
+    "   lock or dword ptr [rbx + 32], {ended}",
     "4: mov qword ptr [rbx + 8], 1",
     "   mov rdi, [rbx + 24]",
     "   lea rsi, [rbx + 8]",
@@ -127,6 +155,11 @@ std::arch::global_asm!(
     "   jmp 2b",
     "annex_stub_code_end:",
     ".popsection",
+    looks = const gate::LOOKS,
+    moving = const gate::MOVING,
+    rests = const !gate::MOVING as i32,
+    shut = const gate::SHUT,
+    ended = const gate::ENDED,
 );
 
 unsafe extern "C" {
@@ -182,7 +215,7 @@ pub struct Stub {
     /// As the app's PID namespace sees it.
     pid_there: i32,
     pidfd: OwnedFd,
-    comm: MmapRaw,
+    comm: Arc<MmapRaw>,
     command: EventFd,
     done: EventFd,
     /// Descriptor numbers in the stub's table: shared page, doorbell, answer, userfaultfd.
@@ -293,7 +326,7 @@ fn furnish(child: &mut Tracee, app: i32, pid: i32, pid_there: i32, seed: &Seed<'
         pid,
         pid_there,
         pidfd,
-        comm,
+        comm: Arc::new(comm),
         command,
         done,
         fds_there: [memfd_there, command_there, done_there, uffd_there],
@@ -430,7 +463,7 @@ impl Stub {
 
     fn prepare(&self, i: usize, number: i64, args: [u64; 6]) {
         // SAFETY: the slot is in bounds, and the stub does not look at it before the doorbell.
-        unsafe { self.call_slot(i).write_volatile(Call { number, args, result: 0 }) };
+        unsafe { self.call_slot(i).write_volatile(Call { number, args, result: gate::UNMADE }) };
     }
 
     fn ring(&mut self, calls: usize) -> Result<(), CallError> {
@@ -468,20 +501,24 @@ impl Stub {
             }
         }
         fence(Ordering::SeqCst);
-        if std::mem::take(&mut self.releasing) && self.result(0) != 0 {
+        let answer = std::mem::take(&mut self.releasing).then(|| self.gate().answer(0));
+        if answer.is_some_and(|answer| answer != Some(0)) {
             // What is still in there would be taken for the next batch.
-            tracing::warn!(stub = self.pid, "staging could not be emptied ({}): ending the stub", self.result(0));
+            tracing::warn!(stub = self.pid, "staging could not be emptied ({answer:?}): ending the stub");
             self.kill();
             return Err(CallError::Dead);
         }
         Ok(())
     }
 
-    /// Moves each `(source, length)` into staging, one after the other; holes in a source stay holes. Returns what stopped each
-    /// range, if anything did: then only staging itself tells how much of it arrived. The kernel's count does not: Linux 6.18's `move_pages` goes
-    /// on after an inner EAGAIN (the app touched the page just then) with the old error, so that it moves the page, or a run of them, without counting
-    /// it, tries again and answers EEXIST.
-    pub fn move_pages(&mut self, ranges: &[(u64, u64)]) -> Result<Vec<Option<Errno>>, CallError> {
+    /// Whether the stub may go on.
+    pub fn gate(&self) -> Gate {
+        Gate { comm: self.comm.clone() }
+    }
+
+    /// Makes ready to move each `(source, length)` into staging, one after the other; holes in a source stay holes. Nothing moves before
+    /// [`Stub::make_moves`]; from here on the gate is in use.
+    pub fn prepare_moves(&mut self, ranges: &[(u64, u64)]) {
         let mut dst = self.staging;
         for (i, (src, len)) in ranges.iter().enumerate() {
             let arg = MoveArg { dst, src: *src, len: *len, mode: MOVE_DONTWAKE | MOVE_SOURCE_HOLES, moved: 0 };
@@ -491,9 +528,17 @@ impl Stub {
             self.prepare(i, libc::SYS_ioctl, [self.fds_there[3] as u64, UFFDIO_MOVE, there, 0, 0, 0]);
             dst += len;
         }
-        self.ring(ranges.len())?;
+        self.gate().reset(ranges.len() as u32);
+    }
+
+    /// Has the first `count` moves made that were prepared, and waits until they are, or are given up: the gate tells which were made, and what stopped
+    /// them. Where something did, only staging itself tells how much of a range arrived. The kernel's count does not: Linux 6.18's `move_pages` goes on after an
+    /// inner EAGAIN (the app touched the page just then) with the old error, so that it moves the page, or a run of them, without counting it, tries again and
+    /// answers EEXIST.
+    pub fn make_moves(&mut self, count: usize) -> Result<(), CallError> {
+        self.ring(count)?;
         mortal::point("moves-rung");
-        // While it is not known what moved, nobody may touch this address space's records: there is no giving up, except with the app.
+        // While it is not known what moved, there is no giving up, except with the app.
         let mut first = None;
         for seconds in 1u64.. {
             match self.wait(Duration::from_secs(1)) {
@@ -510,11 +555,7 @@ impl Stub {
                 self.kill();
             }
         }
-        let answer = |i| match self.result(i) {
-            0 => None,
-            e => Some(Errno::from_raw(-e as i32)),
-        };
-        Ok((0..ranges.len()).map(answer).collect())
+        Ok(())
     }
 
     fn say_that_it_is_overdue(&self, seconds: u64) {
@@ -525,23 +566,19 @@ impl Stub {
         );
     }
 
-    /// What the call that was prepared there answered.
-    fn result(&self, i: usize) -> i64 {
-        // SAFETY: in bounds; the stub is done with it.
-        unsafe { self.call_slot(i).read_volatile() }.result
-    }
-
     /// Drops what lies in staging. Returns at once: the stub's REMOVE event must be read before it can go on; the next
     /// [`Stub::wait`] collects the answer.
     pub fn release_staging(&mut self) -> Result<(), CallError> {
         self.prepare(0, libc::SYS_madvise, [self.staging, STAGING, libc::MADV_DONTNEED as u64, 0, 0, 0]);
         self.releasing = true;
+        self.gate().reset(1);
         self.ring(1)
     }
 
     /// One call that does nothing, to see whether the stub answers.
     pub fn ping(&mut self, limit: Duration) -> Result<(), CallError> {
         self.wait(limit)?;
+        self.gate().reset(0);
         self.ring(0)?;
         self.wait(limit)
     }

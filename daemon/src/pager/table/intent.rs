@@ -2,10 +2,11 @@
 //!
 //! ```text
 //! 8192         phase u32 (0 none, 1 moving, 2 moved), pages u32
-//! 8200         512 x {page u64, slot u32, slot before u32, place in staging (pages) u32, unused u32}
+//! 8200         512 x {page u64, slot u32, slot before u32, place in staging (pages) u32, settled u32}
 //! ```
 //!
-//! - *Moving*: the stub may have moved any of the pages. A page that is in staging was moved; its record may still be the old one.
+//! - *Moving*: the stub may have moved any of the pages. A page that is in staging was moved; its record may still be the old one, unless the page is *settled*: then
+//!   its record has been put right since its move was over, and may have changed in any way after that.
 //! - *Moved*: the records name the slots, and the bytes are in staging. A page whose bytes go to another slot than noted first gets the new
 //!   one noted before its record changes; the slot before is kept beside it, for whoever inherited that.
 //!
@@ -32,6 +33,8 @@ pub struct Victim {
     pub before: SlotIdx,
     /// Where it is in staging, in pages.
     pub place: u64,
+    /// Its move is over, and its record has been put right once.
+    pub settled: bool,
 }
 
 /// What was under way.
@@ -64,6 +67,7 @@ impl Table {
             self.write(at + 8, victim.slot.0);
             self.write(at + 12, victim.before.0);
             self.write(at + 16, victim.place as u32);
+            self.write(at + 20, victim.settled.into());
             pages = i + 1;
         }
         self.write(INTENT + 4, pages as u32);
@@ -73,6 +77,11 @@ impl Table {
     /// The moves are done and the records say so; the bytes are in staging still.
     pub fn intent_moved(&self) {
         self.set_phase(2);
+    }
+
+    /// The n-th page's record says where it is now: from here on messages may change it.
+    pub fn intent_settled(&self, nth: usize) {
+        self.write(INTENT + 8 + nth * ENTRY + 20, 1);
     }
 
     /// The n-th page's bytes will go to another slot than noted first.
@@ -100,6 +109,7 @@ impl Table {
                 slot: SlotIdx(self.read(at + 8)),
                 before: SlotIdx(self.read(at + 12)),
                 place: u64::from(self.read(at + 16)),
+                settled: self.read(at + 20) != 0,
             }
         };
         Some(Intent { phase, victims: (0..pages).map(victim).collect() })
@@ -117,7 +127,7 @@ mod tests {
     use super::*;
 
     fn victim(page: u64, slot: u32) -> Victim {
-        Victim { page: PageIdx(page), slot: SlotIdx(slot), before: SlotIdx(slot), place: page - 100 }
+        Victim { page: PageIdx(page), slot: SlotIdx(slot), before: SlotIdx(slot), place: page - 100, settled: false }
     }
 
     #[test]
@@ -126,6 +136,8 @@ mod tests {
         let victims = [victim(100, 7), victim(103, 8)];
         table.intend(victims);
         assert_eq!(table.intent(), Some(Intent { phase: Phase::Moving, victims: victims.to_vec() }));
+        table.intent_settled(1);
+        assert_eq!(table.intent().unwrap().victims.iter().map(|v| v.settled).collect::<Vec<_>>(), [false, true]);
         table.intent_moved();
         assert_eq!(table.intent().unwrap().phase, Phase::Moved);
         table.conclude();

@@ -3,7 +3,7 @@
 //! It lies in a memfd, so that it outlives this process. All numbers little-endian, offsets in bytes:
 //!
 //! ```text
-//! 0            header      magic "annexpgt" (8), version u32 = 3, chunks u32 (high-water mark),
+//! 0            header      magic "annexpgt" (8), version u32 = 4, chunks u32 (high-water mark),
 //!   16                     app id u64, pid u32 (0: unknown), stub pid u32, staging address u64, staging length u64
 //!   48                     progress u64: undo entries (low half), journal messages applied (high half)
 //!   56                     space id u64, stub: code u64, comm u64, staging mapping u64 (addresses),
@@ -40,7 +40,7 @@
 //!   already, and a second COPY's EEXIST says so.
 //! - An eviction is noted with every page and its slot before the first MOVE (`intent`).
 //!
-//! Version 2 knew no origin of doubts in its window: it is taken over where the window is empty, as it is but for moments, and refused otherwise. Version 1 had no
+//! Version 3 did not say which pages of an intent are settled: none was before all were. Version 2 knew no origin of doubts in its window: it is taken over where the window is empty, as it is but for moments, and refused otherwise. Version 1 had no
 //! undo log, no window and another intent, and nobody to take it over from.
 
 mod intent;
@@ -60,7 +60,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"annexpgt");
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
+const UNSETTLED: u32 = 3;
 const WITHOUT_ORIGINS: u32 = 2;
 const JOURNAL: usize = 4096;
 const PROGRESS: usize = 48;
@@ -234,8 +235,8 @@ impl Table {
         }
         let version = table.read(8);
         match version {
-            VERSION | WITHOUT_ORIGINS if len as usize == FILE_BYTES => {}
-            VERSION | WITHOUT_ORIGINS => return Err(TableError::Damaged("its length is not the layout's")),
+            VERSION | UNSETTLED | WITHOUT_ORIGINS if len as usize == FILE_BYTES => {}
+            VERSION | UNSETTLED | WITHOUT_ORIGINS => return Err(TableError::Damaged("its length is not the layout's")),
             other => return Err(TableError::Version(other)),
         }
         table.roll_back()?;

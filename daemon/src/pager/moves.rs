@@ -1,0 +1,153 @@
+//! The moves of one eviction while they are made: which pages go where, how many of the stub's calls are over, and what their records were.
+//!
+//! The stub makes a call for each span, without the space's lock. Whoever takes that lock meanwhile shuts the stub's gate, and then *settles*: makes the records of
+//! what has moved say so ([`hold`](super::hold)). So to everybody who has the lock it is as if a batch ended with each call.
+
+use super::mortal;
+use super::salvage;
+use super::scan::Pagemap;
+use super::space::{Core, Space, Surroundings};
+use super::stub::{Gate, STAGING, Stub};
+use super::table::{PageIdx, Record, Victim};
+use super::window::Range;
+use annex_shared::ids::SlotIdx;
+use nix::errno::Errno;
+use std::collections::HashSet;
+use std::sync::Arc;
+
+/// One moved page.
+pub struct Moved {
+    pub page: PageIdx,
+    /// Its number in the intent.
+    pub nth: usize,
+    /// Its place in staging, in pages.
+    pub at: u64,
+    pub slot: SlotIdx,
+    /// The copy the pool had of it, with our reference.
+    pub copy: Option<SlotIdx>,
+    pub unwritten: bool,
+}
+
+pub struct Moves {
+    pub gate: Gate,
+    around: Arc<Surroundings>,
+    pagemap: Pagemap,
+    staging: u64,
+    /// First page and length of what each call moves.
+    spans: Vec<(PageIdx, u64)>,
+    /// The pages in them that are to go, and whether each seems unwritten since its pool copy was made.
+    plan: Vec<(Victim, bool)>,
+    /// Calls and pages that are settled.
+    calls: usize,
+    pages: usize,
+    moved: Vec<Moved>,
+    busy: Vec<PageIdx>,
+    /// The plan does not hold any more: no further call may begin.
+    over: bool,
+    /// What moved can't be told from staging as it should.
+    lost: bool,
+}
+
+/// What came of them.
+pub struct Made {
+    pub moved: Vec<Moved>,
+    /// Pages that stayed because the kernel said EBUSY.
+    pub busy: Vec<PageIdx>,
+    /// The first page whose call was never made.
+    pub rest: Option<PageIdx>,
+    /// Records were put right from staging as after a crash; nothing else is known of what moved.
+    pub lost: bool,
+    pub pagemap: Pagemap,
+}
+
+impl Moves {
+    pub fn new(
+        around: &Arc<Surroundings>,
+        (stub, pagemap): (&Stub, Pagemap),
+        spans: Vec<(PageIdx, u64)>,
+        plan: Vec<(Victim, bool)>,
+    ) -> Moves {
+        let moved = Vec::with_capacity(plan.len());
+        let busy = Vec::with_capacity(plan.len());
+        let (gate, staging, around) = (stub.gate(), stub.staging(), around.clone());
+        Moves { gate, around, pagemap, staging, spans, plan, calls: 0, pages: 0, moved, busy, over: false, lost: false }
+    }
+
+    /// What was planned must not happen any more: the app has changed its mappings, or is being let go of.
+    pub fn give_up(&mut self) {
+        self.over = true;
+    }
+
+    /// Whether a span that is not settled goes on over some of these pages.
+    pub fn goes_over(&self, (from, to): Range) -> bool {
+        self.spans[self.calls..].iter().any(|(first, len)| *first < to && from < first.plus(*len))
+    }
+
+    /// Pages that are evicted come back: a span that goes on over them would take them along.
+    pub fn make_way(&mut self, pages: Range) {
+        self.over |= self.goes_over(pages);
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.over
+    }
+
+    /// Makes records say what has moved by now. Nothing moves meanwhile: the gate is shut, or the stub has answered.
+    pub fn settle(&mut self, space: &Space, core: &mut Core) {
+        let mut staged = None;
+        while !self.lost && self.calls < self.spans.len() {
+            let Some(answer) = self.gate.answer(self.calls) else { break };
+            let error = (answer != 0).then(|| Errno::from_raw(-answer as i32));
+            if error.is_some() && staged.is_none() {
+                match salvage::places(&mut self.pagemap, (self.staging, STAGING)) {
+                    Ok(places) => staged = Some(places),
+                    Err(_) => return self.settle_lost(space, core),
+                }
+            }
+            self.settle_call(core, error, staged.as_ref());
+        }
+    }
+
+    /// Staging is to tell what moved, by whatever way is left.
+    pub fn settle_lost(&mut self, space: &Space, core: &mut Core) {
+        (self.lost, self.over) = (true, true);
+        salvage::settle_records(space, core, &self.around);
+    }
+
+    fn settle_call(&mut self, core: &mut Core, error: Option<Errno>, staged: Option<&HashSet<u64>>) {
+        let (first, len) = self.spans[self.calls];
+        let lap = core.lap;
+        while let Some((victim, unwritten)) = self.plan.get(self.pages).filter(|(v, _)| v.page < first.plus(len)) {
+            let Victim { page, slot, place, .. } = *victim;
+            let has_moved = error.is_none() || staged.is_some_and(|places| places.contains(&place));
+            if has_moved {
+                self.around.pool.retain(slot);
+                let before = core.table.set(page, Record::Evicted(slot)).unwrap_or(Record::None);
+                core.table.set_policy(page, lap);
+                let (nth, copy, unwritten) = (self.pages, before.slot(), *unwritten);
+                self.moved.push(Moved { page, nth, at: place, slot, copy, unwritten });
+                mortal::point("record-flipped");
+            } else if error == Some(Errno::EBUSY) {
+                self.busy.push(page);
+            }
+            core.table.intent_settled(self.pages);
+            self.pages += 1;
+        }
+        match error {
+            Some(Errno::EINVAL) => {
+                if let Some(mapping) = core.regions.containing(first.addr()).map(|r| r.mapping) {
+                    core.regions.mark(mapping, |r| r.refused = true);
+                }
+            }
+            Some(Errno::EEXIST) => tracing::debug!("the kernel moved pages that it did not count"),
+            _ => {}
+        }
+        self.calls += 1;
+    }
+
+    /// All is settled that ever will be.
+    pub fn end(self) -> Made {
+        let rest = self.plan.get(self.pages).map(|(victim, _)| victim.page);
+        Made { moved: self.moved, busy: self.busy, rest, lost: self.lost, pagemap: self.pagemap }
+    }
+}

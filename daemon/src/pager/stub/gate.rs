@@ -1,0 +1,193 @@
+//! The gate between a stub's calls: whoever is about to read an address space's messages shuts it, and no call begins until it is open again.
+//!
+//! One word of the shared page. The stub sets [`MOVING`] before each call, if neither of the other bits is set, and takes it back after it. Who shuts the gate
+//! sets [`SHUT`] and waits for the call that is under way, a few microseconds. The stub meanwhile spins, for a moment only: it may have the very CPU that whoever
+//! has shut the gate needs. Then it gives the rest of its calls up ([`ENDED`]), and so it does when it is told to.
+
+use super::{Call, Comm};
+use memmap2::MmapRaw;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// A call is under way.
+pub(super) const MOVING: u32 = 1;
+/// No call may begin.
+pub(super) const SHUT: u32 = 2;
+/// No call of this doorbell will begin any more.
+pub(super) const ENDED: u32 = 4;
+/// Looks of a stub at a gate that is shut, with a `pause` each: some tens of microseconds.
+pub(super) const LOOKS: u32 = 1 << 9;
+/// What a call answers that was not made.
+pub(super) const UNMADE: i64 = i64::MIN;
+/// A call that takes longer than this is not waited for without letting others have the CPU.
+const SOON: Duration = Duration::from_micros(50);
+
+#[derive(Clone, Debug)]
+pub struct Gate {
+    pub(super) comm: Arc<MmapRaw>,
+}
+
+impl Gate {
+    fn comm(&self) -> &Comm {
+        // SAFETY: the mapping is as large and as aligned as `Comm` and lives as long as `self`; only its atomic words are looked at through the reference.
+        unsafe { &*self.comm.as_ptr().cast::<Comm>() }
+    }
+
+    fn word(&self) -> &AtomicU32 {
+        &self.comm().gate
+    }
+
+    /// As it is before so many calls are made.
+    pub(super) fn reset(&self, calls: u32) {
+        self.comm().left.store(calls, Ordering::SeqCst);
+        self.word().store(0, Ordering::SeqCst);
+    }
+
+    /// Calls that have not been made yet, the one that is under way among them.
+    pub fn left(&self) -> u32 {
+        self.comm().left.load(Ordering::SeqCst)
+    }
+
+    /// Lets no call begin, and waits for the one that is under way. False: that takes longer than `limit`, and the gate is as it was.
+    pub fn shut(&self, limit: Duration) -> bool {
+        if self.word().fetch_or(SHUT, Ordering::SeqCst) & MOVING == 0 {
+            return true;
+        }
+        let began = Instant::now();
+        while self.word().load(Ordering::SeqCst) & MOVING != 0 {
+            let waited = began.elapsed();
+            if waited > limit {
+                self.open();
+                return false;
+            }
+            if waited > SOON {
+                std::thread::yield_now();
+            }
+        }
+        true
+    }
+
+    pub fn open(&self) {
+        self.word().fetch_and(!SHUT, Ordering::SeqCst);
+    }
+
+    /// No call that has not begun is made any more.
+    pub fn end(&self) {
+        self.word().fetch_or(ENDED, Ordering::SeqCst);
+    }
+
+    /// What the call that was prepared there answered, if it was made. With the gate shut, or after the stub's answer.
+    pub fn answer(&self, nth: usize) -> Option<i64> {
+        assert!(nth < super::MAX_MOVES);
+        // SAFETY: in bounds of the mapping; the stub writes it before it takes `MOVING` back, and not again.
+        let call: Call = unsafe { (&raw const (*self.comm.as_ptr().cast::<Comm>()).calls[nth]).read_volatile() };
+        Some(call.result).filter(|result| *result != UNMADE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Call, code};
+    use super::*;
+    use nix::sys::eventfd::EventFd;
+    use std::os::fd::AsRawFd;
+
+    const MOMENT: Duration = Duration::from_millis(1);
+    const CALLS: u32 = 3;
+
+    fn gate() -> Gate {
+        let comm = memmap2::MmapOptions::new().len(size_of::<Comm>()).map_anon().expect("memory");
+        Gate { comm: Arc::new(MmapRaw::from(comm)) }
+    }
+
+    /// A stub in a thread of this process, which its process ends with.
+    struct Bench {
+        gate: Gate,
+        command: EventFd,
+        done: EventFd,
+        /// Counts the calls that were made.
+        counter: EventFd,
+    }
+
+    impl Bench {
+        fn new() -> &'static Bench {
+            // The stub goes on for as long as the process does.
+            let bench = Box::leak(Box::new(Bench {
+                gate: gate(),
+                command: EventFd::new().expect("an eventfd"),
+                done: EventFd::new().expect("an eventfd"),
+                counter: EventFd::new().expect("an eventfd"),
+            }));
+            bench.gate.comm().command.store(bench.command.as_raw_fd().into(), Ordering::SeqCst);
+            bench.gate.comm().done.store(bench.done.as_raw_fd().into(), Ordering::SeqCst);
+            let mut text = memmap2::MmapMut::map_anon(4096).expect("memory");
+            text[..code().len()].copy_from_slice(code());
+            let text = Box::leak(Box::new(text.make_exec().expect("executable memory")));
+            let (entry, comm) = (text.as_ptr().addr(), bench.gate.comm.as_ptr().addr());
+            // SAFETY: the stub's loop, with the register it wants; it uses no stack, and all that it touches outlives it.
+            std::thread::spawn(move || unsafe {
+                std::arch::asm!("mov rbx, {comm}", "jmp {entry}", comm = in(reg) comm, entry = in(reg) entry, options(noreturn));
+            });
+            bench
+        }
+
+        /// Has it make its calls, with the gate as `shape` makes it, and how many it has made.
+        fn rung(&self, shape: impl FnOnce(&Gate)) -> u64 {
+            static ONE: u64 = 1;
+            let args = [self.counter.as_raw_fd() as u64, (&raw const ONE).addr() as u64, 8, 0, 0, 0];
+            for nth in 0..CALLS as usize {
+                // SAFETY: in bounds of the mapping, and the stub sleeps.
+                unsafe {
+                    let calls = &raw mut (*self.gate.comm.as_mut_ptr().cast::<Comm>()).calls;
+                    calls.cast::<Call>().add(nth).write_volatile(Call {
+                        number: libc::SYS_write,
+                        args,
+                        result: UNMADE,
+                    });
+                }
+            }
+            self.gate.reset(CALLS);
+            shape(&self.gate);
+            self.gate.comm().count.store(CALLS, Ordering::SeqCst);
+            self.command.write(1).expect("the doorbell rings");
+            self.done.read().expect("the stub answers");
+            // One more than it counts, so that reading never waits.
+            self.counter.write(1).expect("the counter counts");
+            self.counter.read().expect("the counter is read") - 1
+        }
+
+        fn answers(&self) -> Vec<i64> {
+            (0..CALLS as usize).map_while(|nth| self.gate.answer(nth)).collect()
+        }
+    }
+
+    #[test]
+    fn a_stub_makes_its_calls_at_an_open_gate_only() {
+        let bench = Bench::new();
+        assert_eq!((bench.rung(|_| ()), bench.answers(), bench.gate.left()), (3, vec![8; 3], 0));
+        assert_eq!((bench.rung(Gate::end), bench.answers(), bench.gate.left()), (0, vec![], CALLS));
+        assert_eq!(bench.rung(|gate| assert!(gate.shut(MOMENT))), 0, "it does not wait for ever at a shut one");
+        assert_eq!((bench.answers(), bench.gate.left()), (vec![], CALLS));
+        assert_eq!(bench.rung(|_| ()), 3);
+    }
+
+    #[test]
+    fn who_shuts_the_gate_waits_for_the_call_under_way() {
+        let gate = gate();
+        gate.word().store(MOVING, Ordering::SeqCst);
+        assert!(!gate.shut(MOMENT));
+        assert_eq!(gate.word().load(Ordering::SeqCst), MOVING, "it is as it was");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(10 * MOMENT);
+                gate.word().fetch_and(!MOVING, Ordering::SeqCst);
+            });
+            let began = Instant::now();
+            assert!(gate.shut(Duration::from_secs(20)));
+            assert!(began.elapsed() >= 5 * MOMENT);
+        });
+        gate.open();
+        assert_eq!(gate.word().load(Ordering::SeqCst), 0);
+    }
+}
