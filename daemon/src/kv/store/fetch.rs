@@ -53,16 +53,12 @@ impl Store {
             return Some(None);
         };
         let place = entry.place();
-        let cached = self.0.cache.borrow().find(place, key);
-        let value = match cached {
-            Some(value) => {
-                self.count(|s| s.cache_hits += 1);
-                value
-            }
+        // What a memcpy brings is not looked for in the cache, nor kept there: finding it, and making room for it, costs more than the copy.
+        let value = match self.record_now(&entry, key) {
+            Some((header, _, bytes)) => Value { bytes, expires: header.expires },
             None => {
-                let (header, _, bytes) = self.record_now(&entry, key)?;
-                let value = Value { bytes, expires: header.expires };
-                self.0.cache.borrow_mut().insert(place, key, &value);
+                let value = self.0.cache.borrow().find(place, key)?;
+                self.count(|s| s.cache_hits += 1);
                 value
             }
         };

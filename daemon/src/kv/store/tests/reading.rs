@@ -40,15 +40,27 @@ fn what_is_near_or_known_is_read_without_waiting() {
             assert!(now_read(&store, &size.to_string()) == Some(Some(value(size as u64, size))), "{size}");
         }
         assert_eq!((store.stats().hits, store.stats().reads), (1 + SIZES.len() as u64, SIZES.len() as u64));
-        // Those are in the cache now, as far as that takes them.
+        // The cache is not for those.
         assert_eq!(now_read(&store, "100"), Some(Some(value(100, 100))));
         let stats = store.stats();
-        assert_eq!((stats.cache_hits, stats.reads), (1, SIZES.len() as u64), "{stats:?}");
+        assert_eq!((stats.cache_hits, stats.cached, stats.reads), (0, 0, 1 + SIZES.len() as u64), "{stats:?}");
         assert_eq!(now_read(&store, "large"), None, "it lies in two sheets");
         assert_eq!(bytes(&store, DB, b"large").await, Some(value(1, 5000)));
         store.write(DB, b"soon", "1".into(), Some(now() + 30)).await.unwrap();
         tokio::time::sleep(Duration::from_millis(31)).await;
         assert_eq!((now_read(&store, "soon"), store.stats().expired), (Some(None), 1));
+    });
+}
+
+#[test]
+fn what_was_far_away_is_near_in_the_cache() {
+    let world = World::new(100);
+    world.run(64 << 10, SETTINGS, async |store| {
+        fill(&store).await;
+        assert_eq!(bytes(&store, DB, b"100").await, Some(value(100, 100)));
+        let reads = store.stats().reads;
+        assert_eq!(now_read(&store, "100"), Some(Some(value(100, 100))));
+        assert_eq!((store.stats().cache_hits, store.stats().reads), (1, reads));
     });
 }
 
