@@ -4,7 +4,7 @@
 //! for a page any more: if the page is evicted the write fails in silence, and the join never returns.
 //!
 //! Two ways to know them. Each thread's robust list, which the kernel tells, has its head in the control block; the live threads are asked right before
-//! pages move. And a control block begins with its own address, so one that was moved after all (its thread is younger than the
+//! a batch of pages is moved. And a control block begins with its own address, so one that was moved after all (its thread is younger than the
 //! question) is recognised in its bytes, put back at once, and kept from then on.
 
 use super::process;

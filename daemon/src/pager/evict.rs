@@ -3,8 +3,9 @@
 //! ```text
 //!  choose    clock hand over the regions, PAGEMAP_SCAN, records and heat       no lock, then briefly the core's
 //!  reserve   slots, contiguous                                                 no lock
-//!  move      records checked again, probe, UFFDIO_MOVE by the stub, records    the core's lock, < 100 us
-//!            flip to the new slots (which are "in flight")
+//!  plan      records checked again, probe                                      the core's lock, some 20 us
+//!  move      UFFDIO_MOVE by the stub, records flip to the new slots (which     no lock for the calls; who takes the core's between two of
+//!            are "in flight")                                                  them finds the records of all that has moved flipped (`hold`)
 //!  settle    bytes read from staging; all-zero pages become *none*, pages      no lock, then briefly the core's
 //!            equal to their clean copy go back to that slot
 //!  write     the rest, to all replicas                                         no lock; faults on these pages are parked, and served
@@ -13,7 +14,7 @@
 //!            dropped
 //! ```
 //!
-//! While pages move, nobody reads the userfaultfd: an unread FORK, UNMAP, REMAP or REMOVE makes MOVE answer EAGAIN instead of touching
+//! While pages move, nobody reads a change from the userfaultfd: an unread FORK, UNMAP, REMAP or REMOVE makes MOVE answer EAGAIN instead of touching
 //! an address that has become something else. If all replicas of a batch fail, its bytes go back into the app.
 
 use super::clock::{Clock, Victims, recheck};
@@ -147,7 +148,7 @@ impl Evictor {
         outcome
     }
 
-    /// Moves the victims into staging and flips their records. Afterwards each moved page's record holds its own reference. With the pages that stayed
+    /// Has the victims moved into staging, and their records flipped. Afterwards each moved page's record holds its own reference. With the pages that stayed
     /// where the kernel said EBUSY.
     fn move_out(
         &mut self,

@@ -1,8 +1,8 @@
 //! One address space: its userfaultfd, its page table, and the one order in which things happen to it.
 //!
 //! Everything that decides where a page is happens under the space's lock: reading messages and applying them, checking a
-//! record and installing its page, moving pages out. The lock is never held across a fabric operation. The
-//! rules that make this right (FORK, REMAP, REMOVE and UNMAP are called *changes*):
+//! record and installing its page, and between the moves of an eviction, which are made without it ([`hold`](super::hold)). The lock is never held across a
+//! fabric operation. The rules that make this right (FORK, REMAP, REMOVE and UNMAP are called *changes*):
 //!
 //! - All changes that were read are applied before any fault that was read is served: once a change is read the app goes on,
 //!   and a fault served first would alter the records that, say, a fork's child must inherit.
@@ -370,6 +370,7 @@ impl Space {
         {
             pages += 1;
         }
+        core.make_way(page, pages);
         let installed = loop {
             let len = pages * PAGE_SIZE as u64;
             // SAFETY: ZEROS is as long as the longest run.
@@ -569,9 +570,14 @@ impl Core {
         }
     }
 
+    /// Pages that were absent are about to be there: no span may take them along unseen.
+    fn make_way(&mut self, first: PageIdx, pages: u64) {
+        self.moves.iter_mut().for_each(|moves| moves.make_way((first, first.plus(pages))));
+    }
+
     /// Evicted pages are about to be installed, or poisoned: noted until [`Table::installed`].
     fn installing(&mut self, first: PageIdx, pages: u64) {
-        self.moves.iter_mut().for_each(|moves| moves.make_way((first, first.plus(pages))));
+        self.make_way(first, pages);
         self.table.installing(first, pages);
     }
 
