@@ -112,7 +112,7 @@ fn a_limit_bounds_what_is_held_for_it() {
         }
         let is_dense = || store.stats().held * 3 <= store.stats().used * 4;
         if !is_dense() {
-            let what = format!("a quarter is unused at most: {:?}; {:?}", store.stats(), store.0.pool.info());
+            let what = format!("a quarter is unused at most: at first {:?}; {:?}", store.stats(), store.0.pool.info());
             eventually(&what, is_dense).await;
         }
         assert!(store.stats().used > limit * 9 / 10, "{:?}", store.stats());

@@ -83,8 +83,9 @@ async fn bytes(store: &Store, db: Db, key: &[u8]) -> Option<Bytes> {
     store.read(db, key).await.unwrap().map(|v| v.bytes)
 }
 
+/// Within a minute: five hundred other tests may want the CPUs.
 async fn eventually(what: &str, is_true: impl Fn() -> bool) {
-    for _ in 0..1000 {
+    for _ in 0..6000 {
         if is_true() {
             return;
         }
