@@ -271,7 +271,6 @@ impl Space {
         while most > 0 {
             let few = FEW.min(most);
             let journal = core.table.journal();
-            mortal::point("messages-wanted");
             // SAFETY: the journal has room for JOURNAL_MESSAGES.
             let read = unsafe { self.uffd.read(journal, few) };
             let count = match read {
