@@ -13,7 +13,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 /// Slots to have in stock: at first, and at most. It grows whenever it was too small.
 const AHEAD: u64 = 256;
-const MOST_AHEAD: u64 = 4096;
+pub(super) const MOST_AHEAD: u64 = 4096;
 /// Taken from the pool at a time.
 const STEP: usize = 512;
 /// The same when it has few.

@@ -29,6 +29,11 @@ impl World {
         Self::over(Bed::with(&[slabs, slabs], 2, |config| config.lost_after = PoolConfig::default().lost_after))
     }
 
+    /// Room for `lives` that follow each other quickly: what each had in stock, and what it had just asked for, rests for longer than all of them take.
+    fn of_lives(slabs: u32, lives: u32) -> World {
+        Self::new(slabs + lives * 2 * stock::MOST_AHEAD as u32 / crate::pool::testbed::SLOTS)
+    }
+
     fn over(bed: Bed) -> World {
         let pool = RefCell::new(bed.pool.clone());
         World { bed, pool, table: Arc::new(SheetTable::create().unwrap()) }
@@ -225,7 +230,8 @@ proptest! {
     /// Against a plain map, with the store opened anew now and then.
     #[test]
     fn the_store_is_a_map_and_so_is_the_next_one(steps in proptest::collection::vec(step(), 1..300), cached: bool) {
-        let world = World::new(300);
+        let kills = steps.iter().filter(|step| matches!(step, Step::Kill)).count() as u32;
+        let world = World::of_lives(300, kills + 2);
         let mut model = Model::new();
         let cache = if cached { 64 << 10 } else { 0 };
         for (life, steps) in steps.split(|step| matches!(step, Step::Kill)).enumerate() {
@@ -248,7 +254,7 @@ proptest! {
 /// A kill at any moment: what was acknowledged is there, or what was written to the key after it.
 #[test]
 fn what_was_acknowledged_survives_a_kill_at_any_moment() {
-    let world = World::new(400);
+    let world = World::of_lives(400, 13);
     let acknowledged = RefCell::new(HashMap::<u8, u64>::new());
     let started = RefCell::new(HashMap::<u8, u64>::new());
     let mut nth = 0u64;
