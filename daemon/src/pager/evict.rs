@@ -182,6 +182,7 @@ impl Evictor {
         stub.prepare_moves(&bytes);
         core.moves = Some(Box::new(Moves::new(&self.around, (stub, pagemap), victims.spans, plan)));
         drop(core);
+        mortal::point("moves-begin");
         let answer = stub.make_moves(bytes.len());
         let (mut core, moves) = space.core_at_rest();
         let Some(mut moves) = moves else { return Err(Outcome::Dead) };

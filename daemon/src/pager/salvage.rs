@@ -188,3 +188,48 @@ pub fn places(pagemap: &mut Pagemap, (start, len): (u64, u64)) -> io::Result<Has
     let first = start / PAGE_SIZE as u64;
     Ok(runs.iter().flat_map(|run| run.first.0..run.end().0).map(|page| page - first).collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::table::{PageIdx, StubTraces, Victim};
+    use super::*;
+
+    /// annexd dies in the middle of a batch: two pages of four had moved. Of those the first was settled, and then unmapped by the app; nothing was known of the second's.
+    #[test]
+    fn a_record_that_was_settled_stays_what_became_of_it_since() {
+        let mut staging = memmap2::MmapMut::map_anon(4 * PAGE_SIZE).unwrap();
+        let mut table = Table::new(1, 1).unwrap();
+        let pid = std::process::id() as i32;
+        let area = (staging.as_ptr().addr() as u64, staging.len() as u64);
+        let traces = StubTraces {
+            pid,
+            pid_there: pid,
+            staging: area,
+            code_at: 0,
+            comm_at: 0,
+            staging_map_at: 0,
+            fds: Default::default(),
+            version: 2,
+        };
+        table.describe(pid, &traces);
+        let victim = |n: u64| {
+            let slot = SlotIdx(n as u32 + 7);
+            Victim { page: PageIdx(100 + n), slot, before: slot, place: n, settled: false }
+        };
+        table.intend((0..4).map(victim));
+        for moved in [0, 1] {
+            staging[moved * PAGE_SIZE] = 1;
+        }
+        table.set(PageIdx(100), Record::Evicted(SlotIdx(7))).unwrap();
+        table.intent_settled(0);
+        table.set(PageIdx(100), Record::None).unwrap();
+        table.set(PageIdx(102), Record::Clean(SlotIdx(90))).unwrap();
+
+        let changed = records_as_moved(&mut table, Some(pid)).unwrap();
+        assert_eq!(changed, [(Record::None, Record::Evicted(SlotIdx(8)))]);
+        let records: Vec<_> = (100..104).map(|page| table.record(PageIdx(page))).collect();
+        let moved = Record::Evicted(SlotIdx(8));
+        assert_eq!(records, [Record::None, moved, Record::Clean(SlotIdx(90)), Record::None]);
+        assert_eq!(table.intent().unwrap().phase, Phase::Moved);
+    }
+}

@@ -1,7 +1,8 @@
 //! `annex-holes`: a program whose threads unmap a part of each of its mappings again and again, wait for a moment, and map that part anew, while another one
-//! reads the rest. It verifies all of it. Its mappings are replaced all the time, so that a pager meets each for the first time at any moment of this.
+//! reads the rest. It verifies all of it. Its mappings are replaced all the time, so that a pager meets each for the first time at any moment of this; or else, if its threads rest before
+//! each hole, never, so that a pager knows them well.
 //!
-//! Arguments: seconds to go on, microseconds for which a hole stays open. Prints `{"checks":…,"wrong":…,"taken":…}`: pages, pages, and mappings that are left alone because
+//! Arguments: seconds to go on, microseconds for which a hole stays open, milliseconds of rest before each hole (0 if it is left out). Prints `{"checks":…,"wrong":…,"taken":…}`: pages, pages, and mappings that are left alone because
 //! something else (a thread's signal stack, what a pager maps) came to lie in their holes. Exit codes: 0 all was well, 1 wrong content.
 
 use annex_tests::stress::content::{Content, PAGE};
@@ -38,6 +39,8 @@ struct Holes {
     checks: AtomicU64,
     wrong: AtomicU64,
     over: AtomicBool,
+    open: Duration,
+    rest: Duration,
 }
 
 fn beside() -> impl Iterator<Item = usize> {
@@ -63,7 +66,7 @@ impl Part {
 }
 
 impl Holes {
-    fn new() -> Holes {
+    fn new(open: Duration, rest: Duration) -> Holes {
         let len = MAPPINGS * (PAGES + APART) * PAGE;
         let base = map::anonymous(len).expect("mmap");
         // SAFETY: the range is ours, and nothing in it is used yet.
@@ -74,7 +77,7 @@ impl Holes {
         let part = |nth| Part { at: at(nth), generations: generations(), is_taken: AtomicBool::new(false) };
         let parts = (0..MAPPINGS).map(part).collect();
         let (checks, wrong) = (AtomicU64::new(0), AtomicU64::new(0));
-        Holes { parts, turn: RwLock::new(()), checks, wrong, over: AtomicBool::new(false) }
+        Holes { parts, turn: RwLock::new(()), checks, wrong, over: AtomicBool::new(false), open, rest }
     }
 
     fn check(&self, part: &Part, pages: impl Iterator<Item = usize>) {
@@ -96,7 +99,7 @@ impl Holes {
         part.fill(beside().chain(within()));
     }
 
-    /// Reads what lies beside the holes, and replaces half of the mappings after every few rounds.
+    /// Reads what lies beside the holes, and replaces half of the mappings after every few rounds unless there is to be rest.
     fn read(&self, until: Instant) {
         for round in 0.. {
             if Instant::now() > until {
@@ -104,6 +107,9 @@ impl Holes {
             }
             for _ in 0..4 {
                 self.parts.iter().for_each(|part| self.check(part, beside()));
+            }
+            if !self.rest.is_zero() {
+                continue;
             }
             let _alone = self.turn.write().expect("nobody panics with it");
             for part in self.parts.iter().skip(round % 2).step_by(2).filter(|part| !part.is_taken.load(Relaxed)) {
@@ -113,16 +119,17 @@ impl Holes {
         }
     }
 
-    fn punch(&self, parts: &[Part], open: Duration) {
+    fn punch(&self, parts: &[Part]) {
         while !self.over.load(Relaxed) {
             let _turn = self.turn.read().expect("nobody panics with it");
             for part in parts.iter().filter(|part| !part.is_taken.load(Relaxed)) {
+                std::thread::sleep(self.rest);
                 self.check(part, within());
                 // SAFETY: within this mapping.
                 let hole = unsafe { map::page(part.at, HOLE.start) };
                 // SAFETY: the hole is this thread's, and no reference into it exists.
                 unsafe { map::unmap(hole, HOLE.len() * PAGE) }.expect("munmap");
-                std::thread::sleep(open);
+                std::thread::sleep(self.open);
                 match map::again(hole, HOLE.len() * PAGE).expect("mmap") {
                     Some(()) => part.fill(within()),
                     None => part.is_taken.store(true, Relaxed),
@@ -135,11 +142,12 @@ impl Holes {
 fn main() {
     let mut args = std::env::args().skip(1).map(|arg| arg.parse::<u64>().expect("a number"));
     let (seconds, open) = (args.next().expect("seconds"), args.next().expect("microseconds"));
-    let holes = Holes::new();
+    let rest = args.next().unwrap_or(0);
+    let holes = Holes::new(Duration::from_micros(open), Duration::from_millis(rest));
     holes.parts.iter().for_each(|part| holes.renew(part));
     std::thread::scope(|scope| {
         for parts in holes.parts.chunks(MAPPINGS / PUNCHERS) {
-            scope.spawn(|| holes.punch(parts, Duration::from_micros(open)));
+            scope.spawn(|| holes.punch(parts));
         }
         holes.read(Instant::now() + Duration::from_secs(seconds));
         holes.over.store(true, Relaxed);
