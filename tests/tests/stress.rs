@@ -10,17 +10,26 @@ use std::time::Duration;
 const MIB: u64 = 1 << 20;
 
 fn stress(size: u64, seed: u64, seconds: u64) -> Command {
+    stress_with(4, size, seed, seconds)
+}
+
+fn stress_with(threads: u32, size: u64, seed: u64, seconds: u64) -> Command {
     let mut command = Command::new(bins::find("annex-stress"));
-    command.args(["--size", &size.to_string(), "--seed", &seed.to_string(), "--threads", "4"]);
+    command.args(["--size", &size.to_string(), "--seed", &seed.to_string(), "--threads", &threads.to_string()]);
     command.args(["--seconds", &seconds.to_string()]).arg("--dir").arg(directory());
     command
 }
 
-/// Runs everything with a quarter of the set resident and asserts that it was paged.
 fn not_one_wrong_byte(bed: &Testbed, seed: u64) {
+    not_one_wrong_byte_in(bed, 4, seed);
+}
+
+/// Runs everything with a quarter of the set resident and asserts that it was paged.
+fn not_one_wrong_byte_in(bed: &Testbed, threads: u32, seed: u64) {
     let size = 256 * MIB;
     let limit = Duration::from_secs(stress_seconds() * 4 + 120);
-    let outcome = bed.run("stress", "64M", stress(size, seed, stress_seconds())).wait(limit).succeeded();
+    let command = stress_with(threads, size, seed, stress_seconds());
+    let outcome = bed.run("stress", "64M", command).wait(limit).succeeded();
     println!("{}{:?}", outcome.stdout, outcome.seen);
     let summary: serde_json::Value = serde_json::from_str(&outcome.stdout).expect("one line of JSON");
     assert_eq!(summary["errors"], 0);
@@ -33,6 +42,12 @@ fn not_one_wrong_byte(bed: &Testbed, seed: u64) {
 #[test]
 fn no_wrong_byte_over_shm() {
     not_one_wrong_byte(&Testbed::builder().beside_another().shm(), 11);
+}
+
+/// Moves are made in portions, where the one thread runs that faults.
+#[test]
+fn no_wrong_byte_in_a_program_with_one_thread() {
+    not_one_wrong_byte_in(&Testbed::builder().beside_another().shm(), 1, 18);
 }
 
 /// Runs `annex-holes`, with holes that stay open for so many microseconds.

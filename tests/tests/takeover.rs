@@ -13,9 +13,10 @@ use std::time::{Duration, Instant};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-fn stress(seconds: u64, seed: u64) -> Command {
+fn stress(threads: u32, seconds: u64, seed: u64) -> Command {
     let mut command = Command::new(bins::find("annex-stress"));
-    command.args(["--size", &(96u64 << 20).to_string(), "--threads", "4", "--seed", &seed.to_string()]);
+    command.args(["--size", &(96u64 << 20).to_string(), "--threads", &threads.to_string()]);
+    command.args(["--seed", &seed.to_string()]);
     command.args(["--seconds", &seconds.to_string(), "--stall", "60"]).arg("--dir").arg(directory());
     command
 }
@@ -31,7 +32,11 @@ fn bed(donors: [Donor; 2]) -> Testbed {
 
 /// A workload under annex that is being paged, and its annexd.
 fn paged(bed: &Testbed, seed: u64) -> Job {
-    let mut job = bed.run("survivor", "24M", stress(0, seed));
+    paged_with(4, bed, seed)
+}
+
+fn paged_with(threads: u32, bed: &Testbed, seed: u64) -> Job {
+    let mut job = bed.run("survivor", "24M", stress(threads, 0, seed));
     job.wait_says("ready", MINUTE);
     bed.wait_app("survivor", MINUTE, |app| app.pages_evicted > 5000 && app.faults.major > 1000);
     job
@@ -134,12 +139,29 @@ fn annexd_killed_at_each_step_loses_no_page() {
     ends_well(&bed, job);
 }
 
+/// A program with one thread, whose moves are made a few after each fault: killed when only some of a batch have been made, and nobody rings for the rest any more.
+#[test]
+fn annexd_killed_between_two_portions_of_a_batch_loses_no_page() {
+    let mut bed = bed([Donor::shm(), Donor::shm()]);
+    let mut job = paged_with(1, &bed, 26);
+    for point in ["portion-rung:1", "portion-rung:2", "portion-rung:30"] {
+        bed.annexd.kill();
+        bed.start_again(Some(point));
+        assert!(bed.annexd.wait(MINUTE).is_some(), "no moves in portions in a minute: {}", bed.annexd_logs());
+        bed.start_again(None);
+        goes_on(&bed, &mut job, &format!("after a death at {point}"));
+    }
+    ends_well(&bed, job);
+}
+
 /// Parts of what has just been moved are unmapped, and mapped anew, and annexd dies before the batch is over: what the records say since then counts.
 #[test]
 fn annexd_killed_as_a_change_ends_a_batch_leaves_the_change_in_force() {
-    let mut bed = bed([Donor::shm(), Donor::shm()]);
+    // It lingers where a change finds a batch under way.
+    let builder = Testbed::builder().linger_at("moves-begin:5000");
+    let mut bed = builder.donor(Donor::shm().lease_ttl("10s")).donor(Donor::shm().lease_ttl("10s")).start();
     let mut holes = Command::new(bins::find("annex-holes"));
-    holes.args(["40", "0"]);
+    holes.args(["40", "0", "100"]);
     let mut job = bed.run("survivor", "12M", holes);
     bed.wait_app("survivor", MINUTE, |app| app.pages_evicted > 1000);
     let (began, mut deaths) = (Instant::now(), 0);
@@ -274,7 +296,7 @@ fn keys_without_the_tables_of_their_pool_are_refused_and_left_alone() {
 fn a_state_of_the_layout_before_is_migrated() {
     let mut bed = bed([Donor::shm(), Donor::shm()]);
     // Without changes of mappings, which the layout before wrote down in another way while they were under way.
-    let mut command = stress(0, 27);
+    let mut command = stress(4, 0, 27);
     command.args(["--features", "rw,scan"]);
     let mut job = bed.run("survivor", "24M", command);
     job.wait_says("ready", MINUTE);

@@ -10,9 +10,8 @@ use super::process;
 use super::region;
 use super::scan::{Pagemap, Run};
 use super::space::{Core, Space, Surroundings};
-use super::stub::{STAGING, Stub};
+use super::stub::{STAGING_PART, Stub};
 use super::table::{INTENT_RANGES, PageIdx, Record};
-use annex_shared::page::PAGE_SIZE;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,7 +29,6 @@ const HUGE: u64 = 512;
 /// a second for 46, p99.9 330 us for 297; zipf 151 for 161, 204 us for 204.
 const MOST_SPANS: usize = 40;
 const _: () = assert!(MOST_SPANS <= INTENT_RANGES);
-const STAGING_PAGES: u64 = STAGING / PAGE_SIZE as u64;
 
 /// Where the hand is and what it goes by.
 #[derive(Default)]
@@ -53,12 +51,12 @@ pub struct Victims {
     /// First page and length of each span; what is not a victim in it is evicted already.
     pub spans: Vec<(PageIdx, u64)>,
     /// Sum of the spans' lengths.
-    covered: u64,
+    pub covered: u64,
 }
 
 impl Victims {
     fn is_full(&self, want: usize) -> bool {
-        self.pages.len() >= want || self.spans.len() >= MOST_SPANS || self.covered >= STAGING_PAGES
+        self.pages.len() >= want || self.spans.len() >= MOST_SPANS || self.covered >= STAGING_PART
     }
 
     /// Adds a page behind all others: in the last span, if `bridge` lets that go on from its end to the page, else in one of its own. False:
@@ -68,7 +66,7 @@ impl Victims {
             Some((first, len)) if first.0 + *len <= page.0 => {
                 let end = first.plus(*len);
                 let grown = page.0 + 1 - end.0;
-                let fits = self.covered + grown <= STAGING_PAGES && grown <= WIDEST_GAP;
+                let fits = self.covered + grown <= STAGING_PART && grown <= WIDEST_GAP;
                 (fits && bridge(end, page)).then(|| {
                     *len += grown;
                     grown
@@ -78,7 +76,7 @@ impl Victims {
         };
         match extended {
             Some(grown) => self.covered += grown,
-            None if self.spans.len() < MOST_SPANS && self.covered < STAGING_PAGES => {
+            None if self.spans.len() < MOST_SPANS && self.covered < STAGING_PART => {
                 self.spans.push((page, 1));
                 self.covered += 1;
             }
@@ -296,7 +294,7 @@ mod tests {
         while !victims.is_full(usize::MAX) && victims.push(PageIdx(page), false, |_, _| true) {
             page += 300;
         }
-        assert!(victims.covered <= STAGING_PAGES);
+        assert!(victims.covered <= STAGING_PART);
         assert_eq!(victims.covered, victims.spans.iter().map(|(_, len)| len).sum::<u64>());
     }
 }

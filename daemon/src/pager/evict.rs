@@ -25,7 +25,7 @@ use super::registration::prepare;
 use super::registry::Registry;
 use super::salvage;
 use super::space::{Evicting, Fault, Space, Surroundings};
-use super::stub::{CallError, Stub};
+use super::stub::{CallError, Gate, Stub};
 use super::table::{PageIdx, Record, Table, Victim};
 use super::worker::Workers;
 use crate::pool::{Buf, Busy, Done, Lane, Part, SlotRun};
@@ -93,6 +93,7 @@ impl Evictor {
         // Another evictor may be kept by its program, for as long as that is frozen.
         let Some(mut evicting) = space.evicting.try_lock_for(BUSY) else { return Outcome::NoAnswer };
         let Evicting { stub: Some(stub), clock } = &mut *evicting else { return Outcome::Dead };
+        space.core().release.take().iter().for_each(Gate::ring);
         if let Err(outcome) = ready(stub, clock) {
             return outcome;
         }
@@ -139,8 +140,14 @@ impl Evictor {
         mortal::point("batch-written");
         space.core().table.conclude();
         mortal::point("batch-concluded");
-        // Dropped even if nothing arrived there as far as we know: the next batch needs it empty.
-        let _ = stub.release_staging();
+        if stub.is_used_up() {
+            let release = stub.prepare_release();
+            match space.stub_is_at_home.load(Relaxed) {
+                // Rung for where the stub is, after the next fault: that interrupts no CPU.
+                true => space.core().release = Some(release),
+                false => release.ring(),
+            }
+        }
         // The references that `reserve` took; every page that stayed evicted has one of its own.
         for run in &runs {
             run.slots().for_each(|slot| self.around.pool.release(slot));
@@ -176,14 +183,22 @@ impl Evictor {
         prepare(space, &mut core, pid, clock, &victims)?;
         let pagemap = clock.take_pagemap(pid).map_err(|_| Outcome::Dead)?;
         let bytes: Vec<(u64, u64)> = victims.spans.iter().map(|(p, n)| (p.addr(), n * PAGE_SIZE as u64)).collect();
-        let plan = plan(&victims, runs);
+        let at = stub.take_part(victims.covered, victims.pages.len());
+        let plan = plan(&victims, runs, at);
         mortal::point("batch-planned");
         core.table.intend(plan.iter().map(|(victim, _)| *victim));
-        stub.prepare_moves(&bytes);
-        core.moves = Some(Box::new(Moves::new(&self.around, (stub, pagemap), victims.spans, plan)));
+        stub.prepare_moves(&bytes, at);
+        let in_portions = std::mem::take(&mut core.faulted) && space.stub_is_at_home.load(Relaxed);
+        core.moves = Some(Box::new(Moves::new(&self.around, (stub, pagemap), victims.spans, plan, in_portions)));
         drop(core);
         mortal::point("moves-begin");
-        let answer = stub.make_moves(bytes.len());
+        let answer = if in_portions {
+            stub.await_portions(|| {
+                space.core_within(BUSY).is_some_and(|mut core| core.moves.as_mut().is_none_or(|moves| moves.hurry()))
+            })
+        } else {
+            stub.make_moves(bytes.len())
+        };
         let (mut core, moves) = space.core_at_rest();
         let Some(mut moves) = moves else { return Err(Outcome::Dead) };
         match answer {
@@ -425,11 +440,11 @@ impl Evictor {
     }
 }
 
-/// Each victim's slot and its place in staging, where the spans lie one after the other; and whether it seems unwritten.
-fn plan(victims: &Victims, runs: &[SlotRun]) -> Vec<(Victim, bool)> {
+/// Each victim's slot and its place in staging, where the spans lie one after the other from page `at` on; and whether it seems unwritten.
+fn plan(victims: &Victims, runs: &[SlotRun], mut at: u64) -> Vec<(Victim, bool)> {
     let mut slots = runs.iter().flat_map(|r| r.slots());
     let mut plan = Vec::with_capacity(victims.pages.len());
-    let (mut spans, mut at) = (victims.spans.iter().peekable(), 0);
+    let mut spans = victims.spans.iter().peekable();
     for (page, unwritten) in &victims.pages {
         while let Some((_, len)) = spans.next_if(|(first, len)| *page >= first.plus(*len)) {
             at += len;
@@ -450,7 +465,12 @@ fn give_up(space: &Space, why: &str) -> Outcome {
 fn ready(stub: &mut Stub, clock: &mut Clock) -> Result<(), Outcome> {
     let patience = Duration::from_millis(50);
     let quiet = clock.last_answer.is_none_or(|t| t.elapsed() > QUIET);
-    let answer = if quiet { stub.ping(patience) } else { stub.wait(patience) };
+    let mut answer = if quiet { stub.ping(patience) } else { stub.wait(patience) };
+    if answer.is_ok() && stub.is_used_up() {
+        // Another annexd's.
+        stub.prepare_release().ring();
+        answer = stub.wait(patience);
+    }
     match answer {
         Ok(()) => {
             clock.last_answer = Some(Instant::now());

@@ -163,11 +163,25 @@ impl Space {
     /// The same, to read messages: beside the stub if there are faults to be read.
     pub fn core_for_messages(&self, limit: Duration) -> Option<Hold<'_>> {
         let mut hold = Hold::beside(self, self.lock_within(limit)?);
+        if hold.moves.as_ref().is_some_and(|moves| moves.is_between_portions()) {
+            return hold.come_to_rest(CALL).then_some(hold);
+        }
         let is_plain = hold.is_plain();
         if let Some(beside) = hold.beside.as_mut().filter(|_| is_plain) {
             beside.faults = self.uffd.pending_faults();
         }
         (hold.readable() > 0 || hold.come_to_rest(limit.clamp(SOON, CALL))).then_some(hold)
+    }
+
+    /// A fault was served, or waits for a donor, and the worker has nothing to do: the stub may have its CPU, for a portion of the moves that are to be made.
+    pub fn move_some(&self) {
+        let due = |mut core: MutexGuard<'_, Core>| {
+            core.release.take().or_else(|| core.moves.as_mut().and_then(|moves| moves.next_portion()))
+        };
+        if let Some(gate) = self.core.try_lock().and_then(due) {
+            gate.ring();
+            mortal::point("portion-rung");
+        }
     }
 
     /// The core, for the evictor whose stub has answered or is dead, and the moves that were being made.

@@ -1,13 +1,14 @@
 //! Who watches which space, and the thread that looks where the faults come from ([`home`](super::home) decides).
 //!
 //! While faults are served it looks every [`LOOK`]: on which CPU is the thread of each space that faulted last? /proc tells, in about ten microseconds. Else
-//! it sleeps until a worker rings. While one space alone has faults, it also keeps the evictor, the stubs and itself off its home: when they take that CPU for the length of
-//! a batch, the kernel moves the program to another one. With more of them there is no CPU to spare, and eviction must get its share of each.
+//! it sleeps until a worker rings. While one space alone has faults, it also keeps the evictor, other stubs and itself off its home: when they take that CPU for the length of
+//! a batch, the kernel moves the program to another one. With more of them there is no CPU to spare, and eviction must get its share of each. The space's own stub
+//! is kept there: a MOVE made where the program runs interrupts no other CPU, and it is made in portions, each after a fault ([`moves`](super::moves)).
 //! And it sees whether workers get their CPUs at once ([`contention`](super::contention)).
 
 use super::home::Watch;
 use super::process;
-use super::space::{Space, Surroundings};
+use super::space::{Space, SpaceId, Surroundings};
 use super::worker::standing::Patience;
 use crate::sentinel::Sentinel;
 use annex_shared::priority::Precedence;
@@ -19,7 +20,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -103,7 +104,7 @@ pub fn start(
 }
 
 /// The home of the one space that had faults since the last look, if it has one; `None` if none had faults.
-fn look(around: &Surroundings, epolls: &[Arc<Epoll>]) -> Option<Option<usize>> {
+fn look(around: &Surroundings, epolls: &[Arc<Epoll>]) -> Option<Option<(usize, SpaceId)>> {
     let mut only = None;
     for space in around.registry.all() {
         let (Some(thread), Some(pid)) = (space.last_faulted(), space.pid()) else { continue };
@@ -115,7 +116,7 @@ fn look(around: &Surroundings, epolls: &[Arc<Epoll>]) -> Option<Option<usize>> {
         if let Some(change) = core.home.look(thread, worker) {
             rearrange(epolls, &space, change);
         }
-        only = Some(core.home.worker().filter(|_| is_first));
+        only = Some(core.home.worker().filter(|_| is_first).map(|home| (home, space.id)));
     }
     only
 }
@@ -123,14 +124,14 @@ fn look(around: &Surroundings, epolls: &[Arc<Epoll>]) -> Option<Option<usize>> {
 /// Which CPU is kept clear of whom.
 #[derive(Default)]
 struct Kept {
-    home: Option<usize>,
+    home: Option<(usize, SpaceId)>,
     threads: Vec<i32>,
 }
 
 impl Kept {
     /// Keeps those who evict, and this thread, off this CPU. A stub may use annexd's CPUs, whichever its program is confined to: else it would have to share one with
     /// the program and its fault worker, and hardly ever get it.
-    fn renew(&mut self, around: &Surroundings, home: Option<usize>) {
+    fn renew(&mut self, around: &Surroundings, home: Option<(usize, SpaceId)>) {
         let spaces = around.registry.all();
         let stubs = spaces.iter().filter_map(|space| space.stub_pid());
         let itself = std::iter::once(nix::unistd::gettid().as_raw());
@@ -139,7 +140,12 @@ impl Kept {
         if (home, &threads) == (self.home, &self.threads) {
             return;
         }
-        threads.iter().for_each(|thread| process::keep_off(*thread, home));
+        threads.iter().for_each(|thread| process::keep_off(*thread, home.map(|(cpu, _)| cpu)));
+        for space in spaces {
+            let at_home = home.filter(|(_, id)| *id == space.id).zip(space.stub_pid());
+            let is_there = at_home.is_some_and(|((cpu, _), stub)| process::keep_on(stub, cpu));
+            space.stub_is_at_home.store(is_there, Relaxed);
+        }
         *self = Kept { home, threads };
     }
 }

@@ -18,29 +18,24 @@ struct Place {
     fate: Fate,
 }
 
-static PLACE: OnceLock<Option<Place>> = OnceLock::new();
+static PLACES: OnceLock<Vec<Place>> = OnceLock::new();
 
 /// Reads the environment; before this, points do nothing.
 pub fn arm() {
-    let wanted = |name| std::env::var(name).ok().filter(|w| !w.is_empty());
-    PLACE.get_or_init(|| {
-        let (wanted, dies) = match wanted("ANNEXD_DIE_AT") {
-            Some(wanted) => (wanted, true),
-            None => (wanted("ANNEXD_LINGER_AT")?, false),
-        };
+    let wanted = |variable: &str, fate: fn(u64) -> Fate| {
+        let wanted = std::env::var(variable).ok().filter(|wanted| !wanted.is_empty())?;
         let (point, number) = wanted.split_once(':').unwrap_or((&wanted, "1"));
-        let number = number.parse().unwrap_or(1);
-        let fate = if dies { Fate::Die(AtomicU64::new(number)) } else { Fate::Linger(Duration::from_micros(number)) };
-        Some(Place { point: point.to_owned(), fate })
-    });
+        Some(Place { point: point.to_owned(), fate: fate(number.parse().unwrap_or(1)) })
+    };
+    let dies = wanted("ANNEXD_DIE_AT", |number| Fate::Die(AtomicU64::new(number)));
+    let lingers = wanted("ANNEXD_LINGER_AT", |number| Fate::Linger(Duration::from_micros(number)));
+    PLACES.get_or_init(|| dies.into_iter().chain(lingers).collect());
 }
 
 /// Dies or lingers here if that is what was asked for.
 #[inline]
 pub fn point(name: &'static str) {
-    if let Some(Some(place)) = PLACE.get() {
-        come_by(place, name);
-    }
+    PLACES.get().into_iter().flatten().for_each(|place| come_by(place, name));
 }
 
 #[cold]

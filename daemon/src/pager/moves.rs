@@ -15,6 +15,9 @@ use nix::errno::Errno;
 use std::collections::HashSet;
 use std::sync::Arc;
 
+/// Calls of a portion: a fault that comes while they are made waits for them, some 2 us each.
+const PORTION: usize = 8;
+
 /// One moved page.
 pub struct Moved {
     pub page: PageIdx,
@@ -37,6 +40,10 @@ pub struct Moves {
     spans: Vec<(PageIdx, u64)>,
     /// The pages in them that are to go, and whether each seems unwritten since its pool copy was made.
     plan: Vec<(Victim, bool)>,
+    /// Calls that the stub has been rung for.
+    rung: usize,
+    /// Whoever serves faults rings for some more each time.
+    in_portions: bool,
     /// Calls and pages that are settled.
     calls: usize,
     pages: usize,
@@ -66,11 +73,46 @@ impl Moves {
         (stub, pagemap): (&Stub, Pagemap),
         spans: Vec<(PageIdx, u64)>,
         plan: Vec<(Victim, bool)>,
+        in_portions: bool,
     ) -> Moves {
         let moved = Vec::with_capacity(plan.len());
         let busy = Vec::with_capacity(plan.len());
         let (gate, staging, around) = (stub.gate(), stub.staging(), around.clone());
-        Moves { gate, around, pagemap, staging, spans, plan, calls: 0, pages: 0, moved, busy, over: false, lost: false }
+        let rung = if in_portions { 0 } else { spans.len() };
+        let (calls, pages, over, lost) = (0, 0, false, false);
+        Moves { gate, around, pagemap, staging, spans, plan, rung, in_portions, calls, pages, moved, busy, over, lost }
+    }
+
+    /// A fault was served: it is time for a portion of what is to be made in portions. Whoever asks rings the gate's bell for it.
+    pub fn next_portion(&mut self) -> Option<Gate> {
+        let is_time = self.in_portions && self.is_between_portions();
+        is_time.then(|| self.prepare_ring(PORTION))
+    }
+
+    /// No portions any more, but all that is left. False: the stub is still at the last portion.
+    pub fn hurry(&mut self) -> bool {
+        self.in_portions = false;
+        if self.is_between_portions() {
+            self.prepare_ring(self.spans.len()).ring();
+        }
+        self.rung == self.spans.len()
+    }
+
+    /// The evictor waits for one answer, which comes with the last portion; the rest of moves that are given up is one.
+    fn prepare_ring(&mut self, most: usize) -> Gate {
+        if self.over {
+            self.gate.end();
+        }
+        let left = self.spans.len() - self.rung;
+        let calls = if self.gate.is_ended() { left } else { most.min(left) };
+        self.gate.prepare_ring(self.rung, calls, calls == left);
+        self.rung += calls;
+        self.gate.clone()
+    }
+
+    /// Whether the stub sleeps between two portions.
+    pub fn is_between_portions(&self) -> bool {
+        self.rung < self.spans.len() && self.gate.is_idle()
     }
 
     /// What was planned must not happen any more: the app has changed its mappings, or is being let go of.

@@ -209,11 +209,18 @@ pub fn own_cpu_time() -> Duration {
 
 /// Has the calling thread run on one CPU.
 pub fn stay_on(cpu: usize) {
+    keep_on(0, cpu);
+}
+
+/// Has a thread (0: the calling one) run on one CPU. False: it does not.
+pub fn keep_on(thread: i32, cpu: usize) -> bool {
     let mut set = CpuSet::new();
-    if let Err(error) = set.set(cpu).and_then(|()| sched_setaffinity(Pid::from_raw(0), &set)) {
-        // Outside of what its cgroup may use.
-        tracing::debug!(cpu, %error, "a thread runs unpinned");
+    let kept = set.set(cpu).and_then(|()| sched_setaffinity(Pid::from_raw(thread), &set));
+    if let Err(error) = kept {
+        // Gone, or outside of what its cgroup may use.
+        tracing::debug!(thread, cpu, %error, "a thread runs unpinned");
     }
+    kept.is_ok()
 }
 
 /// Has a thread run on the CPUs that this process may use, but for one; on all of them if no other is left.

@@ -25,7 +25,7 @@ use super::policy;
 use super::region::Regions;
 use super::registry::Registry;
 use super::stream::Streams;
-use super::stub::Stub;
+use super::stub::{Gate, Stub};
 use super::table::{JOURNAL_MESSAGES, PageIdx, Record, Table};
 use super::turns::Turns;
 use super::uffd::{Event, Installed, Message, Uffd};
@@ -116,6 +116,10 @@ pub struct Core {
     pub window: Window,
     /// The moves that are being made, see [`hold`](super::hold).
     pub(super) moves: Option<Box<Moves>>,
+    /// To be rung for: staging is to be emptied.
+    pub(super) release: Option<Gate>,
+    /// There was a fault since the last moves began.
+    pub(super) faulted: bool,
     /// Something went wrong that makes further eviction unsafe, but what is evicted can still be brought back.
     pub frozen: bool,
     /// Pages that are evicted by their records, and may be there all the same: their install was cut short by the end of an annexd.
@@ -144,6 +148,8 @@ pub struct Space {
     /// 0 while it is not known which process this is (a fork's child).
     pid: AtomicI32,
     stub_pid: AtomicI32,
+    /// The stub has the CPU that the faults come from.
+    pub stub_is_at_home: AtomicBool,
     /// The staging area, whose REMOVE events are our own.
     pub(super) staging: Mutex<(u64, u64)>,
     dead: AtomicBool,
@@ -169,6 +175,8 @@ impl Space {
             pins: BTreeSet::new(),
             window: Window::default(),
             moves: None,
+            release: None,
+            faulted: false,
             frozen: table_is_frozen,
             suspects: BTreeSet::new(),
             guards: None,
@@ -184,6 +192,7 @@ impl Space {
             core: Mutex::new(core),
             pid: AtomicI32::new(0),
             stub_pid: AtomicI32::new(0),
+            stub_is_at_home: AtomicBool::new(false),
             staging: Mutex::new((0, 0)),
             dead: AtomicBool::new(false),
             last_evicted: AtomicU64::new(0),

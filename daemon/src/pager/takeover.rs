@@ -371,7 +371,7 @@ fn put_right(means: &Arc<Means>, space: &Arc<Space>) {
     if let Some(stub) = &mut space.evicting.lock().stub {
         if !stub.is_ringing() {
             // The batch before may not have come to this.
-            let _ = stub.release_staging();
+            stub.prepare_release().ring();
         }
         return;
     }

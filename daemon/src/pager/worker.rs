@@ -121,6 +121,7 @@ impl Workers {
                 done: Vec::with_capacity(BUFFERS),
                 faults: Vec::with_capacity(64),
                 holding: Vec::new(),
+                faulted: None,
                 rings: Vec::new(),
                 polls_rings: count <= cpus && config.busy_poll_us > 0,
             };
@@ -244,6 +245,8 @@ struct Worker {
     faults: Vec<Fault>,
     /// Apps that hold faults of ours, and when those have waited long enough.
     holding: Vec<(Arc<App>, Instant)>,
+    /// A space that had faults in this turn, and whose stub is to have this CPU after it.
+    faulted: Option<Arc<Space>>,
     /// Rings that it polls, if it does such things.
     rings: Vec<rings::Polled>,
     polls_rings: bool,
@@ -363,8 +366,13 @@ impl Worker {
         space.drain(&mut core, &around, since, &mut faults);
         self.note_threads(space, &mut core, &faults);
         faults.extend(also);
+        let any = !faults.is_empty();
         faults.drain(..).for_each(|fault| self.serve(space, &mut core, fault));
         self.faults = faults;
+        if any && space.stub_is_at_home.load(Ordering::Relaxed) {
+            core.faulted = true;
+            self.faulted = Some(space.clone());
+        }
         true
     }
 
@@ -517,6 +525,9 @@ impl Worker {
         }
         self.done = done;
         self.lane.submit();
+        if let Some(space) = self.faulted.take() {
+            space.move_some();
+        }
     }
 
     fn install(&mut self, pending: Pending, buf: Buf) {

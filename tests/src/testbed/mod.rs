@@ -225,9 +225,9 @@ impl Builder {
             args.extend(["--kv".into(), format!("{}{options}", dir.path().join(KV_SOCKET).display()).into()]);
         }
         args.extend(self.daemon_args.iter().map(OsString::from));
-        let lingers = self.linger_at.map(|point| ("ANNEXD_LINGER_AT", point));
-        let annexd = start_annexd(&args, lingers, dir.path());
-        let mut bed = Testbed { annexd, agents, socket, places, args, kv_address, dir, _turn: turn };
+        let linger_at = self.linger_at;
+        let annexd = start_annexd(&args, (None, linger_at), dir.path());
+        let mut bed = Testbed { annexd, agents, socket, places, args, linger_at, kv_address, dir, _turn: turn };
         bed.wait_ready(self.donors.iter().filter(|d| !d.absent).count());
         bed
     }
@@ -243,6 +243,7 @@ pub struct Testbed {
     pub places: Vec<Place>,
     /// annexd's arguments.
     args: Vec<OsString>,
+    linger_at: Option<&'static str>,
     /// Where the KV API listens, if it does.
     pub kv_address: Option<String>,
     dir: TempDir,
@@ -357,7 +358,7 @@ impl Testbed {
     pub fn start_again(&mut self, die_at: Option<&str>) -> Duration {
         self.annexd.kill();
         let started = Instant::now();
-        self.annexd = start_annexd(&self.args, die_at.map(|point| ("ANNEXD_DIE_AT", point)), self.dir.path());
+        self.annexd = start_annexd(&self.args, (die_at, self.linger_at), self.dir.path());
         self.wait_answers(started, die_at.is_some());
         started.elapsed()
     }
@@ -369,7 +370,7 @@ impl Testbed {
     pub fn take_over(&mut self) -> Duration {
         let started = Instant::now();
         let args: Vec<OsString> = self.args.iter().cloned().chain(["--take-over".into()]).collect();
-        let next = start_annexd(&args, None, self.dir.path());
+        let next = start_annexd(&args, (None, self.linger_at), self.dir.path());
         let mut before = std::mem::replace(&mut self.annexd, next);
         before.wait(PATIENCE).expect("the annexd before hands over");
         self.wait_answers(started, false);
@@ -381,7 +382,7 @@ impl Testbed {
     /// # Panics
     /// When it does not end.
     pub fn start_in_vain(&mut self) -> (Option<i32>, String) {
-        self.annexd = start_annexd(&self.args, None, self.dir.path());
+        self.annexd = start_annexd(&self.args, (None, self.linger_at), self.dir.path());
         let status = self.annexd.wait(PATIENCE).expect("annexd refuses to start");
         (status.code(), self.annexd.log())
     }
@@ -470,9 +471,11 @@ pub fn stress_seconds() -> u64 {
     std::env::var("ANNEX_STRESS_SECONDS").ok().and_then(|s| s.parse().ok()).unwrap_or(15)
 }
 
-fn start_annexd(args: &[OsString], fate: Option<(&str, &str)>, dir: &Path) -> Process {
+/// With the points at which it dies and lingers.
+fn start_annexd(args: &[OsString], (dies, lingers): (Option<&str>, Option<&str>), dir: &Path) -> Process {
     let mut daemon = Command::new(bins::find("annexd"));
-    daemon.args(args).envs(fate);
+    daemon.args(args);
+    daemon.envs(dies.map(|point| ("ANNEXD_DIE_AT", point))).envs(lingers.map(|point| ("ANNEXD_LINGER_AT", point)));
     Process::start("annexd", daemon, dir)
 }
 

@@ -3,6 +3,7 @@
 use super::{Comm, HUGE, NAME, STAGING, Stub, StubError, VERSION, system};
 use crate::pager::process;
 use crate::pager::table::StubTraces;
+use annex_shared::page::PAGE_SIZE;
 use memmap2::MmapRaw;
 use nix::poll::{PollFd, PollFlags, PollTimeout};
 use nix::sys::eventfd::EventFd;
@@ -28,13 +29,16 @@ impl Stub {
             pid_there: traces.pid_there,
             pidfd,
             comm: std::sync::Arc::new(comm),
-            command,
+            command: std::sync::Arc::new(command),
             done,
             fds_there: traces.fds,
             code_at: traces.code_at,
             comm_at: traces.comm_at,
             staging_map: (traces.staging_map_at, STAGING + HUGE),
             staging: traces.staging.0,
+            // It may be anything.
+            used: STAGING / PAGE_SIZE as u64,
+            held: 0,
             outstanding: true,
             releasing: false,
         };
@@ -58,7 +62,7 @@ impl Stub {
         let mut fields = text.split_ascii_whitespace();
         let reads = fields.next() == Some("0");
         let fd = fields.next().and_then(|f| i64::from_str_radix(f.trim_start_matches("0x"), 16).ok());
-        let mut rung = [PollFd::new(self.command.as_fd(), PollFlags::POLLIN)];
+        let mut rung = [PollFd::new((*self.command).as_fd(), PollFlags::POLLIN)];
         reads && fd == Some(i64::from(self.fds_there[1])) && nix::poll::poll(&mut rung, PollTimeout::ZERO) == Ok(0)
     }
 

@@ -1,11 +1,14 @@
-//! The gate between a stub's calls: whoever is about to read an address space's messages shuts it, and no call begins until it is open again.
+//! The gate between a stub's calls: whoever is about to read an address space's messages shuts it, and no call begins until it is open again. And the doorbell.
 //!
 //! One word of the shared page. The stub sets [`MOVING`] before each call, if neither of the other bits is set, and takes it back after it. Who shuts the gate
 //! sets [`SHUT`] and waits for the call that is under way, a few microseconds. The stub meanwhile spins, for a moment only: it may have the very CPU that whoever
 //! has shut the gate needs. Then it gives the rest of its calls up ([`ENDED`]), and so it does when it is told to.
+//!
+//! Calls may be rung for a few at a time. Only an idle stub may be rung for, for it reads what to do once it has heard the bell: the stub notes which ring is over.
 
-use super::{Call, Comm};
+use super::code::{Call, Comm};
 use memmap2::MmapRaw;
+use nix::sys::eventfd::EventFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -26,6 +29,7 @@ const SOON: Duration = Duration::from_micros(50);
 #[derive(Clone, Debug)]
 pub struct Gate {
     pub(super) comm: Arc<MmapRaw>,
+    pub(super) bell: Arc<EventFd>,
 }
 
 impl Gate {
@@ -77,6 +81,30 @@ impl Gate {
         self.word().fetch_or(ENDED, Ordering::SeqCst);
     }
 
+    pub fn is_ended(&self) -> bool {
+        self.word().load(Ordering::SeqCst) & ENDED != 0
+    }
+
+    /// Whether all that was rung for is over.
+    pub fn is_idle(&self) -> bool {
+        self.comm().over.load(Ordering::SeqCst) == self.comm().rung.load(Ordering::SeqCst)
+    }
+
+    /// Says which of the calls that are prepared an idle stub is to make next, and whether it is to answer. From here on it is not idle; one thread at a time may do this, and
+    /// then [`ring`](Self::ring), once.
+    pub fn prepare_ring(&self, first: usize, calls: usize, answers: bool) {
+        let comm = self.comm();
+        comm.first.store(first as u32, Ordering::SeqCst);
+        comm.count.store(calls as u32, Ordering::SeqCst);
+        comm.answers.store(answers.into(), Ordering::SeqCst);
+        comm.rung.fetch_add(1, Ordering::SeqCst);
+    }
+
+    pub fn ring(&self) {
+        // Only a full counter could fail; it is rung then.
+        let _ = self.bell.write(1);
+    }
+
     /// What the call that was prepared there answered, if it was made. With the gate shut, or after the stub's answer.
     pub fn answer(&self, nth: usize) -> Option<i64> {
         assert!(nth < super::MAX_MOVES);
@@ -88,9 +116,8 @@ impl Gate {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Call, code};
+    use super::super::code::{Call, code};
     use super::*;
-    use nix::sys::eventfd::EventFd;
     use std::os::fd::AsRawFd;
 
     const MOMENT: Duration = Duration::from_millis(1);
@@ -98,13 +125,12 @@ mod tests {
 
     fn gate() -> Gate {
         let comm = memmap2::MmapOptions::new().len(size_of::<Comm>()).map_anon().expect("memory");
-        Gate { comm: Arc::new(MmapRaw::from(comm)) }
+        Gate { comm: Arc::new(MmapRaw::from(comm)), bell: Arc::new(EventFd::new().expect("an eventfd")) }
     }
 
     /// A stub in a thread of this process, which its process ends with.
     struct Bench {
         gate: Gate,
-        command: EventFd,
         done: EventFd,
         /// Counts the calls that were made.
         counter: EventFd,
@@ -115,11 +141,10 @@ mod tests {
             // The stub goes on for as long as the process does.
             let bench = Box::leak(Box::new(Bench {
                 gate: gate(),
-                command: EventFd::new().expect("an eventfd"),
                 done: EventFd::new().expect("an eventfd"),
                 counter: EventFd::new().expect("an eventfd"),
             }));
-            bench.gate.comm().command.store(bench.command.as_raw_fd().into(), Ordering::SeqCst);
+            bench.gate.comm().command.store(bench.gate.bell.as_raw_fd().into(), Ordering::SeqCst);
             bench.gate.comm().done.store(bench.done.as_raw_fd().into(), Ordering::SeqCst);
             let mut text = memmap2::MmapMut::map_anon(4096).expect("memory");
             text[..code().len()].copy_from_slice(code());
@@ -149,8 +174,8 @@ mod tests {
             }
             self.gate.reset(CALLS);
             shape(&self.gate);
-            self.gate.comm().count.store(CALLS, Ordering::SeqCst);
-            self.command.write(1).expect("the doorbell rings");
+            self.gate.prepare_ring(0, CALLS as usize, true);
+            self.gate.ring();
             self.done.read().expect("the stub answers");
             // One more than it counts, so that reading never waits.
             self.counter.write(1).expect("the counter counts");
@@ -170,6 +195,28 @@ mod tests {
         assert_eq!(bench.rung(|gate| assert!(gate.shut(MOMENT))), 0, "it does not wait for ever at a shut one");
         assert_eq!((bench.answers(), bench.gate.left()), (vec![], CALLS));
         assert_eq!(bench.rung(|_| ()), 3);
+    }
+
+    #[test]
+    fn a_stub_that_is_rung_for_a_few_calls_makes_those_and_answers_when_it_is_to() {
+        let bench = Bench::new();
+        assert_eq!(bench.rung(Gate::end), 0);
+        bench.gate.reset(CALLS);
+        let idle = || {
+            (0..20_000).any(|_| {
+                std::thread::sleep(MOMENT / 10);
+                bench.gate.is_idle()
+            })
+        };
+        for nth in 0..CALLS {
+            bench.gate.prepare_ring(nth as usize, 1, nth + 1 == CALLS);
+            assert!(!bench.gate.is_idle(), "it has yet to be rung for");
+            bench.gate.ring();
+            assert!(idle());
+            assert_eq!((bench.answers().len(), bench.gate.left()), (nth as usize + 1, CALLS - nth - 1));
+        }
+        assert_eq!(bench.done.read(), Ok(1), "one answer");
+        bench.counter.read().expect("it was counted");
     }
 
     #[test]

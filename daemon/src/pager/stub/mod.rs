@@ -1,7 +1,7 @@
 //! The stub: a small process in the app's address space that makes the few system calls which only work from there.
 //!
 //! It is cloned by the app's own (briefly stopped) thread with `CLONE_VM`, gets an empty descriptor table of its own, and then runs a
-//! loop of three dozen instructions: wait for the doorbell, make N raw system calls from a shared page, each if the [`gate`] is open, ring back. It has no
+//! loop of four dozen instructions ([`code`]): wait for the doorbell, make N raw system calls from a shared page, each if the [`gate`] is open, ring back. It has no
 //! stack, no signal handlers, every signal blocked, and its code page is never writable: the code is poked in through
 //! ptrace. What lies in the app's address space for it, all of it invisible to fork children (`MADV_DONTFORK`):
 //!
@@ -11,9 +11,11 @@
 //! | comm, 28 KiB | read + write, shared with annexd | doorbell words, calls, MOVE arguments ([`Comm`]) |
 //! | staging, [`STAGING`] | read + write, private | where MOVE puts evicted pages until they are written |
 
+mod code;
 mod found;
 mod gate;
 
+use code::{Call, Comm};
 pub use gate::Gate;
 
 use super::mortal;
@@ -22,6 +24,7 @@ use super::table::StubTraces;
 use super::tracee::{self, TraceError, Tracee};
 use super::turns;
 use super::uffd::{MOVE_DONTWAKE, MOVE_SOURCE_HOLES, MoveArg, UFFDIO_MOVE, USERFAULTFD_IOC_NEW, Uffd};
+use annex_shared::page::PAGE_SIZE;
 use annex_shared::priority::Precedence;
 use memmap2::MmapRaw;
 use nix::errno::Errno;
@@ -34,18 +37,27 @@ use nix::unistd::Pid;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
-/// Bytes of staging: what the spans of one batch cover. 2 MiB-aligned so that a transparent huge page can be moved whole.
+/// Bytes of staging. 2 MiB-aligned so that a transparent huge page can be moved whole.
 pub const STAGING: u64 = 8 << 20;
+/// Pages of it that the spans of one batch may cover. Batches follow each other there, so that it need not be emptied after each: that takes the program's CPU for as long as it takes
+/// to free the pages, an event that a worker must read, and interrupts.
+pub const STAGING_PART: u64 = STAGING / PAGE_SIZE as u64 / 2;
+/// Pages in it from which on it is emptied after a batch: half a megabyte beyond the program's limit.
+const MOST_HELD: u64 = 128;
 /// Of the code and the shared page: a stub of another version is replaced, not adopted.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// The stub's shared page in its program's mappings: a name that nobody else's mapping has.
 pub const SHARED_PAGE: &str = "/memfd:annex-stub-page";
 const SHARED_PAGE_MEMFD: &std::ffi::CStr = c"annex-stub-page";
 /// What the stub is called in process listings.
 pub const NAME: &str = "annex-stub";
+/// How long a batch that is made in portions may take before its evictor sees to it.
+const PORTIONS: Duration = Duration::from_micros(300);
+/// Between two looks whether staging is empty at last.
+const RELEASE: Duration = Duration::from_micros(50);
 /// Ranges one doorbell can move.
 pub const MAX_MOVES: usize = super::table::INTENT_RANGES;
 
@@ -63,115 +75,6 @@ impl StubTraces {
 /// How long the app was stopped, for the attach benchmark and the log.
 #[derive(Clone, Copy, Debug)]
 pub struct Pause(pub Duration);
-
-/// The shared page's layout; the assembly below knows the offsets.
-#[repr(C, align(4096))]
-struct Comm {
-    /// Calls to make.
-    count: AtomicU32,
-    /// 8 bytes for eventfd reads and writes.
-    word: AtomicU64,
-    command: AtomicI64,
-    done: AtomicI64,
-    /// See [`gate`].
-    gate: AtomicU32,
-    left: AtomicU32,
-    pad: [u32; 6],
-    calls: [Call; MAX_MOVES],
-    moves: [MoveArg; MAX_MOVES],
-}
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Call {
-    number: i64,
-    args: [u64; 6],
-    result: i64,
-}
-
-const _: () = {
-    assert!(std::mem::offset_of!(Comm, word) == 8);
-    assert!(std::mem::offset_of!(Comm, command) == 16);
-    assert!(std::mem::offset_of!(Comm, done) == 24);
-    assert!(std::mem::offset_of!(Comm, gate) == 32);
-    assert!(std::mem::offset_of!(Comm, left) == 36);
-    assert!(std::mem::offset_of!(Comm, calls) == 64);
-    assert!(size_of::<Call>() == 64);
-};
-
-// rbx = the comm page. Never touches a stack. A short read of the doorbell (EINTR after a stop) tries again.
-std::arch::global_asm!(
-    ".pushsection .rodata",
-    ".balign 16",
-    // Other units of the crate may refer to them.
-    ".globl annex_stub_code, annex_stub_code_end",
-    ".hidden annex_stub_code, annex_stub_code_end",
-    "annex_stub_code:",
-    "2: mov rdi, [rbx + 16]",
-    "   lea rsi, [rbx + 8]",
-    "   mov edx, 8",
-    "   xor eax, eax", // read
-    "   syscall",
-    "   cmp rax, 8",
-    "   jne 2b",
-    "   mov r12d, [rbx]",
-    "   lea r13, [rbx + 64]",
-    "3: test r12d, r12d",
-    "   jz 4f",
-    "   mov ecx, {looks}",
-    "5: mov eax, [rbx + 32]", // the gate
-    "   test eax, {shut} + {ended}",
-    "   jnz 6f",
-    "   mov edx, eax",
-    "   or edx, {moving}",
-    "   lock cmpxchg [rbx + 32], edx",
-    "   jne 5b",
-    "   mov rax, [r13]",
-    "   mov rdi, [r13 + 8]",
-    "   mov rsi, [r13 + 16]",
-    "   mov rdx, [r13 + 24]",
-    "   mov r10, [r13 + 32]",
-    "   mov r8, [r13 + 40]",
-    "   mov r9, [r13 + 48]",
-    "   syscall",
-    "   mov [r13 + 56], rax",
-    "   add r13, 64",
-    "   dec r12d",
-    "   mov [rbx + 36], r12d",
-    "   lock and dword ptr [rbx + 32], {rests}",
-    "   jmp 3b",
-    "6: test eax, {ended}",
-    "   jnz 4f",
-    "   pause",
-    "   dec ecx",
-    "   jnz 5b",
-    "   lock or dword ptr [rbx + 32], {ended}",
-    "4: mov qword ptr [rbx + 8], 1",
-    "   mov rdi, [rbx + 24]",
-    "   lea rsi, [rbx + 8]",
-    "   mov edx, 8",
-    "   mov eax, 1", // write
-    "   syscall",
-    "   jmp 2b",
-    "annex_stub_code_end:",
-    ".popsection",
-    looks = const gate::LOOKS,
-    moving = const gate::MOVING,
-    rests = const !gate::MOVING as i32,
-    shut = const gate::SHUT,
-    ended = const gate::ENDED,
-);
-
-unsafe extern "C" {
-    static annex_stub_code: u8;
-    static annex_stub_code_end: u8;
-}
-
-fn code() -> &'static [u8] {
-    let (start, end) = (&raw const annex_stub_code, &raw const annex_stub_code_end);
-    // SAFETY: the two labels enclose the assembly above, which is read-only data of this program.
-    unsafe { std::slice::from_raw_parts(start, end.addr() - start.addr()) }
-}
 
 /// Why there is no stub.
 #[derive(Debug, thiserror::Error)]
@@ -216,7 +119,7 @@ pub struct Stub {
     pid_there: i32,
     pidfd: OwnedFd,
     comm: Arc<MmapRaw>,
-    command: EventFd,
+    command: Arc<EventFd>,
     done: EventFd,
     /// Descriptor numbers in the stub's table: shared page, doorbell, answer, userfaultfd.
     fds_there: [i32; 4],
@@ -224,8 +127,11 @@ pub struct Stub {
     comm_at: u64,
     staging_map: (u64, u64),
     staging: u64,
+    /// Pages from the start of staging that may have something in them, and how many of them have at most.
+    used: u64,
+    held: u64,
     outstanding: bool,
-    /// What is outstanding is the emptying of staging.
+    /// Staging is being emptied.
     releasing: bool,
 }
 
@@ -290,13 +196,13 @@ fn furnish(child: &mut Tracee, app: i32, pid: i32, pid_there: i32, seed: &Seed<'
         .map_err(|e| system("create the stub's shared page")(e.into()))?;
     let comm = MmapRaw::map_raw(&memfd).map_err(system("map the stub's shared page"))?;
     let eventfd = |flags| EventFd::from_flags(flags).map_err(|e| system("create an eventfd")(e.into()));
-    let command = eventfd(EfdFlags::EFD_CLOEXEC)?;
+    let command = Arc::new(eventfd(EfdFlags::EFD_CLOEXEC)?);
     let done = eventfd(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
     let seed_fd = match seed {
         Seed::Device(fd) | Seed::Inherited(fd) => *fd,
     };
     let [seed_there, memfd_there, command_there, done_there] =
-        pass(child, &pidfd, scratch, [seed_fd, memfd.as_fd(), command.as_fd(), done.as_fd()])?;
+        pass(child, &pidfd, scratch, [seed_fd, memfd.as_fd(), (*command).as_fd(), done.as_fd()])?;
 
     let uffd_there = match seed {
         Seed::Inherited(_) => seed_there,
@@ -310,7 +216,7 @@ fn furnish(child: &mut Tracee, app: i32, pid: i32, pid_there: i32, seed: &Seed<'
     };
 
     let code_at = map(child, "mmap code", 4096, libc::PROT_READ | libc::PROT_EXEC, libc::MAP_ANONYMOUS, None)?;
-    child.poke(code_at, code())?;
+    child.poke(code_at, code::code())?;
     let read_write = libc::PROT_READ | libc::PROT_WRITE;
     let comm_at = map(child, "mmap comm", size_of::<Comm>() as u64, read_write, 0, Some(memfd_there))?;
     let reserve = libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
@@ -334,6 +240,8 @@ fn furnish(child: &mut Tracee, app: i32, pid: i32, pid_there: i32, seed: &Seed<'
         comm_at,
         staging_map,
         staging,
+        used: 0,
+        held: 0,
         outstanding: false,
         releasing: false,
     };
@@ -466,17 +374,18 @@ impl Stub {
         unsafe { self.call_slot(i).write_volatile(Call { number, args, result: gate::UNMADE }) };
     }
 
-    fn ring(&mut self, calls: usize) -> Result<(), CallError> {
-        self.shared().count.store(calls as u32, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        self.command.write(1).map_err(|_| CallError::Dead)?;
+    fn ring(&mut self, calls: usize) {
+        self.gate().prepare_ring(0, calls, true);
+        self.gate().ring();
         self.outstanding = true;
-        Ok(())
     }
 
     /// Waits for the calls that were rung for, if any.
     pub fn wait(&mut self, limit: Duration) -> Result<(), CallError> {
         let deadline = Instant::now() + limit;
+        if self.releasing {
+            self.wait_for_release(deadline)?;
+        }
         while self.outstanding {
             match self.done.read() {
                 Ok(_) => self.outstanding = false,
@@ -489,8 +398,7 @@ impl Stub {
                         PollFd::new(self.done.as_fd(), PollFlags::POLLIN),
                         PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN),
                     ];
-                    let millis = PollTimeout::try_from(left.as_millis() as u32 + 1).unwrap_or(PollTimeout::MAX);
-                    let _ = nix::poll::poll(&mut fds, millis);
+                    let _ = nix::poll::ppoll(&mut fds, Some(left.into()), None);
                     let dead = fds[1].any().unwrap_or(false) && !fds[0].any().unwrap_or(false);
                     if dead {
                         self.outstanding = false;
@@ -501,25 +409,33 @@ impl Stub {
             }
         }
         fence(Ordering::SeqCst);
-        let answer = std::mem::take(&mut self.releasing).then(|| self.gate().answer(0));
-        if answer.is_some_and(|answer| answer != Some(0)) {
-            // What is still in there would be taken for the next batch.
-            tracing::warn!(stub = self.pid, "staging could not be emptied ({answer:?}): ending the stub");
-            self.kill();
-            return Err(CallError::Dead);
-        }
         Ok(())
     }
 
     /// Whether the stub may go on.
     pub fn gate(&self) -> Gate {
-        Gate { comm: self.comm.clone() }
+        Gate { comm: self.comm.clone(), bell: self.command.clone() }
     }
 
-    /// Makes ready to move each `(source, length)` into staging, one after the other; holes in a source stay holes. Nothing moves before
+    /// The next empty part of staging, in pages from its start, for so many that hold so many at most: no more than [`STAGING_PART`]. It is used from here on.
+    pub fn take_part(&mut self, covered: u64, pages: usize) -> u64 {
+        // A huge page is moved whole to where one can be only.
+        let huge = HUGE / PAGE_SIZE as u64;
+        let at = if covered >= huge { self.used.next_multiple_of(huge) } else { self.used };
+        (self.used, self.held) = (at + covered, self.held + pages as u64);
+        assert!(self.used * PAGE_SIZE as u64 <= STAGING);
+        at
+    }
+
+    /// Whether staging is to be emptied before anything else comes there.
+    pub fn is_used_up(&self) -> bool {
+        self.held >= MOST_HELD || self.used > STAGING_PART
+    }
+
+    /// Makes ready to move each `(source, length)` into staging, one after the other from page `at` on; holes in a source stay holes. Nothing moves before
     /// [`Stub::make_moves`]; from here on the gate is in use.
-    pub fn prepare_moves(&mut self, ranges: &[(u64, u64)]) {
-        let mut dst = self.staging;
+    pub fn prepare_moves(&mut self, ranges: &[(u64, u64)], at: u64) {
+        let mut dst = self.staging + at * PAGE_SIZE as u64;
         for (i, (src, len)) in ranges.iter().enumerate() {
             let arg = MoveArg { dst, src: *src, len: *len, mode: MOVE_DONTWAKE | MOVE_SOURCE_HOLES, moved: 0 };
             // SAFETY: the slot is in bounds, and the stub does not look at it before the doorbell.
@@ -536,16 +452,31 @@ impl Stub {
     /// inner EAGAIN (the app touched the page just then) with the old error, so that it moves the page, or a run of them, without counting it, tries again and
     /// answers EEXIST.
     pub fn make_moves(&mut self, count: usize) -> Result<(), CallError> {
-        self.ring(count)?;
+        self.ring(count);
         mortal::point("moves-rung");
+        self.await_moves(|| true)
+    }
+
+    /// Waits until the moves that were prepared are made, or given up. Others ring for them; `hurry` is asked to whenever that takes long, until the last have been rung for (true).
+    pub fn await_portions(&mut self, hurry: impl FnMut() -> bool) -> Result<(), CallError> {
+        self.outstanding = true;
+        self.await_moves(hurry)
+    }
+
+    fn await_moves(&mut self, mut hurry: impl FnMut() -> bool) -> Result<(), CallError> {
         // While it is not known what moved, there is no giving up, except with the app.
-        let mut first = None;
-        for seconds in 1u64.. {
-            match self.wait(Duration::from_secs(1)) {
-                Ok(()) => break,
+        let (began, mut are_rung, mut seconds, mut first) = (Instant::now(), false, 0, None);
+        loop {
+            match self.wait(if are_rung { Duration::from_secs(1) } else { PORTIONS }) {
+                Ok(()) => return Ok(()),
                 Err(CallError::Dead) => return Err(CallError::Dead),
                 Err(CallError::NoAnswer) => {}
             }
+            are_rung = are_rung || hurry();
+            if began.elapsed().as_secs() == seconds {
+                continue;
+            }
+            seconds = began.elapsed().as_secs();
             if seconds % 10 == 5 {
                 self.say_that_it_is_overdue(seconds);
             }
@@ -555,7 +486,6 @@ impl Stub {
                 self.kill();
             }
         }
-        Ok(())
     }
 
     fn say_that_it_is_overdue(&self, seconds: u64) {
@@ -566,20 +496,46 @@ impl Stub {
         );
     }
 
-    /// Drops what lies in staging. Returns at once: the stub's REMOVE event must be read before it can go on; the next
-    /// [`Stub::wait`] collects the answer.
-    pub fn release_staging(&mut self) -> Result<(), CallError> {
+    /// Makes ready to drop what lies in staging. Whoever rings the bell need not wait: the stub's REMOVE event must be read before it can go on; the next
+    /// [`Stub::wait`] sees to the end of it.
+    pub fn prepare_release(&mut self) -> Gate {
         self.prepare(0, libc::SYS_madvise, [self.staging, STAGING, libc::MADV_DONTNEED as u64, 0, 0, 0]);
+        let gate = self.gate();
+        gate.reset(1);
+        gate.prepare_ring(0, 1, false);
         self.releasing = true;
-        self.gate().reset(1);
-        self.ring(1)
+        (self.used, self.held) = (0, 0);
+        gate
+    }
+
+    /// Waits until staging is empty, if it was to be emptied. No interrupt tells: it is over long since, nearly always.
+    fn wait_for_release(&mut self, deadline: Instant) -> Result<(), CallError> {
+        let gate = self.gate();
+        while !gate.is_idle() {
+            if !self.is_alive() {
+                return Err(CallError::Dead);
+            }
+            if Instant::now() > deadline {
+                return Err(CallError::NoAnswer);
+            }
+            std::thread::sleep(RELEASE);
+        }
+        self.releasing = false;
+        let answer = gate.answer(0);
+        if answer != Some(0) {
+            // What is still in there would be taken for the next batch.
+            tracing::warn!(stub = self.pid, "staging could not be emptied ({answer:?}): ending the stub");
+            self.kill();
+            return Err(CallError::Dead);
+        }
+        Ok(())
     }
 
     /// One call that does nothing, to see whether the stub answers.
     pub fn ping(&mut self, limit: Duration) -> Result<(), CallError> {
         self.wait(limit)?;
         self.gate().reset(0);
-        self.ring(0)?;
+        self.ring(0);
         self.wait(limit)
     }
 
@@ -620,7 +576,7 @@ impl Stub {
 
     /// True if the answer to a doorbell is still out.
     pub fn is_ringing(&self) -> bool {
-        self.outstanding
+        self.outstanding || self.releasing
     }
 
     /// Kills the stub of an address space that is dead or abandoned (exec), so that its memory can go.
