@@ -44,6 +44,9 @@ pub const BATCH: usize = 512;
 const SLOW_WRITE: Duration = Duration::from_millis(5);
 /// A space that somebody else works on is passed after this long.
 const BUSY: Duration = Duration::from_millis(10);
+/// Pages of a span below which a batch is scattered, and from which on it is not.
+const SHORT: usize = 4;
+const LONG: usize = 12;
 /// A stub that has not answered for this long is asked before it is trusted with a batch.
 const QUIET: Duration = Duration::from_secs(1);
 
@@ -181,6 +184,11 @@ impl Evictor {
             return Err(Outcome::Again);
         }
         prepare(space, &mut core, pid, clock, &victims)?;
+        match victims.pages.len() / victims.spans.len() {
+            ..SHORT => space.is_scattered.store(true, Relaxed),
+            LONG.. => space.is_scattered.store(false, Relaxed),
+            _ => {}
+        }
         let pagemap = clock.take_pagemap(pid).map_err(|_| Outcome::Dead)?;
         let bytes: Vec<(u64, u64)> = victims.spans.iter().map(|(p, n)| (p.addr(), n * PAGE_SIZE as u64)).collect();
         let at = stub.take_part(victims.covered, victims.pages.len());

@@ -3,7 +3,8 @@
 //! While faults are served it looks every [`LOOK`]: on which CPU is the thread of each space that faulted last? /proc tells, in about ten microseconds. Else
 //! it sleeps until a worker rings. While one space alone has faults, it also keeps the evictor, other stubs and itself off its home: when they take that CPU for the length of
 //! a batch, the kernel moves the program to another one. With more of them there is no CPU to spare, and eviction must get its share of each. The space's own stub
-//! is kept there: a MOVE made where the program runs interrupts no other CPU, and it is made in portions, each after a fault ([`moves`](super::moves)).
+//! is kept there if it has many calls to make for few pages: a MOVE made where the program runs interrupts no other CPU, and it is made in portions, each after a fault
+//! ([`moves`](super::moves)). Few calls for many pages are better made elsewhere.
 //! And it sees whether workers get their CPUs at once ([`contention`](super::contention)).
 
 use super::home::Watch;
@@ -124,7 +125,9 @@ fn look(around: &Surroundings, epolls: &[Arc<Epoll>]) -> Option<Option<(usize, S
 /// Which CPU is kept clear of whom.
 #[derive(Default)]
 struct Kept {
-    home: Option<(usize, SpaceId)>,
+    home: Option<usize>,
+    /// The stub that is kept at home.
+    stub: Option<i32>,
     threads: Vec<i32>,
 }
 
@@ -137,16 +140,19 @@ impl Kept {
         let itself = std::iter::once(nix::unistd::gettid().as_raw());
         let mut threads: Vec<i32> = stubs.chain(around.turns.evictor_threads()).chain(itself).collect();
         threads.sort_unstable();
-        if (home, &threads) == (self.home, &self.threads) {
+        let at_home =
+            |space: &&Arc<Space>| home.is_some_and(|(_, id)| id == space.id) && space.is_scattered.load(Relaxed);
+        let stub = spaces.iter().find(at_home).and_then(|space| space.stub_pid());
+        let home = home.map(|(cpu, _)| cpu);
+        if (home, stub, &threads) == (self.home, self.stub, &self.threads) {
             return;
         }
-        threads.iter().for_each(|thread| process::keep_off(*thread, home.map(|(cpu, _)| cpu)));
+        threads.iter().for_each(|thread| process::keep_off(*thread, home));
+        let kept = home.zip(stub).filter(|(cpu, stub)| process::keep_on(*stub, *cpu)).map(|(_, stub)| stub);
         for space in spaces {
-            let at_home = home.filter(|(_, id)| *id == space.id).zip(space.stub_pid());
-            let is_there = at_home.is_some_and(|((cpu, _), stub)| process::keep_on(stub, cpu));
-            space.stub_is_at_home.store(is_there, Relaxed);
+            space.stub_is_at_home.store(kept.is_some() && space.stub_pid() == kept, Relaxed);
         }
-        *self = Kept { home, threads };
+        *self = Kept { home, stub, threads };
     }
 }
 

@@ -150,6 +150,8 @@ pub struct Space {
     stub_pid: AtomicI32,
     /// The stub has the CPU that the faults come from.
     pub stub_is_at_home: AtomicBool,
+    /// What is evicted lies in short spans.
+    pub is_scattered: AtomicBool,
     /// The staging area, whose REMOVE events are our own.
     pub(super) staging: Mutex<(u64, u64)>,
     dead: AtomicBool,
@@ -193,6 +195,7 @@ impl Space {
             pid: AtomicI32::new(0),
             stub_pid: AtomicI32::new(0),
             stub_is_at_home: AtomicBool::new(false),
+            is_scattered: AtomicBool::new(false),
             staging: Mutex::new((0, 0)),
             dead: AtomicBool::new(false),
             last_evicted: AtomicU64::new(0),
