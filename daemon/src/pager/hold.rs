@@ -34,6 +34,11 @@ const MUST: Duration = Duration::from_secs(2);
 /// Looks between two turns for others.
 const LOOKS: u32 = 100;
 
+/// How long whoever has so much time waits for a call of the stub.
+fn for_a_call(limit: Duration) -> Duration {
+    limit.clamp(SOON, CALL)
+}
+
 /// A space's core.
 pub struct Hold<'a> {
     space: &'a Space,
@@ -147,7 +152,7 @@ impl Space {
 
     /// The core, unless it can't be had for longer than `limit` (an app frozen in the middle of an eviction).
     pub fn core_within(&self, limit: Duration) -> Option<Hold<'_>> {
-        Hold::at_rest(self, self.lock_within(limit)?, limit.clamp(SOON, CALL))
+        Hold::at_rest(self, self.lock_within(limit)?, for_a_call(limit))
     }
 
     /// The same, for whoever reads no messages, and only looks at pages that he [has to himself](Hold::has_to_itself): the stub goes on meanwhile.
@@ -156,7 +161,7 @@ impl Space {
         if core.is_plain() {
             Some(Hold::beside(self, core))
         } else {
-            Hold::at_rest(self, core, limit.clamp(SOON, CALL))
+            Hold::at_rest(self, core, for_a_call(limit))
         }
     }
 
@@ -170,7 +175,7 @@ impl Space {
         if let Some(beside) = hold.beside.as_mut().filter(|_| is_plain) {
             beside.faults = self.uffd.pending_faults();
         }
-        (hold.readable() > 0 || hold.come_to_rest(limit.clamp(SOON, CALL))).then_some(hold)
+        (hold.readable() > 0 || hold.come_to_rest(for_a_call(limit))).then_some(hold)
     }
 
     /// A fault was served, or waits for a donor, and the worker has nothing to do: the stub may have its CPU, for a portion of the moves that are to be made.
