@@ -20,7 +20,7 @@
 use super::clock::{Clock, Victims, recheck};
 use super::control_block;
 use super::mortal;
-use super::moves::{Made, Moved, Moves};
+use super::moves::{Hurry, Made, Moved, Moves};
 use super::registration::prepare;
 use super::registry::Registry;
 use super::salvage;
@@ -202,7 +202,8 @@ impl Evictor {
         mortal::point("moves-begin");
         let answer = if in_portions {
             stub.await_portions(|| {
-                space.core_within(BUSY).is_some_and(|mut core| core.moves.as_mut().is_none_or(|moves| moves.hurry()))
+                let core = space.core_within(BUSY);
+                core.and_then(|mut core| core.moves.as_mut().map(|moves| moves.hurry())).unwrap_or(Hurry::AtAPortion)
             })
         } else {
             stub.make_moves(bytes.len())

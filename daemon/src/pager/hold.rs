@@ -158,11 +158,7 @@ impl Space {
     /// The same, for whoever reads no messages, and only looks at pages that he [has to himself](Hold::has_to_itself): the stub goes on meanwhile.
     pub fn core_beside(&self, limit: Duration) -> Option<Hold<'_>> {
         let core = self.lock_within(limit)?;
-        if core.is_plain() {
-            Some(Hold::beside(self, core))
-        } else {
-            Hold::at_rest(self, core, for_a_call(limit))
-        }
+        if core.is_plain() { Some(Hold::beside(self, core)) } else { Hold::at_rest(self, core, for_a_call(limit)) }
     }
 
     /// The same, to read messages: beside the stub if there are faults to be read.

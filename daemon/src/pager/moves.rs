@@ -18,6 +18,17 @@ use std::sync::Arc;
 /// Calls of a portion: a fault that comes while they are made waits for them, some 2 us each.
 const PORTION: usize = 8;
 
+/// What comes of hurrying.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hurry {
+    /// There is nothing left to be made.
+    Finished,
+    /// The stub will answer.
+    Rung,
+    /// The stub is still at the last portion.
+    AtAPortion,
+}
+
 /// One moved page.
 pub struct Moved {
     pub page: PageIdx,
@@ -83,29 +94,32 @@ impl Moves {
         Moves { gate, around, pagemap, staging, spans, plan, rung, in_portions, calls, pages, moved, busy, over, lost }
     }
 
-    /// A fault was served: it is time for a portion of what is to be made in portions. Whoever asks rings the gate's bell for it.
+    /// A fault was served: it is time for a portion of what is to be made in portions. Whoever asks rings the gate's bell for it. None of them is answered: that would interrupt the evictor's
+    /// CPU, which costs the one it comes from as much.
     pub fn next_portion(&mut self) -> Option<Gate> {
-        let is_time = self.in_portions && self.is_between_portions();
-        is_time.then(|| self.prepare_ring(PORTION))
-    }
-
-    /// No portions any more, but all that is left. False: the stub is still at the last portion.
-    pub fn hurry(&mut self) -> bool {
-        self.in_portions = false;
-        if self.is_between_portions() {
-            self.prepare_ring(self.spans.len()).ring();
-        }
-        self.rung == self.spans.len()
-    }
-
-    /// The evictor waits for one answer, which comes with the last portion; the rest of moves that are given up is one.
-    fn prepare_ring(&mut self, most: usize) -> Gate {
         if self.over {
             self.gate.end();
         }
-        let left = self.spans.len() - self.rung;
-        let calls = if self.gate.is_ended() { left } else { most.min(left) };
-        self.gate.prepare_ring(self.rung, calls, calls == left);
+        let is_time = self.in_portions && self.is_between_portions() && !self.gate.is_ended();
+        is_time.then(|| self.prepare_ring(PORTION, false))
+    }
+
+    /// No portions any more: all that is left is rung for, and will be answered.
+    pub fn hurry(&mut self) -> Hurry {
+        self.in_portions = false;
+        if self.gate.is_finished() {
+            Hurry::Finished
+        } else if self.is_between_portions() && !self.gate.is_ended() {
+            self.prepare_ring(self.spans.len(), true).ring();
+            Hurry::Rung
+        } else {
+            Hurry::AtAPortion
+        }
+    }
+
+    fn prepare_ring(&mut self, most: usize, answers: bool) -> Gate {
+        let calls = most.min(self.spans.len() - self.rung);
+        self.gate.prepare_ring(self.rung, calls, answers);
         self.rung += calls;
         self.gate.clone()
     }

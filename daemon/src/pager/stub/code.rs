@@ -15,7 +15,7 @@ pub(super) struct Comm {
     word: AtomicU64,
     pub command: AtomicI64,
     pub done: AtomicI64,
-    /// See [`gate`](super::gate).
+    /// See [`gate`].
     pub gate: AtomicU32,
     pub left: AtomicU32,
     /// How often the doorbell was rung, and which of these rings is over.

@@ -90,6 +90,12 @@ impl Gate {
         self.comm().over.load(Ordering::SeqCst) == self.comm().rung.load(Ordering::SeqCst)
     }
 
+    /// Whether the stub is idle and no call that is prepared will be made any more. It stays so, since nobody rings for calls that will not be made.
+    pub fn is_finished(&self) -> bool {
+        // In this order: a ring that ends may be the one that found the gate shut for too long.
+        (self.left() == 0 || self.is_ended()) && self.is_idle()
+    }
+
     /// Says which of the calls that are prepared an idle stub is to make next, and whether it is to answer. From here on it is not idle; one thread at a time may do this, and
     /// then [`ring`](Self::ring), once.
     pub fn prepare_ring(&self, first: usize, calls: usize, answers: bool) {

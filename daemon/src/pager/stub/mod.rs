@@ -19,6 +19,7 @@ use code::{Call, Comm};
 pub use gate::Gate;
 
 use super::mortal;
+use super::moves::Hurry;
 use super::process;
 use super::table::StubTraces;
 use super::tracee::{self, TraceError, Tracee};
@@ -56,8 +57,8 @@ const SHARED_PAGE_MEMFD: &std::ffi::CStr = c"annex-stub-page";
 pub const NAME: &str = "annex-stub";
 /// How long a batch that is made in portions may take before its evictor sees to it.
 const PORTIONS: Duration = Duration::from_micros(300);
-/// Between two looks whether staging is empty at last.
-const RELEASE: Duration = Duration::from_micros(50);
+/// Between two looks whether the stub has done what it does not answer.
+const LOOK: Duration = Duration::from_micros(50);
 /// Ranges one doorbell can move.
 pub const MAX_MOVES: usize = super::table::INTENT_RANGES;
 
@@ -109,6 +110,15 @@ pub enum CallError {
     Dead,
     /// No answer in time: the app is frozen. The calls may still happen.
     NoAnswer,
+}
+
+/// What is known of a stub that takes long.
+#[derive(Default)]
+struct Overdue {
+    /// Since it was rung for, at the last look.
+    seconds: u64,
+    /// Of its CPU time, at the first.
+    ticks: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -454,37 +464,58 @@ impl Stub {
     pub fn make_moves(&mut self, count: usize) -> Result<(), CallError> {
         self.ring(count);
         mortal::point("moves-rung");
-        self.await_moves(|| true)
+        self.await_moves()
     }
 
-    /// Waits until the moves that were prepared are made, or given up. Others ring for them; `hurry` is asked to whenever that takes long, until the last have been rung for (true).
-    pub fn await_portions(&mut self, hurry: impl FnMut() -> bool) -> Result<(), CallError> {
-        self.outstanding = true;
-        self.await_moves(hurry)
+    /// Waits until the moves that were prepared are made, or given up. Others ring for them, and `hurry` is asked to whenever that takes long.
+    pub fn await_portions(&mut self, mut hurry: impl FnMut() -> Hurry) -> Result<(), CallError> {
+        let (gate, began) = (self.gate(), Instant::now());
+        let mut watch = Overdue::default();
+        while !gate.is_finished() {
+            if !self.is_alive() {
+                return Err(CallError::Dead);
+            }
+            std::thread::sleep(LOOK);
+            if began.elapsed() > PORTIONS {
+                match hurry() {
+                    Hurry::Finished => break,
+                    Hurry::Rung => {
+                        self.outstanding = true;
+                        return self.await_moves();
+                    }
+                    Hurry::AtAPortion => self.look_whether_overdue(&mut watch, began),
+                }
+            }
+        }
+        fence(Ordering::SeqCst);
+        Ok(())
     }
 
-    fn await_moves(&mut self, mut hurry: impl FnMut() -> bool) -> Result<(), CallError> {
+    fn await_moves(&mut self) -> Result<(), CallError> {
         // While it is not known what moved, there is no giving up, except with the app.
-        let (began, mut are_rung, mut seconds, mut first) = (Instant::now(), false, 0, None);
+        let (began, mut watch) = (Instant::now(), Overdue::default());
         loop {
-            match self.wait(if are_rung { Duration::from_secs(1) } else { PORTIONS }) {
-                Ok(()) => return Ok(()),
-                Err(CallError::Dead) => return Err(CallError::Dead),
-                Err(CallError::NoAnswer) => {}
+            match self.wait(Duration::from_secs(1)) {
+                Err(CallError::NoAnswer) => self.look_whether_overdue(&mut watch, began),
+                answer => return answer,
             }
-            are_rung = are_rung || hurry();
-            if began.elapsed().as_secs() == seconds {
-                continue;
-            }
-            seconds = began.elapsed().as_secs();
-            if seconds % 10 == 5 {
-                self.say_that_it_is_overdue(seconds);
-            }
-            let ticks = process::Stat::read(self.pid).map_or(0, |stat| stat.ticks);
-            if ticks > *first.get_or_insert(ticks) + ENDLESS {
-                tracing::warn!(stub = self.pid, "the kernel does not come to an end with a MOVE: ending the stub");
-                self.kill();
-            }
+        }
+    }
+
+    /// Ends a stub that is in an endless call; to be asked as long as it does not come to an end with what it was rung for.
+    fn look_whether_overdue(&self, watch: &mut Overdue, began: Instant) {
+        let seconds = began.elapsed().as_secs();
+        if seconds == watch.seconds {
+            return;
+        }
+        watch.seconds = seconds;
+        if seconds % 10 == 5 {
+            self.say_that_it_is_overdue(seconds);
+        }
+        let ticks = process::Stat::read(self.pid).map_or(0, |stat| stat.ticks);
+        if ticks > *watch.ticks.get_or_insert(ticks) + ENDLESS {
+            tracing::warn!(stub = self.pid, "the kernel does not come to an end with a MOVE: ending the stub");
+            self.kill();
         }
     }
 
@@ -518,7 +549,7 @@ impl Stub {
             if Instant::now() > deadline {
                 return Err(CallError::NoAnswer);
             }
-            std::thread::sleep(RELEASE);
+            std::thread::sleep(LOOK);
         }
         self.releasing = false;
         let answer = gate.answer(0);
