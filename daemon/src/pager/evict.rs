@@ -20,12 +20,12 @@
 use super::clock::{Clock, Victims, recheck};
 use super::control_block;
 use super::mortal;
-use super::moves::{Hurry, Made, Moved, Moves};
+use super::moves::{Made, Moved, Moves};
 use super::registration::prepare;
 use super::registry::Registry;
 use super::salvage;
 use super::space::{Evicting, Fault, Space, Surroundings};
-use super::stub::{CallError, Gate, Stub};
+use super::stub::{CallError, Gate, Hurry, Stub};
 use super::table::{PageIdx, Record, Table, Victim};
 use super::worker::Workers;
 use crate::pool::{Buf, Busy, Done, Lane, Part, SlotRun};

@@ -7,7 +7,7 @@ use super::mortal;
 use super::salvage;
 use super::scan::Pagemap;
 use super::space::{Core, Space, Surroundings};
-use super::stub::{Gate, STAGING, Stub};
+use super::stub::{Gate, Hurry, STAGING, Stub};
 use super::table::{PageIdx, Record, Victim};
 use super::window::Range;
 use annex_shared::ids::SlotIdx;
@@ -17,17 +17,6 @@ use std::sync::Arc;
 
 /// Calls of a portion: a fault that comes while they are made waits for them, some 2 us each.
 const PORTION: usize = 8;
-
-/// What comes of hurrying.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hurry {
-    /// There is nothing left to be made.
-    Finished,
-    /// The stub will answer.
-    Rung,
-    /// The stub is still at the last portion.
-    AtAPortion,
-}
 
 /// One moved page.
 pub struct Moved {

@@ -8,7 +8,7 @@ use memmap2::MmapRaw;
 use nix::poll::{PollFd, PollFlags, PollTimeout};
 use nix::sys::eventfd::EventFd;
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 impl Stub {
     /// The stub that the annexd before had here, if it lives and does as ours do.
@@ -39,14 +39,11 @@ impl Stub {
             // It may be anything.
             used: STAGING / PAGE_SIZE as u64,
             held: 0,
-            outstanding: true,
+            outstanding: false,
             releasing: false,
+            is_foreign: true,
         };
-        if stub.is_idle() {
-            // An answer that nobody has read may be left.
-            let _ = stub.done.read();
-            stub.outstanding = false;
-        }
+        let _ = stub.rest();
         Some(stub)
     }
 
@@ -66,18 +63,19 @@ impl Stub {
         reads && fd == Some(i64::from(self.fds_there[1])) && nix::poll::poll(&mut rung, PollTimeout::ZERO) == Ok(0)
     }
 
-    /// Waits until it has done all it was rung for. False: it has not, and can't be relied on.
-    pub fn come_to_rest(&mut self, limit: Duration) -> bool {
-        let until = Instant::now() + limit;
-        while !self.is_idle() {
-            if Instant::now() > until || !self.is_alive() {
-                return false;
-            }
-            std::thread::sleep(Duration::from_micros(100));
+    /// Whether it has done what another annexd rang for, which may be answered or not.
+    pub(super) fn rest(&mut self) -> bool {
+        if self.is_foreign && self.is_idle() {
+            // An answer that nobody has read may be left.
+            let _ = self.done.read();
+            self.is_foreign = false;
         }
-        let _ = self.done.read();
-        self.outstanding = false;
-        true
+        !self.is_foreign
+    }
+
+    /// Waits until it has done all that another annexd rang for. False: it has not, and can't be relied on.
+    pub fn come_to_rest(&mut self, limit: Duration) -> bool {
+        self.wait(limit).is_ok()
     }
 
     /// Kills it and waits for its end, so that nothing it was rung for happens any more.

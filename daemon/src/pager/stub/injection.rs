@@ -1,0 +1,204 @@
+//! Putting a stub into an app: a thread of the app clones it, and it makes all else by itself while the app runs on. And taking it out again.
+
+use super::code::{self, Comm};
+use super::{HUGE, NAME, SHARED_PAGE, SHARED_PAGE_MEMFD, STAGING, Stub, StubError, system};
+use crate::pager::process;
+use crate::pager::tracee::{self, TraceError, Tracee};
+use crate::pager::uffd::USERFAULTFD_IOC_NEW;
+use annex_shared::priority::Precedence;
+use memmap2::MmapRaw;
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+use std::io::IoSlice;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How long the app was stopped, for the attach benchmark and the log.
+#[derive(Clone, Copy, Debug)]
+pub struct Pause(pub Duration);
+
+/// The context a stub is made around.
+pub enum Seed<'a> {
+    /// `/dev/userfaultfd`: the stub makes a new context for its address space.
+    Device(BorrowedFd<'a>),
+    /// The context a fork child came with.
+    Inherited(BorrowedFd<'a>),
+}
+
+/// A new stub, and whether the calling thread must [`tracee::accompany`] it.
+pub struct Injected {
+    pub stub: Stub,
+    pub pause: Pause,
+    pub accompany: bool,
+}
+
+/// Stops a thread of `pid`, has it clone the stub, lets it go, and sets the stub up. Must be called on a thread that does
+/// nothing else with ptrace meanwhile.
+pub fn inject(pid: i32, tid: i32, suspend_seccomp: bool, seed: Seed<'_>) -> Result<Injected, StubError> {
+    let start = Instant::now();
+    let mut thread = Tracee::stop(pid, tid, suspend_seccomp)?;
+    let cloned = thread.clone_stub();
+    let released = thread.release();
+    let pause = Pause(start.elapsed());
+    let (mut child, pid_there) = cloned?;
+    let stub_pid = child.tid();
+    let result = released.map_err(StubError::from).and_then(|()| furnish(&mut child, pid, stub_pid, pid_there, &seed));
+    match result {
+        Ok(stub) => {
+            // Faults wait while it moves pages; it never runs for longer than that takes.
+            Precedence::OfAll.give(stub_pid);
+            child.jump(stub.code_at, stub.comm_at, suspend_seccomp)?;
+            Ok(Injected { stub, pause, accompany: suspend_seccomp })
+        }
+        Err(e) => {
+            // SAFETY: our own tracee, so the PID can't have been recycled.
+            unsafe { libc::kill(stub_pid, libc::SIGKILL) };
+            // Collected here as its tracer; then as the app's child, so that no zombie stays behind.
+            tracee::accompany(stub_pid);
+            reap(pid, tid, suspend_seccomp, pid_there, &[]);
+            Err(e)
+        }
+    }
+}
+
+/// Everything between the clone and the loop, done by the stub itself while the app runs on.
+fn furnish(child: &mut Tracee, app: i32, pid: i32, pid_there: i32, seed: &Seed<'_>) -> Result<Stub, StubError> {
+    let pidfd = process::pidfd_open(pid).map_err(system("open the stub's pidfd"))?;
+    const UNSHARE: u64 = 2;
+    child.call("close_range", libc::SYS_close_range, [0, u32::MAX as u64, UNSHARE, 0, 0, 0])?;
+    let death = [libc::PR_SET_PDEATHSIG as u64, libc::SIGKILL as u64, 0, 0, 0, 0];
+    child.call("prctl(PR_SET_PDEATHSIG)", libc::SYS_prctl, death)?;
+    // A parent that ended before this took effect is never told of: nobody else would end the stub.
+    if process::Stat::read(pid).is_none_or(|stat| stat.parent != app) {
+        return Err(TraceError::Died { tid: app }.into());
+    }
+    child.call("setsid", libc::SYS_setsid, [0; 6])?;
+
+    let scratch = map(child, "mmap scratch", 4096, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_ANONYMOUS, None)?;
+    child.poke(scratch, &[NAME.as_bytes(), b"\0"].concat())?;
+    child.syscall(libc::SYS_prctl, [libc::PR_SET_NAME as u64, scratch, 0, 0, 0, 0])?;
+
+    let memfd = memfd_create(SHARED_PAGE_MEMFD, MFdFlags::MFD_CLOEXEC)
+        .and_then(|fd| nix::unistd::ftruncate(&fd, size_of::<Comm>() as i64).map(|()| fd))
+        .map_err(|e| system("create the stub's shared page")(e.into()))?;
+    let comm = MmapRaw::map_raw(&memfd).map_err(system("map the stub's shared page"))?;
+    let eventfd = |flags| EventFd::from_flags(flags).map_err(|e| system("create an eventfd")(e.into()));
+    let command = Arc::new(eventfd(EfdFlags::EFD_CLOEXEC)?);
+    let done = eventfd(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+    let seed_fd = match seed {
+        Seed::Device(fd) | Seed::Inherited(fd) => *fd,
+    };
+    let [seed_there, memfd_there, command_there, done_there] =
+        pass(child, &pidfd, scratch, [seed_fd, memfd.as_fd(), (*command).as_fd(), done.as_fd()])?;
+
+    let uffd_there = match seed {
+        Seed::Inherited(_) => seed_there,
+        Seed::Device(_) => {
+            let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64;
+            let args = [seed_there as u64, USERFAULTFD_IOC_NEW, flags, 0, 0, 0];
+            let there = child.call("USERFAULTFD_IOC_NEW", libc::SYS_ioctl, args)? as i32;
+            child.call("close", libc::SYS_close, [seed_there as u64, 0, 0, 0, 0, 0])?;
+            there
+        }
+    };
+
+    let code_at = map(child, "mmap code", 4096, libc::PROT_READ | libc::PROT_EXEC, libc::MAP_ANONYMOUS, None)?;
+    child.poke(code_at, code::code())?;
+    let read_write = libc::PROT_READ | libc::PROT_WRITE;
+    let comm_at = map(child, "mmap comm", size_of::<Comm>() as u64, read_write, 0, Some(memfd_there))?;
+    let reserve = libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let staging_map = (map(child, "mmap staging", STAGING + HUGE, read_write, reserve, None)?, STAGING + HUGE);
+    for (at, len) in [(code_at, 4096), (comm_at, size_of::<Comm>() as u64), staging_map] {
+        advise(child, at, len, libc::MADV_DONTFORK)?;
+    }
+    advise(child, staging_map.0, staging_map.1, libc::MADV_NOHUGEPAGE)?;
+    child.call("munmap", libc::SYS_munmap, [scratch, 4096, 0, 0, 0, 0])?;
+
+    let staging = staging_map.0.next_multiple_of(HUGE);
+    let stub = Stub {
+        pid,
+        pid_there,
+        pidfd,
+        comm: Arc::new(comm),
+        command,
+        done,
+        fds_there: [memfd_there, command_there, done_there, uffd_there],
+        code_at,
+        comm_at,
+        staging_map,
+        staging,
+        used: 0,
+        held: 0,
+        outstanding: false,
+        releasing: false,
+        is_foreign: false,
+    };
+    stub.shared().command.store(command_there as i64, Ordering::Relaxed);
+    stub.shared().done.store(done_there as i64, Ordering::Release);
+    Ok(stub)
+}
+
+fn map(
+    child: &mut Tracee,
+    what: &'static str,
+    len: u64,
+    protection: i32,
+    flags: i32,
+    fd: Option<i32>,
+) -> Result<u64, TraceError> {
+    let sharing = if fd.is_some() { libc::MAP_SHARED } else { libc::MAP_PRIVATE };
+    let fd = fd.unwrap_or(-1) as i64 as u64;
+    child.call(what, libc::SYS_mmap, [0, len, protection as u64, (flags | sharing) as u64, fd, 0])
+}
+
+fn advise(child: &mut Tracee, at: u64, len: u64, advice: i32) -> Result<(), TraceError> {
+    child.call("madvise", libc::SYS_madvise, [at, len, advice as u64, 0, 0, 0]).map(drop)
+}
+
+/// Puts four descriptors of ours into the stub's table, over a socket pair made there.
+fn pass(child: &mut Tracee, pidfd: &OwnedFd, scratch: u64, fds: [BorrowedFd<'_>; 4]) -> Result<[i32; 4], StubError> {
+    let kind = (libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC) as u64;
+    child.call("socketpair", libc::SYS_socketpair, [libc::AF_UNIX as u64, kind, 0, scratch, 0, 0])?;
+    let mut pair = [0u8; 8];
+    let peek = |child: &Tracee, at, into: &mut [u8]| process::read_memory(child.tid(), at, into);
+    peek(child, scratch, &mut pair).map_err(system("read the stub's memory"))?;
+    let [theirs, ours] = [0, 4].map(|i| i32::from_le_bytes(pair[i..i + 4].try_into().expect("four bytes")));
+    let socket = process::pidfd_getfd(pidfd, ours).map_err(system("fetch a socket from the stub"))?;
+    let raw = fds.map(|fd| fd.as_raw_fd());
+    let rights = [ControlMessage::ScmRights(&raw)];
+    sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(b"x")], &rights, MsgFlags::empty(), None)
+        .map_err(|e| system("pass descriptors to the stub")(e.into()))?;
+
+    // struct msghdr, one iovec, one byte of data and the control buffer, at known offsets of the scratch page.
+    let (iovec, data, control) = (scratch + 64, scratch + 80, scratch + 96);
+    let header: [u64; 7] = [0, 0, iovec, 1, control, 64, 0];
+    let bytes: Vec<u8> = header.iter().chain(&[0, data, 1]).flat_map(|w| w.to_le_bytes()).collect();
+    child.poke(scratch, &bytes)?;
+    let flags = libc::MSG_CMSG_CLOEXEC as u64;
+    child.call("recvmsg", libc::SYS_recvmsg, [theirs as u64, scratch, flags, 0, 0, 0])?;
+    let mut message = [0u8; 32];
+    // cmsghdr is 16 bytes: length, level, type; then the descriptors.
+    peek(child, control, &mut message).map_err(system("read the stub's memory"))?;
+    for fd in [theirs, ours] {
+        child.call("close", libc::SYS_close, [fd as u64, 0, 0, 0, 0, 0])?;
+    }
+    Ok([16, 20, 24, 28].map(|i| i32::from_le_bytes(message[i..i + 4].try_into().expect("four bytes"))))
+}
+
+/// In the app: collects the dead stub so that no zombie stays, and unmaps what it left, if that is still the stub's: when the process has called exec since,
+/// the same addresses are another program's. Best effort: the app may be gone.
+pub fn reap(pid: i32, tid: i32, suspend_seccomp: bool, pid_there: i32, mappings: &[(u64, u64)]) {
+    let is_ours =
+        |m: &process::Mapping| m.name.starts_with(SHARED_PAGE) && mappings.iter().any(|(at, _)| m.start == *at);
+    let mappings = if process::maps(pid).is_ok_and(|maps| maps.iter().any(is_ours)) { mappings } else { &[] };
+    let Ok(mut thread) = Tracee::stop(pid, tid, suspend_seccomp) else { return };
+    for (at, len) in mappings {
+        let _ = thread.syscall(libc::SYS_munmap, [*at, *len, 0, 0, 0, 0]);
+    }
+    let wait = [pid_there as u64, 0, libc::__WALL as u64, 0, 0, 0];
+    let _ = thread.syscall(libc::SYS_wait4, wait);
+    let _ = thread.release();
+}
