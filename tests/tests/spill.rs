@@ -72,13 +72,16 @@ fn no_wrong_byte_when_the_only_donor_dies_and_the_backup_has_its_pages() {
     bed.wait_app("stress", MINUTE, |app| app.pages_evicted > 5000 && app.faults.major > 1000);
     // Stopped, so that the backup catches up: what it lacks when the donor dies would be gone, as it must.
     job.signal(Signal::SIGSTOP);
+    // A batch that is under way is written first.
+    std::thread::sleep(Duration::from_millis(500));
     wait_for("the backup to have all", MINUTE * 2, || {
         let pool = bed.status().pool;
         pool.used > 0 && pool.backup_lag == 0
     });
     bed.agents[0].kill();
-    job.signal(Signal::SIGCONT);
+    // Not before its death is known: what is written to its slabs until then is nowhere else.
     wait_for("pages to be in the file alone", MINUTE, || bed.status().pool.spilled > 0);
+    job.signal(Signal::SIGCONT);
     let before = file(&bed).reads;
     wait_for("faults to be served from it", MINUTE, || file(&bed).reads > before + 500);
     job.signal(Signal::SIGTERM);
