@@ -10,8 +10,8 @@
 //!            equal to their clean copy go back to that slot
 //!  write     the rest, to all replicas                                         no lock; faults on these pages are parked, and served
 //!                                                                              from staging when a donor takes long
-//!  release   slots leave "in flight", parked faults are served, staging is     no lock
-//!            dropped
+//!  release   slots leave "in flight", parked faults are served; staging is     no lock
+//!            emptied after some batches
 //! ```
 //!
 //! While pages move, nobody reads a change from the userfaultfd: an unread FORK, UNMAP, REMAP or REMOVE makes MOVE answer EAGAIN instead of touching

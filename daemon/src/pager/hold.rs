@@ -14,7 +14,7 @@
 //! - Records of pages that no unfinished call goes over are as true as ever: those pages can be looked at, read and installed
 //!   ([`Hold::has_to_itself`]). For others the stub is brought to rest.
 //!
-//! Who evicts waits for the stub's answer without the lock, and takes it [at rest](Space::core_at_rest) afterwards.
+//! Who evicts waits for the end of the stub's calls without the lock, and takes it [at rest](Space::core_at_rest) afterwards.
 
 use super::mortal;
 use super::moves::Moves;

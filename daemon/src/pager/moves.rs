@@ -86,10 +86,7 @@ impl Moves {
     /// A fault was served: it is time for a portion of what is to be made in portions. Whoever asks rings the gate's bell for it. None of them is answered: that would interrupt the evictor's
     /// CPU, which costs the one it comes from as much.
     pub fn next_portion(&mut self) -> Option<Gate> {
-        if self.over {
-            self.gate.end();
-        }
-        let is_time = self.in_portions && self.is_between_portions() && !self.gate.is_ended();
+        let is_time = self.in_portions && self.is_to_be_rung();
         is_time.then(|| self.prepare_ring(PORTION, false))
     }
 
@@ -98,7 +95,7 @@ impl Moves {
         self.in_portions = false;
         if self.gate.is_finished() {
             Hurry::Finished
-        } else if self.is_between_portions() && !self.gate.is_ended() {
+        } else if self.is_to_be_rung() {
             self.prepare_ring(self.spans.len(), true).ring();
             Hurry::Rung
         } else {
@@ -111,6 +108,11 @@ impl Moves {
         self.gate.prepare_ring(self.rung, calls, answers);
         self.rung += calls;
         self.gate.clone()
+    }
+
+    /// Moves that are given up have their gate ended by whoever had the lock then ([`hold`](super::hold)).
+    fn is_to_be_rung(&self) -> bool {
+        self.is_between_portions() && !self.gate.is_ended()
     }
 
     /// Whether the stub sleeps between two portions.

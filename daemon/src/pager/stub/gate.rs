@@ -111,7 +111,7 @@ impl Gate {
         let _ = self.bell.write(1);
     }
 
-    /// What the call that was prepared there answered, if it was made. With the gate shut, or after the stub's answer.
+    /// What the call that was prepared there answered, if it was made. With the gate shut, or once the stub is idle.
     pub fn answer(&self, nth: usize) -> Option<i64> {
         assert!(nth < super::MAX_MOVES);
         // SAFETY: in bounds of the mapping; the stub writes it before it takes `MOVING` back, and not again.

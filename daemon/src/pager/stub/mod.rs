@@ -112,12 +112,18 @@ pub enum Hurry {
 }
 
 /// What is known of a stub that takes long.
-#[derive(Default)]
 struct Overdue {
-    /// Since it was rung for, at the last look.
+    began: Instant,
+    /// Since then, at the last look.
     seconds: u64,
     /// Of its CPU time, at the first.
     ticks: Option<u64>,
+}
+
+impl Overdue {
+    fn watch() -> Overdue {
+        Overdue { began: Instant::now(), seconds: 0, ticks: None }
+    }
 }
 
 #[derive(Debug)]
@@ -212,8 +218,9 @@ impl Stub {
     }
 
     fn ring(&mut self, calls: usize) {
-        self.gate().prepare_ring(0, calls, true);
-        self.gate().ring();
+        let gate = self.gate();
+        gate.prepare_ring(0, calls, true);
+        gate.ring();
         self.outstanding = true;
     }
 
@@ -297,13 +304,12 @@ impl Stub {
 
     /// Waits until the moves that were prepared are made, or given up. Others ring for them, and `hurry` is asked to if that takes long, less and less often: it needs the space's lock.
     pub fn await_portions(&mut self, mut hurry: impl FnMut() -> Hurry) -> Result<(), CallError> {
-        let (gate, began) = (self.gate(), Instant::now());
-        let (mut watch, mut patience) = (Overdue::default(), PORTIONS);
+        let (gate, mut watch, mut patience) = (self.gate(), Overdue::watch(), PORTIONS);
         while !gate.is_finished() {
             if !self.is_alive() {
                 return Err(CallError::Dead);
             }
-            let waited = began.elapsed();
+            let waited = watch.began.elapsed();
             std::thread::sleep((waited / 8).clamp(LOOK, LONGEST_LOOK));
             if waited > patience {
                 patience = waited * 2;
@@ -316,7 +322,7 @@ impl Stub {
                     Hurry::AtAPortion => {}
                 }
             }
-            self.look_whether_overdue(&mut watch, began);
+            self.look_whether_overdue(&mut watch);
         }
         fence(Ordering::SeqCst);
         Ok(())
@@ -324,18 +330,18 @@ impl Stub {
 
     fn await_moves(&mut self) -> Result<(), CallError> {
         // While it is not known what moved, there is no giving up, except with the app.
-        let (began, mut watch) = (Instant::now(), Overdue::default());
+        let mut watch = Overdue::watch();
         loop {
             match self.wait(Duration::from_secs(1)) {
-                Err(CallError::NoAnswer) => self.look_whether_overdue(&mut watch, began),
+                Err(CallError::NoAnswer) => self.look_whether_overdue(&mut watch),
                 answer => return answer,
             }
         }
     }
 
     /// Ends a stub that is in an endless call; to be asked as long as it does not come to an end with what it was rung for.
-    fn look_whether_overdue(&self, watch: &mut Overdue, began: Instant) {
-        let seconds = began.elapsed().as_secs();
+    fn look_whether_overdue(&self, watch: &mut Overdue) {
+        let seconds = watch.began.elapsed().as_secs();
         if seconds == watch.seconds {
             return;
         }
