@@ -1,6 +1,6 @@
 //! Stubs that were there before this annexd, or that another process has put there: found by their traces, adopted or ended.
 
-use super::{Comm, HUGE, NAME, STAGING, Stub, StubError, VERSION, system};
+use super::{Comm, Gate, HUGE, NAME, STAGING, Stub, StubError, VERSION, system};
 use crate::pager::process;
 use crate::pager::table::StubTraces;
 use annex_shared::page::PAGE_SIZE;
@@ -28,8 +28,7 @@ impl Stub {
             pid: traces.pid,
             pid_there: traces.pid_there,
             pidfd,
-            comm: std::sync::Arc::new(comm),
-            command: std::sync::Arc::new(command),
+            gate: Gate::new(comm, command),
             done,
             fds_there: traces.fds,
             code_at: traces.code_at,
@@ -59,7 +58,7 @@ impl Stub {
         let mut fields = text.split_ascii_whitespace();
         let reads = fields.next() == Some("0");
         let fd = fields.next().and_then(|f| i64::from_str_radix(f.trim_start_matches("0x"), 16).ok());
-        let mut rung = [PollFd::new((*self.command).as_fd(), PollFlags::POLLIN)];
+        let mut rung = [PollFd::new((*self.gate.bell).as_fd(), PollFlags::POLLIN)];
         reads && fd == Some(i64::from(self.fds_there[1])) && nix::poll::poll(&mut rung, PollTimeout::ZERO) == Ok(0)
     }
 

@@ -33,6 +33,16 @@ pub struct Gate {
 }
 
 impl Gate {
+    pub(super) fn new(comm: MmapRaw, bell: EventFd) -> Gate {
+        Gate { comm: Arc::new(comm), bell: Arc::new(bell) }
+    }
+
+    /// Tells the stub its own descriptors of the bell and of what it answers by.
+    pub(super) fn introduce(&self, bell: i32, done: i32) {
+        self.comm().command.store(bell.into(), Ordering::Relaxed);
+        self.comm().done.store(done.into(), Ordering::Release);
+    }
+
     fn comm(&self) -> &Comm {
         // SAFETY: the mapping is as large and as aligned as `Comm` and lives as long as `self`; only its atomic words are looked at through the reference.
         unsafe { &*self.comm.as_ptr().cast::<Comm>() }
@@ -131,7 +141,7 @@ mod tests {
 
     fn gate() -> Gate {
         let comm = memmap2::MmapOptions::new().len(size_of::<Comm>()).map_anon().expect("memory");
-        Gate { comm: Arc::new(MmapRaw::from(comm)), bell: Arc::new(EventFd::new().expect("an eventfd")) }
+        Gate::new(MmapRaw::from(comm), EventFd::new().expect("an eventfd"))
     }
 
     /// A stub in a thread of this process, which its process ends with.
@@ -150,8 +160,7 @@ mod tests {
                 done: EventFd::new().expect("an eventfd"),
                 counter: EventFd::new().expect("an eventfd"),
             }));
-            bench.gate.comm().command.store(bench.gate.bell.as_raw_fd().into(), Ordering::SeqCst);
-            bench.gate.comm().done.store(bench.done.as_raw_fd().into(), Ordering::SeqCst);
+            bench.gate.introduce(bench.gate.bell.as_raw_fd(), bench.done.as_raw_fd());
             let mut text = memmap2::MmapMut::map_anon(4096).expect("memory");
             text[..code().len()].copy_from_slice(code());
             let text = Box::leak(Box::new(text.make_exec().expect("executable memory")));

@@ -1,7 +1,7 @@
 //! Putting a stub into an app: a thread of the app clones it, and it makes all else by itself while the app runs on. And taking it out again.
 
 use super::code::{self, Comm};
-use super::{HUGE, NAME, SHARED_PAGE, SHARED_PAGE_MEMFD, STAGING, Stub, StubError, system};
+use super::{Gate, HUGE, NAME, SHARED_PAGE, SHARED_PAGE_MEMFD, STAGING, Stub, StubError, system};
 use crate::pager::process;
 use crate::pager::tracee::{self, TraceError, Tracee};
 use crate::pager::uffd::USERFAULTFD_IOC_NEW;
@@ -12,8 +12,6 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use std::io::IoSlice;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// How long the app was stopped, for the attach benchmark and the log.
@@ -86,13 +84,13 @@ fn furnish(child: &mut Tracee, app: i32, pid: i32, pid_there: i32, seed: &Seed<'
         .map_err(|e| system("create the stub's shared page")(e.into()))?;
     let comm = MmapRaw::map_raw(&memfd).map_err(system("map the stub's shared page"))?;
     let eventfd = |flags| EventFd::from_flags(flags).map_err(|e| system("create an eventfd")(e.into()));
-    let command = Arc::new(eventfd(EfdFlags::EFD_CLOEXEC)?);
+    let command = eventfd(EfdFlags::EFD_CLOEXEC)?;
     let done = eventfd(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
     let seed_fd = match seed {
         Seed::Device(fd) | Seed::Inherited(fd) => *fd,
     };
     let [seed_there, memfd_there, command_there, done_there] =
-        pass(child, &pidfd, scratch, [seed_fd, memfd.as_fd(), (*command).as_fd(), done.as_fd()])?;
+        pass(child, &pidfd, scratch, [seed_fd, memfd.as_fd(), command.as_fd(), done.as_fd()])?;
 
     let uffd_there = match seed {
         Seed::Inherited(_) => seed_there,
@@ -122,8 +120,7 @@ fn furnish(child: &mut Tracee, app: i32, pid: i32, pid_there: i32, seed: &Seed<'
         pid,
         pid_there,
         pidfd,
-        comm: Arc::new(comm),
-        command,
+        gate: Gate::new(comm, command),
         done,
         fds_there: [memfd_there, command_there, done_there, uffd_there],
         code_at,
@@ -136,8 +133,7 @@ fn furnish(child: &mut Tracee, app: i32, pid: i32, pid_there: i32, seed: &Seed<'
         releasing: false,
         is_foreign: false,
     };
-    stub.shared().command.store(command_there as i64, Ordering::Relaxed);
-    stub.shared().done.store(done_there as i64, Ordering::Release);
+    stub.gate.introduce(command_there, done_there);
     Ok(stub)
 }
 

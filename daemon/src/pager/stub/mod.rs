@@ -27,7 +27,6 @@ use super::tracee::TraceError;
 use super::turns;
 use super::uffd::{MOVE_DONTWAKE, MOVE_SOURCE_HOLES, MoveArg, UFFDIO_MOVE, Uffd};
 use annex_shared::page::PAGE_SIZE;
-use memmap2::MmapRaw;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout};
 use nix::sys::eventfd::EventFd;
@@ -35,7 +34,6 @@ use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
@@ -133,8 +131,7 @@ pub struct Stub {
     /// As the app's PID namespace sees it.
     pid_there: i32,
     pidfd: OwnedFd,
-    comm: Arc<MmapRaw>,
-    command: Arc<EventFd>,
+    gate: Gate,
     done: EventFd,
     /// Descriptor numbers in the stub's table: shared page, doorbell, answer, userfaultfd.
     fds_there: [i32; 4],
@@ -194,22 +191,16 @@ impl Stub {
         [(self.code_at, 4096), (self.comm_at, size_of::<Comm>() as u64), self.staging_map]
     }
 
-    fn shared(&self) -> &Comm {
-        // SAFETY: the mapping is as large and as aligned as `Comm`, lives as long as `self`, and what the stub writes is behind
-        // atomics or read volatile after its doorbell.
-        unsafe { &*self.comm.as_ptr().cast::<Comm>() }
-    }
-
     fn call_slot(&self, i: usize) -> *mut Call {
         assert!(i < MAX_MOVES);
         // SAFETY: in bounds of the mapping.
-        unsafe { (&raw mut (*self.comm.as_mut_ptr().cast::<Comm>()).calls[i]).cast() }
+        unsafe { (&raw mut (*self.gate.comm.as_mut_ptr().cast::<Comm>()).calls[i]).cast() }
     }
 
     fn move_slot(&self, i: usize) -> *mut MoveArg {
         assert!(i < MAX_MOVES);
         // SAFETY: in bounds of the mapping.
-        unsafe { &raw mut (*self.comm.as_mut_ptr().cast::<Comm>()).moves[i] }
+        unsafe { &raw mut (*self.gate.comm.as_mut_ptr().cast::<Comm>()).moves[i] }
     }
 
     fn prepare(&self, i: usize, number: i64, args: [u64; 6]) {
@@ -218,9 +209,8 @@ impl Stub {
     }
 
     fn ring(&mut self, calls: usize) {
-        let gate = self.gate();
-        gate.prepare_ring(0, calls, true);
-        gate.ring();
+        self.gate.prepare_ring(0, calls, true);
+        self.gate.ring();
         self.outstanding = true;
     }
 
@@ -259,7 +249,7 @@ impl Stub {
 
     /// Whether the stub may go on.
     pub fn gate(&self) -> Gate {
-        Gate { comm: self.comm.clone(), bell: self.command.clone() }
+        self.gate.clone()
     }
 
     /// The next empty part of staging, in pages from its start, for so many that hold so many at most: no more than [`STAGING_PART`]. It is used from here on.
@@ -285,11 +275,11 @@ impl Stub {
             let arg = MoveArg { dst, src: *src, len: *len, mode: MOVE_DONTWAKE | MOVE_SOURCE_HOLES, moved: 0 };
             // SAFETY: the slot is in bounds, and the stub does not look at it before the doorbell.
             unsafe { self.move_slot(i).write_volatile(arg) };
-            let there = self.comm_at + (self.move_slot(i).addr() - self.comm.as_ptr().addr()) as u64;
+            let there = self.comm_at + (self.move_slot(i).addr() - self.gate.comm.as_ptr().addr()) as u64;
             self.prepare(i, libc::SYS_ioctl, [self.fds_there[3] as u64, UFFDIO_MOVE, there, 0, 0, 0]);
             dst += len;
         }
-        self.gate().reset(ranges.len() as u32);
+        self.gate.reset(ranges.len() as u32);
     }
 
     /// Has the first `count` moves made that were prepared, and waits until they are, or are given up: the gate tells which were made, and what stopped
@@ -304,8 +294,8 @@ impl Stub {
 
     /// Waits until the moves that were prepared are made, or given up. Others ring for them, and `hurry` is asked to if that takes long, less and less often: it needs the space's lock.
     pub fn await_portions(&mut self, mut hurry: impl FnMut() -> Hurry) -> Result<(), CallError> {
-        let (gate, mut watch, mut patience) = (self.gate(), Overdue::watch(), PORTIONS);
-        while !gate.is_finished() {
+        let (mut watch, mut patience) = (Overdue::watch(), PORTIONS);
+        while !self.gate.is_finished() {
             if !self.is_alive() {
                 return Err(CallError::Dead);
             }
@@ -368,12 +358,11 @@ impl Stub {
     /// [`Stub::wait`] sees to the end of it.
     pub fn prepare_release(&mut self) -> Gate {
         self.prepare(0, libc::SYS_madvise, [self.staging, STAGING, libc::MADV_DONTNEED as u64, 0, 0, 0]);
-        let gate = self.gate();
-        gate.reset(1);
-        gate.prepare_ring(0, 1, false);
+        self.gate.reset(1);
+        self.gate.prepare_ring(0, 1, false);
         self.releasing = true;
         (self.used, self.held) = (0, 0);
-        gate
+        self.gate.clone()
     }
 
     fn look_until(&mut self, deadline: Instant, is_done: impl Fn(&mut Stub) -> bool) -> Result<(), CallError> {
@@ -391,10 +380,9 @@ impl Stub {
 
     /// Waits until staging is empty, if it was to be emptied. No interrupt tells: it is over long since, nearly always.
     fn wait_for_release(&mut self, deadline: Instant) -> Result<(), CallError> {
-        let gate = self.gate();
-        self.look_until(deadline, |_| gate.is_idle())?;
+        self.look_until(deadline, |stub| stub.gate.is_idle())?;
         self.releasing = false;
-        let answer = gate.answer(0);
+        let answer = self.gate.answer(0);
         if answer != Some(0) {
             // What is still in there would be taken for the next batch.
             tracing::warn!(stub = self.pid, "staging could not be emptied ({answer:?}): ending the stub");
@@ -407,7 +395,7 @@ impl Stub {
     /// One call that does nothing, to see whether the stub answers.
     pub fn ping(&mut self, limit: Duration) -> Result<(), CallError> {
         self.wait(limit)?;
-        self.gate().reset(0);
+        self.gate.reset(0);
         self.ring(0);
         self.wait(limit)
     }
