@@ -65,6 +65,11 @@ pub struct Fetch {
 }
 
 impl Fetch {
+    /// The page that is waited for, if nothing else comes with it.
+    pub fn alone(&self) -> Option<Stretch> {
+        Some(self.asked).filter(|asked| asked.pages == 1 && self.apart.iter().all(Option::is_none))
+    }
+
     pub fn apart(&self) -> impl Iterator<Item = Stretch> {
         self.apart.iter().flatten().copied()
     }

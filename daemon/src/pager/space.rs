@@ -2,7 +2,7 @@
 //!
 //! Everything that decides where a page is happens under the space's lock: reading messages and applying them, checking a
 //! record and installing its page, and between the moves of an eviction, which are made without it ([`hold`](super::hold)). The lock is never held across a
-//! fabric operation. The rules that make this right (FORK, REMAP, REMOVE and UNMAP are called *changes*):
+//! fabric operation that has to be waited for. The rules that make this right (FORK, REMAP, REMOVE and UNMAP are called *changes*):
 //!
 //! - All changes that were read are applied before any fault that was read is served: once a change is read the app goes on,
 //!   and a fault served first would alter the records that, say, a fork's child must inherit.
@@ -57,6 +57,11 @@ pub struct Fault {
 }
 
 impl Fault {
+    /// What its page is installed for.
+    pub fn why(self) -> Why {
+        if self.write { Why::Write(self.page) } else { Why::Read(self.page) }
+    }
+
     /// Nobody waits; but whether the page is there must be found out.
     pub fn suspected(page: PageIdx) -> Fault {
         Fault { page, write: false, thread: 0, since: Instant::now(), evictors: true }

@@ -9,27 +9,28 @@
 //! (an evictor, with a stub that stands still because its program is frozen) is taken out of the epoll set until it can be had: its messages would wake the
 //! worker without end, and all other programs would wait for that.
 
+mod reading;
 mod rings;
 pub mod standing;
 
 use super::PagerConfig;
 use super::app::{App, LONGEST_HOLD};
 use super::busy_poll::BusyPoll;
-use super::fetch::{Fetch, Stretch};
 use super::hold::Hold;
 use super::homes::{self, Bell, HERD};
 use super::process;
 use super::registry::Registry;
-use super::space::{Core, Fault, Next, Space, SpaceId, Surroundings, Why};
+use super::space::{Core, Fault, Next, Space, SpaceId, Surroundings};
 use super::table::PageIdx;
 use super::waiting::Waiting;
-use crate::pool::{Buf, Busy, Done, Lane, SlotRun};
+use crate::pool::{Buf, Done, Lane};
 use crate::sentinel::Sentinel;
 use annex_shared::ids::SlotIdx;
 use annex_shared::priority::Precedence;
 use crossbeam::channel::{Receiver, Sender};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use reading::Pending;
 use standing::{Patience, Standing};
 use std::io;
 use std::sync::Arc;
@@ -198,14 +199,6 @@ impl Drop for Workers {
             }
         }
     }
-}
-
-/// A read under way.
-struct Pending {
-    space: Arc<Space>,
-    stretch: Stretch,
-    /// `None`: nobody waits for it.
-    fault: Option<Fault>,
 }
 
 /// What could not be done at once.
@@ -384,6 +377,7 @@ impl Worker {
             Next::Served => {}
             Next::Held => self.hold(&space.app),
             Next::Again => self.again.push(Again::Fault(space.clone(), fault)),
+            Next::Read(fetch) if self.install_at_once(space, core, fault, &fetch) => {}
             Next::Read(fetch) => self.fetch(space, fault, &fetch),
         }
     }
@@ -429,64 +423,6 @@ impl Worker {
         }
     }
 
-    /// A page that nobody waited for is on its way, and now somebody does.
-    fn joins(&mut self, space: &Arc<Space>, fault: Fault) -> bool {
-        let is_it =
-            |p: &&mut Pending| p.fault.is_none() && p.stretch.contains(fault.page) && Arc::ptr_eq(&p.space, space);
-        let ahead = self.pending.iter_mut().flatten().find(is_it);
-        ahead.map(|pending| pending.fault = Some(fault)).is_some()
-    }
-
-    /// Asks the pool for what a fault brings: what is waited for first, the rest if there is room. Called under the
-    /// space's lock: from here on the lane holds references to the slots.
-    fn fetch(&mut self, space: &Arc<Space>, fault: Fault, fetch: &Fetch) {
-        self.read(space, fault, fetch.asked);
-        for stretch in fetch.apart() {
-            let Some(buf) = self.lane.alloc(stretch.pages as usize) else { return };
-            let pending = Pending { space: space.clone(), stretch, fault: None };
-            if let Err(Busy(buf)) = self.post(pending, buf) {
-                self.lane.free(buf);
-                return;
-            }
-        }
-    }
-
-    /// Asks the pool for a page that is waited for and its neighbours.
-    fn read(&mut self, space: &Arc<Space>, fault: Fault, mut stretch: Stretch) {
-        let buf = self.lane.alloc(stretch.pages as usize).or_else(|| {
-            stretch = stretch.only(fault.page);
-            self.lane.alloc(1)
-        });
-        let posted = match buf {
-            Some(buf) => self.post(Pending { space: space.clone(), stretch, fault: Some(fault) }, buf),
-            None => {
-                self.again.push(Again::Fault(space.clone(), fault));
-                return;
-            }
-        };
-        if let Err(Busy(buf)) = posted {
-            self.lane.free(buf);
-            self.again.push(Again::Fault(space.clone(), fault));
-        }
-    }
-
-    fn post(&mut self, pending: Pending, buf: Buf) -> Result<(), Busy> {
-        let token = self.free.pop().unwrap_or_else(|| {
-            self.pending.push(None);
-            self.pending.len() - 1
-        });
-        let Stretch { slot: first, pages: count, .. } = pending.stretch;
-        let posted = self.lane.read(SlotRun { first, count }, buf, token as u64);
-        match posted {
-            Ok(()) => {
-                self.pending[token] = Some(pending);
-                self.busy_poll.restart();
-            }
-            Err(_) => self.free.push(token),
-        }
-        posted
-    }
-
     /// Moves everything that can move: doorbells, completions, second tries.
     fn turn(&mut self) {
         self.end_holds();
@@ -511,15 +447,7 @@ impl Worker {
                 Ok(()) => self.install(pending, buf),
                 Err(error) => {
                     self.lane.free(buf);
-                    let Pending { space, stretch, fault } = pending;
-                    tracing::warn!(app = space.app.name, slot = stretch.slot.0, "failed to read a page: {error}");
-                    match fault {
-                        // Whoever touches it will ask again.
-                        None => {}
-                        Some(fault) if stretch.pages == 1 => self.lose(space, fault.page, stretch.slot),
-                        // One of the neighbours may be the trouble: the page that is waited for, alone.
-                        Some(fault) => self.read(&space, fault, stretch.only(fault.page)),
-                    }
+                    self.fail(pending, error);
                 }
             }
         }
@@ -527,61 +455,6 @@ impl Worker {
         self.lane.submit();
         if let Some(space) = self.faulted.take() {
             space.move_some();
-        }
-    }
-
-    fn install(&mut self, pending: Pending, buf: Buf) {
-        let Pending { space, stretch, fault } = &pending;
-        // What nobody waits for is dropped rather than that somebody waits for it, or the app is above its limit.
-        if space.is_dead() || (fault.is_none() && space.app.room() == 0) {
-            self.lane.free(buf);
-            return;
-        }
-        let around = self.around.clone();
-        let why = match fault {
-            Some(Fault { page, write: true, .. }) => Why::Write(*page),
-            Some(Fault { page, .. }) => Why::Read(*page),
-            None => Why::Ahead,
-        };
-        let beside = |limit| {
-            let mut core = space.core_beside(limit)?;
-            core.has_to_itself(stretch.range()).then_some(core)
-        };
-        let core = if fault.is_some() { self.core_of(space, beside) } else { beside(PATIENCE) };
-        let installed = core.map(|mut core| space.install(&mut core, *stretch, self.lane.bytes(&buf), why, &around));
-        match (fault, installed) {
-            (Some(_), None) => self.again.push(Again::Install(pending, buf)),
-            (Some(_), Some(false)) => {
-                let id = space.id;
-                self.again.push(Again::Install(pending, buf));
-                // Its message must be read before the install can succeed.
-                self.visit(id, Instant::now());
-            }
-            (Some(fault), Some(true)) => {
-                space.app.counters.major.fetch_add(1, Ordering::Relaxed);
-                space.app.latency.add(fault.since.elapsed());
-                if space.app.is_over() {
-                    self.registry.wake_evictor();
-                }
-                self.lane.free(buf);
-            }
-            (None, _) => {
-                if space.app.is_over() {
-                    self.registry.wake_evictor();
-                }
-                self.lane.free(buf);
-            }
-        }
-    }
-
-    fn lose(&mut self, space: Arc<Space>, page: PageIdx, slot: SlotIdx) {
-        let around = self.around.clone();
-        let is_over = space.is_dead()
-            || self
-                .core_of(&space, |limit| space.core_within(limit))
-                .is_some_and(|mut core| space.lose(&mut core, page, slot, &around));
-        if !is_over {
-            self.again.push(Again::Lose(space, page, slot));
         }
     }
 }

@@ -24,6 +24,12 @@ impl Lane {
         taken
     }
 
+    /// Reads a page here and now, and has `take` look at it if it is as it was written. Otherwise as [`Lane::read_now`].
+    pub fn read_page_now<T>(&mut self, slot: SlotIdx, take: impl FnOnce(&[u8]) -> Option<T>) -> Option<T> {
+        let wanted = self.core.slots.checksum(slot);
+        self.read_now(slot, 0..PAGE_SIZE as u32, |page| if checksum(page) == wanted { take(page) } else { None })
+    }
+
     fn read_into(&mut self, slot: SlotIdx, piece: &Range<u32>, local: usize) -> Option<()> {
         let is_probe = self.counts_as_probe();
         let (replica, addr) = self.nearest(slot, piece, is_probe)?;

@@ -5,7 +5,7 @@ mod spill;
 mod takeover;
 
 use super::testbed::{Bed, Fate, SLOTS, eventually, finish, is_filled, post_write, read, write};
-use super::{IoError, Pool, PoolError, PoolState, SlotRun};
+use super::{IoError, Lane, Pool, PoolError, PoolState, SlotRun};
 use annex_shared::api::DonorState;
 use annex_shared::config::{ByteSize, TimeSpan};
 use annex_shared::fabric::ErrorKind;
@@ -81,6 +81,21 @@ fn wrong_bytes_make_the_other_replica_answer() {
         bed.pool.donors()[1].checksum_errors > 0
     });
     assert_eq!(bed.pool.donors()[0].checksum_errors, 0);
+}
+
+#[test]
+fn a_page_that_is_wrong_is_not_given_here_and_now() {
+    let bed = Bed::new(&[8], 1);
+    let mut lane = bed.lane();
+    let runs = bed.reserve(1);
+    write(&mut lane, &runs, 1).unwrap();
+    let slot = runs[0].first;
+    let given = |lane: &mut Lane| lane.read_page_now(slot, |page| Some(page.len()));
+    assert_eq!(given(&mut lane), None, "its donor is far");
+    bed.agents[0].near(true);
+    assert_eq!(given(&mut lane), Some(PAGE_SIZE));
+    bed.agents[0].rot();
+    assert_eq!(given(&mut lane), None);
 }
 
 #[test]
