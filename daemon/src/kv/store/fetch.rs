@@ -7,11 +7,14 @@ use crate::pool::SlotRun;
 use annex_shared::ids::SlotIdx;
 use bytes::BytesMut;
 use futures::future::try_join_all;
+use std::ops::Range;
 
 /// Slots of one READ at most; the rest of a large record has READs of its own.
 const PIECE: u32 = 256;
 /// Records of at most so many bytes are read alone, not with the sheet they lie in.
 const SMALL: u32 = 2048;
+/// Bytes of a record that is read on the spot, at most: nobody else is served meanwhile.
+const AT_ONCE: usize = 64 << 10;
 /// How often a record is looked for that is moved just as it is read.
 const TRIES: u32 = 8;
 
@@ -43,8 +46,8 @@ impl Drop for Pinned<'_> {
 }
 
 impl Store {
-    /// As [`Store::read`], if nothing has to be waited for: what is known without a READ, and records of one sheet where READs are over as soon as they are
-    /// posted. `None`: nothing was done that [`Store::read`] does not do again.
+    /// As [`Store::read`], if nothing has to be waited for: what is known without a READ, and records of up to [`AT_ONCE`] bytes where READs are over as soon as they
+    /// are posted. `None`: nothing was done that [`Store::read`] does not do again.
     pub fn read_now(&self, db: Db, key: &[u8]) -> Option<Option<Value>> {
         self.is_loaded().ok()?;
         let hash = self.hash(key);
@@ -67,12 +70,13 @@ impl Store {
         Some(Some(value))
     }
 
-    /// A record of one sheet, if that takes no waiting and it is as it was written.
+    /// A record, if that takes no waiting and it is as it was written.
     fn record_now(&self, entry: &Entry, key: &[u8]) -> Option<Record> {
         let (place, tag, piece) = (entry.place(), entry.tag()?, entry.span());
         let as_written = |bytes: &[u8]| split(bytes, Some(key)).ok().filter(|(header, ..)| header.tag() == tag);
         if piece.end > PAGE_SIZE as u32 {
-            return None;
+            let (header, key, value) = split_shared(self.whole_now(place.sheet, piece)?, Some(key)).ok()?;
+            return (header.tag() == tag).then_some((header, key, value));
         }
         if self.0.space.borrow().is_open(place.sheet)
             && let Some(sheet) = self.0.log.borrow().bytes(place.sheet)
@@ -80,6 +84,26 @@ impl Store {
             return as_written(place.within(sheet));
         }
         self.0.way.read_now(self.0.table.slot(place.sheet)?, piece, as_written)
+    }
+
+    /// What lies in several sheets, from `span.start` of the first one on. Not verified: only the sum of a record tells that all of them are its own.
+    fn whole_now(&self, first: SheetIdx, span: Range<u32>) -> Option<Bytes> {
+        let len = span.len();
+        if len > AT_ONCE {
+            return None;
+        }
+        let mut whole = BytesMut::with_capacity(len);
+        let (mut sheet, mut from) = (first, span.start);
+        while whole.len() < len {
+            let to = (from + (len - whole.len()) as u32).min(PAGE_SIZE as u32);
+            let slot = self.0.table.slot(sheet).filter(|_| !self.0.space.borrow().is_open(sheet))?;
+            self.0.way.read_now(slot, from..to, |bytes| {
+                whole.extend_from_slice(bytes);
+                Some(())
+            })?;
+            (sheet, from) = (SheetIdx(sheet.0 + 1), 0);
+        }
+        Some(whole.freeze())
     }
 
     /// Reads a key's value, from wherever it is nearest.
@@ -210,6 +234,7 @@ pub(super) fn split(bytes: &[u8], of: Option<&[u8]>) -> Result<Record, RecordErr
     Ok((header, key, Bytes::copy_from_slice(value)))
 }
 
+/// The same, without copying anything.
 fn split_shared(bytes: Bytes, of: Option<&[u8]>) -> Result<Record, RecordError> {
     let (header, body) = checked(&bytes, of)?;
     let body = bytes.slice_ref(body);

@@ -30,6 +30,7 @@ fn what_is_near_or_known_is_read_without_waiting() {
     world.run(64 << 10, SETTINGS, async |store| {
         fill(&store).await;
         store.write(DB, b"large", value(1, 5000), None).await.unwrap();
+        store.write(DB, b"larger", value(1, 70_000), None).await.unwrap();
         assert_eq!((now_read(&store, "100"), store.stats().hits), (None, 0), "it is far away");
         // The last sheet and keys that are not there take no READ.
         store.write(DB, b"new", "1".into(), None).await.unwrap();
@@ -44,8 +45,11 @@ fn what_is_near_or_known_is_read_without_waiting() {
         assert_eq!(now_read(&store, "100"), Some(Some(value(100, 100))));
         let stats = store.stats();
         assert_eq!((stats.cache_hits, stats.cached, stats.reads), (0, 0, 1 + SIZES.len() as u64), "{stats:?}");
-        assert_eq!(now_read(&store, "large"), None, "it lies in two sheets");
-        assert_eq!(bytes(&store, DB, b"large").await, Some(value(1, 5000)));
+        let reads = store.stats().reads;
+        assert!(now_read(&store, "large") == Some(Some(value(1, 5000))));
+        assert_eq!(store.stats().reads, reads + 2, "it lies in two sheets");
+        assert_eq!(now_read(&store, "larger"), None, "it would take long");
+        assert!(bytes(&store, DB, b"larger").await == Some(value(1, 70_000)));
         store.write(DB, b"soon", "1".into(), Some(now() + 30)).await.unwrap();
         tokio::time::sleep(Duration::from_millis(31)).await;
         assert_eq!((now_read(&store, "soon"), store.stats().expired), (Some(None), 1));
@@ -82,8 +86,14 @@ fn what_is_wrong_on_the_spot_is_not_given_out_and_comes_from_another_donor() {
     let world = World::new(100);
     near(&world);
     world.with(async |store| {
+        // In two sheets.
+        store.write(DB, b"5000", value(5000, 5000), None).await.unwrap();
         fill(&store).await;
-        for fate in [Fate::Corrupt, Fate::Fail(ErrorKind::RemoteOperation)] {
+        for (size, fate) in [100, 5000]
+            .into_iter()
+            .flat_map(|size| [Fate::Corrupt, Fate::Fail(ErrorKind::RemoteOperation)].map(|fate| (size, fate)))
+        {
+            let (key, right) = (size.to_string(), Some(value(size as u64, size)));
             let wrong = Arc::new(AtomicU64::new(1));
             for agent in &world.bed.agents {
                 let wrong = wrong.clone();
@@ -91,9 +101,9 @@ fn what_is_wrong_on_the_spot_is_not_given_out_and_comes_from_another_donor() {
                 agent.script(move |op| if is_one(op) { fate } else { Fate::Do });
             }
             let hits = store.stats().hits;
-            assert_eq!((now_read(&store, "100"), store.stats().hits), (None, hits), "{fate:?}");
-            assert_eq!(bytes(&store, DB, b"100").await, Some(value(100, 100)));
-            assert_eq!((now_read(&store, "100"), store.stats().hits), (Some(Some(value(100, 100))), hits + 2));
+            assert!((now_read(&store, &key), store.stats().hits) == (None, hits), "{size}: {fate:?}");
+            assert!(bytes(&store, DB, key.as_bytes()).await == right, "{size}: {fate:?}");
+            assert!((now_read(&store, &key), store.stats().hits) == (Some(right), hits + 2), "{size}: {fate:?}");
         }
         // One donor is gone, and the other one is as near.
         world.bed.agents[0].cut();
