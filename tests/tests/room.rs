@@ -1,7 +1,10 @@
-//! Bringing a program back must not get it killed: when its cgroup has no room for what is in the pool, annexd says so and leaves the program as it is.
+//! When there is no room. Bringing a program back must not get it killed: when its cgroup has no room for what is in the pool, annexd says so and leaves the program as it
+//! is. And a program that is above its limit since nothing of it can be evicted has a note that says why, as long as that lasts.
 
-use annex_tests::testbed::{Testbed, bins, wait_for};
-use nix::sys::signal::Signal;
+use annex_tests::testbed::census::Census;
+use annex_tests::testbed::{Donor, Testbed, bins, wait_for};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -75,4 +78,47 @@ fn a_program_whose_cgroup_has_no_room_is_neither_detached_nor_killed() {
     job.signal(Signal::SIGUSR1);
     let outcome = job.wait(2 * MINUTE).succeeded();
     assert_eq!(outcome.stdout, "forked\nverified\n", "{outcome}");
+}
+
+fn filler(mib: &str) -> Command {
+    let mut program = Command::new("python3");
+    program.arg(bins::script("forked.py")).args([mib, "0"]);
+    program
+}
+
+#[test]
+fn a_full_pool_is_noted_on_the_app_until_it_has_room() {
+    let mut bed =
+        Testbed::builder().replicas(1).donor(Donor::shm().capacity("64M")).donor(Donor::shm().absent()).start();
+    let mut job = bed.run("fat", "32M", filler("160"));
+    bed.wait_app("fat", MINUTE, |app| app.note.contains("the pool is full") && app.resident > 80 << 20);
+    let more = bed.places[1].start_agent(bed.path());
+    bed.agents.push(more);
+    bed.wait_app("fat", MINUTE, |app| app.note.is_empty() && app.resident < 40 << 20);
+    job.wait_says("forked", 2 * MINUTE);
+    job.signal(Signal::SIGUSR1);
+    job.wait(2 * MINUTE).succeeded();
+}
+
+#[test]
+fn a_stub_that_does_not_answer_is_noted_on_the_app_until_it_does() {
+    let bed = Testbed::shm();
+    let mut job = bed.run("stuck", "40M", filler("96"));
+    job.wait_says("forked", 2 * MINUTE);
+    bed.wait_app("stuck", MINUTE, |app| app.evicted > 40 << 20 && app.resident < 48 << 20);
+    let pids = bed.app("stuck").expect("it runs").pids;
+    let stubs: Vec<Pid> = pids
+        .iter()
+        .flat_map(|pid| Census::of(*pid).children)
+        .filter(|child| !pids.contains(child))
+        .map(Pid::from_raw)
+        .collect();
+    let all = |signal| stubs.iter().for_each(|stub| kill(*stub, signal).expect("it is there"));
+    all(Signal::SIGSTOP);
+    bed.ask("limit", ["stuck", "24M"]).succeeded();
+    bed.wait_app("stuck", MINUTE, |app| app.note.contains("has not answered for") && app.resident > 32 << 20);
+    all(Signal::SIGCONT);
+    bed.wait_app("stuck", MINUTE, |app| app.note.is_empty() && app.resident < 30 << 20);
+    job.signal(Signal::SIGUSR1);
+    job.wait(2 * MINUTE).succeeded();
 }

@@ -1,5 +1,6 @@
 //! An app: the processes that are managed as one, their shared local limit, and what is counted about them.
 
+use super::hindrance::Hindrance;
 use super::process::{self, Stat};
 use super::scan::Pagemap;
 use super::space::{Fault, Space};
@@ -79,6 +80,7 @@ pub struct App {
     limit: Mutex<Limit>,
     state: AtomicU8,
     note: Mutex<String>,
+    pub hindrance: Hindrance,
     pub counters: Counters,
     pub latency: Latency,
     /// Pages resident at the last measurement, corrected by installs and evictions since.
@@ -109,6 +111,7 @@ impl App {
             limit: Mutex::new(limit),
             state: AtomicU8::new(WAITING),
             note: Mutex::default(),
+            hindrance: Hindrance::default(),
             counters: Counters::default(),
             latency: Latency::default(),
             estimate: AtomicI64::new(0),
@@ -326,7 +329,7 @@ impl App {
             resident,
             evicted: evicted * page,
             state: self.state(),
-            note: self.note.lock().clone(),
+            note: self.hindrance.describe().unwrap_or_else(|| self.current_note()),
             faults: Faults {
                 major: load(&self.counters.major),
                 zero: load(&self.counters.zero),

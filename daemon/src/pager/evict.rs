@@ -272,7 +272,6 @@ impl Evictor {
             Ok(()) => Outcome::Evicted(n as u64),
             Err(()) => {
                 let ours = moved.iter().enumerate().map(|(i, m)| (m.slot, i)).collect();
-                space.app.note("no donor takes pages: eviction is suspended");
                 let workers = &self.workers;
                 salvage::put_back(&self.registry, &self.around, &space.app, &ours, self.lane.bytes(&buf), &|faults| {
                     workers.serve(faults);

@@ -7,6 +7,7 @@
 
 use super::app::{App, Watermarks};
 use super::evict::{BATCH, Evictor, Outcome};
+use super::hindrance::Cause;
 use super::manager::Roster;
 use super::registry::Registry;
 use super::restore;
@@ -135,6 +136,8 @@ impl Evictors {
             for app in self.roster.all() {
                 if app.state() != AppState::Detaching && !app.is_resting() && app.is_over() {
                     again |= relieve(&mut evictor, &app);
+                } else if !app.is_over() {
+                    app.hindrance.over();
                 }
                 evictor.workers.serve(app.take_held());
                 if !self.acts(evictor.number) {
@@ -172,7 +175,10 @@ fn relieve(evictor: &mut Evictor, app: &Arc<App>) -> bool {
             app.yielded(if let Outcome::Evicted(n) = outcome { n } else { 0 });
             evictor.workers.serve(app.take_held());
             match outcome {
-                Outcome::Evicted(n) => need = need.saturating_sub(n),
+                Outcome::Evicted(n) => {
+                    need = need.saturating_sub(n);
+                    app.hindrance.over();
+                }
                 Outcome::Again | Outcome::Unshared => {
                     retries += 1;
                     if retries > 20 {
@@ -181,15 +187,20 @@ fn relieve(evictor: &mut Evictor, app: &Arc<App>) -> bool {
                     }
                 }
                 Outcome::PoolFull => {
-                    app.note("the pool is full: the app keeps its pages until donors lend more");
+                    app.hindrance.met(Cause::PoolFull);
                     app.rest(Duration::from_millis(500));
                     return false;
                 }
                 Outcome::WriteFailed => {
+                    app.hindrance.met(Cause::NoDonor);
                     app.rest(Duration::from_millis(500));
                     return false;
                 }
-                Outcome::NothingCold | Outcome::NoAnswer | Outcome::Dead => exhausted.push(i),
+                Outcome::NoAnswer => {
+                    app.hindrance.met(Cause::Silence);
+                    exhausted.push(i);
+                }
+                Outcome::NothingCold | Outcome::Dead => exhausted.push(i),
             }
         }
         for i in exhausted.into_iter().rev() {

@@ -37,6 +37,7 @@ mod evictors;
 mod fetch;
 mod guards;
 mod heritage;
+mod hindrance;
 mod hold;
 mod home;
 mod homes;

@@ -491,7 +491,8 @@ pub struct Place {
 }
 
 impl Place {
-    fn start_agent(&self, dir: &Path) -> Process {
+    /// Starts its agent, which keeps what it needs in `dir`.
+    pub fn start_agent(&self, dir: &Path) -> Process {
         let Place { name, address, donor, wire, meminfo } = self;
         let program = bins::find("annex-agent");
         let mut agent = match (wire, meminfo) {
