@@ -2,6 +2,7 @@
 //!
 //! `ANNEX_STRESS_SECONDS` sets the length of each run.
 
+use annex_tests::testbed::census::Census;
 use annex_tests::testbed::{Donor, Testbed, bins, directory, stress_seconds};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::process::{Command, Stdio};
@@ -48,6 +49,37 @@ fn no_wrong_byte_over_shm() {
 #[test]
 fn no_wrong_byte_in_a_program_with_one_thread() {
     not_one_wrong_byte_in(&Testbed::builder().beside_another().shm(), 1, 18);
+}
+
+/// What is left resident lies apart, so a batch is many moves of few pages. They are made by a stub that has the program's CPU, a few after each fault, and changes come in between.
+#[test]
+fn no_wrong_byte_where_the_stub_has_the_programs_cpu() {
+    let bed = Testbed::builder().beside_another().shm();
+    let mut command = Command::new("taskset");
+    let stress = stress_with(1, 128 * MIB, 19, stress_seconds());
+    command.args(["-c", "0"]).arg(stress.get_program()).args(stress.get_args());
+    command.args(["--features", "rw,io,direct,churn,remap,discard,free,protect"]);
+    let mut job = bed.run("apart", "32M", command);
+    job.wait_says("ready", Duration::from_secs(120));
+    let app = bed.wait_app("apart", Duration::from_secs(60), |app| app.pages_evicted > 20_000);
+    let stubs: Vec<i32> = app.pids.iter().flat_map(|pid| Census::of(*pid).children).collect();
+    let on_its_cpu = (0..50).filter(|_| {
+        std::thread::sleep(Duration::from_millis(50));
+        stubs.iter().any(|stub| last_cpu(*stub) == Some(0))
+    });
+    let seen = on_its_cpu.count();
+    let outcome = job.wait(Duration::from_secs(stress_seconds() * 4 + 120)).succeeded();
+    assert!(seen > 25, "the stub was seen on the program's CPU {seen} times of 50");
+    let summary: serde_json::Value = serde_json::from_str(&outcome.stdout).expect("one line of JSON");
+    assert!(summary["errors"] == 0 && summary["checks"].as_u64() > Some(100_000), "{summary}");
+    outcome.was_paged(30_000, 20_000);
+}
+
+/// Where a process ran last.
+fn last_cpu(pid: i32) -> Option<u32> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name ends with the last parenthesis; the CPU is the 39th field.
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(36)?.parse().ok()
 }
 
 /// Runs `annex-holes`, with holes that stay open for so many microseconds.
