@@ -1,9 +1,10 @@
 //! An app: the processes that are managed as one, their shared local limit, and what is counted about them.
 
+use super::fault::Fault;
 use super::hindrance::Hindrance;
 use super::process::{self, Stat};
 use super::scan::Pagemap;
-use super::space::{Fault, Space};
+use super::space::Space;
 use crate::latency::Latency;
 use annex_shared::api::{AppInfo, AppState, Faults, Limit, Target};
 use annex_shared::page::PAGE_SIZE;

@@ -19,12 +19,13 @@
 
 use super::clock::{Clock, Victims, recheck};
 use super::control_block;
+use super::fault::Fault;
 use super::mortal;
 use super::moves::{Made, Moved, Moves};
 use super::registration::prepare;
 use super::registry::Registry;
 use super::salvage;
-use super::space::{Evicting, Fault, Space, Surroundings};
+use super::space::{Evicting, Space, Surroundings};
 use super::stub::{CallError, Gate, Hurry, Stub};
 use super::table::{PageIdx, Record, Table, Victim};
 use super::worker::Workers;

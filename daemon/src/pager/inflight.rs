@@ -3,7 +3,8 @@
 //! A page's record names its new slot from the moment it was moved, so that forks and remaps carry it along; until the write is
 //! settled the slot must not be read. A fault that meets such a slot is parked here and served when its batch is.
 
-use super::space::{Fault, Space};
+use super::fault::Fault;
+use super::space::Space;
 use crate::pool::SlotRun;
 use annex_shared::ids::SlotIdx;
 use parking_lot::Mutex;

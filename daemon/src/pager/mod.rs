@@ -34,6 +34,7 @@ mod control_block;
 mod doubt;
 mod evict;
 mod evictors;
+mod fault;
 mod fetch;
 mod guards;
 mod heritage;

@@ -5,12 +5,13 @@
 
 use super::app::App;
 use super::attach::Means;
+use super::fault::Why;
 use super::fetch::Stretch;
 use super::process;
 use super::registry::Registry;
 use super::room::{self, Demand, RoomError};
 use super::scan::Pagemap;
-use super::space::{Space, Surroundings, Why};
+use super::space::{Space, Surroundings};
 use super::table::{PageIdx, Record, Table};
 use crate::pool::{Busy, Done, Lane, SlotRun};
 use annex_shared::api::Progress;

@@ -4,10 +4,11 @@
 //! record names one of them (forked children and remapped places included) the bytes are put, from staging or from the batch's buffer.
 
 use super::app::App;
+use super::fault::Fault;
 use super::process::{self, Stat};
 use super::registry::Registry;
 use super::scan::Pagemap;
-use super::space::{Core, Fault, Space, Surroundings};
+use super::space::{Core, Space, Surroundings};
 use super::table::{Intent, Phase, Record, Table};
 use annex_shared::ids::SlotIdx;
 use annex_shared::page::PAGE_SIZE;

@@ -14,7 +14,8 @@
 //! Lock order: [`Space::evicting`] before [`Space::core`]; a parent's core before its new child's.
 
 use super::app::App;
-use super::fetch::{Fetch, Stretch};
+use super::fault::{Fault, Next, Why};
+use super::fetch::Stretch;
 use super::guards::Guards;
 use super::hold::Hold;
 use super::home::Home;
@@ -43,31 +44,6 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SpaceId(pub u64);
 
-/// A thread of the app that waits for a page.
-#[derive(Clone, Copy, Debug)]
-pub struct Fault {
-    pub page: PageIdx,
-    pub write: bool,
-    /// Its ID in its own PID namespace.
-    pub thread: i32,
-    /// When a worker woke up because of it.
-    pub since: Instant,
-    /// The evictor itself waits for it: it must not be made to wait for eviction.
-    pub evictors: bool,
-}
-
-impl Fault {
-    /// What its page is installed for.
-    pub fn why(self) -> Why {
-        if self.write { Why::Write(self.page) } else { Why::Read(self.page) }
-    }
-
-    /// Nobody waits; but whether the page is there must be found out.
-    pub fn suspected(page: PageIdx) -> Fault {
-        Fault { page, write: false, thread: 0, since: Instant::now(), evictors: true }
-    }
-}
-
 /// Has somebody watch a space.
 pub type Watch = Box<dyn Fn(&Arc<Space>) + Send + Sync>;
 
@@ -80,32 +56,6 @@ pub struct Surroundings {
     /// Has a fork's child watched.
     pub watch: Watch,
     pub ids: AtomicU64,
-}
-
-/// Why pages are installed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
-    /// This page is waited for, to be read: pages keep their pool copies and are watched for writes.
-    Read(PageIdx),
-    /// This page is about to be written.
-    Write(PageIdx),
-    /// Nobody waits for them, as far as is known.
-    Ahead,
-    /// The app is being let go: nothing of the pages stays in the pool.
-    Restore,
-}
-
-/// What a fault asks for next.
-#[derive(Debug)]
-pub enum Next {
-    /// Nothing: served, or somebody else will.
-    Served,
-    /// Nothing for now: the app holds it until there is room, or until it has waited long enough ([`App::take_held`]).
-    Held,
-    /// Bring these.
-    Read(Fetch),
-    /// The app is changing its mappings: read its messages, then try again.
-    Again,
 }
 
 pub struct Core {

@@ -39,7 +39,7 @@
 
 use super::mapped::{MapError, Mapped};
 use super::migrate;
-use super::replicas::{PLACES, Replica, Replicas};
+use super::replica::{PLACES, Replica, Replicas};
 use annex_shared::ids::{ClientId, DonorId, ExtentId, Incarnation, SlotIdx};
 use annex_shared::wire::Lease;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -368,7 +368,7 @@ fn run_hook() {
 
 #[cfg(test)]
 mod tests {
-    use super::super::replicas::ReplicaState;
+    use super::super::replica::ReplicaState;
     use super::*;
     use annex_shared::ids::{Rkey, SlabId};
 

@@ -5,7 +5,7 @@
 //! Then the read gets *company*: another replica is asked as well, into spare pages of the lane's arena, and the first good answer wins. Each attempt gets company once. When
 //! the second one is late too, the older one is *relieved*: it goes on alone, and a third replica is asked, if there is one. Without spare pages nothing more is asked.
 
-use super::replicas::{PLACES, ReplicaState};
+use super::replica::{PLACES, ReplicaState};
 use std::time::{Duration, Instant};
 
 /// How often a page is read from one replica before that counts as failed.

@@ -6,7 +6,8 @@
 use super::IoError;
 use super::buffer::Buf;
 use super::hedging::Asked;
-use super::replicas::{PLACES, Took};
+use super::replica::PLACES;
+use super::replicas::Took;
 use super::slots::SlotRun;
 use annex_shared::fabric::OpKind;
 use annex_shared::ids::{DonorId, ExtentId, RemoteAddr, Rkey};

@@ -6,7 +6,7 @@ use super::core::{Core, Shelved, lock};
 use super::dial::Dialer;
 use super::donor::{Command, DonorThread};
 use super::repair::{self, Task};
-use super::replicas::{PLACES, Replica, ReplicaState};
+use super::replica::{PLACES, Replica, ReplicaState};
 use super::slots::SlotRun;
 use crate::sentinel::Sentinel;
 use annex_shared::api::DonorState;

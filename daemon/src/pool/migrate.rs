@@ -2,7 +2,7 @@
 
 use super::extents::{EXTENT_AT, ExtentTable, LIVE, MAX_EXTENTS, TableError};
 use super::mapped::Mapped;
-use super::replicas::{Replica, ReplicaState};
+use super::replica::{Replica, ReplicaState};
 use annex_shared::ids::{ClientId, DonorId, ExtentId, Incarnation, Rkey, SlabId};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 

@@ -41,6 +41,7 @@ mod migrate;
 mod placement;
 mod recount;
 mod repair;
+mod replica;
 mod replicas;
 mod report;
 mod session;

@@ -2,7 +2,7 @@
 
 use super::Pool;
 use super::core::lock;
-use super::replicas::{Replica, ReplicaState};
+use super::replica::{Replica, ReplicaState};
 use annex_shared::api::{DonorState, PoolInfo};
 use annex_shared::page::PAGE_SIZE;
 use std::sync::atomic::Ordering::Relaxed;

@@ -3,9 +3,10 @@
 //! A page that comes alone from a donor on this host is read and installed without letting go of the space's lock: a copy of 4 KiB takes less time than a read under
 //! way is work. All else is asked for, and whoever has the lock meanwhile finds that nothing has changed yet.
 
+use super::super::fault::{Fault, Why};
 use super::super::fetch::{Fetch, Stretch};
 use super::super::hold::Hold;
-use super::super::space::{Fault, Space, Why};
+use super::super::space::Space;
 use super::super::table::PageIdx;
 use super::{Again, PATIENCE, Worker};
 use crate::pool::{Buf, Busy, IoError, SlotRun};

@@ -2,7 +2,7 @@
 
 use super::members::MAX_STRIKES;
 use super::{Action, Book, DonorEntry};
-use crate::pool::replicas::ReplicaState;
+use crate::pool::replica::ReplicaState;
 use annex_shared::ids::DonorId;
 use std::time::Instant;
 

@@ -22,7 +22,7 @@ mod removal;
 mod repair;
 
 use super::placement::{self, Candidate};
-use super::replicas::{PLACES, ReplicaState};
+use super::replica::{PLACES, ReplicaState};
 use annex_shared::ids::{DonorId, ExtentId, Incarnation, SlabId};
 use annex_shared::wire::Lease;
 use members::Member;

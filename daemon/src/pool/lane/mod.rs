@@ -25,7 +25,7 @@ use super::inflight::{Direction, Job, NIL, PartState, Pending, Pool, Posted, Que
 use super::keeper::News;
 use super::mailbox::{Delivery, Mailbox};
 use super::repair;
-use super::replicas::{PLACES, Replica, ReplicaState, Replicas};
+use super::replica::{PLACES, Replica, ReplicaState, Replicas};
 use super::slots::SlotRun;
 use super::{Busy, Done, IoError, LaneError, Part};
 use annex_shared::fabric::{Arena, Completion, Endpoint, ErrorKind, MAX_OP_LEN, Op, OpKind, Transport};

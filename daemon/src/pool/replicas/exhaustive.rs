@@ -15,7 +15,7 @@
 //! slots and donors, rewrites of slots that a scrub found bad, and what `promote` gives up.
 
 use super::*;
-use annex_shared::ids::ClientId;
+use annex_shared::ids::{ClientId, DonorId};
 use std::hash::{Hash, Hasher};
 
 const E: ExtentId = ExtentId(0);

@@ -1,7 +1,7 @@
 //! The replica table: what a kill between any two accesses leaves behind, and that racing lanes, filler and keeper keep the rule.
 
 use super::*;
-use annex_shared::ids::ClientId;
+use annex_shared::ids::{ClientId, DonorId};
 use std::cell::RefCell;
 
 const SLOTS: u32 = 64;
