@@ -75,6 +75,22 @@ fn no_wrong_byte_where_the_stub_has_the_programs_cpu() {
     outcome.was_paged(30_000, 20_000);
 }
 
+/// A signal takes away the fault that was to be read, and its handler changes the mappings: what is read beside the stub's moves is that change, for which nothing may move.
+#[test]
+fn no_wrong_byte_where_signals_take_faults_away_while_pages_move() {
+    let bed = Testbed::builder().beside_another().linger_at("faults-counted:3000").shm();
+    // annexd lingers before it reads, and the stub goes on: what has moved by then may have been something else already, which ends the program. Before it can read something wrong.
+    let is_stopped = (0..8).any(|nth| {
+        let mut signals = Command::new(bins::find("annex-signals"));
+        signals.args(["15", "2000"]);
+        let outcome = bed.run(&format!("signals-{nth}"), "12M", signals).wait(Duration::from_secs(180));
+        assert!(outcome.code() == 0 || outcome.code() == 128 + 9, "{outcome}");
+        outcome.code() != 0
+    });
+    assert!(is_stopped, "no signal came in the right moment");
+    assert!(bed.annexd.log().contains("a signal took away the fault"), "{}", bed.annexd.log());
+}
+
 /// Where a process ran last.
 fn last_cpu(pid: i32) -> Option<u32> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;

@@ -137,7 +137,7 @@ impl Evictors {
                 if app.state() != AppState::Detaching && !app.is_resting() && app.is_over() {
                     again |= relieve(&mut evictor, &app);
                 } else if !app.is_over() {
-                    app.hindrance.over();
+                    app.hindrance.not_met();
                 }
                 evictor.workers.serve(app.take_held());
                 if !self.acts(evictor.number) {
@@ -177,7 +177,7 @@ fn relieve(evictor: &mut Evictor, app: &Arc<App>) -> bool {
             match outcome {
                 Outcome::Evicted(n) => {
                     need = need.saturating_sub(n);
-                    app.hindrance.over();
+                    app.hindrance.not_met();
                 }
                 Outcome::Again | Outcome::Unshared => {
                     retries += 1;

@@ -97,6 +97,7 @@ impl<'a> Hold<'a> {
     /// A change was read: nothing more may move. Stops the app unless it is certain that nothing has since the hold began.
     pub fn startle(&mut self) {
         let Some(Beside { left, .. }) = self.beside else { return };
+        mortal::point("startled");
         let is_certain = self.come_to_rest(MUST) && self.core.moves.as_ref().is_none_or(|m| m.gate.left() == left);
         if !is_certain {
             self.space.app.stop(
@@ -170,6 +171,7 @@ impl Space {
         let is_plain = hold.is_plain();
         if let Some(beside) = hold.beside.as_mut().filter(|_| is_plain) {
             beside.faults = self.uffd.pending_faults();
+            mortal::point("faults-counted");
         }
         (hold.readable() > 0 || hold.come_to_rest(for_a_call(limit))).then_some(hold)
     }
