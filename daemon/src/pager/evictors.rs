@@ -134,10 +134,10 @@ impl Evictors {
             evictor.lane.poll(&mut nothing);
             let mut again = false;
             for app in self.roster.all() {
-                if app.state() != AppState::Detaching && !app.is_resting() && app.is_over() {
-                    again |= relieve(&mut evictor, &app);
-                } else if !app.is_over() {
+                if !app.is_over() {
                     app.hindrance.not_met();
+                } else if app.state() != AppState::Detaching && !app.is_resting() {
+                    again |= relieve(&mut evictor, &app);
                 }
                 evictor.workers.serve(app.take_held());
                 if !self.acts(evictor.number) {

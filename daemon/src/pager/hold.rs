@@ -97,7 +97,6 @@ impl<'a> Hold<'a> {
     /// A change was read: nothing more may move. Stops the app unless it is certain that nothing has since the hold began.
     pub fn startle(&mut self) {
         let Some(Beside { left, .. }) = self.beside else { return };
-        mortal::point("startled");
         let is_certain = self.come_to_rest(MUST) && self.core.moves.as_ref().is_none_or(|m| m.gate.left() == left);
         if !is_certain {
             self.space.app.stop(

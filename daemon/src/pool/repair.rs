@@ -9,7 +9,7 @@ use super::core::Core;
 use super::fills::{Fill, Fills, Pace};
 use super::keeper::News;
 use super::lane::Lane;
-use super::replica::ReplicaState;
+use super::replica::{ReplicaState, Replicas};
 use super::slots::SlotRun;
 use super::{Done, IoError, PoolError};
 use crate::sentinel::Sentinel;
@@ -443,7 +443,7 @@ impl Repair {
         looked
     }
 
-    fn scrub_slots(&mut self, used: &[SlotIdx], replicas: &super::replica::Replicas) -> Result<(), Stopping> {
+    fn scrub_slots(&mut self, used: &[SlotIdx], replicas: &Replicas) -> Result<(), Stopping> {
         for (place, replica) in replicas.iter().filter(|(_, r)| r.state == ReplicaState::Live) {
             for run in runs(used) {
                 self.scrub_pace.spend(u64::from(run.count) * PAGE_SIZE as u64, Instant::now());

@@ -67,10 +67,7 @@ impl Part {
 
 impl Holes {
     fn new(open: Duration, rest: Duration) -> Holes {
-        let len = MAPPINGS * (PAGES + APART) * PAGE;
-        let base = map::anonymous(len).expect("mmap");
-        // SAFETY: the range is ours, and nothing in it is used yet.
-        unsafe { map::protect(base, len, libc::PROT_NONE) }.expect("mprotect");
+        let base = map::inaccessible(MAPPINGS * (PAGES + APART) * PAGE).expect("mmap");
         // SAFETY: within that range.
         let at = |nth| unsafe { map::page(base, nth * (PAGES + APART)) };
         let generations = || std::array::from_fn(|_| AtomicU64::new(0));

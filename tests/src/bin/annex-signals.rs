@@ -58,6 +58,10 @@ impl Part {
     }
 }
 
+fn beside() -> impl Iterator<Item = usize> {
+    (0..PAGES).filter(|page| !HOLE.contains(page))
+}
+
 /// Every other page of what is the handler's, so that none is moved together with one beside the hole.
 fn within() -> impl Iterator<Item = usize> {
     HOLE.step_by(2)
@@ -85,18 +89,15 @@ extern "C" fn make_anew(_signal: i32) {
 }
 
 fn parts() -> std::io::Result<Vec<Part>> {
-    let len = MAPPINGS * (PAGES + APART) * PAGE;
-    let base = map::anonymous(len)?;
-    // SAFETY: the range is ours, and nothing in it is used yet.
-    unsafe { map::protect(base, len, libc::PROT_NONE) }?;
+    let base = map::inaccessible(MAPPINGS * (PAGES + APART) * PAGE)?;
     (0..MAPPINGS)
         .map(|nth| {
             // SAFETY: within that range.
             let at = unsafe { map::page(base, nth * (PAGES + APART)) };
-            // SAFETY: as above, and nobody refers into it.
+            // SAFETY: the range is ours, and nobody refers into it.
             unsafe { map::replace(at, PAGES * PAGE) }?;
             let part = Part { at, generations: Default::default(), is_taken: AtomicBool::new(false) };
-            part.fill((0..PAGES).filter(|page| !HOLE.contains(page)).chain(within()));
+            part.fill(beside().chain(within()));
             Ok(part)
         })
         .collect()
@@ -119,8 +120,7 @@ fn main() {
     let until = Instant::now() + Duration::from_secs(seconds);
     let read = |of: usize| {
         while Instant::now() < until {
-            let some = parts.iter().skip(of).step_by(2);
-            some.for_each(|part| part.check((0..PAGES).filter(|page| !HOLE.contains(page))));
+            parts.iter().skip(of).step_by(2).for_each(|part| part.check(beside()));
         }
     };
     std::thread::scope(|scope| {

@@ -12,6 +12,14 @@ pub fn anonymous(len: usize) -> io::Result<NonNull<u8>> {
     checked(unsafe { libc::mmap(std::ptr::null_mut(), len, RW, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0) })
 }
 
+/// `len` bytes of address space of ours that nobody can touch.
+pub fn inaccessible(len: usize) -> io::Result<NonNull<u8>> {
+    // SAFETY: no address is asked for, so no existing mapping is touched.
+    checked(unsafe {
+        libc::mmap(std::ptr::null_mut(), len, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
+    })
+}
+
 /// `len` bytes that fork does not copy.
 pub fn shared(len: usize) -> io::Result<NonNull<u8>> {
     // SAFETY: no address is asked for, so no existing mapping is touched.

@@ -7,7 +7,6 @@ use crate::pool::SlotRun;
 use annex_shared::ids::SlotIdx;
 use bytes::BytesMut;
 use futures::future::try_join_all;
-use std::ops::Range;
 
 /// Slots of one READ at most; the rest of a large record has READs of its own.
 const PIECE: u32 = 256;
@@ -73,11 +72,11 @@ impl Store {
     /// A record, if that takes no waiting and it is as it was written.
     fn record_now(&self, entry: &Entry, key: &[u8]) -> Option<Record> {
         let (place, tag, piece) = (entry.place(), entry.tag()?, entry.span());
-        let as_written = |bytes: &[u8]| split(bytes, Some(key)).ok().filter(|(header, ..)| header.tag() == tag);
+        let is_it = |(header, ..): &Record| header.tag() == tag;
         if piece.end > PAGE_SIZE as u32 {
-            let (header, key, value) = split_shared(self.whole_now(place.sheet, piece)?, Some(key)).ok()?;
-            return (header.tag() == tag).then_some((header, key, value));
+            return split_shared(self.whole_now(entry)?, Some(key)).ok().filter(is_it);
         }
+        let as_written = |bytes: &[u8]| split(bytes, Some(key)).ok().filter(is_it);
         if self.0.space.borrow().is_open(place.sheet)
             && let Some(sheet) = self.0.log.borrow().bytes(place.sheet)
         {
@@ -86,22 +85,21 @@ impl Store {
         self.0.way.read_now(self.0.table.slot(place.sheet)?, piece, as_written)
     }
 
-    /// What lies in several sheets, from `span.start` of the first one on. Not verified: only the sum of a record tells that all of them are its own.
-    fn whole_now(&self, first: SheetIdx, span: Range<u32>) -> Option<Bytes> {
-        let len = span.len();
+    /// The bytes of a record that lies in several sheets. Not verified: only its sum tells that all of them are its own.
+    fn whole_now(&self, entry: &Entry) -> Option<Bytes> {
+        let (mut from, len) = (entry.span().start, entry.bytes() as usize);
         if len > AT_ONCE {
             return None;
         }
         let mut whole = BytesMut::with_capacity(len);
-        let (mut sheet, mut from) = (first, span.start);
-        while whole.len() < len {
+        for (sheet, _) in parts(entry.place(), entry.units()) {
             let to = (from + (len - whole.len()) as u32).min(PAGE_SIZE as u32);
             let slot = self.0.table.slot(sheet).filter(|_| !self.0.space.borrow().is_open(sheet))?;
             self.0.way.read_now(slot, from..to, |bytes| {
                 whole.extend_from_slice(bytes);
                 Some(())
             })?;
-            (sheet, from) = (SheetIdx(sheet.0 + 1), 0);
+            from = 0;
         }
         Some(whole.freeze())
     }
