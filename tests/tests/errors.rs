@@ -212,8 +212,12 @@ fn when_the_pool_is_full_the_app_keeps_its_pages_and_stays_right() {
     greedy.args(["--without", "fork,exec"]);
     let outcome = bed.run("greedy", "32M", greedy).wait(3 * MINUTE).succeeded().was_paged(5_000, 1_000);
     assert!(outcome.seen.max_evicted_bytes <= 128 << 20, "{outcome}");
-    let note = outcome.seen.last.as_ref().expect("it was seen").note.clone();
-    assert!(!note.is_empty(), "that eviction stands still is not said: {outcome}");
+    // At the first looks it is not known yet. It was told at the last look only by chance once: pages were evicted again and again, each as another made room.
+    let (looks, notes) = (outcome.seen.looks_above, outcome.seen.notes_above);
+    assert!(
+        looks >= 20 && notes * 10 >= looks * 9,
+        "that eviction stands still is said at {notes} of {looks} looks: {outcome}"
+    );
 }
 
 #[test]

@@ -20,6 +20,7 @@
 use super::clock::{Clock, Victims, recheck};
 use super::control_block;
 use super::fault::Fault;
+use super::hindrance::Cause;
 use super::mortal;
 use super::moves::{Made, Moved, Moves};
 use super::registration::prepare;
@@ -113,6 +114,10 @@ impl Evictor {
         self.bring_back_wanted(space);
         let mut runs = Vec::new();
         let reserved = self.around.pool.reserve(victims.pages.len(), &mut runs);
+        if reserved < victims.pages.len() {
+            // Also when there is room for some: what the program frees meanwhile, or pages give up that are resident, is no room that lasts.
+            space.app.hindrance.met(Cause::PoolFull);
+        }
         if reserved == 0 {
             return match drop_clean_copies(space, &self.around, BATCH) {
                 0 => Outcome::PoolFull,

@@ -187,7 +187,6 @@ fn relieve(evictor: &mut Evictor, app: &Arc<App>) -> bool {
                     }
                 }
                 Outcome::PoolFull => {
-                    app.hindrance.met(Cause::PoolFull);
                     app.rest(Duration::from_millis(500));
                     return false;
                 }

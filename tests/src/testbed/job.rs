@@ -3,7 +3,7 @@
 use super::process::Process;
 use super::{Testbed, api};
 use crate::stacks;
-use annex_shared::api::AppInfo;
+use annex_shared::api::{AppInfo, Limit};
 use nix::sys::signal::Signal;
 use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt;
@@ -29,6 +29,9 @@ pub struct Seen {
     pub max_evicted_bytes: u64,
     /// At how many looks, with something evicted, each percentage of its memory was resident.
     resident_shares: BTreeMap<u8, u32>,
+    /// Looks at which it had more than twice its limit, and those of them that came with a note.
+    pub looks_above: u32,
+    pub notes_above: u32,
     pub last: Option<AppInfo>,
 }
 
@@ -43,6 +46,12 @@ impl Seen {
         if app.evicted > 0 {
             let share = app.resident * 100 / (app.resident + app.evicted);
             *self.resident_shares.entry(share as u8).or_default() += 1;
+        }
+        if let Limit::Bytes(limit) = app.local
+            && app.resident > 2 * limit
+        {
+            self.looks_above += 1;
+            self.notes_above += u32::from(!app.note.is_empty());
         }
         self.last = Some(app);
     }
