@@ -7,6 +7,7 @@
 //! socket = "/run/annex/kv.sock"
 //! memory = "20G"                  # of records, one replica counted; 0: what the pool has
 //! policy = "allkeys-lru"
+//! io_threads = 1                  # that send replies on a busy server; 0: none
 //! pool_min = "10%"                # of the pool, kept free of programs' pages
 //! pool_max = "90%"                # left to them above that
 //! ```
@@ -18,6 +19,8 @@ use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
+
+const MAX_IO_THREADS: u8 = 16;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -44,6 +47,8 @@ pub struct KvConfig {
     pub cache: ByteSize,
     /// DEBUG for connections from this host.
     pub debug: bool,
+    /// Threads that send replies while the KV API's own is busy. Unless it is said, one where there is a second CPU.
+    pub io_threads: Option<u8>,
 }
 
 impl Default for KvConfig {
@@ -61,6 +66,7 @@ impl Default for KvConfig {
             policy: Policy::default().name().into(),
             cache: ByteSize(64 << 20),
             debug: false,
+            io_threads: None,
         }
     }
 }
@@ -79,6 +85,8 @@ pub enum ConfigError {
     Shares { min: Limit, max: Limit },
     #[error("max_clients = 0 in [kv] lets nobody in: give 1 or more, or set enabled = false")]
     NoClients,
+    #[error("io_threads = {0} in [kv]: give 0 (none) to {MAX_IO_THREADS}, or leave it out")]
+    IoThreads(u8),
 }
 
 impl KvConfig {
@@ -88,6 +96,9 @@ impl KvConfig {
         }
         if self.max_clients == 0 {
             return Err(ConfigError::NoClients);
+        }
+        if let Some(many) = self.io_threads.filter(|many| *many > MAX_IO_THREADS) {
+            return Err(ConfigError::IoThreads(many));
         }
         let (min, max) = (self.pool_min, self.pool_max);
         let is_more = match (min, max) {
@@ -110,7 +121,7 @@ impl KvConfig {
     }
 }
 
-/// `--kv WHERE[,memory=SIZE][,min=SHARE][,max=SHARE][,policy=POLICY][,cache=SIZE][,password=TEXT][,debug=true]`; WHERE is HOST:PORT or a socket's path.
+/// `--kv WHERE[,memory=SIZE][,min=SHARE][,max=SHARE][,policy=POLICY][,cache=SIZE][,password=TEXT][,debug=true][,io_threads=N]`; WHERE is HOST:PORT or a socket's path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvFlag(pub KvConfig);
 
@@ -118,7 +129,7 @@ pub struct KvFlag(pub KvConfig);
 pub enum KvFlagError {
     #[error("'{0}' is neither IP:PORT nor the path of a socket")]
     Where(String),
-    #[error("'{0}' is not KEY=VALUE with memory, min, max, policy, cache, password or debug as the key")]
+    #[error("'{0}' is not KEY=VALUE with memory, min, max, policy, cache, password, debug or io_threads as the key")]
     Key(String),
     #[error("'{value}' is no good as {key}: {why}")]
     Value { key: String, value: String, why: String },
@@ -148,6 +159,7 @@ impl FromStr for KvFlag {
                 "cache" => config.cache = size()?,
                 "policy" => config.policy = value.into(),
                 "password" => config.password = Some(value.into()),
+                "io_threads" => config.io_threads = Some(value.parse().map_err(|_| bad("give a number".into()))?),
                 "debug" => config.debug = value.parse().map_err(|_| bad("give true or false".into()))?,
                 _ => return Err(KvFlagError::Key(word.into())),
             }
@@ -172,12 +184,16 @@ mod tests {
 
     #[test]
     fn flags_say_where_and_how() {
-        let flags = ["127.0.0.1:7000", "/run/kv.sock,memory=1G,policy=allkeys-lru,cache=0,min=1G,max=70%,debug=true"];
+        let flags = [
+            "127.0.0.1:7000",
+            "/run/kv.sock,memory=1G,policy=allkeys-lru,cache=0,min=1G,max=70%,debug=true,io_threads=2",
+        ];
         let config = KvFlag::together(flags.map(|flag| flag.parse().unwrap()).to_vec()).unwrap();
         assert_eq!(config.listen, ["127.0.0.1:7000".parse().unwrap()]);
         assert_eq!(config.socket, Some("/run/kv.sock".into()));
         assert_eq!((config.memory.0, config.cache.0, config.debug), (1 << 30, 0, true));
         assert_eq!((config.pool_min, config.pool_max), (Limit::Bytes(1 << 30), Limit::Percent(70)));
+        assert_eq!(config.io_threads, Some(2));
         assert_eq!((config.enabled, config.policy.as_str()), (true, "allkeys-lru"));
         let refused = |flag: &str| flag.parse::<KvFlag>().unwrap_err();
         assert_eq!(refused("localhost"), KvFlagError::Where("localhost".into()));
@@ -196,6 +212,7 @@ mod tests {
         assert_eq!(refused(|c| c.listen.clear()), ConfigError::Nowhere);
         assert_eq!(refused(|c| c.max_clients = 0), ConfigError::NoClients);
         assert_eq!(refused(|c| c.socket_mode = "rwx".into()), ConfigError::Mode("rwx".into()));
+        assert_eq!(refused(|c| c.io_threads = Some(17)), ConfigError::IoThreads(17));
         let (min, max) = (Limit::Percent(60), Limit::Percent(50));
         assert_eq!(
             refused(|c| (c.pool_min, c.pool_max) = (Limit::Percent(60), Limit::Percent(50))),

@@ -1,8 +1,8 @@
-//! The KV API as annexd runs it: one thread with an event loop, on which server and store live.
+//! The KV API as annexd runs it: one thread with an event loop, on which server and store live, and those that help it send.
 
 use super::config::KvConfig;
 use super::sections;
-use super::server::{Config, Hooks, Listener, Server, serve};
+use super::server::{Config, Hooks, IoThreads, Listener, Server, serve};
 use super::session::Facts;
 use super::store::{OpenError, Policy, Settings, SheetTable, Stats, Store};
 use crate::pool::{Pool, Terms};
@@ -114,8 +114,12 @@ fn run(
     told: &Arc<Mutex<Told>>,
     ready: &Ready,
 ) {
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
+    let started = IoThreads::start(config.io_threads.unwrap_or_else(IoThreads::usual)).and_then(|io_threads| {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        Ok((runtime.enable_all().on_thread_park(io_threads.round_ends()).build()?, io_threads))
+    });
+    let (runtime, io_threads) = match started {
+        Ok(started) => started,
         Err(error) => return drop(ready.send(Err(KvError::Thread(error)))),
     };
     LocalSet::new().block_on(&runtime, async {
@@ -131,7 +135,7 @@ fn run(
         tokio::select! {
             () = stop.notified() => {}
             listeners = listen(config) => {
-                let server = Server::new(store.clone(), settings_of(config), hooks(&store, of_donors));
+                let server = Server::new(store.clone(), settings_of(config), hooks(&store, of_donors), io_threads);
                 follow(&server.config, &store);
                 serve(server, listeners, stop.notified()).await;
             }

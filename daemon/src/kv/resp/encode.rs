@@ -102,6 +102,22 @@ impl Output {
         }
     }
 
+    /// What goes out before all that is here.
+    pub fn put_first(&mut self, mut other: Output) {
+        other.set_apart();
+        self.queued += other.queued;
+        for piece in other.pieces.into_iter().rev() {
+            self.pieces.push_front(piece);
+        }
+    }
+
+    /// Makes a piece of what was gathered.
+    fn set_apart(&mut self) {
+        let gathered = self.gathered.split().freeze();
+        self.queued += gathered.len();
+        self.pieces.push_back(gathered);
+    }
+
     fn aggregate(&mut self, kind: u8, length: usize, items: &[Reply], protocol: Protocol) {
         self.number(kind, length as i64);
         items.iter().for_each(|item| self.push(item, protocol));
@@ -114,9 +130,8 @@ impl Output {
 
     fn body(&mut self, bytes: &Bytes) {
         if bytes.len() >= SEND_IN_PLACE {
-            let before = self.gathered.split().freeze();
-            self.queued += before.len() + bytes.len();
-            self.pieces.push_back(before);
+            self.set_apart();
+            self.queued += bytes.len();
             self.pieces.push_back(bytes.clone());
         } else {
             self.raw(bytes);

@@ -15,23 +15,23 @@
 //! that have begun are brought to their end even if the client is gone: none is left half done.
 
 use super::flights::Flights;
+use super::outbox::{Outbox, Sent};
 use super::placing::Placed;
+use super::stream::Stream;
 use super::{CommandId, Server, Statistics};
 use crate::kv::call::{Failure, Outcome};
 use crate::kv::reply::Reply;
-use crate::kv::resp::{Ahead, Limits, Output, PIECES, Parser, ProtocolError, ahead};
+use crate::kv::resp::{Ahead, Limits, Parser, ProtocolError, ahead};
 use crate::kv::session::{Admission, Client, Replies, Run, Session};
 use crate::kv::store::{Soon, TOGETHER};
 use bytes::{Bytes, BytesMut};
 use futures::FutureExt;
 use futures::future::{LocalBoxFuture, poll_fn};
-use std::io::{self, IoSlice};
-use std::pin::{Pin, pin};
+use std::io;
+use std::pin::pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
-use tokio::io::{AsyncReadExt, AsyncWrite};
-use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::watch;
 
 /// Commands under way at a time.
@@ -52,11 +52,6 @@ const PLACED_ALONE: usize = 8;
 /// Rounds a busy connection may take before others have their turn.
 const ROUNDS: u32 = 8;
 
-pub enum Stream {
-    Tcp(TcpStream),
-    Unix(UnixStream),
-}
-
 /// What woke the connection.
 enum Event {
     /// There may be something to begin.
@@ -65,11 +60,10 @@ enum Event {
 }
 
 struct Connection {
-    stream: Stream,
     session: Session,
     parser: Parser,
     input: BytesMut,
-    output: Output,
+    outbox: Outbox,
     flights: Flights<LocalBoxFuture<'static, Reply>, Placed>,
     /// So many of the next requests were looked at.
     foreseen: usize,
@@ -87,11 +81,10 @@ struct Connection {
 
 pub async fn run(stream: Stream, server: Rc<Server>, client: Rc<Client>, mut stopping: watch::Receiver<bool>) {
     let mut connection = Connection {
-        stream,
         session: Session::new(server.clone(), client.clone()),
         parser: Parser::default(),
         input: BytesMut::new(),
-        output: Output::default(),
+        outbox: Outbox::new(stream),
         flights: Flights::new({
             let client = client.clone();
             move || client.wake()
@@ -201,7 +194,9 @@ impl Connection {
     }
 
     fn has_room(&self) -> bool {
-        self.flights.len() < MAX_FLIGHTS && self.flights.bytes() < MAX_FLIGHT_BYTES && self.output.len() < MAX_OUTPUT
+        self.flights.len() < MAX_FLIGHTS
+            && self.flights.bytes() < MAX_FLIGHT_BYTES
+            && self.outbox.gathered() < MAX_OUTPUT
     }
 
     /// Whether a command can't begin while others of this connection are under way.
@@ -292,7 +287,7 @@ impl Connection {
 
     fn answer(&mut self, reply: Reply) {
         if self.flights.is_empty() {
-            self.output.push(&reply, self.session.client.protocol.get());
+            self.outbox.push(&reply, self.session.client.protocol.get());
         } else {
             self.flights.push_done(reply);
         }
@@ -314,7 +309,7 @@ impl Connection {
             return Poll::Ready(Event::Closed);
         }
         if self.ending {
-            let is_done = self.flights.is_empty() && self.output.is_empty();
+            let is_done = self.flights.is_empty() && self.outbox.is_empty();
             return if is_done { Poll::Ready(Event::Closed) } else { Poll::Pending };
         }
         if self.rounds >= ROUNDS {
@@ -360,7 +355,7 @@ impl Connection {
         self.flights.poll(context);
         let protocol = self.session.client.protocol.get();
         while let Some(reply) = self.flights.pop() {
-            self.output.push(&reply, protocol);
+            self.outbox.push(&reply, protocol);
             self.waited = false;
         }
     }
@@ -376,35 +371,36 @@ impl Connection {
     }
 
     fn poll_write(&mut self, context: &mut Context<'_>) -> io::Result<()> {
-        if self.output.is_empty() {
+        if self.outbox.is_empty() {
             return Ok(());
         }
-        if !self.flights.is_empty() && self.output.len() < FULL_WRITE && !self.waited {
-            self.waited = true;
-            context.waker().wake_by_ref();
-            return Ok(());
-        }
-        let server = &self.session.server;
-        while !self.output.is_empty() {
-            let mut slices = [IoSlice::new(&[]); PIECES];
-            let count = self.output.slices(&mut slices);
-            match self.stream.poll_write(context, &slices[..count]) {
-                Poll::Ready(Ok(0)) => return Err(io::ErrorKind::WriteZero.into()),
-                Poll::Ready(Ok(written)) => {
-                    self.output.advance(written);
-                    Statistics::add(&server.stats.output, written);
-                    Statistics::add(&server.stats.writes, 1);
-                }
-                Poll::Ready(Err(error)) => return Err(error),
-                Poll::Pending => break,
+        let (server, client) = (&self.session.server, &self.session.client);
+        let unsent = self.outbox.settle(self.ending)?;
+        let output = &server.stats.output;
+        output.set(output.get().saturating_sub(unsent.unwrap_or(0) as u64));
+        let due = self.outbox.gathered();
+        if unsent.is_some() && due > 0 {
+            if !self.flights.is_empty() && due < FULL_WRITE && !self.waited {
+                self.waited = true;
+                context.waker().wake_by_ref();
+                return Ok(());
             }
+            let (sent, writes) = match self.outbox.poll_send(&server.io_threads, context)? {
+                Sent::Here { writes } => (due - self.outbox.gathered(), writes),
+                Sent::HandedOver => {
+                    Statistics::add(&server.stats.io_threaded_writes, 1);
+                    (due, 1)
+                }
+            };
+            Statistics::add(&server.stats.output, sent);
+            Statistics::add(&server.stats.writes, writes);
+            self.waited = false;
         }
-        self.waited = false;
-        let client = &self.session.client;
-        client.output.set(self.output.len());
-        client.output_pieces.set(self.output.pieces());
+        // What an I/O thread has does not wait for the client.
+        client.output.set(self.outbox.gathered());
+        client.output_pieces.set(self.outbox.pieces());
         let hard = server.config.live.hard_output.get();
-        if hard > 0 && self.output.len() as u64 > hard {
+        if hard > 0 && self.outbox.gathered() as u64 > hard {
             tracing::warn!(client = client.id, "closed: its output is above client-output-buffer-limit");
             return Err(io::ErrorKind::OutOfMemory.into());
         }
@@ -417,9 +413,10 @@ impl Connection {
             self.input = BytesMut::new();
             self.session.client.input.set(0);
             self.session.client.input_room.set(0);
+            self.outbox.shrink();
         }
         // Room is made when there is something to put there: most connections are idle most of the time.
-        ready!(self.stream.poll_readable(context))?;
+        ready!(self.outbox.stream().poll_readable(context))?;
         let wanted = self.parser.wanted(self.input.len());
         // A large argument gets room as it comes, twice as much each time, and never because it was announced.
         let room = self.read_size.max(wanted.min(self.input.len()));
@@ -427,7 +424,7 @@ impl Connection {
             self.input.reserve(room);
         }
         let before = self.input.len();
-        let count = match ready!(self.stream.poll_read(&mut self.input, context)) {
+        let count = match ready!(self.outbox.stream().poll_read(&mut self.input, context)) {
             Ok(0) => return Poll::Ready(Ok(false)),
             Ok(count) => count,
             Err(error) => return Poll::Ready(Err(error)),
@@ -484,39 +481,6 @@ async fn others_first() {
 /// A browser that was made to talk to us, as Redis sees it.
 fn is_http(args: &[Bytes]) -> bool {
     args.first().is_some_and(|name| name.eq_ignore_ascii_case(b"host:") || name.eq_ignore_ascii_case(b"post"))
-}
-
-impl Stream {
-    fn poll_read(&mut self, into: &mut BytesMut, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        match self {
-            Stream::Tcp(stream) => pin!(stream.read_buf(into)).poll(context),
-            Stream::Unix(stream) => pin!(stream.read_buf(into)).poll(context),
-        }
-    }
-
-    fn poll_readable(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self {
-            Stream::Tcp(stream) => stream.poll_read_ready(context),
-            Stream::Unix(stream) => stream.poll_read_ready(context),
-        }
-    }
-
-    fn poll_write(&mut self, context: &mut Context<'_>, slices: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
-        match (self, slices) {
-            // The kernel has less to do for one.
-            (Stream::Tcp(stream), [slice]) => Pin::new(stream).poll_write(context, slice),
-            (Stream::Tcp(stream), _) => Pin::new(stream).poll_write_vectored(context, slices),
-            (Stream::Unix(stream), _) => Pin::new(stream).poll_write_vectored(context, slices),
-        }
-    }
-
-    /// Says something to a client that is turned away, if it can be said at once.
-    pub fn say(&self, text: &[u8]) {
-        _ = match self {
-            Stream::Tcp(stream) => stream.try_write(text),
-            Stream::Unix(stream) => stream.try_write(text),
-        };
-    }
 }
 
 impl Session {

@@ -1,11 +1,11 @@
 //! Where connections come in, and who may have one.
 
-use super::connection::{self, Stream};
-use super::{Server, Statistics};
+use super::stream::Stream;
+use super::{Server, Statistics, connection};
 use crate::kv::session::{Address, Client};
 use std::fs::Permissions;
 use std::future::Future;
-use std::io;
+use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -189,7 +189,8 @@ fn admit(server: &Server, stream: &Stream, peer: Address, local: Address) -> Opt
     };
     if let Some(refusal) = refusal {
         Statistics::add(&server.stats.rejected, 1);
-        stream.say(refusal.as_bytes());
+        // If it can be said at once.
+        _ = stream.try_write(&[IoSlice::new(refusal.as_bytes())]);
         return None;
     }
     let client = Rc::new(Client::new(server.next_client(), peer, local));

@@ -3,6 +3,7 @@
 //! - [`Server`]: what all connections share.
 //! - [`Listener`]: where they come in; [`serve`] takes them.
 //! - `connection`: one task per connection: reads, runs, writes.
+//! - `outbox`, `io_threads`: what clients are sent, and by whom.
 //! - `flights`: a connection's commands that are under way together.
 //! - `placing`, `reading`: plain SETs, and GETs of what is near, which need no task.
 //! - [`Locks`]: what keeps commands on one key apart.
@@ -11,7 +12,7 @@
 //! - `statistics`, `histogram`, `slow`, `latency`: what INFO, SLOWLOG and LATENCY tell.
 //! - `pause`: CLIENT PAUSE.
 //!
-//! Everything runs on one thread, within a `LocalSet` of a current-thread runtime, and so is `Rc` and `RefCell`. A
+//! Everything but the sending of replies on a busy server runs on one thread, within a `LocalSet` of a current-thread runtime, and so is `Rc` and `RefCell`. A
 //! value is a round trip to another machine: a pipeline is fast only if its commands are on their way together. What
 //! must not be together is kept apart by locks on keys, which are asked for in the order of the requests; see
 //! `locks`.
@@ -21,20 +22,24 @@ mod config;
 mod connection;
 mod flights;
 mod histogram;
+mod io_threads;
 mod latency;
 mod listen;
 mod locks;
+mod outbox;
 mod parameters;
 mod pause;
 mod placing;
 mod reading;
 mod slow;
 mod statistics;
+mod stream;
 #[cfg(test)]
 mod tests;
 
 pub use commands::{Command, CommandId, Commands};
 pub use config::{Config, OnChange, SetError};
+pub use io_threads::IoThreads;
 pub use latency::Latency;
 pub use listen::{BindError, Listener, serve};
 pub use locks::{Locks, Mode, Ticket};
@@ -85,6 +90,7 @@ pub struct Server {
     pub slow: SlowLog,
     pub latency: Latency,
     pub pause: Pause,
+    pub io_threads: IoThreads,
     pub clients: RefCell<BTreeMap<u64, Rc<Client>>>,
     pub run_id: String,
     pub started: Instant,
@@ -94,7 +100,7 @@ pub struct Server {
 }
 
 impl Server {
-    pub fn new(store: Store, config: Config, hooks: Hooks) -> Rc<Server> {
+    pub fn new(store: Store, config: Config, hooks: Hooks, io_threads: IoThreads) -> Rc<Server> {
         Rc::new(Server {
             store,
             hooks,
@@ -105,6 +111,7 @@ impl Server {
             slow: SlowLog::default(),
             latency: Latency::default(),
             pause: Pause::default(),
+            io_threads,
             clients: RefCell::default(),
             run_id: format!("{:032x}{:08x}", rand::random::<u128>(), rand::random::<u32>()),
             started: Instant::now(),

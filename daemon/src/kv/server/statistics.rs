@@ -17,6 +17,8 @@ pub struct Statistics {
     pub output: Cell<u64>,
     pub reads: Cell<u64>,
     pub writes: Cell<u64>,
+    /// Of those, by I/O threads.
+    pub io_threaded_writes: Cell<u64>,
     pub errors: Cell<u64>,
     pub blocked: Cell<u64>,
     pub error_codes: RefCell<BTreeMap<String, u64>>,
@@ -55,7 +57,10 @@ impl Statistics {
 
     pub fn reset(&self) {
         let counters = [&self.connections, &self.rejected, &self.commands, &self.input, &self.output];
-        counters.iter().chain(&[&self.reads, &self.writes, &self.errors]).for_each(|counter| counter.set(0));
+        counters
+            .iter()
+            .chain(&[&self.reads, &self.writes, &self.io_threaded_writes, &self.errors])
+            .for_each(|counter| counter.set(0));
         self.error_codes.borrow_mut().clear();
         self.before.set([0; 3]);
     }

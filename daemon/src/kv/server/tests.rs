@@ -1,6 +1,6 @@
 //! A connection to a server over a pool of scripted donors.
 
-use super::connection::{self, Stream};
+use super::stream::Stream;
 use super::*;
 use crate::kv::session::Address;
 use crate::kv::store::testbed::Alone;
@@ -47,7 +47,8 @@ fn a_read_behind_a_write_of_its_key_waits_for_it_however_near_the_value_is() {
     let alone = Alone::new();
     alone.bed.agents.iter().for_each(|agent| agent.near(true));
     alone.block_on(async {
-        let server = Server::new(alone.store.clone(), Config::default(), Hooks::default());
+        let server =
+            Server::new(alone.store.clone(), Config::default(), Hooks::default(), IoThreads::start(0).unwrap());
         let (mut wire, mut other) = (Wire::new(&server), Wire::new(&server));
         wire.send("SET k old\r\nSET far away\r\nGET k\r\n").await;
         wire.expect("+OK\r\n+OK\r\n$3\r\nold\r\n").await;
@@ -77,7 +78,8 @@ fn a_pipeline_is_looked_at_ahead_and_answered_as_if_it_was_not() {
     let alone = Alone::new();
     alone.bed.agents.iter().for_each(|agent| agent.near(true));
     alone.block_on(async {
-        let server = Server::new(alone.store.clone(), Config::default(), Hooks::default());
+        let server =
+            Server::new(alone.store.clone(), Config::default(), Hooks::default(), IoThreads::start(0).unwrap());
         let mut wire = Wire::new(&server);
         let large = "x".repeat(3000);
         for nth in 0..40 {
@@ -117,7 +119,8 @@ fn a_pipeline_is_looked_at_ahead_and_answered_as_if_it_was_not() {
 fn what_is_answered_on_the_spot_is_counted_and_logged_as_any_other_command() {
     let alone = Alone::new();
     alone.block_on(async {
-        let server = Server::new(alone.store.clone(), Config::default(), Hooks::default());
+        let server =
+            Server::new(alone.store.clone(), Config::default(), Hooks::default(), IoThreads::start(0).unwrap());
         let mut wire = Wire::new(&server);
         wire.send("CONFIG SET slowlog-log-slower-than 0\r\nSET k v\r\n").await;
         wire.expect("+OK\r\n+OK\r\n").await;
@@ -133,5 +136,91 @@ fn what_is_answered_on_the_spot_is_counted_and_logged_as_any_other_command() {
         assert_eq!(logged.count(), 5);
         let stats = server.store.stats();
         assert_eq!((stats.hits, stats.misses, stats.reads), (4, 1, 0));
+    });
+}
+
+fn with_io_threads(alone: &Alone) -> Rc<Server> {
+    let io_threads = IoThreads::start(2).unwrap();
+    // In a test's runtime no round ends: from now on each reply is handed over.
+    while !io_threads.is_wanted() {}
+    Server::new(alone.store.clone(), Config::default(), Hooks::default(), io_threads)
+}
+
+#[test]
+fn replies_keep_their_order_whoever_sends_them() {
+    let alone = Alone::new();
+    alone.bed.agents.iter().for_each(|agent| agent.near(true));
+    alone.block_on(async {
+        let server = with_io_threads(&alone);
+        let mut wires: Vec<Wire> = (0..16).map(|_| Wire::new(&server)).collect();
+        for round in 0..100 {
+            for (nth, wire) in wires.iter_mut().enumerate() {
+                let value = format!("{nth}-{round}");
+                let set = request(&["SET", &format!("key{nth}"), &value]);
+                let get = request(&["GET", &format!("key{nth}")]);
+                wire.send(&[&*set, &get, &request(&["ECHO", &value]), &get].concat()).await;
+            }
+            for (nth, wire) in wires.iter_mut().enumerate() {
+                let value = format!("{nth}-{round}");
+                let bulk = format!("${}\r\n{value}\r\n", value.len());
+                wire.expect(&format!("+OK\r\n{bulk}{bulk}{bulk}")).await;
+            }
+        }
+        let (all, theirs) = (server.stats.writes.get(), server.stats.io_threaded_writes.get());
+        assert!(theirs >= 1600 && all >= theirs, "{theirs} of {all} writes by I/O threads");
+    });
+}
+
+#[test]
+fn what_a_socket_does_not_take_from_an_io_thread_is_sent_when_the_client_reads() {
+    let alone = Alone::new();
+    alone.block_on(async {
+        let server = with_io_threads(&alone);
+        let mut wire = Wire::new(&server);
+        // More than the socket holds, in a piece of its own and gathered, and what becomes due while that waits.
+        let (large, small) = ("x".repeat(700 << 10), "y".repeat(9000));
+        let mut expected = String::new();
+        for nth in 0..20 {
+            let value = format!("{nth}:{}", if nth == 0 { &large } else { &small });
+            wire.send(&request(&["ECHO", &value])).await;
+            expected += &format!("${}\r\n{value}\r\n", value.len());
+            if nth == 0 {
+                // The first goes to an I/O thread alone.
+                while server.stats.io_threaded_writes.get() == 0 {
+                    tokio::task::yield_now().await;
+                }
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let client = server.clients.borrow().values().next().unwrap().clone();
+        assert!(client.output.get() > 100_000, "{} bytes wait", client.output.get());
+        wire.expect(&expected).await;
+        // And then an I/O thread sends again.
+        let before = server.stats.io_threaded_writes.get();
+        wire.send("PING\r\n").await;
+        wire.expect("+PONG\r\n").await;
+        assert_eq!(server.stats.io_threaded_writes.get(), before + 1);
+        assert_eq!(server.stats.output.get(), expected.len() as u64 + 7);
+    });
+}
+
+#[test]
+fn a_connection_whose_client_is_gone_ends_though_an_io_thread_found_out() {
+    let alone = Alone::new();
+    alone.block_on(async {
+        let server = with_io_threads(&alone);
+        let Wire { mut stream, _stop } = Wire::new(&server);
+        stream.write_all(request(&["ECHO", &"x".repeat(1 << 20)]).as_bytes()).await.unwrap();
+        // The end of what it sends is seen by the task only once all is sent.
+        while server.stats.io_threaded_writes.get() == 0 {
+            tokio::task::yield_now().await;
+        }
+        drop(stream);
+        let ended = async {
+            while !server.clients.borrow().is_empty() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), ended).await.expect("the connection ends");
     });
 }

@@ -102,7 +102,7 @@ fn server(server: &Server) -> String {
         ("lru_clock", &(now.as_secs() & 0xff_ffff)),
         ("executable", &executable),
         ("config_file", &""),
-        ("io_threads_active", &0),
+        ("io_threads_active", &u8::from(server.io_threads.is_active())),
     ])
 }
 
@@ -276,7 +276,7 @@ fn stats(server: &Server) -> String {
         ("total_reads_processed", &stats.reads.get()),
         ("total_writes_processed", &stats.writes.get()),
         ("io_threaded_reads_processed", &0),
-        ("io_threaded_writes_processed", &0),
+        ("io_threaded_writes_processed", &stats.io_threaded_writes.get()),
         ("reply_buffer_shrinks", &0),
         ("reply_buffer_expands", &0),
     ])

@@ -1,0 +1,62 @@
+//! A connection's socket. Shared: while the KV API's thread reads, an I/O thread may send.
+
+use bytes::BytesMut;
+use std::io::{self, ErrorKind, IoSlice};
+use std::task::{Context, Poll, ready};
+use tokio::net::{TcpStream, UnixStream};
+
+pub enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Stream {
+    pub fn poll_readable(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self {
+            Stream::Tcp(stream) => stream.poll_read_ready(context),
+            Stream::Unix(stream) => stream.poll_read_ready(context),
+        }
+    }
+
+    /// Reads into the room that there is.
+    pub fn poll_read(&self, into: &mut BytesMut, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        loop {
+            ready!(self.poll_readable(context))?;
+            let read = match self {
+                Stream::Tcp(stream) => stream.try_read_buf(into),
+                Stream::Unix(stream) => stream.try_read_buf(into),
+            };
+            match read {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                read => return Poll::Ready(read),
+            }
+        }
+    }
+
+    pub fn poll_writable(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self {
+            Stream::Tcp(stream) => stream.poll_write_ready(context),
+            Stream::Unix(stream) => stream.poll_write_ready(context),
+        }
+    }
+
+    pub fn poll_write(&self, slices: &[IoSlice<'_>], context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        loop {
+            ready!(self.poll_writable(context))?;
+            match self.try_write(slices) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                written => return Poll::Ready(written),
+            }
+        }
+    }
+
+    /// Writes what the socket takes at once.
+    pub fn try_write(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        match (self, slices) {
+            // The kernel has less to do for one.
+            (Stream::Tcp(stream), [slice]) => stream.try_write(slice),
+            (Stream::Tcp(stream), _) => stream.try_write_vectored(slices),
+            (Stream::Unix(stream), _) => stream.try_write_vectored(slices),
+        }
+    }
+}
