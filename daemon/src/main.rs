@@ -40,7 +40,7 @@ const KEYS_ALONE: &str = "the keys of the annexd before can't be read: the pool'
 
 const DONOR_HELP: &str = "A donor: HOST:PORT[,transport=auto|verbs|tcp|shm][,tcp_fallback=false][,name=NAME][,faults=PLAN]; may be repeated, and replaces the file's donors";
 
-const KV_HELP: &str = "Serve the KV API (Redis protocol) there: IP:PORT or a socket's path[,memory=SIZE][,policy=POLICY][,cache=SIZE][,password=TEXT][,debug=true]; may be repeated, and replaces the file's [kv]";
+const KV_HELP: &str = "Serve the KV API (Redis protocol) there: IP:PORT or a socket's path[,memory=SIZE][,policy=POLICY][,cache=SIZE][,password=TEXT][,debug=true][,io_threads=N]; may be repeated, and replaces the file's [kv]";
 
 /// Pages the cold memory of programs to other machines and back.
 #[derive(Debug, Parser)]

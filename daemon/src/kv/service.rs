@@ -114,7 +114,7 @@ fn run(
     told: &Arc<Mutex<Told>>,
     ready: &Ready,
 ) {
-    let started = IoThreads::start(config.io_threads.unwrap_or_else(IoThreads::usual)).and_then(|io_threads| {
+    let started = IoThreads::start(io_threads(config)).and_then(|io_threads| {
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         Ok((runtime.enable_all().on_thread_park(io_threads.round_ends()).build()?, io_threads))
     });
@@ -141,6 +141,10 @@ fn run(
             }
         }
     });
+}
+
+fn io_threads(config: &KvConfig) -> u8 {
+    config.io_threads.unwrap_or_else(IoThreads::usual)
 }
 
 fn settings_at_start(config: &KvConfig) -> Settings {
@@ -204,6 +208,8 @@ fn settings_of(config: &KvConfig) -> Config {
         ("unixsocket", socket.unwrap_or_default()),
         ("requirepass", config.password.clone().unwrap_or_default()),
         ("maxclients", config.max_clients.to_string()),
+        // Redis counts the thread that does all else too.
+        ("io-threads", (u32::from(io_threads(config)) + 1).to_string()),
         ("maxmemory", config.memory.0.to_string()),
         ("maxmemory-policy", config.policy.clone()),
         ("enable-debug-command", if config.debug { "local" } else { "no" }.into()),
