@@ -3,6 +3,7 @@
 use bytes::BytesMut;
 use std::io::{self, ErrorKind, IoSlice};
 use std::task::{Context, Poll, ready};
+use tokio::io::Interest;
 use tokio::net::{TcpStream, UnixStream};
 
 pub enum Stream {
@@ -18,19 +19,34 @@ impl Stream {
         }
     }
 
-    /// Reads into the room that there is.
+    /// Reads into the room that there is. A read that does not fill it has emptied the socket: the next one waits for the kernel's word, without asking for nothing first.
     pub fn poll_read(&self, into: &mut BytesMut, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
         loop {
             ready!(self.poll_readable(context))?;
+            let room = into.capacity() - into.len();
             let read = match self {
                 Stream::Tcp(stream) => stream.try_read_buf(into),
                 Stream::Unix(stream) => stream.try_read_buf(into),
             };
             match read {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                read => return Poll::Ready(read),
+                read => {
+                    if read.as_ref().is_ok_and(|count| (1..room).contains(count)) {
+                        self.drained();
+                    }
+                    return Poll::Ready(read);
+                }
             }
         }
+    }
+
+    /// Whatever is there to be read from now on has yet to be told of.
+    fn drained(&self) {
+        let nothing = || Err::<(), _>(ErrorKind::WouldBlock.into());
+        _ = match self {
+            Stream::Tcp(stream) => stream.try_io(Interest::READABLE, nothing),
+            Stream::Unix(stream) => stream.try_io(Interest::READABLE, nothing),
+        };
     }
 
     pub fn poll_writable(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
