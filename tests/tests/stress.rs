@@ -183,6 +183,20 @@ fn no_wrong_byte_where_mappings_move_over_each_other() {
     outcome.was_paged(2_000, 1_000);
 }
 
+/// The evictor reads pages that a fork left shared. Meanwhile mappings move, and where such a page was may lie one that was evicted in the same batch: who waits for that one waits for
+/// the batch, and the evictor must not be among them. It lingers before it reads.
+#[test]
+fn no_hang_where_mappings_move_over_pages_that_a_fork_left_shared() {
+    let bed = Testbed::builder().beside_another().linger_at("pages-shared:20000").shm();
+    let mut over = Command::new("python3");
+    over.arg(bins::script("over.py")).arg(stress_seconds().to_string());
+    let limit = Duration::from_secs(stress_seconds() * 4 + 60);
+    let outcome = bed.run("over", "12M", over).wait(limit).succeeded();
+    let moved = outcome.stdout.lines().last().and_then(|line| line.parse::<u64>().ok());
+    assert!(moved > Some(500), "{outcome}");
+    outcome.was_paged(2_000, 1_000);
+}
+
 #[test]
 fn the_workload_passes_natively() {
     let mut command = stress(64 * MIB, 15, 3);

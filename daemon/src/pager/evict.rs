@@ -126,21 +126,18 @@ impl Evictor {
         }
         self.around.in_flight.begin(&runs);
         turn.begin("moving pages");
-        let outcome = match self.move_out(space, pid, (stub, clock), &victims, &runs) {
+        let (outcome, busy) = match self.move_out(space, pid, (stub, clock), &victims, &runs) {
             Ok((moved, busy)) => {
                 let n = moved.len() as u64;
                 space.app.add_resident(-(n as i64));
                 space.app.counters.evicted.fetch_add(n, Relaxed);
-                let outcome = self.carry(space, pid, stub, moved);
-                turn.begin("reading pages that a fork left shared");
-                let is_unshared = clock.unshare(pid, &busy);
-                if is_unshared && outcome == Outcome::Again { Outcome::Unshared } else { outcome }
+                (self.carry(space, pid, stub, moved), busy)
             }
             Err(outcome) => {
                 if space.core().table.intent().is_some() {
                     self.salvage(space);
                 }
-                outcome
+                (outcome, Vec::new())
             }
         };
         turn.begin("ending a batch");
@@ -161,7 +158,14 @@ impl Evictor {
         for run in &runs {
             run.slots().for_each(|slot| self.around.pool.release(slot));
         }
-        outcome
+        if busy.is_empty() {
+            return outcome;
+        }
+        // Not before: a mapping may have moved to where such a page was, with one that left in this batch, and who reads that waits for the batch to end.
+        turn.begin("reading pages that a fork left shared");
+        mortal::point("pages-shared");
+        let is_unshared = clock.unshare(pid, &busy);
+        if is_unshared && outcome == Outcome::Again { Outcome::Unshared } else { outcome }
     }
 
     /// Has the victims moved into staging, and their records flipped. Afterwards each moved page's record holds its own reference. With the pages that stayed
