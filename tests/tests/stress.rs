@@ -189,12 +189,47 @@ fn no_wrong_byte_where_mappings_move_over_each_other() {
 fn no_hang_where_mappings_move_over_pages_that_a_fork_left_shared() {
     let bed = Testbed::builder().beside_another().linger_at("pages-shared:20000").shm();
     let mut over = Command::new("python3");
-    over.arg(bins::script("over.py")).arg(stress_seconds().to_string());
+    over.arg(bins::script("over.py")).arg(stress_seconds().div_ceil(2).to_string());
     let limit = Duration::from_secs(stress_seconds() * 4 + 60);
     let outcome = bed.run("over", "12M", over).wait(limit).succeeded();
     let moved = outcome.stdout.lines().last().and_then(|line| line.parse::<u64>().ok());
     assert!(moved > Some(500), "{outcome}");
     outcome.was_paged(2_000, 1_000);
+}
+
+/// Where annexd lingers, and for how many microseconds: at places that it comes by for each page, for less.
+const LINGERS: [&str; 14] = [
+    "batch-concluded:10000",
+    "batch-moved:10000",
+    "batch-planned:10000",
+    "batch-written:10000",
+    "change-applied:3000",
+    "change-committed:3000",
+    "moves-given-up:10000",
+    "moves-interrupted:10000",
+    "moves-rung:10000",
+    "page-copied:1000",
+    "page-put-back:1000",
+    "pages-shared:10000",
+    "portion-rung:1000",
+    "record-flipped:300",
+];
+
+/// Races in which one thread stands still for long at some place, as on a busy host, with donors that are slow now and then.
+#[test]
+fn no_wrong_byte_and_no_hang_wherever_annexd_lingers() {
+    for (n, linger) in LINGERS.into_iter().enumerate() {
+        let slow = "delay=1/20:30ms,fail=1/301,seed=7";
+        let (tcp, shm) = (Donor::tcp().faults(slow), Donor::shm().faults(slow));
+        let bed = Testbed::builder().beside_another().linger_at(linger).donor(tcp).donor(shm).start();
+        let mut command = stress(16 * MIB, 40 + n as u64, stress_seconds().div_ceil(8));
+        command.args(["--stall", "20"]);
+        let outcome = bed.run("lingers", "6M", command).wait(Duration::from_secs(stress_seconds() + 120)).succeeded();
+        let summary: serde_json::Value = serde_json::from_str(&outcome.stdout).expect("one line of JSON");
+        println!("{linger}: {summary}");
+        assert!(summary["errors"] == 0 && summary["checks"].as_u64() > Some(10_000), "{linger}: {summary}");
+        outcome.was_paged(500, 200);
+    }
 }
 
 #[test]
