@@ -4,11 +4,14 @@ use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 
-/// Of every process of annex and of its workloads: a line for each thread, the innermost call first.
+/// Of every process of annex and of its workloads: a line for each thread, the innermost call first. annexd's come last: of a long log the end is what is kept.
 pub fn of_all() -> String {
     let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    pids.filter(|pid| name(&Path::new("/proc").join(pid.to_string())).starts_with("annex")).map(of).collect()
+    let name_of = |pid: &i32| name(&Path::new("/proc").join(pid.to_string()));
+    let mut pids: Vec<i32> = pids.filter(|pid| name_of(pid).starts_with("annex")).collect();
+    pids.sort_by_key(|pid| name_of(pid) == "annexd");
+    pids.into_iter().map(of).collect()
 }
 
 fn of(pid: i32) -> String {
