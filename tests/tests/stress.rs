@@ -21,6 +21,11 @@ fn stress_with(threads: u32, size: u64, seed: u64, seconds: u64) -> Command {
     command
 }
 
+/// What the workload says at its end.
+fn summary(stdout: &str) -> serde_json::Value {
+    serde_json::from_str(stdout).expect("one line of JSON")
+}
+
 fn not_one_wrong_byte(bed: &Testbed, seed: u64) {
     not_one_wrong_byte_in(bed, 4, seed);
 }
@@ -32,7 +37,7 @@ fn not_one_wrong_byte_in(bed: &Testbed, threads: u32, seed: u64) {
     let command = stress_with(threads, size, seed, stress_seconds());
     let outcome = bed.run("stress", "64M", command).wait(limit).succeeded();
     println!("{}{:?}", outcome.stdout, outcome.seen);
-    let summary: serde_json::Value = serde_json::from_str(&outcome.stdout).expect("one line of JSON");
+    let summary = summary(&outcome.stdout);
     assert_eq!(summary["errors"], 0);
     assert_eq!(summary["direct"], "used", "O_DIRECT must be part of this");
     assert!(summary["checks"].as_u64() > Some(size / 4096 * 2), "{summary}");
@@ -70,7 +75,7 @@ fn no_wrong_byte_where_the_stub_has_the_programs_cpu() {
     let seen = on_its_cpu.count();
     let outcome = job.wait(Duration::from_secs(stress_seconds() * 4 + 120)).succeeded();
     assert!(seen > 25, "the stub was seen on the program's CPU {seen} times of 50");
-    let summary: serde_json::Value = serde_json::from_str(&outcome.stdout).expect("one line of JSON");
+    let summary = summary(&outcome.stdout);
     assert!(summary["errors"] == 0 && summary["checks"].as_u64() > Some(100_000), "{summary}");
     outcome.was_paged(30_000, 20_000);
 }
@@ -103,7 +108,7 @@ fn not_one_wrong_byte_beside_holes(bed: &Testbed, open: &str, rest: &str) {
     let mut holes = Command::new(bins::find("annex-holes"));
     holes.args([&stress_seconds().max(10).to_string(), open, rest]);
     let outcome = bed.run("holes", "12M", holes).wait(Duration::from_secs(stress_seconds() * 4 + 120)).succeeded();
-    let summary: serde_json::Value = serde_json::from_str(&outcome.stdout).expect("one line of JSON");
+    let summary = summary(&outcome.stdout);
     assert!(summary["wrong"] == 0 && summary["checks"].as_u64() > Some(100_000), "{summary}");
     assert!(summary["taken"].as_u64() < Some(16), "too few holes are left: {summary}");
     outcome.was_paged(10_000, 5_000);
@@ -177,7 +182,7 @@ fn no_wrong_byte_where_mappings_move_over_each_other() {
     command.args(["--seconds", &stress_seconds().to_string()]).arg("--dir").arg(directory());
     let limit = Duration::from_secs(stress_seconds() * 4 + 120);
     let outcome = bed.run("moves", "4M", command).wait(limit).succeeded();
-    let summary: serde_json::Value = serde_json::from_str(&outcome.stdout).expect("one line of JSON");
+    let summary = summary(&outcome.stdout);
     assert_eq!(summary["errors"], 0);
     assert!(summary["steps"]["remap"].as_u64() > Some(2000), "{summary}");
     outcome.was_paged(2_000, 1_000);
@@ -225,7 +230,7 @@ fn no_wrong_byte_and_no_hang_wherever_annexd_lingers() {
         let mut command = stress(16 * MIB, 40 + n as u64, stress_seconds().div_ceil(8));
         command.args(["--stall", "20"]);
         let outcome = bed.run("lingers", "6M", command).wait(Duration::from_secs(stress_seconds() + 120)).succeeded();
-        let summary: serde_json::Value = serde_json::from_str(&outcome.stdout).expect("one line of JSON");
+        let summary = summary(&outcome.stdout);
         println!("{linger}: {summary}");
         assert!(summary["errors"] == 0 && summary["checks"].as_u64() > Some(10_000), "{linger}: {summary}");
         outcome.was_paged(500, 200);

@@ -5,6 +5,7 @@
 //! moves in one call, and on every call the kernel interrupts each CPU that runs the app, so long spans are worth having.
 
 use super::evict::Outcome;
+use super::mortal;
 use super::policy;
 use super::process;
 use super::region;
@@ -159,6 +160,7 @@ impl Clock {
             self.hand = first.plus(1).addr();
             return false;
         }
+        mortal::point("pages-shared");
         process::touch(pid, busy);
         self.unshared = Some(*first);
         self.hand = first.addr();

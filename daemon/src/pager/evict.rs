@@ -158,12 +158,8 @@ impl Evictor {
         for run in &runs {
             run.slots().for_each(|slot| self.around.pool.release(slot));
         }
-        if busy.is_empty() {
-            return outcome;
-        }
         // Not before: a mapping may have moved to where such a page was, with one that left in this batch, and who reads that waits for the batch to end.
         turn.begin("reading pages that a fork left shared");
-        mortal::point("pages-shared");
         let is_unshared = clock.unshare(pid, &busy);
         if is_unshared && outcome == Outcome::Again { Outcome::Unshared } else { outcome }
     }
