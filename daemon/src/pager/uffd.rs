@@ -71,6 +71,7 @@ struct CopyArg {
 }
 
 #[repr(C)]
+#[derive(Clone, Copy, Debug)]
 struct RangeArg {
     start: u64,
     len: u64,
@@ -100,12 +101,34 @@ pub struct MoveArg {
     pub moved: i64,
 }
 
+/// `struct uffdio_register`, which begins with the `struct uffdio_range` of an UNREGISTER; the stub issues the calls.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct RegisterArg {
+    range: RangeArg,
+    mode: u64,
+    ioctls: u64,
+}
+
+// The stub has them where it has those of its moves.
+const _: () = assert!(size_of::<RegisterArg>() <= size_of::<MoveArg>());
+
+impl RegisterArg {
+    /// For missing-page faults.
+    pub fn missing(start: u64, len: u64) -> RegisterArg {
+        RegisterArg { range: RangeArg { start, len }, mode: RegisterMode::MISSING.bits(), ioctls: 0 }
+    }
+}
+
 /// `UFFDIO_MOVE_MODE_DONTWAKE`.
 pub const MOVE_DONTWAKE: u64 = 1;
 /// `UFFDIO_MOVE_MODE_ALLOW_SRC_HOLES`.
 pub const MOVE_SOURCE_HOLES: u64 = 2;
 /// `UFFDIO_MOVE`, the request number.
 pub const UFFDIO_MOVE: u64 = 0xC028_AA05;
+/// `UFFDIO_REGISTER` and `UFFDIO_UNREGISTER`.
+pub const UFFDIO_REGISTER: u64 = 0xC020_AA00;
+pub const UFFDIO_UNREGISTER: u64 = 0x8010_AA01;
 /// `USERFAULTFD_IOC_NEW` on `/dev/userfaultfd`.
 pub const USERFAULTFD_IOC_NEW: u64 = 0xAA00;
 
@@ -415,4 +438,4 @@ fn outcome(result: nix::Result<i32>, bytes: i64, len: u64) -> Installed {
 }
 
 #[cfg(test)]
-mod tests;
+pub mod tests;

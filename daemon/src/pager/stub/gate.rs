@@ -132,17 +132,13 @@ impl Gate {
 
 #[cfg(test)]
 mod tests {
-    use super::super::code::{Call, code};
+    use super::super::code::Call;
+    use super::super::tests::{gate, start};
     use super::*;
     use std::os::fd::AsRawFd;
 
     const MOMENT: Duration = Duration::from_millis(1);
     const CALLS: u32 = 3;
-
-    fn gate() -> Gate {
-        let comm = memmap2::MmapOptions::new().len(size_of::<Comm>()).map_anon().expect("memory");
-        Gate::new(MmapRaw::from(comm), EventFd::new().expect("an eventfd"))
-    }
 
     /// A stub in a thread of this process, which its process ends with.
     struct Bench {
@@ -160,15 +156,7 @@ mod tests {
                 done: EventFd::new().expect("an eventfd"),
                 counter: EventFd::new().expect("an eventfd"),
             }));
-            bench.gate.introduce(bench.gate.bell.as_raw_fd(), bench.done.as_raw_fd());
-            let mut text = memmap2::MmapMut::map_anon(4096).expect("memory");
-            text[..code().len()].copy_from_slice(code());
-            let text = Box::leak(Box::new(text.make_exec().expect("executable memory")));
-            let (entry, comm) = (text.as_ptr().addr(), bench.gate.comm.as_ptr().addr());
-            // SAFETY: the stub's loop, with the register it wants; it uses no stack, and all that it touches outlives it.
-            std::thread::spawn(move || unsafe {
-                std::arch::asm!("mov rbx, {comm}", "jmp {entry}", comm = in(reg) comm, entry = in(reg) entry, options(noreturn));
-            });
+            start(&bench.gate, &bench.done);
             bench
         }
 

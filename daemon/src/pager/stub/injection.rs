@@ -116,6 +116,11 @@ fn furnish(child: &mut Tracee, app: i32, pid: i32, pid_there: i32, seed: &Seed<'
     child.call("munmap", libc::SYS_munmap, [scratch, 4096, 0, 0, 0, 0])?;
 
     let staging = staging_map.0.next_multiple_of(HUGE);
+    // Neighbours of another kind: staging stays a mapping of its own when it is unregistered for a moment, and needs no new one to be registered again.
+    let (before, end) = (staging - staging_map.0, staging + STAGING);
+    for (at, len) in [(staging_map.0, before), (end, HUGE - before)].into_iter().filter(|(_, len)| *len > 0) {
+        child.call("mprotect", libc::SYS_mprotect, [at, len, libc::PROT_NONE as u64, 0, 0, 0])?;
+    }
     let stub = Stub {
         pid,
         pid_there,

@@ -15,6 +15,8 @@ mod code;
 mod found;
 mod gate;
 mod injection;
+#[cfg(test)]
+mod tests;
 
 use code::{Call, Comm};
 pub use gate::Gate;
@@ -25,7 +27,9 @@ use super::process;
 use super::table::StubTraces;
 use super::tracee::TraceError;
 use super::turns;
-use super::uffd::{MOVE_DONTWAKE, MOVE_SOURCE_HOLES, MoveArg, UFFDIO_MOVE, Uffd};
+use super::uffd::{
+    MOVE_DONTWAKE, MOVE_SOURCE_HOLES, MoveArg, RegisterArg, UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_UNREGISTER, Uffd,
+};
 use annex_shared::page::PAGE_SIZE;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout};
@@ -40,10 +44,12 @@ use std::time::{Duration, Instant};
 /// Bytes of staging. 2 MiB-aligned so that a transparent huge page can be moved whole.
 pub const STAGING: u64 = 8 << 20;
 /// Pages of it that the spans of one batch may cover. Batches follow each other there, so that it need not be emptied after each: that takes the program's CPU for as long as it takes
-/// to free the pages, an event that a worker must read, and interrupts.
+/// to free the pages, and interrupts.
 pub const STAGING_PART: u64 = STAGING / PAGE_SIZE as u64 / 2;
 /// Pages in it from which on it is emptied after a batch: half a megabyte beyond the program's limit.
 const MOST_HELD: u64 = 128;
+/// Calls that empty it.
+const RELEASE: usize = 3;
 /// Of the code and the shared page: a stub of another version is replaced, not adopted.
 const VERSION: u32 = 3;
 /// The stub's shared page in its program's mappings: a name that nobody else's mapping has.
@@ -203,6 +209,11 @@ impl Stub {
         unsafe { &raw mut (*self.gate.comm.as_mut_ptr().cast::<Comm>()).moves[i] }
     }
 
+    /// Where the stub has what is there in the shared page.
+    fn there(&self, slot: *mut MoveArg) -> u64 {
+        self.comm_at + (slot.addr() - self.gate.comm.as_ptr().addr()) as u64
+    }
+
     fn prepare(&self, i: usize, number: i64, args: [u64; 6]) {
         // SAFETY: the slot is in bounds, and the stub does not look at it before the doorbell.
         unsafe { self.call_slot(i).write_volatile(Call { number, args, result: gate::UNMADE }) };
@@ -275,7 +286,7 @@ impl Stub {
             let arg = MoveArg { dst, src: *src, len: *len, mode: MOVE_DONTWAKE | MOVE_SOURCE_HOLES, moved: 0 };
             // SAFETY: the slot is in bounds, and the stub does not look at it before the doorbell.
             unsafe { self.move_slot(i).write_volatile(arg) };
-            let there = self.comm_at + (self.move_slot(i).addr() - self.gate.comm.as_ptr().addr()) as u64;
+            let there = self.there(self.move_slot(i));
             self.prepare(i, libc::SYS_ioctl, [self.fds_there[3] as u64, UFFDIO_MOVE, there, 0, 0, 0]);
             dst += len;
         }
@@ -354,12 +365,21 @@ impl Stub {
         );
     }
 
-    /// Makes ready to drop what lies in staging. Whoever rings the bell need not wait: the stub's REMOVE event must be read before it can go on; the next
-    /// [`Stub::wait`] sees to the end of it.
+    /// Makes ready to drop what lies in staging. Whoever rings the bell need not wait: the next [`Stub::wait`] sees to the end of it. Staging is unregistered meanwhile: else
+    /// the stub would have to wait until its REMOVE event is read, and nobody could install a page as long.
     pub fn prepare_release(&mut self) -> Gate {
-        self.prepare(0, libc::SYS_madvise, [self.staging, STAGING, libc::MADV_DONTNEED as u64, 0, 0, 0]);
-        self.gate.reset(1);
-        self.gate.prepare_ring(0, 1, false);
+        let slot = self.move_slot(0);
+        // SAFETY: the slot is in bounds and large enough, and the stub does not look at it before the doorbell.
+        unsafe { slot.cast::<RegisterArg>().write_volatile(RegisterArg::missing(self.staging, STAGING)) };
+        let ioctl = |request| (libc::SYS_ioctl, [self.fds_there[3] as u64, request, self.there(slot), 0, 0, 0]);
+        let used = self.used * PAGE_SIZE as u64;
+        let drop = (libc::SYS_madvise, [self.staging, used, libc::MADV_DONTNEED as u64, 0, 0, 0]);
+        let calls = [ioctl(UFFDIO_UNREGISTER), drop, ioctl(UFFDIO_REGISTER)];
+        for (i, (number, args)) in calls.into_iter().enumerate() {
+            self.prepare(i, number, args);
+        }
+        self.gate.reset(RELEASE as u32);
+        self.gate.prepare_ring(0, RELEASE, false);
         self.releasing = true;
         (self.used, self.held) = (0, 0);
         self.gate.clone()
@@ -382,10 +402,11 @@ impl Stub {
     fn wait_for_release(&mut self, deadline: Instant) -> Result<(), CallError> {
         self.look_until(deadline, |stub| stub.gate.is_idle())?;
         self.releasing = false;
-        let answer = self.gate.answer(0);
-        if answer != Some(0) {
-            // What is still in there would be taken for the next batch.
-            tracing::warn!(stub = self.pid, "staging could not be emptied ({answer:?}): ending the stub");
+        let answers: [_; RELEASE] = std::array::from_fn(|nth| self.gate.answer(nth));
+        // That it was unregistered only saves time.
+        if answers[1..] != [Some(0); RELEASE - 1] {
+            // What is still in there would be taken for the next batch, and nothing moves to where nothing is registered.
+            tracing::warn!(stub = self.pid, "staging could not be emptied ({answers:?}): ending the stub");
             self.kill();
             return Err(CallError::Dead);
         }

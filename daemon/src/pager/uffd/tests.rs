@@ -7,16 +7,17 @@ use super::*;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 
 const PAGE: usize = 4096;
+/// No events among them.
+const FEATURES: u64 = feature::PAGEFAULT_FLAG_WP | feature::WP_ASYNC | feature::MOVE;
 
-/// A context of our own address space, without events.
-fn context() -> Uffd {
+/// A context of our own address space.
+pub fn context(features: u64) -> Uffd {
     let device = probe::host().expect("root, and Linux 6.8").device;
     // SAFETY: takes numbers only; the result is checked.
     let fd = unsafe { libc::ioctl(device.as_raw_fd(), USERFAULTFD_IOC_NEW, libc::O_CLOEXEC | libc::O_NONBLOCK) };
     assert!(fd >= 0);
     // SAFETY: just made, ours alone.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    let features = feature::PAGEFAULT_FLAG_WP | feature::WP_ASYNC | feature::MOVE;
     let mut arg = ApiArg { api: API, features, ioctls: 0 };
     // SAFETY: `arg` is the struct this ioctl takes and outlives the call.
     unsafe { uffdio_api(fd.as_raw_fd(), &mut arg) }.expect("the handshake");
@@ -35,7 +36,7 @@ fn spin(turns: u32) {
 #[test]
 fn a_page_that_a_stopped_move_took_along_is_found_in_staging() {
     const ROUNDS: u32 = 100_000;
-    let uffd = context();
+    let uffd = context(FEATURES);
     let (source, staging) =
         (memmap2::MmapMut::map_anon(PAGE).expect("memory"), memmap2::MmapMut::map_anon(PAGE).expect("memory"));
     let (src, dst) = (source.as_ptr() as u64, staging.as_ptr() as u64);
