@@ -107,7 +107,7 @@ pub struct Space {
     pub stub_is_at_home: AtomicBool,
     /// What is evicted lies in short spans.
     pub is_scattered: AtomicBool,
-    /// The staging area, whose REMOVE events are our own.
+    /// The staging area, whose REMOVE events are our own: the annexd before may have had it emptied while it was registered.
     pub(super) staging: Mutex<(u64, u64)>,
     dead: AtomicBool,
     last_evicted: AtomicU64,

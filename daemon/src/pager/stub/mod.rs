@@ -46,8 +46,8 @@ pub const STAGING: u64 = 8 << 20;
 /// Pages of it that the spans of one batch may cover. Batches follow each other there, so that it need not be emptied after each: that takes the program's CPU for as long as it takes
 /// to free the pages, and interrupts.
 pub const STAGING_PART: u64 = STAGING / PAGE_SIZE as u64 / 2;
-/// Pages in it from which on it is emptied after a batch: half a megabyte beyond the program's limit.
-const MOST_HELD: u64 = 128;
+/// Pages in it from which on it is emptied after a batch: a quarter of a megabyte beyond the program's limit, and 50 us in which no fault of the program's CPU is served.
+const MOST_HELD: u64 = 64;
 /// Calls that empty it.
 const RELEASE: usize = 3;
 /// Of the code and the shared page: a stub of another version is replaced, not adopted.
