@@ -2,7 +2,7 @@
 
 use annex_agent::config::Hugepages;
 use annex_agent::{Agent, Config, crash, local, store};
-use annex_shared::config::{ByteSize, TimeSpan};
+use annex_shared::config::{ByteSize, TimeSpan, check_log_filter};
 use anyhow::Context;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Parser, Subcommand};
@@ -174,6 +174,7 @@ fn main() -> ExitCode {
 }
 
 fn run(flags: Flags) -> anyhow::Result<()> {
+    check_log_filter(&flags.log).map_err(told).context("bad --log")?;
     let filter = EnvFilter::try_new(&flags.log).context("bad --log")?;
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
     // The journal has its own clock.

@@ -24,7 +24,7 @@ pub fn attach(client: &Client, args: &AttachArgs, json: bool) -> Result<(), Fail
         (Some(unit), _) => Target::Unit(format!("{unit}.service")),
         (None, pid) => Target::Pid(pid.unwrap_or_default()),
     };
-    let request = AttachRequest { target, name: args.app.name.clone(), local: args.app.local };
+    let request = AttachRequest { target, name: args.app.name.clone(), program: None, local: args.app.local };
     let mut app: AppInfo = client.call(Method::POST, &client::path(&["apps"]), Some(&request))?;
     if !args.no_wait {
         app = watch_first_eviction(client, app)?;

@@ -15,16 +15,18 @@ use std::convert::Infallible;
 use std::ffi::{CString, OsString};
 use std::io;
 use std::os::unix::ffi::OsStringExt;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Returns only if the command could not be started.
 pub fn run(client: Client, args: &RunArgs) -> Result<Infallible, Failure> {
     let command = args.command.iter().map(|a| zero_ended(a.clone())).collect::<Result<Vec<_>, _>>()?;
-    // The name a user sees in listings: what was typed, without its folder.
     let program = args.command[0].to_string_lossy();
     let request = AttachRequest {
         target: Target::Launch(nix::unistd::getpid().as_raw()),
         name: args.app.name.clone(),
+        // What was typed, without its folder: this process is still called annex.
+        program: Path::new(&args.command[0]).file_name().map(|name| name.to_string_lossy().into_owned()),
         local: args.app.local,
     };
     let app: AppInfo = client.call(Method::POST, &client::path(&["apps"]), Some(&request))?;

@@ -18,7 +18,7 @@ use crate::kv::KvConfig;
 use crate::pager::PagerConfig;
 use crate::pool::{DonorConfig, PoolConfig, SpillConfig, TransportChoice};
 use annex_shared::api::{Limit, SOCKET};
-use annex_shared::config::{ByteSize, ConfigError as FileError, TimeSpan, load};
+use annex_shared::config::{ByteSize, ConfigError as FileError, LogLevelError, TimeSpan, check_log_filter, load};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -79,8 +79,14 @@ pub enum ConfigError {
     BusyPoll(u32),
     #[error("fault_workers = {0} in [pager]: give 0 (automatic) to {MAX_WORKERS}")]
     FaultWorkers(u32),
+    #[error(
+        "replicas = {replicas} in [pool] needs {replicas} donors and {donors} is all there are: add a [[pool.donor]], or set replicas = {donors}"
+    )]
+    TooFewDonors { donors: usize, replicas: u8 },
     #[error("socket is empty: give a path such as {SOCKET}")]
     NoSocket,
+    #[error("bad log filter '{filter}': {source}")]
+    LogLevel { filter: String, source: LogLevelError },
     #[error("bad log filter '{filter}': {source}; give a level (info, debug) or target=level pairs")]
     Log { filter: String, source: tracing_subscriber::filter::ParseError },
 }
@@ -112,7 +118,19 @@ impl Config {
         self.log_filter().map(drop)
     }
 
+    /// Refuses what annexd starts with, but can't put a page anywhere with. Donors may come at run time, so having
+    /// none is no mistake, and a spill file serves alone.
+    pub fn check_completeness(&self) -> Result<(), ConfigError> {
+        let (donors, replicas) = (self.pool.donors.len(), self.pool.replicas);
+        let has_spill = !self.spill.path.as_os_str().is_empty();
+        if donors > 0 && donors < usize::from(replicas) && !has_spill {
+            return Err(ConfigError::TooFewDonors { donors, replicas });
+        }
+        Ok(())
+    }
+
     pub fn log_filter(&self) -> Result<tracing_subscriber::EnvFilter, ConfigError> {
+        check_log_filter(&self.log).map_err(|source| ConfigError::LogLevel { filter: self.log.clone(), source })?;
         tracing_subscriber::EnvFilter::try_new(&self.log)
             .map_err(|source| ConfigError::Log { filter: self.log.clone(), source })
     }
@@ -223,6 +241,9 @@ mod tests {
             ("[pager]\nbusy_poll_us = 20000", "busy_poll_us = 20000 in [pager]"),
             ("[pager]\nfault_workers = 1000", "fault_workers = 1000 in [pager]"),
             ("log = 'annex=loud'", "bad log filter 'annex=loud'"),
+            ("log = 'bogus'", "there is no log level 'bogus': give error, warn, info, debug, trace or off"),
+            ("local = '50'", "give a share (50%) or a unit (50M)"),
+            ("[[pool.donor]]\naddress = 'a:0'", "donor address 'a:0'"),
             ("socket = ''", "socket is empty"),
             ("[spill]\nsize = '8G'", "[spill] has a size and no path"),
             ("[spill]\npath = 'spill'\nsize = '8G'", "is not absolute"),

@@ -16,7 +16,7 @@ use clap::{Parser, Subcommand};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use sd_notify::NotifyState;
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ struct Flags {
     #[command(subcommand)]
     command: Option<Command>,
     /// Configuration file (TOML) [default: /etc/annex/annexd.toml if there is one]
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", global = true)]
     config: Option<PathBuf>,
     /// Control socket [default: /run/annex/annexd.sock]
     #[arg(long, value_name = "PATH")]
@@ -136,7 +136,7 @@ fn unusable(error: impl Into<anyhow::Error>) -> Failure {
 fn main() -> ExitCode {
     let flags = Flags::parse();
     let result = match &flags.command {
-        Some(Command::CheckConfig { file }) => check_config(file.as_deref()),
+        Some(Command::CheckConfig { file }) => check_config(file.clone(), flags),
         None => run(flags),
     };
     let (error, code) = match result {
@@ -150,12 +150,41 @@ fn main() -> ExitCode {
     code
 }
 
-fn check_config(file: Option<&Path>) -> Result<(), Failure> {
-    let config = Config::of_file(file).map_err(unusable)?;
-    config.check().map_err(unusable)?;
-    let name = file.unwrap_or(Path::new(DEFAULT_FILE)).display();
-    println!("{name}: good ({} donors, {} replicas)", config.pool.donors.len(), config.pool.replicas);
-    Ok(())
+/// `file` or else `--config` or else the usual one, with the flags over it: what annexd would start with.
+fn check_config(file: Option<PathBuf>, mut flags: Flags) -> Result<(), Failure> {
+    if let (Some(file), Some(config)) = (&file, &flags.config)
+        && file != config
+    {
+        let (file, config) = (file.display(), config.display());
+        return Err(unusable(anyhow::anyhow!("two files to check, {file} and --config {config}: name one of them")));
+    }
+    flags.config = file.or(flags.config);
+    let named = flags.config.clone();
+    let config = configure(flags)?;
+    config.check_completeness().map_err(unusable)?;
+    let (donors, replicas) = (config.pool.donors.len(), config.pool.replicas);
+    let said = match named {
+        None if !Path::new(DEFAULT_FILE).exists() => {
+            format!(
+                "there is no {DEFAULT_FILE}: annexd would start with its defaults ({donors} donors, {replicas} replicas)"
+            )
+        }
+        named => {
+            let name = named.as_deref().unwrap_or(Path::new(DEFAULT_FILE)).display();
+            format!("{name}: good ({donors} donors, {replicas} replicas)")
+        }
+    };
+    say(&said)
+}
+
+/// Prints a line. A reader that has gone away has seen enough.
+fn say(line: &str) -> Result<(), Failure> {
+    match writeln!(std::io::stdout(), "{line}") {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Failure::Other(anyhow::Error::new(error).context("failed to write the output")))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The file's configuration with the flags over it.

@@ -39,21 +39,33 @@ pub enum Limit {
     Percent(u8),
 }
 
+/// A limit below this must be written with a unit: a bare `50` was meant to be a share, or megabytes.
+pub const LEAST_BARE_LIMIT: u64 = 1 << 20;
+
 /// A limit that could not be read.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("bad limit '{0}': give bytes with a unit (512M, 2G) or a share (50%)")]
-pub struct LimitError(String);
+pub enum LimitError {
+    #[error("bad limit '{0}': give bytes with a unit (512M, 2G) or a share (50%)")]
+    Unreadable(String),
+    #[error("bad limit '{0}': that is bytes, and less than 1M; give a share ({0}%) or a unit ({0}M)")]
+    NoUnit(String),
+}
 
 impl FromStr for Limit {
     type Err = LimitError;
 
     fn from_str(s: &str) -> Result<Self, LimitError> {
-        let bad = || LimitError(s.to_owned());
+        let bad = || LimitError::Unreadable(s.to_owned());
         if let Some(percent) = s.strip_suffix('%') {
             let percent = percent.trim().parse().map_err(|_| bad())?;
             return if (1..=100).contains(&percent) { Ok(Limit::Percent(percent)) } else { Err(bad()) };
         }
-        parse_bytes(s).filter(|b| *b > 0).map(Limit::Bytes).ok_or_else(bad)
+        let bytes = parse_bytes(s).filter(|b| *b > 0).ok_or_else(bad)?;
+        let has_unit = s.contains(|c: char| c.is_ascii_alphabetic());
+        if !has_unit && bytes < LEAST_BARE_LIMIT {
+            return Err(LimitError::NoUnit(s.trim().to_owned()));
+        }
+        Ok(Limit::Bytes(bytes))
     }
 }
 
@@ -68,6 +80,8 @@ impl TryFrom<String> for Limit {
 impl From<Limit> for String {
     fn from(limit: Limit) -> String {
         match limit {
+            // What is written must be read again.
+            Limit::Bytes(b) if b < LEAST_BARE_LIMIT => format!("{b}B"),
             Limit::Bytes(b) => b.to_string(),
             Limit::Percent(p) => format!("{p}%"),
         }
@@ -134,6 +148,9 @@ pub struct AttachRequest {
     pub target: Target,
     /// Must be unique; made from the command's name if absent.
     pub name: Option<String>,
+    /// What the process is about to exec ([`Target::Launch`]): the command's name, until the process has it.
+    #[serde(default)]
+    pub program: Option<String>,
     /// `None` = annexd's configured default.
     pub local: Option<Limit>,
 }
@@ -481,6 +498,23 @@ mod tests {
         assert_eq!("50%".parse(), Ok(Limit::Percent(50)));
         for bad in ["", "0", "0%", "101%", "12Q", "M", "-5M"] {
             assert!(bad.parse::<Limit>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn few_bytes_are_taken_with_a_unit_only() {
+        let error = "50".parse::<Limit>().unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "bad limit '50': that is bytes, and less than 1M; give a share (50%) or a unit (50M)"
+        );
+        for bad in ["1048575", " 512 ", "0.5"] {
+            assert!(bad.parse::<Limit>().is_err(), "{bad}");
+        }
+        assert_eq!("1048576".parse(), Ok(Limit::Bytes(1 << 20)));
+        assert_eq!("64K".parse(), Ok(Limit::Bytes(64 << 10)));
+        for limit in [Limit::Bytes(50), Limit::Bytes(64 << 10), Limit::Bytes(1 << 20), Limit::Percent(50)] {
+            assert_eq!(String::from(limit).parse(), Ok(limit), "as it travels to annexd");
         }
     }
 

@@ -251,6 +251,32 @@ impl<'de> SeqAccess<'de> for Items<'_, 'de> {
     }
 }
 
+/// What [`check_log_filter`] takes for a level.
+const LOG_LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
+
+/// A log filter that would not log what was meant.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "there is no log level '{0}': give error, warn, info, debug, trace or off, or pairs of target=level such as annex_daemon::pool=debug"
+)]
+pub struct LogLevelError(String);
+
+/// Refuses what tracing's filters take for the name of a target, and then log nothing: a mistyped level.
+pub fn check_log_filter(filter: &str) -> Result<(), LogLevelError> {
+    let is_level = |word: &str| LOG_LEVELS.iter().any(|level| level.eq_ignore_ascii_case(word));
+    // A directive about spans may have commas of its own, and is nobody's mistyped level.
+    if filter.contains('[') {
+        return Ok(());
+    }
+    for directive in filter.split(',').map(str::trim) {
+        let level = directive.rsplit_once('=').map_or(directive, |(_, level)| level.trim());
+        if !is_level(level) {
+            return Err(LogLevelError(level.to_owned()));
+        }
+    }
+    Ok(())
+}
+
 /// A number of bytes, read as `64M`, `2GiB` or a plain number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ByteSize(pub u64);
@@ -402,6 +428,21 @@ mod tests {
 
     fn read(text: &str) -> Result<Top, String> {
         parse(text, Path::new("a.toml")).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn a_mistyped_log_level_is_refused_and_the_good_ones_are_named() {
+        for good in
+            ["info", "WARN", "off", "warn,annex_daemon::pool=debug", "annex_agent=trace", "[span{a=1,b=2}]=info"]
+        {
+            assert_eq!(check_log_filter(good), Ok(()), "{good}");
+        }
+        for (bad, level) in
+            [("bogus", "bogus"), ("inof,annex_daemon=debug", "inof"), ("annex_daemon=loud", "loud"), ("", "")]
+        {
+            let error = check_log_filter(bad).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("there is no log level '{level}': give error, warn, info")), "{error}");
+        }
     }
 
     #[test]

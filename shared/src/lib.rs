@@ -7,6 +7,7 @@
 //! - [`wire`]: the control protocol between annexd and annex-agent.
 //! - [`api`]: the types of annexd's local HTTP API, used by the `annex` command.
 //! - [`config`]: strict TOML loading.
+//! - [`printable`]: text from others, as it may go to a terminal or a log.
 //! - [`priority`]: threads that somebody waits for.
 //! - [`rights`]: descriptors over Unix sockets.
 //! - [`ring`]: how threads of a program that takes its faults itself ask annexd for pages.
@@ -17,6 +18,7 @@ pub mod fabric;
 pub mod ids;
 pub mod page;
 pub mod preamble;
+pub mod printable;
 pub mod priority;
 pub mod rights;
 pub mod ring;

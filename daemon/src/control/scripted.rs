@@ -142,7 +142,8 @@ impl Apps for ScriptedApps {
                 });
             }
         }
-        let app = self.add(request.name.as_deref().unwrap_or(&made_up), pid, caller.uid);
+        let name = request.name.as_deref().or(request.program.as_deref()).unwrap_or(&made_up);
+        let app = self.add(name, pid, caller.uid);
         match request.local {
             Some(local) => self.set_limit(app.id, local),
             None => Ok(app),
@@ -152,7 +153,7 @@ impl Apps for ScriptedApps {
     fn open_region(&self, request: &RegionRequest, caller: Caller) -> Result<AppInfo, ApiError> {
         let RegionRequest { address, length, name, local, .. } = request.clone();
         let target = Target::Region { pid: caller.pid, address, length };
-        self.attach(&AttachRequest { target, name, local }, caller)
+        self.attach(&AttachRequest { target, name, program: None, local }, caller)
     }
 
     fn detach(&self, app: u64, progress: &mut dyn FnMut(Progress)) -> Result<(), ApiError> {

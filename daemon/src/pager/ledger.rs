@@ -15,7 +15,8 @@ use crate::mapped::{MapError, Mapped};
 use annex_shared::api::{Limit, Target};
 use annex_shared::page::checksum;
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
@@ -46,10 +47,20 @@ pub struct Entry {
     pub name: String,
     pub uid: u32,
     pub target: Target,
+    #[serde(deserialize_with = "limit")]
     pub limit: Limit,
     pub note: String,
     /// PIDs and when each was started.
     pub members: Vec<(i32, u64)>,
+}
+
+/// A limit in any form that an annexd has written. Those before took, and wrote, few bytes without a unit.
+fn limit<'de, D: Deserializer<'de>>(input: D) -> Result<Limit, D::Error> {
+    let text = String::deserialize(input)?;
+    match text.parse::<u64>() {
+        Ok(bytes) => Ok(Limit::Bytes(bytes)),
+        Err(_) => text.parse().map_err(D::Error::custom),
+    }
 }
 
 impl Entry {
@@ -166,6 +177,13 @@ mod tests {
         ledger.write(&[app(1, "a"), app(2, "bc")]);
         let entries = Ledger::open(nix::unistd::dup(ledger.fd()).unwrap()).unwrap().entries();
         assert_eq!(entries, [Entry::of(&app(1, "a")), Entry::of(&app(2, "bc"))]);
+    }
+
+    #[test]
+    fn few_bytes_without_a_unit_are_read_as_they_were_written() {
+        // What an annexd wrote that took `--local 50`.
+        let text = serde_json::to_string(&Entry::of(&app(1, "a"))).unwrap().replace("40%", "50");
+        assert_eq!(serde_json::from_str::<Entry>(&text).unwrap().limit, Limit::Bytes(50));
     }
 
     #[test]

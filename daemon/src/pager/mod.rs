@@ -80,6 +80,7 @@ use annex_shared::api::{
     Target, WorkersInfo, format_bytes,
 };
 use annex_shared::page::PAGE_SIZE;
+use annex_shared::printable::{as_name, is_control, printable};
 use app::App;
 use attach::{AttachError, Means};
 use evictors::Evictors;
@@ -209,20 +210,29 @@ impl Pager {
         // An app whose processes have all ended is about to go.
         let lives = |a: &App| matches!(a.target, Target::Unit(_)) || !a.has_ended();
         let taken = |name: &str| self.roster.all().iter().any(|a| a.name == name && lives(a));
+        let command = as_name(command);
         match wanted {
-            Some(name) if name.is_empty() || name.contains('/') || name.parse::<u64>().is_ok() => Err(error(
-                ErrorCode::BadRequest,
-                format!("bad app name '{name}'"),
-                "a name is not empty, has no '/' and is no number",
-            )),
+            Some(name)
+                if name.is_empty()
+                    || name.contains('/')
+                    || name.parse::<u64>().is_ok()
+                    || name.contains(is_control) =>
+            {
+                Err(error(
+                    ErrorCode::BadRequest,
+                    format!("bad app name '{}'", printable(name)),
+                    "a name is not empty, has no '/', no control character and is no number",
+                ))
+            }
             Some(name) if taken(name) => Err(error(
                 ErrorCode::BadRequest,
                 format!("there is an app called '{name}' already"),
                 "choose another --name",
             )),
             Some(name) => Ok(name.to_owned()),
-            None if taken(command) || command.contains('/') => Ok(format!("{}-{pid}", command.replace('/', "_"))),
-            None => Ok(command.to_owned()),
+            // A number would be taken for an id or a PID.
+            None if taken(&command) || command.parse::<u64>().is_ok() => Ok(format!("{command}-{pid}")),
+            None => Ok(command),
         }
     }
 
@@ -335,7 +345,8 @@ impl Apps for Pager {
                 let stat = attach::check(*pid).map_err(refused)?;
                 self.is_free(*pid)?;
                 let uid = process::identity(*pid).map_or(caller.uid, |i| i.uids[1]);
-                let name = self.unique_name(request.name.as_deref(), &stat.comm, *pid)?;
+                let program = request.program.as_deref().unwrap_or(&stat.comm);
+                let name = self.unique_name(request.name.as_deref(), program, *pid)?;
                 self.attach_process(new(name, uid), *pid, matches!(request.target, Target::Pid(_)))?
             }
             Target::Unit(unit) => {

@@ -107,7 +107,8 @@ impl DonorConfig {
     /// Checks what the types can't express.
     pub fn check(&self) -> Result<(), ConfigError> {
         let address = &self.address;
-        let port_ok = address.rsplit_once(':').is_some_and(|(h, p)| !h.is_empty() && p.parse::<u16>().is_ok());
+        let port_ok =
+            address.rsplit_once(':').is_some_and(|(h, p)| !h.is_empty() && p.parse::<u16>().is_ok_and(|port| port > 0));
         if !port_ok || address.len() > MAX_ADDRESS {
             return Err(ConfigError::Address(address.clone()));
         }
@@ -149,7 +150,7 @@ pub enum ConfigError {
     SlabSize(ByteSize),
     #[error("{0} donors in [pool]: {MAX_DONORS} are the most one annexd can use")]
     TooManyDonors(usize),
-    #[error("donor address '{0}' is not host:port")]
+    #[error("donor address '{0}' is not host:port: give the host and port of its annex-agent, such as db7:7411")]
     Address(String),
     #[error(
         "donor {0}: transport = \"tcp\" with tcp_fallback = false leaves no way to it: choose \"auto\" or \"verbs\", or allow tcp"
@@ -221,6 +222,7 @@ mod tests {
         assert_eq!(with(|c| c.replicas = 5), Err(ConfigError::Replicas(5)));
         assert_eq!(with(|c| c.slab_size = ByteSize(5000)), Err(ConfigError::SlabSize(ByteSize(5000))));
         assert_eq!(with(|c| c.donors[0].address = "host".into()), Err(ConfigError::Address("host".into())));
+        assert_eq!(with(|c| c.donors[0].address = "host:0".into()), Err(ConfigError::Address("host:0".into())));
         assert_eq!(
             with(|c| (c.donors[0].transport, c.donors[0].tcp_fallback) = (TransportChoice::Tcp, false)),
             Err(ConfigError::TcpOnly("a:1".into()))

@@ -66,6 +66,7 @@ fn attach_pauses(bed: &Testbed, plan: Plan) -> anyhow::Result<(Vec<f64>, Vec<f64
     let request = AttachRequest {
         target: Target::Pid(job.pid()),
         name: Some("ticks".into()),
+        program: None,
         // Nothing is evicted: the pause is the attach's alone.
         local: Some(Limit::Bytes(1 << 30)),
     };
