@@ -3,6 +3,7 @@
 use annex_agent::config::Hugepages;
 use annex_agent::{Agent, Config, crash, local, store};
 use annex_shared::config::{ByteSize, TimeSpan, check_log_filter};
+use annex_shared::printable::{printable, printable_json};
 use anyhow::Context;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Parser, Subcommand};
@@ -10,7 +11,7 @@ use nix::errno::Errno;
 use nix::sys::mman::{MlockAllFlags, mlockall};
 use nix::sys::signal::{SigSet, Signal};
 use sd_notify::NotifyState;
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -185,8 +186,7 @@ fn run(flags: Flags) -> anyhow::Result<()> {
     match flags.command {
         Some(Command::CheckConfig { file }) => {
             annex_agent::agent::check(Config::load(&file).map_err(told)?).map_err(told)?;
-            println!("{}: good", file.display());
-            return Ok(());
+            return say(&format!("{}: good", file.display()));
         }
         Some(Command::Keeper { socket }) => {
             return store::keeper::run(&socket)
@@ -195,15 +195,14 @@ fn run(flags: Flags) -> anyhow::Result<()> {
         Some(Command::Status { json }) => {
             let status = local::call(&control_socket(flags.set)?, "GET", "/v1/status").map_err(told)?;
             match json {
-                true => println!("{}", serde_json::to_string_pretty(&status)?),
+                true => return say(&printable_json(&serde_json::to_string_pretty(&status)?)),
                 false => local::print_status(&status),
             }
             return Ok(());
         }
         Some(Command::Drain { cancel: true, .. }) => {
             let status = local::call(&control_socket(flags.set)?, "DELETE", "/v1/drain").map_err(told)?;
-            println!("{} lends again", status.name);
-            return Ok(());
+            return say(&format!("{} lends again", printable(&status.name)));
         }
         Some(Command::Drain { timeout, json, .. }) => {
             return local::drain(&control_socket(flags.set)?, timeout.map(|t| t.0), json).map_err(told);
@@ -235,6 +234,14 @@ fn run(flags: Flags) -> anyhow::Result<()> {
     agent.shutdown();
     info!("stopped");
     Ok(())
+}
+
+/// Prints a line. A reader that has gone away has seen enough.
+fn say(text: &str) -> anyhow::Result<()> {
+    match writeln!(std::io::stdout(), "{text}") {
+        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(e).context("failed to write the output"),
+        _ => Ok(()),
+    }
 }
 
 /// Where the agent with these settings is asked.

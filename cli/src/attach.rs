@@ -6,8 +6,10 @@
 use crate::client::{self, Client};
 use crate::command::AttachArgs;
 use crate::failure::Failure;
+use crate::interrupt;
 use crate::show;
 use annex_shared::api::{AppInfo, AttachRequest, Limit, Target, format_bytes};
+use annex_shared::printable::printable;
 use hyper::Method;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::time::{Duration, Instant};
@@ -25,7 +27,14 @@ pub fn attach(client: &Client, args: &AttachArgs, json: bool) -> Result<(), Fail
         (None, pid) => Target::Pid(pid.unwrap_or_default()),
     };
     let request = AttachRequest { target, name: args.app.name.clone(), program: None, local: args.app.local };
+    let notice = interrupt::explain(
+        "interrupted: annexd may go on with the attach (annex apps shows it; annex detach APP undoes it)".into(),
+    )?;
     let mut app: AppInfo = client.call(Method::POST, &client::path(&["apps"]), Some(&request))?;
+    notice.set(format!(
+        "interrupted: {name} stays attached and its memory goes on to the pool (annex apps shows it; annex detach {name} undoes it)",
+        name = app.name
+    ));
     if !args.no_wait {
         app = watch_first_eviction(client, app)?;
     }
@@ -35,14 +44,14 @@ pub fn attach(client: &Client, args: &AttachArgs, json: bool) -> Result<(), Fail
 fn describe(app: &AppInfo) -> String {
     let mut text = format!(
         "attached {} (id {}): {} resident (limit {}), {} in the pool\n",
-        app.name,
+        printable(&app.name),
         app.id,
         format_bytes(app.resident),
         app.local,
         format_bytes(app.evicted)
     );
     if !app.note.is_empty() {
-        text.push_str(&format!("  {}\n", app.note));
+        text.push_str(&format!("  {}\n", printable(&app.note)));
     }
     text
 }

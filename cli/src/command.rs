@@ -46,7 +46,11 @@ pub enum Command {
     /// List the apps
     Apps,
     /// Show donors, pool, apps, and what needs attention
-    Status,
+    Status {
+        /// Exit with 0 if all is well, 1 if copies, donors or room are missing, 2 if pages are lost or out of reach
+        #[arg(long)]
+        check: bool,
+    },
     /// Measure what programs would see: memory touched in RAM, and with a part of it resident
     ///
     /// Uses the donors that annexd has now, and checks every page. Takes about two minutes unless told otherwise.

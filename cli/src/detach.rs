@@ -2,6 +2,7 @@
 
 use crate::client::Client;
 use crate::failure::Failure;
+use crate::interrupt;
 use crate::show;
 use annex_shared::api::format_bytes;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -16,6 +17,9 @@ struct Detached<'a> {
 }
 
 pub fn detach(client: &Client, app: &str, json: bool) -> Result<(), Failure> {
+    interrupt::explain(format!(
+        "interrupted: annexd goes on to bring the memory of {app} back (annex apps shows it until it is done)"
+    ))?;
     let bar = ProgressBar::new(0);
     if let Ok(style) = ProgressStyle::with_template("{msg} [{bar:30}] {bytes} of {total_bytes}, {bytes_per_sec}") {
         bar.set_style(style.progress_chars("=> "));

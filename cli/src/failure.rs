@@ -1,6 +1,7 @@
 //! Everything that can go wrong, as the user reads it, and the exit codes.
 
 use annex_shared::api::{ApiError, ErrorCode};
+use annex_shared::printable::{printable, printable_json};
 use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -79,11 +80,11 @@ impl Failure {
         let (message, remedy) = (self.to_string(), self.remedy());
         if json {
             let error = ApiError { kind: self.kind(), message, remedy };
-            eprintln!("{}", serde_json::json!({ "error": error }));
+            eprintln!("{}", printable_json(&serde_json::json!({ "error": error }).to_string()));
         } else {
-            eprintln!("annex: {message}");
+            eprintln!("annex: {}", printable(&message));
             if !remedy.is_empty() {
-                eprintln!("  remedy: {remedy}");
+                eprintln!("  remedy: {}", printable(&remedy));
             }
         }
     }

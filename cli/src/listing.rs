@@ -5,11 +5,18 @@ use annex_shared::api::{
     AppInfo, AppState, DonorInfo, DonorState, KvInfo, SlabInfo, Status, TransportInfo, format_bytes,
 };
 use annex_shared::fabric::Transport;
+use annex_shared::printable::printable;
+use std::io::IsTerminal;
 
 /// `annex status` fits a classic terminal.
 const STATUS_WIDTH: u16 = 80;
 
-pub fn apps(apps: &[AppInfo]) -> String {
+/// How wide a listing may be: not at all limited where a program reads it, which finds each thing on one line.
+pub fn width() -> Option<u16> {
+    std::io::stdout().is_terminal().then_some(STATUS_WIDTH)
+}
+
+pub fn apps(apps: &[AppInfo], width: Option<u16>) -> String {
     if apps.is_empty() {
         return "no apps (annex run and annex attach make them)\n".into();
     }
@@ -42,7 +49,7 @@ pub fn apps(apps: &[AppInfo]) -> String {
         ]
     });
     let mut text = draw(&columns, rows, None);
-    notes(&mut text, apps);
+    notes(&mut text, apps, width);
     text
 }
 
@@ -75,17 +82,17 @@ pub fn slabs(slabs: &[SlabInfo]) -> String {
     draw(&columns, rows, None)
 }
 
-pub fn kv(kv: &KvInfo) -> String {
+pub fn kv(kv: &KvInfo, width: Option<u16>) -> String {
     if !kv.enabled {
         return "the KV API is not enabled (enabled = true in [kv] of annexd's configuration)\n".into();
     }
     let mut text = String::new();
-    wrap(&mut text, "listens:", &kv.listens.join(", "));
+    wrap(&mut text, width, "listens:", &kv.listens.join(", "));
     let loading = match kv.loaded {
         1000 => String::new(),
         part => format!("; {} % of the annexd before are taken over", part / 10),
     };
-    wrap(&mut text, "keys:", &format!("{}{loading}", count(kv.keys)));
+    wrap(&mut text, width, "keys:", &format!("{}{loading}", count(kv.keys)));
     let limit = match kv.limit {
         0 => "no limit of its own".into(),
         limit => format!("of {}", format_bytes(limit)),
@@ -97,13 +104,13 @@ pub fn kv(kv: &KvInfo) -> String {
         kv.policy,
         format_bytes(kv.held)
     );
-    wrap(&mut text, "size:", &size);
+    wrap(&mut text, width, "size:", &size);
     let share = format!(
         "{} are kept free of programs' pages, {} at most",
         format_bytes(kv.pool_min),
         format_bytes(kv.pool_max)
     );
-    wrap(&mut text, "pool:", &share);
+    wrap(&mut text, width, "pool:", &share);
     let asked = (kv.hits + kv.misses).max(1);
     let rate = |n: u64, of: u64| 100 * n / of.max(1);
     let hits = format!(
@@ -113,32 +120,37 @@ pub fn kv(kv: &KvInfo) -> String {
         rate(kv.cache_hits, kv.hits),
         format_bytes(kv.cached)
     );
-    wrap(&mut text, "hits:", &hits);
+    wrap(&mut text, width, "hits:", &hits);
     let gone = format!("{} expired, {} evicted, {} lost", count(kv.expired), count(kv.evicted), count(kv.lost));
-    wrap(&mut text, "gone:", &gone);
+    wrap(&mut text, width, "gone:", &gone);
     let per_key = kv.local.checked_div(kv.keys).map_or(String::new(), |bytes| format!(", {bytes} bytes per key"));
-    wrap(&mut text, "index:", &format!("{}{per_key}", format_bytes(kv.local)));
+    wrap(&mut text, width, "index:", &format!("{}{per_key}", format_bytes(kv.local)));
     let donors: Vec<String> =
         kv.donors.iter().map(|(name, bytes)| format!("{name} {}", format_bytes(*bytes))).collect();
-    wrap(&mut text, "donors:", if donors.is_empty() { "nothing is there".into() } else { donors.join(", ") }.as_str());
+    wrap(
+        &mut text,
+        width,
+        "donors:",
+        if donors.is_empty() { "nothing is there".into() } else { donors.join(", ") }.as_str(),
+    );
     text
 }
 
-pub fn status(status: &Status) -> String {
+pub fn status(status: &Status, width: Option<u16>) -> String {
     let mut text = String::new();
-    wrap(&mut text, "", &daemon(status));
-    wrap(&mut text, "health:", &health(status));
-    wrap(&mut text, "pool:", &pool(status));
-    wrap(&mut text, "workers:", &workers(status));
+    wrap(&mut text, width, "", &daemon(status));
+    wrap(&mut text, width, "health:", &health(status));
+    wrap(&mut text, width, "pool:", &pool(status));
+    wrap(&mut text, width, "workers:", &workers(status));
     text.push('\n');
-    text.push_str(&donors(&status.donors));
+    text.push_str(&donors(&status.donors, width));
     text.push('\n');
-    text.push_str(&short_apps(&status.apps));
+    text.push_str(&short_apps(&status.apps, width));
     if !status.warnings.is_empty() {
         text.push('\n');
     }
     for warning in &status.warnings {
-        wrap(&mut text, "warning:", warning);
+        wrap(&mut text, width, "warning:", warning);
     }
     text
 }
@@ -152,6 +164,19 @@ fn daemon(status: &Status) -> String {
         status.cpu_s,
         status.kernel
     )
+}
+
+/// What `annex status --check` exits with: 0 healthy, 1 degraded, 2 pages are lost or out of reach.
+pub fn grade(status: &Status) -> u8 {
+    let pool = &status.pool;
+    let up = status.donors.iter().filter(|d| d.state == DonorState::Up).count();
+    if pool.lost_extents + pool.waiting_extents > 0 || pool.gone_pages > 0 {
+        2
+    } else if pool.degraded_extents > 0 || pool.full || up < status.donors.len() || up < usize::from(status.replicas) {
+        1
+    } else {
+        0
+    }
 }
 
 /// In one sentence: is anything lost or at risk, and what is being done about it.
@@ -229,7 +254,7 @@ fn workers(status: &Status) -> String {
     text
 }
 
-pub fn donors(donors: &[DonorInfo]) -> String {
+pub fn donors(donors: &[DonorInfo], width: Option<u16>) -> String {
     if donors.is_empty() {
         return "no donors configured (annexd --donor HOST:PORT, or [[pool.donor]] in annexd.toml)\n".into();
     }
@@ -261,14 +286,30 @@ pub fn donors(donors: &[DonorInfo]) -> String {
             count(d.errors + d.checksum_errors),
         ]
     });
-    let mut text = draw(&columns, rows, Some(STATUS_WIDTH));
-    for donor in donors {
-        if !donor.why.is_empty() {
-            let place = if donor.name == donor.address { String::new() } else { format!(" at {}", donor.address) };
-            wrap(&mut text, &format!("  {}{place}:", donor.name), &donor.why);
+    let mut text = draw(&columns, rows, width);
+    // Most donors are reached the same way for the same reason.
+    let mut reasons: Vec<(&str, Vec<&DonorInfo>)> = Vec::new();
+    for donor in donors.iter().filter(|donor| !donor.why.is_empty()) {
+        match reasons.iter_mut().find(|(why, _)| *why == donor.why) {
+            Some((_, alike)) => alike.push(donor),
+            None => reasons.push((&donor.why, vec![donor])),
         }
+    }
+    for (why, alike) in reasons {
+        let lead = match alike.as_slice() {
+            [one] if one.name == one.address => format!("  {}:", one.name),
+            [one] => format!("  {} at {}:", one.name, one.address),
+            all if all.len() == donors.len() => format!("  all {} donors:", all.len()),
+            some => {
+                let names: Vec<&str> = some.iter().map(|donor| donor.name.as_str()).collect();
+                format!("  {} donors ({}):", some.len(), names.join(", "))
+            }
+        };
+        wrap(&mut text, width, &lead, why);
+    }
+    for donor in donors {
         for over in &donor.traffic {
-            wrap(&mut text, &format!("  {} over {}:", donor.name, over.transport), &traffic(over));
+            wrap(&mut text, width, &format!("  {} over {}:", donor.name, over.transport), &traffic(over));
         }
     }
     text
@@ -284,7 +325,7 @@ fn traffic(over: &TransportInfo) -> String {
     text
 }
 
-fn short_apps(apps: &[AppInfo]) -> String {
+fn short_apps(apps: &[AppInfo], width: Option<u16>) -> String {
     if apps.is_empty() {
         return "no apps\n".into();
     }
@@ -310,22 +351,22 @@ fn short_apps(apps: &[AppInfo]) -> String {
             latency(app, app.faults.p99_us),
         ]
     });
-    let mut text = draw(&columns, rows, Some(STATUS_WIDTH));
-    notes(&mut text, apps);
+    let mut text = draw(&columns, rows, width);
+    notes(&mut text, apps, width);
     text
 }
 
-fn notes(text: &mut String, apps: &[AppInfo]) {
+fn notes(text: &mut String, apps: &[AppInfo], width: Option<u16>) {
     for app in apps.iter().filter(|app| !app.note.is_empty()) {
-        wrap(text, &format!("  {}:", app.name), &app.note);
+        wrap(text, width, &format!("  {}:", app.name), &app.note);
     }
 }
 
 /// Adds a paragraph: `lead` and the words, further lines set in by four.
-fn wrap(out: &mut String, lead: &str, words: &str) {
-    let mut line = lead.to_owned();
-    for word in words.split_whitespace() {
-        if line.chars().count() + 1 + word.chars().count() > usize::from(STATUS_WIDTH) {
+fn wrap(out: &mut String, width: Option<u16>, lead: &str, words: &str) {
+    let mut line = printable(lead).into_owned();
+    for word in printable(words).split_whitespace() {
+        if width.is_some_and(|width| line.chars().count() + 1 + word.chars().count() > usize::from(width)) {
             out.push_str(&line);
             out.push('\n');
             line = "   ".into();
@@ -410,22 +451,24 @@ mod tests {
             let status = serde_json::json!({"version": "1", "pid": 1, "uptime_s": 1, "kernel": "6.12", "replicas": 2,
                 "donors": [donor("d1", "lost"), donor("d2", "up")], "pool": all, "cpu_s": 0.0, "apps": [], "warnings": [],
                 "workers": {"fault_workers": 1, "wait": "block", "evictors": 1}, "overhead_per_page": null});
-            health(&serde_json::from_value(status).expect("a status"))
+            let status: Status = serde_json::from_value(status).expect("a status");
+            format!("{} [{}]", health(&status), grade(&status))
         };
-        assert_eq!(said(serde_json::json!({})), "healthy: every page in the pool has 2 copies; not up: d1");
+        assert_eq!(said(serde_json::json!({})), "healthy: every page in the pool has 2 copies; not up: d1 [1]");
         let repaired = said(serde_json::json!({"degraded_extents": 3, "repair_left": 192 << 20, "repair_eta_s": 4}));
         assert_eq!(
             repaired,
             "degraded: 3 of 14 extents lack a copy, and their pages are at risk if another donor fails; 192 MiB to copy, about 4 s left; \
-             not up: d1"
+             not up: d1 [1]"
         );
         assert!(said(serde_json::json!({"degraded_extents": 3})).contains("no donor has room"));
         assert!(said(serde_json::json!({"degraded_extents": 3, "away_replicas": 2})).contains("wait for their donor"));
         let waiting = said(serde_json::json!({"waiting_extents": 2, "degraded_extents": 3, "away_replicas": 4}));
-        assert!(waiting.starts_with("OUT OF REACH: 2 of 14") && waiting.ends_with("wait; not up: d1"), "{waiting}");
+        assert!(waiting.starts_with("OUT OF REACH: 2 of 14") && waiting.ends_with("wait; not up: d1 [2]"), "{waiting}");
         assert!(
             said(serde_json::json!({"lost_extents": 1, "degraded_extents": 3})).starts_with("DATA IS LOST: 1 of 14")
         );
+        assert!(said(serde_json::json!({"gone_pages": 1})).ends_with("[2]"));
     }
 
     #[test]
@@ -451,8 +494,11 @@ mod tests {
     #[test]
     fn paragraphs_stay_within_the_width() {
         let mut text = String::new();
-        wrap(&mut text, "warning:", &"word ".repeat(40));
+        wrap(&mut text, Some(80), "warning:", &"word ".repeat(40));
         assert!(text.lines().count() > 1 && text.lines().all(|l| l.len() <= 80), "{text}");
         assert!(text.starts_with("warning: word word"));
+        let mut text = String::new();
+        wrap(&mut text, None, "warning:", &"word ".repeat(40));
+        assert_eq!(text.lines().count(), 1, "in a pipe each is one line");
     }
 }

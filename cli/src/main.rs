@@ -5,6 +5,7 @@
 //! - [`failure`]: everything that can go wrong, as the user reads it, and the exit codes.
 //! - [`run`]: starts a program under annex by becoming it.
 //! - [`attach`], [`detach`]: take and give back running processes, showing progress.
+//! - [`interrupt`]: what SIGINT means while annexd goes on.
 //! - [`mod@bench`]: measures this host with the donors it has.
 //! - [`listing`]: `apps`, `slabs`, `donors` and `status` as tables; [`table`] draws them.
 
@@ -14,11 +15,13 @@ mod client;
 mod command;
 mod detach;
 mod failure;
+mod interrupt;
 mod listing;
 mod run;
 mod table;
 
 use annex_shared::api::{AppInfo, DonorInfo, DonorRequest, LimitRequest, format_bytes};
+use annex_shared::printable::{printable, printable_json, printable_lines};
 use clap::Parser;
 use client::Client;
 use command::{Cli, Command, DonorsCommand};
@@ -34,7 +37,7 @@ fn main() -> ExitCode {
         Err(error) => return command::explain(&error),
     };
     match dispatch(&cli) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(failure) => {
             failure.report(cli.json);
             failure.exit_code(matches!(cli.command, Command::Run(_)))
@@ -42,38 +45,53 @@ fn main() -> ExitCode {
     }
 }
 
-fn dispatch(cli: &Cli) -> Result<(), Failure> {
+fn dispatch(cli: &Cli) -> Result<ExitCode, Failure> {
     let client = Client::new(&cli.socket)?;
-    match &cli.command {
+    let done = match &cli.command {
         Command::Run(args) => match run::run(client, args)? {},
         Command::Attach(args) => attach::attach(&client, args, cli.json),
         Command::Detach { app } => detach::detach(&client, app, cli.json),
         Command::Limit { app, local } => {
             let request = LimitRequest { local: *local };
             let app: AppInfo = client.call(Method::PUT, &client::path(&["apps", app, "limit"]), Some(&request))?;
-            show(cli.json, &app, |app| format!("{} may keep {} resident\n", app.name, app.local))
+            show(cli.json, &app, |app| format!("{} may keep {} resident\n", printable(&app.name), app.local))
         }
-        Command::Apps => show(cli.json, &client.apps()?, |apps| listing::apps(apps)),
-        Command::Status => show(cli.json, &client.status()?, listing::status),
+        Command::Apps => show(cli.json, &client.apps()?, |apps| listing::apps(apps, listing::width())),
+        Command::Status { check } => {
+            let status = client.status()?;
+            show(cli.json, &status, |status| listing::status(status, listing::width()))?;
+            return Ok(ExitCode::from(if *check { listing::grade(&status) } else { 0 }));
+        }
         Command::Bench(args) => bench::bench(&client, args, &cli.socket, cli.json),
         Command::BenchPattern(args) => bench::pattern(args),
-        Command::Kv => show(cli.json, &client.kv()?, listing::kv),
+        Command::Kv => show(cli.json, &client.kv()?, |kv| listing::kv(kv, listing::width())),
         Command::Slabs => show(cli.json, &client.slabs()?, |slabs| listing::slabs(slabs)),
-        Command::Donors { change: None } => show(cli.json, &client.donors()?, |donors| listing::donors(donors)),
+        Command::Donors { change: None } => {
+            show(cli.json, &client.donors()?, |donors| listing::donors(donors, listing::width()))
+        }
         Command::Donors { change: Some(DonorsCommand::Add { address, name, transport }) } => {
             let request = DonorRequest { address: address.clone(), name: name.clone(), transport: *transport };
             let donor: DonorInfo = client.call(Method::POST, &client::path(&["donors"]), Some(&request))?;
-            show(cli.json, &donor, |d| format!("added donor {} (annex donors shows when it is up)\n", d.name))
+            show(cli.json, &donor, |d| {
+                format!("added donor {} (annex donors shows when it is up)\n", printable(&d.name))
+            })
         }
         Command::Donors { change: Some(DonorsCommand::Remove { donor }) } => {
             let path = client::path(&["donors", donor]);
             let donor: DonorInfo = client.call(Method::DELETE, &path, None::<&()>)?;
             show(cli.json, &donor, |d| {
                 let used = format_bytes(d.used);
-                format!("donor {} is being emptied: {used} go elsewhere (annex donors shows how far)\n", d.name)
+                match (d.slabs_held, d.used) {
+                    (0, 0) => format!("donor {} is removed: nothing of this host's lies there\n", printable(&d.name)),
+                    _ => format!(
+                        "donor {} is being emptied: {used} go elsewhere (annex donors shows how far)\n",
+                        printable(&d.name)
+                    ),
+                }
             })
         }
-    }
+    };
+    done.map(|()| ExitCode::SUCCESS)
 }
 
 /// Prints what annexd answered: as it is, or as people read it.
@@ -81,9 +99,10 @@ fn show<T: Serialize>(json: bool, value: &T, text: impl FnOnce(&T) -> String) ->
     let text = if json {
         let mut text = serde_json::to_string_pretty(value).map_err(|e| Failure::Garbled(e.to_string()))?;
         text.push('\n');
-        text
+        printable_json(&text).into_owned()
     } else {
-        text(value)
+        // Whoever wrote a line has seen to the names in it; this catches what was forgotten.
+        printable_lines(&text(value)).into_owned()
     };
     match std::io::stdout().write_all(text.as_bytes()) {
         // `annex apps | head -1` has seen enough.

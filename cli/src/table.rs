@@ -1,5 +1,6 @@
 //! Plain tables: a header, columns two spaces apart, numbers to the right.
 
+use annex_shared::printable::printable;
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
 
 /// A column's heading, and on which side its cells stand.
@@ -20,7 +21,8 @@ pub fn draw(columns: &[Column], rows: impl IntoIterator<Item = Vec<String>>, wid
         Column::Text(name) | Column::Number(name) => *name,
     }));
     for row in rows {
-        table.add_row(row.into_iter().map(Cell::new));
+        // Names come from donors, programs and threads.
+        table.add_row(row.iter().map(|text| Cell::new(printable(text))));
     }
     let last = columns.len().saturating_sub(1);
     for (i, column) in columns.iter().enumerate() {
@@ -65,6 +67,12 @@ mod tests {
         {
             assert_eq!(count(n), text);
         }
+    }
+
+    #[test]
+    fn names_from_others_can_not_command_the_terminal() {
+        let text = draw(&[Column::Text("NAME")], [vec!["a\x1b[2J\nb\u{202e}c".to_owned()]], None);
+        assert_eq!(text, "NAME\na\\u{1b}[2J\\nb\\u{202e}c\n");
     }
 
     #[test]

@@ -290,12 +290,99 @@ fn a_limit_can_be_changed() {
 }
 
 #[test]
-fn status_fits_a_terminal_and_tells_what_needs_attention() {
+fn an_app_without_a_name_is_called_after_its_program() {
+    let annexd = Annexd::start();
+    assert_eq!(annexd.annex(&["run", "--", "/usr/bin/env", "true"]).code, Some(0));
+    let names: Vec<String> = annexd.apps.apps().into_iter().map(|app| app.name).collect();
+    assert_eq!(names, ["env"]);
+}
+
+#[test]
+fn few_bytes_are_no_limit_without_a_unit() {
+    let annexd = Annexd::start();
+    annexd.apps.add("redis", 77, 0);
+    for (args, code) in [
+        (&["run", "--local", "50", "--", "true"][..], 125),
+        (&["attach", "4242", "--local", "50"][..], 2),
+        (&["limit", "redis", "50"][..], 2),
+    ] {
+        let said = annexd.annex(args);
+        assert_eq!(said.code, Some(code), "{said:?}");
+        assert!(said.err.contains("give a share (50%) or a unit (50M)"), "{said:?}");
+    }
+    let app: AppInfo = annexd.annex(&["limit", "redis", "64K", "--json"]).json();
+    assert_eq!(app.local, Limit::Bytes(64 << 10));
+}
+
+#[test]
+fn names_from_others_reach_no_terminal_raw() {
+    let annexd = Annexd::start();
+    let app = annexd.apps.add("a\x1b[2J\nforged\u{9b}\u{202e}", 77, 0);
+    for args in [&["apps"][..], &["status"], &["apps", "--json"], &["limit", "77", "25%"], &["detach", "no\x1b[2J"]] {
+        let said = annexd.annex(args);
+        let odd = |c: char| c != '\n' && (c.is_control() || c == '\u{202e}');
+        assert!(!said.out.contains(odd) && !said.err.contains(odd), "{args:?}: {said:?}");
+        assert!(!said.out.lines().any(|line| line.starts_with("forged")), "{args:?}: {said:?}");
+    }
+    assert_eq!(annexd.annex(&["apps", "--json"]).json::<Vec<AppInfo>>()[0].name, app.name);
+}
+
+/// Sends SIGINT as soon as `is_time`, and what came of it.
+fn interrupted(mut command: Command, is_time: impl Fn() -> bool) -> Said {
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    while !is_time() {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGINT).unwrap();
+    Said::of(child.wait_with_output().unwrap())
+}
+
+#[test]
+fn sigint_during_an_attach_says_that_it_goes_on_and_how_to_undo_it() {
+    let annexd = Annexd::start();
+    annexd.apps.shrink_by(2 << 20);
+    // Seen above its limit by this many looks: the command is waiting.
+    let said = interrupted(annexd.command(&["attach", "4242", "--name", "redis"]), || {
+        annexd.apps.find("redis").is_some_and(|app| app.evicted > 0)
+    });
+    assert_eq!(said.code, Some(130), "{said:?}");
+    assert!(said.err.contains("redis stays attached") && said.err.contains("annex detach redis undoes it"), "{said:?}");
+}
+
+#[test]
+fn sigint_during_a_detach_says_that_it_goes_on() {
+    let annexd = Annexd::start();
+    annexd.apps.add("redis", 77, 0);
+    let hold = annexd.apps.hold_detach();
+    let said = interrupted(annexd.command(&["detach", "redis"]), || annexd.apps.is_held());
+    assert_eq!(said.code, Some(130), "{said:?}");
+    assert!(said.err.contains("goes on to bring the memory of redis back"), "{said:?}");
+    drop(hold);
+}
+
+#[test]
+fn status_in_a_pipe_has_each_thing_on_one_line() {
+    let annexd = Annexd::start();
+    let said = annexd.annex(&["status"]);
+    assert!(said.out.lines().any(|line| line.starts_with("warning:") && line.len() > 80), "{}", said.out);
+    assert!(said.out.lines().any(|line| line.starts_with("health:") && line.len() > 80), "{}", said.out);
+}
+
+#[test]
+fn status_check_tells_the_health_by_its_exit_code() {
+    let annexd = Annexd::start();
+    // One of two donors is lost, and 16 extents lack a copy.
+    assert_eq!(annexd.annex(&["status"]).code, Some(0));
+    let said = annexd.annex(&["status", "--check"]);
+    assert!(said.code == Some(1) && said.out.contains("health:"), "{said:?}");
+}
+
+#[test]
+fn status_tells_what_needs_attention() {
     let annexd = Annexd::start();
     annexd.apps.add("redis-server.service", 77, 0);
     let said = annexd.annex(&["status"]);
     assert_eq!(said.code, Some(0), "{said:?}");
-    assert!(said.out.lines().all(|l| l.chars().count() <= 80), "{}", said.out);
     for part in [
         "rack1-db7",
         "10.0.0.7:7411",

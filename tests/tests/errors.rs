@@ -236,6 +236,38 @@ fn an_unknown_key_in_the_configuration_is_named_with_the_nearest_known_one() {
 }
 
 #[test]
+fn check_config_refuses_what_annexd_could_put_no_page_with() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("annexd.toml");
+    let check = |args: &[&str]| {
+        let output = Command::new(bins::find("annexd")).args(args).output().unwrap();
+        let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        (output.status.code(), said)
+    };
+    let path = file.to_str().unwrap();
+    for (text, word) in [
+        ("[[pool.donor]]\naddress = 'a:7411'\n", "replicas = 2 in [pool] needs 2 donors"),
+        ("[[pool.donor]]\naddress = 'a:0'\n", "donor address 'a:0' is not host:port"),
+        ("log = 'bogus'\n", "there is no log level 'bogus'"),
+        ("local = '50'\n", "give a share (50%) or a unit (50M)"),
+    ] {
+        std::fs::write(&file, text).unwrap();
+        for args in
+            [&["check-config", path][..], &["--config", path, "check-config"], &["check-config", "--config", path]]
+        {
+            let (code, said) = check(args);
+            assert!(code == Some(78) && said.contains(word), "{args:?}: {code:?} {said}");
+        }
+    }
+    std::fs::write(&file, "[pool]\nreplicas = 1\n[[pool.donor]]\naddress = 'a:7411'\n").unwrap();
+    assert_eq!(check(&["check-config", path]), (Some(0), format!("{path}: good (1 donors, 1 replicas)\n")));
+    let (code, said) = check(&["check-config", "/nonexistent.toml"]);
+    assert!(code == Some(78) && said.contains("/nonexistent.toml"), "{code:?} {said}");
+    let (code, said) = check(&["--log", "bogus"]);
+    assert!(code == Some(78) && said.contains("give error, warn, info, debug, trace or off"), "{code:?} {said}");
+}
+
+#[test]
 fn annexd_without_privilege_says_what_it_lacks() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o777)).unwrap();

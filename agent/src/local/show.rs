@@ -2,6 +2,7 @@
 
 use super::{CallError, Status, call};
 use annex_shared::api::format_bytes;
+use annex_shared::printable::printable;
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
@@ -34,7 +35,7 @@ pub fn print_status(status: &Status) {
 fn render(status: &Status) -> String {
     let mut text = String::new();
     let mut line = |label: &str, value: String| {
-        let _ = writeln!(text, "{label:<10}{value}");
+        let _ = writeln!(text, "{label:<10}{}", printable(&value));
     };
     let state = match (status.closing, status.draining, status.pressure.pressed) {
         (true, ..) => "stopping",

@@ -4,6 +4,7 @@ use super::Donors;
 use crate::pool::{DonorConfig, DonorError, Pool, PoolError, TransportChoice};
 use annex_shared::api::{ApiError, DonorInfo, DonorRequest, ErrorCode, PoolInfo, SlabInfo};
 use annex_shared::fabric::Transport;
+use std::net::ToSocketAddrs;
 use std::sync::Arc;
 
 /// A running pool and the number of replicas it was configured for.
@@ -31,6 +32,7 @@ impl Donors for RunningPool {
                 });
             }
         };
+        resolve(&request.address)?;
         let (address, name) = (request.address.clone(), request.name.clone());
         self.pool.add_donor(DonorConfig { address, name, transport, ..DonorConfig::default() }).map_err(refused)
     }
@@ -73,6 +75,20 @@ impl Donors for RunningPool {
     }
 }
 
+/// Refuses an address that leads nowhere: it would be tried for ever, and most often it is mistyped.
+fn resolve(address: &str) -> Result<(), ApiError> {
+    let why = match address.to_socket_addrs().map(|mut found| found.next()) {
+        Ok(Some(_)) => return Ok(()),
+        Ok(None) => "its name has no address".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    Err(ApiError {
+        kind: ErrorCode::BadRequest,
+        message: format!("failed to find donor {address}: {why}"),
+        remedy: "give the HOST:PORT of its annex-agent, with a name that this host resolves (getent hosts NAME)".into(),
+    })
+}
+
 fn refused(error: DonorError) -> ApiError {
     let (kind, remedy) = match &error {
         DonorError::Unknown(_) => (ErrorCode::NotFound, "annex donors lists them"),
@@ -82,4 +98,17 @@ fn refused(error: DonorError) -> ApiError {
         }
     };
     ApiError { kind, message: error.to_string(), remedy: remedy.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_that_leads_nowhere_is_refused() {
+        assert_eq!(resolve("127.0.0.1:7411"), Ok(()));
+        let error = resolve("no such host:7411").unwrap_err();
+        assert_eq!(error.kind, ErrorCode::BadRequest);
+        assert!(error.message.starts_with("failed to find donor no such host:7411: "), "{}", error.message);
+    }
 }

@@ -27,6 +27,10 @@ struct Script {
     detach_error: Option<ApiError>,
     stops_to_refuse: u32,
     hold: Option<Receiver<()>>,
+    detach_hold: Option<Receiver<()>>,
+    is_held: bool,
+    /// Apps shrink by this at each look instead of by half of what is above their limit.
+    step: Option<u64>,
     last_caller: Option<Caller>,
     panic_on_limit: bool,
 }
@@ -99,6 +103,23 @@ impl ScriptedApps {
         Hold { _release: tx }
     }
 
+    /// The next detach waits half way until the hold is dropped.
+    pub fn hold_detach(&self) -> Hold {
+        let (tx, rx) = channel();
+        self.script().detach_hold = Some(rx);
+        Hold { _release: tx }
+    }
+
+    /// Whether a detach waits now.
+    pub fn is_held(&self) -> bool {
+        self.script().is_held
+    }
+
+    /// From now on apps shrink by so many bytes at each look.
+    pub fn shrink_by(&self, bytes: u64) {
+        self.script().step = Some(bytes);
+    }
+
     pub fn stops_tried(&self) -> u32 {
         *self.stops.borrow()
     }
@@ -158,6 +179,13 @@ impl Apps for ScriptedApps {
 
     fn detach(&self, app: u64, progress: &mut dyn FnMut(Progress)) -> Result<(), ApiError> {
         let error = self.script().detach_error.take();
+        let hold = self.script().detach_hold.take();
+        progress(Progress::Step { what: "bringing back".into(), done: 0, total: 512 << 20 });
+        if let Some(hold) = hold {
+            self.script().is_held = true;
+            let _ = hold.recv();
+            self.script().is_held = false;
+        }
         for done in [0, 256 << 20, 512 << 20] {
             progress(Progress::Step { what: "bringing back".into(), done, total: 512 << 20 });
         }
@@ -185,6 +213,7 @@ impl Apps for ScriptedApps {
 
     fn apps(&self) -> Vec<AppInfo> {
         let mut script = self.script();
+        let step = script.step;
         for app in &mut script.apps {
             let total = app.resident + app.evicted;
             let limit = match app.local {
@@ -192,7 +221,7 @@ impl Apps for ScriptedApps {
                 Limit::Percent(percent) => total * u64::from(percent) / 100,
             };
             let above = app.resident.saturating_sub(limit);
-            let now = if above > 4096 { above / 2 } else { above };
+            let now = if above > 4096 { step.unwrap_or(above / 2).min(above) } else { above };
             app.resident -= now;
             app.evicted += now;
             app.pages_evicted += now / 4096;

@@ -41,7 +41,11 @@ impl Pool {
         let _one_at_a_time = lock(&self.core.membership);
         let used = || self.core.donors().filter(|d| lock(&d.config).is_some());
         let is_it = |d: &&Donor| d.address == name || lock(&d.view).name == name;
-        let donor = used().find(is_it).ok_or_else(|| DonorError::Unknown(name.to_owned()))?;
+        let Some(donor) = used().find(is_it) else {
+            // One that is removed already is as it was to be.
+            let before = self.core.donors().filter(|d| self.is_real(d)).find(is_it);
+            return before.map(removed).ok_or_else(|| DonorError::Unknown(name.to_owned()));
+        };
         if !self.is_real(donor) {
             return Err(DonorError::Spill);
         }
@@ -50,9 +54,33 @@ impl Pool {
         if staying < usize::from(replicas) {
             return Err(DonorError::Needed { donor: name.to_owned(), staying, replicas });
         }
+        // Looked at before: one that is empty is gone from the listing as soon as this is told.
+        let info = self.donors().into_iter().find(|d| d.address == donor.address).unwrap_or_else(|| removed(donor));
         lock(&donor.view).draining = true;
         self.core.tell(News::DonorRemoved { donor: donor.id });
-        let address = &donor.address;
-        self.donors().into_iter().find(|d| d.address == *address).ok_or_else(|| DonorError::Unknown(name.to_owned()))
+        Ok(DonorInfo { draining: true, ..info })
+    }
+}
+
+/// One that is not used any more, and has nothing of this host's.
+fn removed(donor: &Donor) -> DonorInfo {
+    let view = lock(&donor.view);
+    DonorInfo {
+        name: view.name.clone(),
+        address: donor.address.clone(),
+        state: view.state,
+        transport: None,
+        why: "it is removed".to_owned(),
+        slabs_held: 0,
+        slabs_free: 0,
+        slabs_capacity: 0,
+        used: 0,
+        reads: 0,
+        writes: 0,
+        errors: 0,
+        checksum_errors: 0,
+        healed: 0,
+        draining: true,
+        traffic: Vec::new(),
     }
 }

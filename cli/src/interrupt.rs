@@ -1,0 +1,39 @@
+//! SIGINT while annexd works on what was asked: the command ends, annexd goes on, and whoever pressed the key is told so.
+
+use crate::failure::Failure;
+use annex_shared::printable::printable;
+use nix::sys::signal::{SigSet, Signal};
+use std::io::IsTerminal;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// As a shell tells that a command ended by SIGINT.
+const INTERRUPTED: i32 = 130;
+
+/// What is said when SIGINT comes. It may change as more is known.
+#[derive(Clone)]
+pub struct Notice(Arc<Mutex<String>>);
+
+impl Notice {
+    pub fn set(&self, text: String) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = text;
+    }
+}
+
+/// From now on SIGINT ends this process with 130 after `text` was said. Call it before there are other threads.
+pub fn explain(text: String) -> Result<Notice, Failure> {
+    let notice = Notice(Arc::new(Mutex::new(text)));
+    let interrupt = SigSet::from_iter([Signal::SIGINT]);
+    interrupt.thread_block().map_err(|errno| Failure::Setup(errno.into()))?;
+    let said = notice.clone();
+    let wait = move || {
+        if interrupt.wait().is_ok() {
+            let text = said.0.lock().unwrap_or_else(PoisonError::into_inner);
+            // The progress bar's line ends here.
+            let lead = if std::io::stderr().is_terminal() { "\r\x1b[K" } else { "" };
+            eprintln!("{lead}annex: {}", printable(&text));
+            std::process::exit(INTERRUPTED);
+        }
+    };
+    std::thread::Builder::new().name("annex-interrupt".into()).spawn(wait).map_err(Failure::Setup)?;
+    Ok(notice)
+}
