@@ -1,4 +1,5 @@
-//! SIGINT while annexd works on what was asked: the command ends, annexd goes on, and whoever pressed the key is told so.
+//! SIGINT while annexd works on what was asked: the command ends, annexd goes on, and the user
+//! is told so.
 
 use crate::failure::Failure;
 use annex_shared::printable::printable;
