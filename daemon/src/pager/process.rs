@@ -1,12 +1,14 @@
 //! What /proc says about a process. Everything here is a snapshot.
 
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
 use std::fs;
 use std::io::{self, IoSliceMut};
+use std::os::fd::{BorrowedFd, RawFd};
 use std::time::Duration;
 
 use super::table::PageIdx;
@@ -144,17 +146,37 @@ pub fn identity(pid: i32) -> io::Result<Identity> {
     Ok(found)
 }
 
+/// A task of the process that has its memory: the main thread or, once that has ended, another.
+pub fn living(pid: i32) -> Option<i32> {
+    let lives = |tid: &i32| Stat::read(*tid).is_some_and(|stat| !stat.is_zombie() && stat.has_memory);
+    std::iter::once(pid).chain(threads(pid)).find(lives)
+}
+
+/// Whether the process behind a pidfd has ended: with its last thread, not with its main one.
+pub fn has_ended(pidfd: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::new(pidfd, PollFlags::POLLIN)];
+    poll(&mut fds, PollTimeout::ZERO).unwrap_or(0) > 0
+}
+
 /// Anonymous pages resident now, from /proc/PID/statm; `None` if the process is gone.
 pub fn resident_pages(pid: i32) -> Option<u64> {
-    let text = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
-    let mut fields = text.split_ascii_whitespace().skip(1).map(|f| f.parse::<u64>().ok());
-    let (resident, shared) = (fields.next()??, fields.next()??);
-    Some(resident.saturating_sub(shared))
+    let of_task = |task: i32| {
+        let text = fs::read_to_string(format!("/proc/{task}/statm")).ok()?;
+        let mut fields = text.split_ascii_whitespace().skip(1).map(|f| f.parse::<u64>().ok());
+        let (resident, shared) = (fields.next()??, fields.next()??);
+        Some(resident.saturating_sub(shared))
+    };
+    // A main thread that has ended shows nothing of the memory that the others go on with.
+    match of_task(pid)? {
+        0 => Some(living(pid).filter(|task| *task != pid).and_then(of_task).unwrap_or(0)),
+        resident => Some(resident),
+    }
 }
 
 /// Anonymous memory in pages with shared copy-on-write pages divided among their users (Pss_Anon). Walks the page tables: dear.
 pub fn proportional_pages(pid: i32) -> Option<u64> {
-    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+    let task = living(pid)?;
+    let text = fs::read_to_string(format!("/proc/{task}/smaps_rollup")).ok()?;
     let line = text.lines().find_map(|l| l.strip_prefix("Pss_Anon:"))?;
     Some(line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()? / 4)
 }
@@ -177,12 +199,12 @@ pub fn threads(pid: i32) -> Vec<i32> {
     entries.flatten().filter_map(|e| e.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// The value of a variable in the environment the process was started with.
-pub fn environment(pid: i32, key: &str) -> Option<String> {
-    let bytes = fs::read(format!("/proc/{pid}/environ")).ok()?;
-    let prefix = format!("{key}=");
-    let value = bytes.split(|b| *b == 0).find_map(|v| v.strip_prefix(prefix.as_bytes()))?;
-    String::from_utf8(value.to_vec()).ok()
+/// The hard limit of a process's CPU time under a real-time policy without a system call, in microseconds.
+pub fn real_time_limit(pid: i32) -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: a null new limit makes this a query, and the old one is written to a live object of its type.
+    let asked = unsafe { libc::prlimit(pid, libc::RLIMIT_RTTIME, std::ptr::null(), &raw mut limit) };
+    (asked == 0).then_some(limit.rlim_max)
 }
 
 /// True if the process runs a 32-bit (or x32) program.
@@ -197,6 +219,16 @@ pub fn same_address_space(a: i32, b: i32) -> Option<bool> {
     const KCMP_VM: libc::c_int = 1;
     // SAFETY: kcmp takes numbers only.
     match Errno::result(unsafe { libc::syscall(libc::SYS_kcmp, a, b, KCMP_VM, 0, 0) }) {
+        Ok(order) => Some(order == 0),
+        Err(_) => None,
+    }
+}
+
+/// True if two processes' descriptors are of one open file.
+pub fn same_file((a, fd_a): (i32, RawFd), (b, fd_b): (i32, RawFd)) -> Option<bool> {
+    const KCMP_FILE: libc::c_int = 0;
+    // SAFETY: kcmp takes numbers only.
+    match Errno::result(unsafe { libc::syscall(libc::SYS_kcmp, a, b, KCMP_FILE, fd_a as u64, fd_b as u64) }) {
         Ok(order) => Some(order == 0),
         Err(_) => None,
     }

@@ -43,7 +43,7 @@ pub fn inject(pid: i32, tid: i32, suspend_seccomp: bool, seed: Seed<'_>) -> Resu
     let pause = Pause(start.elapsed());
     let (mut child, pid_there) = cloned?;
     let stub_pid = child.tid();
-    let result = released.map_err(StubError::from).and_then(|()| furnish(&mut child, pid, stub_pid, pid_there, &seed));
+    let result = released.map_err(StubError::from).and_then(|()| furnish(&mut child, stub_pid, pid_there, &seed));
     match result {
         Ok(stub) => {
             // Faults wait while it moves pages; it never runs for longer than that takes.
@@ -63,16 +63,10 @@ pub fn inject(pid: i32, tid: i32, suspend_seccomp: bool, seed: Seed<'_>) -> Resu
 }
 
 /// Everything between the clone and the loop, done by the stub itself while the app runs on.
-fn furnish(child: &mut Tracee, app: i32, pid: i32, pid_there: i32, seed: &Seed<'_>) -> Result<Stub, StubError> {
+fn furnish(child: &mut Tracee, pid: i32, pid_there: i32, seed: &Seed<'_>) -> Result<Stub, StubError> {
     let pidfd = process::pidfd_open(pid).map_err(system("open the stub's pidfd"))?;
     const UNSHARE: u64 = 2;
     child.call("close_range", libc::SYS_close_range, [0, u32::MAX as u64, UNSHARE, 0, 0, 0])?;
-    let death = [libc::PR_SET_PDEATHSIG as u64, libc::SIGKILL as u64, 0, 0, 0, 0];
-    child.call("prctl(PR_SET_PDEATHSIG)", libc::SYS_prctl, death)?;
-    // A parent that ended before this took effect is never told of: nobody else would end the stub.
-    if process::Stat::read(pid).is_none_or(|stat| stat.parent != app) {
-        return Err(TraceError::Died { tid: app }.into());
-    }
     child.call("setsid", libc::SYS_setsid, [0; 6])?;
 
     let scratch = map(child, "mmap scratch", 4096, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_ANONYMOUS, None)?;
@@ -127,6 +121,7 @@ fn furnish(child: &mut Tracee, app: i32, pid: i32, pid_there: i32, seed: &Seed<'
         pidfd,
         gate: Gate::new(comm, command),
         done,
+        inode: nix::sys::stat::fstat(&memfd).map_or(0, |stat| stat.st_ino),
         fds_there: [memfd_there, command_there, done_there, uffd_there],
         code_at,
         comm_at,
@@ -136,6 +131,7 @@ fn furnish(child: &mut Tracee, app: i32, pid: i32, pid_there: i32, seed: &Seed<'
         held: 0,
         outstanding: false,
         releasing: false,
+        failed_releases: 0,
         is_foreign: false,
     };
     stub.gate.introduce(command_there, done_there);
