@@ -194,6 +194,8 @@ impl Manager {
             }
             match Proof::of_end(&space.uffd) {
                 Some(proof) => self.discard(&space, proof),
+                // Whoever lets go of an app takes the spaces from its members himself.
+                None if app.state() == AppState::Detaching => {}
                 None => self.find_heir(app, &space),
             }
         }

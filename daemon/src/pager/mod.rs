@@ -263,7 +263,7 @@ impl Pager {
                 continue;
             };
             // One that has ended meanwhile is no reason.
-            if Stat::read(pid).is_none_or(|now| now.started != stat.started || now.is_zombie()) {
+            if Stat::read(pid).is_none_or(|now| now.started != stat.started) || process::living(pid).is_none() {
                 continue;
             }
             app.set_detaching(true);
