@@ -36,8 +36,7 @@ pub fn inject(
 ) -> Result<(StubTraces, Pause), StubError> {
     let said = run(&[seed.as_raw_fd()], |mut report| {
         let seed = if is_device { Seed::Device(seed) } else { Seed::Inherited(seed) };
-        let injected = stub::inject(pid, super::attach::thread_to_borrow(pid), suspend_seccomp, seed);
-        let stay = injected.as_ref().ok().filter(|i| i.accompany).map(|i| i.stub.pid());
+        let injected = stub::inject(pid, suspend_seccomp, seed);
         report.send(&match &injected {
             Ok(injected) => {
                 let pause_ns = injected.pause.0.as_nanos() as u64;
@@ -45,9 +44,13 @@ pub fn inject(
             }
             Err(error) => Report::Failed(error.to_string()),
         });
-        drop((report, injected));
-        if let Some(stub) = stay {
-            tracee::accompany(stub);
+        drop(report);
+        if let Ok(mut injected) = injected {
+            let (stub, stays) = (injected.stub.pid(), injected.accompany);
+            drop(injected.stub);
+            if stays {
+                tracee::accompany(stub, &mut injected.beside);
+            }
         }
     });
     match said.map(|bytes| serde_json::from_slice(&bytes)) {
@@ -59,13 +62,16 @@ pub fn inject(
 }
 
 /// [`stub::reap`], from there.
-pub fn reap(pid: i32, pid_there: i32, mappings: &[(u64, u64)]) {
+pub fn reap(pid: i32, stub: i32, mappings: &[(u64, u64)]) {
     let seccomp = process::identity(pid).is_ok_and(|i| i.seccomp);
-    let done = run(&[], |_| {
-        stub::reap(pid, super::attach::thread_to_borrow(pid), seccomp, pid_there, mappings);
-    });
+    let done = run(&[], |_| stub::reap(pid, seccomp, stub, mappings));
     if let Err(error) = done {
         tracing::warn!(pid, "failed to start a tracing process: {error}");
+    }
+    // If annexd adopts orphans, this one may be its own child.
+    if process::Stat::read(stub).is_some_and(|stat| stat.parent == std::process::id() as i32 && stat.comm == stub::NAME)
+    {
+        let _ = waitpid(Pid::from_raw(stub), Some(WaitPidFlag::__WALL | WaitPidFlag::WNOHANG));
     }
 }
 

@@ -163,7 +163,7 @@ impl Means {
                 Err(source) => {
                     let became_another = Stub::is_elsewhere(&traces, pid);
                     Stub::end(&traces);
-                    apart::reap(pid, traces.pid_there, &traces.mappings());
+                    apart::reap(pid, traces.pid, &traces.mappings());
                     // A context that was inherited is not the new program's.
                     if !is_device || !became_another || Instant::now() > until {
                         return Err(failed(source));
@@ -202,10 +202,4 @@ impl Means {
             proofs.take(1).count() == 1
         })
     }
-}
-
-/// The main thread if it lives, else any.
-pub fn thread_to_borrow(pid: i32) -> i32 {
-    let alive = |tid: &i32| Stat::read(*tid).is_some_and(|s| !s.is_zombie());
-    std::iter::once(pid).chain(process::threads(pid)).find(alive).unwrap_or(pid)
 }

@@ -188,15 +188,15 @@ impl Manager {
         for (pid, space) in replaced {
             let Some(space) = space else { continue };
             self.means.registry.keeper.let_go(Kept::Process(pid));
-            let there = self.discard(&space);
+            let stub = self.discard(&space);
             if app.region().is_some() {
                 // The region is gone; the program that has come is nobody's.
                 app.members.lock().retain(|member| member.pid != pid);
             }
             tracing::debug!(pid, app = app.name, "followed an exec");
-            if let Some(there) = there {
-                // The stub of the program before is a zombie child of the new one.
-                apart::reap(pid, there, &[]);
+            if let Some(stub) = stub {
+                // The stub of the program before may be a zombie child of the new one.
+                apart::reap(pid, stub, &[]);
             }
         }
         // Children that were forked and have no process of ours yet: only their memory tells that they are gone.
@@ -215,14 +215,14 @@ impl Manager {
         }
     }
 
-    /// Forgets a space whose process image is gone; the PID of its stub in the app's namespace.
+    /// Forgets a space whose process image is gone; the PID of its stub.
     fn discard(&self, space: &Arc<Space>) -> Option<i32> {
         self.means.workers.unwatch(space);
         self.means.registry.remove(space.id);
         space.release_all(&self.means.around);
         let stub = space.evicting.lock().stub.take()?;
         stub.kill();
-        Some(stub.pid_there())
+        Some(stub.pid())
     }
 
     /// Sees how an app has grown, and gives stubs to those of its processes that need one.

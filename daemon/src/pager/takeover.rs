@@ -381,5 +381,5 @@ fn put_right(means: &Arc<Means>, space: &Arc<Space>) {
     space.forget_staging();
     let _ = space.uffd.unregister(traces.staging.0, traces.staging.1);
     Stub::end(&traces);
-    apart::reap(pid, traces.pid_there, &traces.mappings());
+    apart::reap(pid, traces.pid, &traces.mappings());
 }

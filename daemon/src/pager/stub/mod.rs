@@ -15,12 +15,14 @@ mod code;
 mod found;
 mod gate;
 mod injection;
+mod reap;
 #[cfg(test)]
 mod tests;
 
 use code::{Call, Comm};
 pub use gate::Gate;
-pub use injection::{Pause, Seed, inject, reap};
+pub use injection::{Pause, Seed, inject};
+pub use reap::reap;
 
 use super::mortal;
 use super::process;
@@ -453,7 +455,7 @@ impl Stub {
         let _ = process::pidfd_kill(self.pidfd.as_fd(), libc::SIGKILL);
         let mut fds = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];
         let _ = nix::poll::poll(&mut fds, 2000u16);
-        super::apart::reap(app, self.pid_there, &self.mappings());
+        super::apart::reap(app, self.pid, &self.mappings());
     }
 
     /// True if the answer to a doorbell is still out.
