@@ -208,6 +208,7 @@ pub fn set_limit(pid: i32, resource: libc::__rlimit_resource_t, limit: libc::rli
 }
 
 /// Frees a stub, which is a process of its own, of the limits that it has from its program.
+/// Where annexd has no CAP_SYS_RESOURCE, hard limits stay: the call that meets one then fails.
 pub fn lift_limits(stub: i32) {
     let unlimited = [
         libc::RLIMIT_AS,

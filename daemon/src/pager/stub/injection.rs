@@ -92,7 +92,6 @@ fn clone_stub(thread: &mut Tracee, pid: i32, is_init: bool) -> Result<(Tracee, i
 }
 
 /// The stub that the process between makes, unless that is to be the stub itself.
-#[expect(clippy::type_complexity, reason = "one caller")]
 fn clone_from(
     between: &mut Tracee,
     thread: &mut Tracee,
