@@ -92,3 +92,40 @@ fn a_process_that_calls_exec_all_the_time_is_stopped_and_makes_calls() {
     tracer.join().unwrap();
     ended.unwrap();
 }
+
+/// EINTR came from a call with a timeout, though no signal had.
+#[test]
+fn a_receive_with_a_timeout_is_made_again_after_a_stop() {
+    let child = Child::run(|| {
+        let mut pair = [0; 2];
+        let timeout = libc::timeval { tv_sec: 1, tv_usec: 0 };
+        // SAFETY: plain calls on objects that live here.
+        unsafe {
+            libc::socketpair(libc::AF_UNIX, libc::SOCK_STREAM, 0, pair.as_mut_ptr());
+            let (at, len) = ((&raw const timeout).cast(), size_of::<libc::timeval>() as u32);
+            libc::setsockopt(pair[0], libc::SOL_SOCKET, libc::SO_RCVTIMEO, at, len);
+            let mut byte = 0u8;
+            libc::recv(pair[0], (&raw mut byte).cast(), 1, 0);
+        }
+        Errno::last_raw()
+    });
+    std::thread::sleep(Duration::from_millis(200));
+    child.await_state('S');
+    assert_eq!(disturb(child.pid()).expect("it can be borrowed"), child.pid());
+    assert_eq!(child.answer(), libc::EAGAIN);
+}
+
+/// A stopped program stays stopped when a thread of its was borrowed.
+#[test]
+fn a_stopped_thread_is_stopped_afterwards() {
+    let child = Child::run(|| {
+        loop {
+            std::thread::sleep(Duration::from_secs(60));
+        }
+    });
+    // SAFETY: our own child.
+    unsafe { libc::kill(child.pid(), libc::SIGSTOP) };
+    child.await_state('T');
+    disturb(child.pid()).expect("it can be borrowed");
+    child.await_state('T');
+}
