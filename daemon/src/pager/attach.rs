@@ -5,6 +5,7 @@ use super::app::App;
 use super::lookup::Lookup;
 use super::membership;
 use super::mm::Mm;
+use super::mortal;
 use super::process::{self, Stat};
 use super::region;
 use super::registry::Registry;
@@ -34,6 +35,8 @@ pub enum AttachError {
         "process {pid} ({name}) is never paged: it is the host's first process, a part of annex, or annexd descends from it"
     )]
     Exempt { pid: i32, name: String },
+    #[error("process {pid} shares its memory with another one that is managed already")]
+    Shared { pid: i32 },
     #[error("process {pid} is traced by process {tracer} already, and only one can trace it")]
     Traced { pid: i32, tracer: i32 },
     #[error("process {0} runs a 32-bit program")]
@@ -88,6 +91,9 @@ impl Means {
     /// Gives process `pid` of `app` a stub: around the context a fork brought, if the process is such a child, else around a new one.
     pub fn attach(&self, app: &Arc<App>, pid: i32) -> Result<(Arc<Space>, Pause), AttachError> {
         check(pid)?;
+        if self.lives_in_a_space(pid) {
+            return Err(AttachError::Shared { pid });
+        }
         match self.inherited(app, pid) {
             Some(space) => {
                 let pause = self.refurnish(&space, pid)?;
@@ -95,6 +101,11 @@ impl Means {
             }
             None => self.attach_fresh(app, pid, None),
         }
+    }
+
+    /// Whether the process shares the memory of one that has a stub (as a vfork child does until it calls exec).
+    pub fn lives_in_a_space(&self, pid: i32) -> bool {
+        self.registry.all().iter().any(|space| space.mark().is_some_and(|mark| mark.task_of(pid).is_some()))
     }
 
     /// Gives process `pid` a stub and a context for one region of its, the app's, whose faults it takes itself and asks at the ring: the descriptors with these
@@ -145,7 +156,7 @@ impl Means {
         space.forget_staging();
         let _ = space.uffd.unregister(traces.staging.0, traces.staging.1);
         Stub::end(traces);
-        apart::reap(pid, traces.pid_there, &[]);
+        apart::reap(pid, traces.pid, &[]);
     }
 
     fn attach_fresh(
@@ -190,16 +201,19 @@ impl Means {
         let failed = |source| AttachError::Stub { pid, source };
         let until = Instant::now() + BECOMING;
         loop {
-            let (traces, pause) = apart::inject(pid, fd, is_device, suspend_seccomp).map_err(failed)?;
+            let placed = apart::inject(pid, fd, is_device, suspend_seccomp).map_err(failed)?;
+            let (traces, pause) = (placed.traces, placed.pause);
             match Stub::placed(&traces, pid) {
                 Ok((stub, uffd)) => {
                     tracing::debug!(pid, stub = stub.pid(), pause = ?pause.0, "stub in place");
-                    return then(stub, uffd).map(|t| (t, pause));
+                    mortal::point("stub-placed");
+                    let done = then(stub, uffd)?;
+                    placed.is_known();
+                    return Ok((done, pause));
                 }
                 Err(source) => {
                     let became_another = Stub::is_elsewhere(&traces, pid);
-                    Stub::end(&traces);
-                    apart::reap(pid, traces.pid_there, &traces.mappings());
+                    placed.withdraw();
                     // A context that was inherited is not the new program's.
                     if !is_device || !became_another || Instant::now() > until {
                         return Err(failed(source));
@@ -248,10 +262,4 @@ fn open(stub: &Stub, pid: i32) -> Result<Mm, AttachError> {
         false => Err(io::ErrorKind::NotFound.into()),
     });
     opened.map_err(|source| AttachError::System { pid, what: "open its memory", source })
-}
-
-/// The main thread if it lives, else any.
-pub fn thread_to_borrow(pid: i32) -> i32 {
-    let alive = |tid: &i32| Stat::read(*tid).is_some_and(|s| !s.is_zombie());
-    std::iter::once(pid).chain(process::threads(pid)).find(alive).unwrap_or(pid)
 }

@@ -3,10 +3,12 @@
 //!
 //! Neither is ever waited for by a fault.
 
+use super::apart;
 use super::app::{App, Member};
 use super::attach::Means;
 use super::ledger::Ledger;
 use super::membership::{self, Census};
+use super::process::Stat;
 use super::restore;
 use super::space::Space;
 use super::stub::{self, Stub};
@@ -205,11 +207,11 @@ impl Manager {
     /// says that the address space has ended. A fork's child that nobody has looked for yet has neither.
     fn find_heir(&self, app: &Arc<App>, space: &Arc<Space>) {
         let Some(mark) = space.mark() else { return };
-        let heir = mark.processes(space.stub_pid()).into_iter().find(|(_, stat)| stat.comm != stub::NAME);
-        let Some((pid, stat)) = heir else {
-            // Looked for while the stub lived, so that nobody has come since but by it.
-            if let Some(stub) = &space.evicting.lock().stub {
-                stub.kill();
+        let there = mark.processes(None);
+        let Some((pid, stat)) = there.iter().find(|(_, stat)| stat.comm != stub::NAME).cloned() else {
+            // Nobody can come but by a stub, and those make nobody.
+            for (pid, _) in there {
+                stub::end(pid, mark);
             }
             return;
         };
@@ -240,8 +242,11 @@ impl Manager {
         self.means.workers.unwatch(space);
         self.means.registry.remove(space, proof);
         space.release_all(&self.means.around);
-        // Whatever is left of its stub has no memory any more.
-        space.evicting.lock().stub.take().iter().for_each(Stub::kill);
+        // What is left of its stub is a zombie, which whoever adopted it may not collect.
+        let stub = space.evicting.lock().stub.take().map(|stub| stub.pid());
+        if let Some(stub) = stub.filter(|stub| Stat::read(*stub).is_some_and(|stat| stat.parent > 1)) {
+            apart::reap(0, stub, &[]);
+        }
     }
 
     /// Sees how an app has grown, and gives stubs to those of its processes that need one.

@@ -102,7 +102,11 @@ impl Census {
         if is_exempt(pid, stat) {
             return false;
         }
-        let shares = |m: &Member| process::same_address_space(m.pid, pid).unwrap_or(false);
+        let shares = |m: &Member| {
+            let mark = m.space.as_ref().and_then(|space| space.mark());
+            let is_marked = mark.is_some_and(|mark| mark.task_of(pid).is_some());
+            is_marked || process::same_address_space(m.pid, pid).unwrap_or(false)
+        };
         if app.members.lock().iter().any(shares) {
             self.look_again = true;
             return false;

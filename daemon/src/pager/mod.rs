@@ -252,7 +252,7 @@ impl Pager {
             let is_large = process::resident_pages(pid).is_some_and(|pages| pages >= manager::WORTH_A_STUB);
             let is_ours =
                 app.members.lock().iter().any(has_space) || self.owner_of(pid).is_some_and(|o| o.id != app.id);
-            if !is_large || is_ours || membership::is_exempt(pid, &stat) {
+            if !is_large || is_ours || membership::is_exempt(pid, &stat) || self.means.lives_in_a_space(pid) {
                 continue;
             }
             if !app.has_member(pid, &stat) && !membership::join(app, pid, &stat) {
@@ -578,6 +578,7 @@ fn refused(e: AttachError) -> ApiError {
     let (kind, remedy) = match &e {
         AttachError::NoProcess(_) => (ErrorCode::NotFound, "check the PID with ps"),
         AttachError::NoMemory(_) => (ErrorCode::Unsuitable, "attach a running program"),
+        AttachError::Shared { .. } => (ErrorCode::AlreadyAttached, "'annex apps' lists what is managed"),
         AttachError::Exempt { .. } => (ErrorCode::Unsuitable, "attach another process"),
         AttachError::Traced { .. } => (ErrorCode::Unsuitable, "end the debugger or strace, then attach again"),
         AttachError::ThirtyTwoBit(_) => (ErrorCode::Unsuitable, "only 64-bit programs can be paged"),

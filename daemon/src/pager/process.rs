@@ -199,12 +199,64 @@ pub fn threads(pid: i32) -> Vec<i32> {
     entries.flatten().filter_map(|e| e.file_name().to_str()?.parse().ok()).collect()
 }
 
+/// The PIDs that a process, or a thread, has in its PID namespaces: first ours, last its own.
+pub fn numbers(pid: i32) -> Vec<i32> {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap_or_default();
+    line.split_ascii_whitespace().filter_map(|number| number.parse().ok()).collect()
+}
+
+/// The PID that a process has in its own PID namespace.
+pub fn number_in_own_namespace(pid: i32) -> Option<i32> {
+    numbers(pid).last().copied()
+}
+
+/// The PID that one process has for another.
+pub fn number_as_seen_by(seer: i32, seen: i32) -> Option<i32> {
+    let depth = numbers(seer).len().checked_sub(1)?;
+    numbers(seen).get(depth).copied()
+}
+
+pub const UNLIMITED: libc::rlimit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+/// Descriptors that a stub needs at the most.
+const DESCRIPTORS: libc::rlim_t = 64;
+
+fn limit(pid: i32, resource: libc::__rlimit_resource_t) -> Option<libc::rlimit> {
+    let mut found = UNLIMITED;
+    // SAFETY: a null new limit makes this a query, and the old one is written to a live object of its type.
+    (unsafe { libc::prlimit(pid, resource, std::ptr::null(), &mut found) } == 0).then_some(found)
+}
+
+/// Sets a process's resource limit; what it was, if that could be done.
+pub fn set_limit(pid: i32, resource: libc::__rlimit_resource_t, limit: libc::rlimit) -> Option<libc::rlimit> {
+    let mut before = UNLIMITED;
+    // SAFETY: reads one struct and writes the other.
+    let set = unsafe { libc::prlimit(pid, resource, &limit, &mut before) };
+    (set == 0).then_some(before)
+}
+
+/// Frees a stub, which is a process of its own, of the limits that it has from its program.
+/// Where annexd has no CAP_SYS_RESOURCE, hard limits stay: the call that meets one then fails.
+pub fn lift_limits(stub: i32) {
+    let unlimited = [
+        libc::RLIMIT_AS,
+        libc::RLIMIT_DATA,
+        libc::RLIMIT_MEMLOCK,
+        libc::RLIMIT_NPROC,
+        libc::RLIMIT_CPU,
+        libc::RLIMIT_RTTIME,
+    ];
+    for resource in unlimited {
+        set_limit(stub, resource, UNLIMITED);
+    }
+    if limit(stub, libc::RLIMIT_NOFILE).is_some_and(|limit| limit.rlim_cur < DESCRIPTORS) {
+        set_limit(stub, libc::RLIMIT_NOFILE, libc::rlimit { rlim_cur: DESCRIPTORS, rlim_max: DESCRIPTORS });
+    }
+}
+
 /// The hard limit of a process's CPU time under a real-time policy without a system call, in microseconds.
 pub fn real_time_limit(pid: i32) -> Option<u64> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: a null new limit makes this a query, and the old one is written to a live object of its type.
-    let asked = unsafe { libc::prlimit(pid, libc::RLIMIT_RTTIME, std::ptr::null(), &raw mut limit) };
-    (asked == 0).then_some(limit.rlim_max)
+    limit(pid, libc::RLIMIT_RTTIME).map(|limit| limit.rlim_max)
 }
 
 /// True if the process runs a 32-bit (or x32) program.

@@ -12,6 +12,15 @@ use nix::sys::eventfd::EventFd;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
 
+/// Ends a stub that lives in this address space, whoever has put it there.
+pub fn end(pid: i32, mark: Mark) {
+    let Ok(pidfd) = process::pidfd_open(pid) else { return };
+    // Asked once its PID can't become somebody else's.
+    if process::Stat::read(pid).is_some_and(|stat| stat.comm == NAME) && mark.is_in(pid) == Some(true) {
+        let _ = process::pidfd_kill(pidfd.as_fd(), libc::SIGKILL);
+    }
+}
+
 impl Stub {
     /// The stub that the annexd before had around this userfaultfd, if it lives and does as ours do. What it has open tells which it is:
     /// the process that it was put into may have ended since.

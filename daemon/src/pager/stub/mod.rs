@@ -15,12 +15,15 @@ mod code;
 mod found;
 mod gate;
 mod injection;
+mod reap;
 #[cfg(test)]
 mod tests;
 
 use code::{Call, Comm};
+pub use found::end;
 pub use gate::Gate;
-pub use injection::{Pause, Seed, inject, reap};
+pub use injection::{Pause, Seed, inject};
+pub use reap::reap;
 
 use super::mm::{Mark, Mm};
 use super::mortal;
@@ -504,7 +507,7 @@ impl Stub {
         self.kill();
         let mut fds = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];
         let _ = nix::poll::poll(&mut fds, 2000u16);
-        super::apart::reap(process, self.pid_there, &self.mappings());
+        super::apart::reap(process, self.pid, &self.mappings());
     }
 
     /// True if the answer to a doorbell is still out.
