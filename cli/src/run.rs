@@ -7,9 +7,10 @@
 use crate::client::{self, Client};
 use crate::command::RunArgs;
 use crate::failure::Failure;
-use annex_shared::api::{APP_ENV, AppInfo, AttachRequest, Target};
+use annex_shared::api::{APP_ENV, APP_MARK, AppInfo, AttachRequest, Target};
 use hyper::Method;
 use nix::libc;
+use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{SigHandler, Signal, signal};
 use std::convert::Infallible;
 use std::ffi::{CString, OsString};
@@ -39,11 +40,18 @@ pub fn run(client: Client, args: &RunArgs) -> Result<Infallible, Failure> {
             zero_ended(name)
         })
         .collect::<Result<Vec<_>, _>>()?;
+    leave_mark(app.id);
     restore_sigpipe();
     let Err(errno) = nix::unistd::execvpe(&command[0], &command, &environment);
     // Nothing has been started under this registration, so nothing has to be brought back.
     let _ = client.detach(&app.id.to_string(), |_, _, _| {});
     Err(Failure::Exec { command: program.into_owned(), source: io::Error::from(errno) })
+}
+
+/// See [`APP_MARK`]. Where the limit is lower already, children are known by their parents alone.
+fn leave_mark(id: u64) {
+    let limit = APP_MARK + id;
+    let _ = setrlimit(Resource::RLIMIT_RTTIME, limit, limit);
 }
 
 fn zero_ended(text: OsString) -> Result<CString, Failure> {

@@ -30,6 +30,12 @@ pub const SOCKET: &str = "/run/annex/annexd.sock";
 /// recognised by it. Its value is the app's id.
 pub const APP_ENV: &str = "ANNEX_APP";
 
+/// `annex run` limits its program's CPU time under a real-time policy to this plus the app's id, in
+/// microseconds: a limit that nothing ever meets (146,000 years). Whatever the program starts inherits it,
+/// through fork, exec and setsid, so annexd knows the app of a daemon that has left its parents. (What it
+/// was started with in its environment may be overwritten: many programs put a title there.)
+pub const APP_MARK: u64 = 1 << 62;
+
 /// How much anonymous memory an app may keep resident: bytes, or a share of what it uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]

@@ -53,6 +53,13 @@ pub enum Kept {
     /// The ring of a region, and its bell, by the space's number.
     Ring(u64),
     Bell(u64),
+    /// What is open of an address space (`/proc/PID/mem`, `/proc/PID/pagemap`), by the space's number.
+    Memory(u64),
+    Pagemap(u64),
+    /// A space's stub (a pidfd), by the space's number: it is ended once its program is.
+    Stub(u64),
+    /// A process of an app that has nothing evicted, by its PID: it needs no successor, but is to be known to one.
+    Member(i32),
 }
 
 impl Kept {
@@ -69,8 +76,18 @@ impl Kept {
             Kept::Sheets => (9, 0),
             Kept::Ring(space) => (10, space),
             Kept::Bell(space) => (11, space),
+            Kept::Memory(space) => (12, space),
+            Kept::Pagemap(space) => (13, space),
+            Kept::Stub(space) => (14, space),
+            Kept::Member(pid) => (15, pid as u64),
             Kept::Forked(space, change) => (7, u64::from(space) << 32 | u64::from(change)),
         }
+    }
+
+    /// Whether it is of use without the processes that it is about: only then does the service manager get it too.
+    fn is_for_store(self) -> bool {
+        use Kept::{Forked, Member, Memory, Pagemap, Process, Stub};
+        !matches!(self, Process(_) | Forked(..) | Memory(_) | Pagemap(_) | Stub(_) | Member(_))
     }
 
     fn decode(kind: u32, which: u64) -> Option<Kept> {
@@ -85,6 +102,10 @@ impl Kept {
             9 => Kept::Sheets,
             10 => Kept::Ring(which),
             11 => Kept::Bell(which),
+            12 => Kept::Memory(which),
+            13 => Kept::Pagemap(which),
+            14 => Kept::Stub(which),
+            15 => Kept::Member(which as i32),
             7 => Kept::Forked((which >> 32) as u32, which as u32),
             _ => return None,
         })
@@ -193,6 +214,10 @@ mod tests {
             Kept::Forked(u32::MAX, 7),
             Kept::Ring(5),
             Kept::Bell(5),
+            Kept::Memory(6),
+            Kept::Pagemap(6),
+            Kept::Stub(6),
+            Kept::Member(4711),
         ];
         for kept in all {
             let (kind, which) = kept.encode();

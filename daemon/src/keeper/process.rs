@@ -71,23 +71,26 @@ fn live(index: &Index, listener: &UnixListener, annexd: &OwnedFd, path: &Path, p
     let kept = index.entries();
     close_others(&[index.fd().as_raw_fd(), listener.as_raw_fd()], &kept);
     let holds_keys = kept.iter().any(|(kept, _)| matches!(kept, Kept::Sheets));
-    let depends = holds_keys || kept.iter().any(|(kept, _)| matches!(kept, Kept::Userfaultfd(_)));
+    let has = |is_it: fn(&Kept) -> bool| kept.iter().any(|(kept, _)| is_it(kept));
+    let depends = holds_keys || has(|kept| matches!(kept, Kept::Userfaultfd(_) | Kept::Member(_)));
     // An index that was not completed is that of an annexd which had not taken over yet: who kept for it before does so still.
     if !index.is_complete() || !depends {
         return 0;
     }
     let programs = kept.iter().filter(|(kept, _)| matches!(kept, Kept::Process(_))).count();
     let keys = if holds_keys { "and a key-value store " } else { "" };
-    eprintln!(
-        "annexd keeper: annexd ended and left {programs} processes {keys}whose memory is with donors; they wait up to {patience:?} for the next \
-         annexd, then they are ended (start annexd, or see why it does not start)"
-    );
+    if programs > 0 || holds_keys {
+        eprintln!(
+            "annexd keeper: annexd ended and left {programs} processes {keys}whose memory is with donors; they wait up to {patience:?} for \
+             the next annexd, then they are ended (start annexd, or see why it does not start)"
+        );
+    }
     if await_successor(index, listener, &kept, holds_keys, patience) {
         return 0;
     }
     let _ = std::fs::remove_file(path);
-    if programs == 0 {
-        // Only keys, which go with their table.
+    if programs == 0 && contexts(&kept).all(is_over) {
+        // Only keys, which go with their table, and processes that have all their memory.
         return 0;
     }
     end_programs(&kept);
@@ -162,12 +165,36 @@ fn await_successor(
             }
             since = Instant::now();
         }
-        let contexts = kept.iter().filter(|(kept, _)| matches!(kept, Kept::Userfaultfd(_)));
-        if !holds_keys && contexts.map(|(_, fd)| *fd).all(is_over) {
+        if !any_lives(kept) {
+            // A stub alone keeps nothing alive but memory that nobody needs. One whose program lives on after all gets a successor.
+            end_stubs(kept);
+        }
+        if !holds_keys && !any_lives(kept) && contexts(kept).all(is_over) {
             return true;
         }
     }
     false
+}
+
+fn contexts(kept: &[(Kept, RawFd)]) -> impl Iterator<Item = RawFd> {
+    kept.iter().filter(|(kept, _)| matches!(kept, Kept::Userfaultfd(_))).map(|(_, fd)| *fd)
+}
+
+/// Whether a process that is known has not ended.
+fn any_lives(kept: &[(Kept, RawFd)]) -> bool {
+    let processes = kept.iter().filter(|(kept, _)| matches!(kept, Kept::Process(_) | Kept::Member(_)));
+    processes.into_iter().any(|(_, fd)| {
+        // SAFETY: a kept descriptor stays open for this process's life.
+        let mut fds = [PollFd::new(unsafe { BorrowedFd::borrow_raw(*fd) }, PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::ZERO) == Ok(0)
+    })
+}
+
+fn end_stubs(kept: &[(Kept, RawFd)]) {
+    for (_, fd) in kept.iter().filter(|(kept, _)| matches!(kept, Kept::Stub(_))) {
+        // SAFETY: as above. One that has ended needs no signal.
+        let _ = pidfd_kill(unsafe { BorrowedFd::borrow_raw(*fd) }, libc::SIGKILL);
+    }
 }
 
 /// Shows a successor the index and waits until it has settled. False: it ended before.
@@ -215,8 +242,8 @@ fn end_programs(kept: &[(Kept, RawFd)]) {
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    let contexts = || kept.iter().filter(|(kept, _)| matches!(kept, Kept::Userfaultfd(_))).map(|(_, fd)| *fd);
-    while !contexts().all(is_over) {
+    end_stubs(kept);
+    while !contexts(kept).all(is_over) {
         std::thread::sleep(Duration::from_millis(100));
     }
 }

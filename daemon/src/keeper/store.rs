@@ -11,7 +11,7 @@ pub fn exists() -> bool {
 }
 
 pub fn put(kept: Kept, fd: BorrowedFd<'_>) {
-    if matches!(kept, Kept::Process(_) | Kept::Forked(..)) {
+    if !kept.is_for_store() {
         return;
     }
     let name = name(kept);
@@ -23,7 +23,7 @@ pub fn put(kept: Kept, fd: BorrowedFd<'_>) {
 }
 
 pub fn remove(kept: Kept) {
-    if matches!(kept, Kept::Process(_) | Kept::Forked(..)) {
+    if !kept.is_for_store() {
         return;
     }
     let name = name(kept);

@@ -27,17 +27,43 @@ enum Report {
     Failed(String),
 }
 
+/// A stub that annexd has yet to write down. Were annexd killed before, nobody would know of it, and it would keep the program's memory for ever: unless
+/// it is said to be known, the tracing process ends it.
+pub struct Placed {
+    pub traces: StubTraces,
+    pub pause: Pause,
+    word: Option<OwnedFd>,
+    tracer: Pid,
+}
+
+impl Placed {
+    /// A successor would find the stub.
+    pub fn is_known(self) {
+        // A tracing process that is gone has been killed, and leaves the stub as it is.
+        let _ = self.word.as_ref().map(|word| nix::unistd::write(word, &[1]));
+    }
+
+    /// The stub is of no use. Returns when nothing is left of it.
+    pub fn withdraw(mut self) {
+        self.word = None;
+        let _ = waitpid(self.tracer, Some(WaitPidFlag::__WALL));
+    }
+}
+
+impl Drop for Placed {
+    fn drop(&mut self) {
+        self.word = None;
+        collect(self.tracer);
+    }
+}
+
 /// Puts a stub into process `pid`, around the context behind `seed` or, if that is `/dev/userfaultfd`, a new one.
-pub fn inject(
-    pid: i32,
-    seed: BorrowedFd<'_>,
-    is_device: bool,
-    suspend_seccomp: bool,
-) -> Result<(StubTraces, Pause), StubError> {
-    let said = run(&[seed.as_raw_fd()], |mut report| {
+pub fn inject(pid: i32, seed: BorrowedFd<'_>, is_device: bool, suspend_seccomp: bool) -> Result<Placed, StubError> {
+    let failed = |error| StubError::Apart(format!("failed to start a tracing process: {error}"));
+    let (heard, word) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC).map_err(|errno| failed(errno.into()))?;
+    let (said, tracer) = run(&[seed.as_raw_fd(), heard.as_raw_fd()], |mut report| {
         let seed = if is_device { Seed::Device(seed) } else { Seed::Inherited(seed) };
-        let injected = stub::inject(pid, super::attach::thread_to_borrow(pid), suspend_seccomp, seed);
-        let stay = injected.as_ref().ok().filter(|i| i.accompany).map(|i| i.stub.pid());
+        let injected = stub::inject(pid, suspend_seccomp, seed);
         report.send(&match &injected {
             Ok(injected) => {
                 let pause_ns = injected.pause.0.as_nanos() as u64;
@@ -45,27 +71,44 @@ pub fn inject(
             }
             Err(error) => Report::Failed(error.to_string()),
         });
-        drop((report, injected));
-        if let Some(stub) = stay {
-            tracee::accompany(stub);
+        drop(report);
+        if let Ok(mut injected) = injected {
+            let is_known = nix::unistd::read(&heard, &mut [0]) == Ok(1);
+            if !is_known {
+                injected.stub.kill();
+            }
+            if injected.accompany {
+                tracee::accompany(injected.stub.pid(), &mut injected.beside);
+            }
+            if !is_known {
+                let traces = injected.stub.traces();
+                stub::reap(pid, suspend_seccomp, traces.pid, &traces.mappings());
+            }
         }
-    });
-    match said.map(|bytes| serde_json::from_slice(&bytes)) {
-        Ok(Ok(Report::Placed { traces, pause_ns })) => Ok((traces, Pause(Duration::from_nanos(pause_ns)))),
-        Ok(Ok(Report::Failed(why))) => Err(StubError::Apart(why)),
-        Ok(Err(_)) => Err(StubError::Apart("the tracing process ended without a word".into())),
-        Err(error) => Err(StubError::Apart(format!("failed to start a tracing process: {error}"))),
-    }
+    })
+    .map_err(failed)?;
+    let why = match serde_json::from_slice(&said) {
+        Ok(Report::Placed { traces, pause_ns }) => {
+            return Ok(Placed { traces, pause: Pause(Duration::from_nanos(pause_ns)), word: Some(word), tracer });
+        }
+        Ok(Report::Failed(why)) => why,
+        Err(_) => "the tracing process ended without a word".into(),
+    };
+    collect(tracer);
+    Err(StubError::Apart(why))
 }
 
 /// [`stub::reap`], from there.
-pub fn reap(pid: i32, pid_there: i32, mappings: &[(u64, u64)]) {
+pub fn reap(pid: i32, stub: i32, mappings: &[(u64, u64)]) {
     let seccomp = process::identity(pid).is_ok_and(|i| i.seccomp);
-    let done = run(&[], |_| {
-        stub::reap(pid, super::attach::thread_to_borrow(pid), seccomp, pid_there, mappings);
-    });
-    if let Err(error) = done {
-        tracing::warn!(pid, "failed to start a tracing process: {error}");
+    match run(&[], |_| stub::reap(pid, seccomp, stub, mappings)) {
+        Ok((_, tracer)) => collect(tracer),
+        Err(error) => tracing::warn!(pid, "failed to start a tracing process: {error}"),
+    }
+    // If annexd adopts orphans, this one may be its own child.
+    if process::Stat::read(stub).is_some_and(|stat| stat.parent == std::process::id() as i32 && stat.comm == stub::NAME)
+    {
+        let _ = waitpid(Pid::from_raw(stub), Some(WaitPidFlag::__WALL | WaitPidFlag::WNOHANG));
     }
 }
 
@@ -79,8 +122,8 @@ impl Reporter {
     }
 }
 
-/// Runs `body` in a child that has these descriptors; what it reported. The child may go on after its report.
-fn run(keep: &[RawFd], body: impl FnOnce(Reporter)) -> io::Result<Vec<u8>> {
+/// Runs `body` in a child that has these descriptors; what it reported, and the child, which may go on after its report and is to be [collected](collect).
+fn run(keep: &[RawFd], body: impl FnOnce(Reporter)) -> io::Result<(Vec<u8>, Pid)> {
     let (ours, theirs) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC)?;
     // SAFETY: the child runs only `body`, on this thread's copy, and ends by _exit. The C library makes its allocator usable there.
     match unsafe { fork() }? {
@@ -95,9 +138,10 @@ fn run(keep: &[RawFd], body: impl FnOnce(Reporter)) -> io::Result<Vec<u8>> {
         ForkResult::Parent { child } => {
             drop(theirs);
             let mut said = Vec::new();
-            let read = File::from(ours).read_to_end(&mut said);
-            collect(child);
-            read.map(|_| said)
+            if File::from(ours).read_to_end(&mut said).is_err() {
+                said.clear();
+            }
+            Ok((said, child))
         }
     }
 }

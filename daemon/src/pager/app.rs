@@ -5,6 +5,7 @@ use super::hindrance::Hindrance;
 use super::process::{self, Stat};
 use super::scan::Pagemap;
 use super::space::Space;
+use crate::keeper::{Keeper, Kept};
 use crate::latency::Latency;
 use annex_shared::api::{AppInfo, AppState, Faults, Limit, Target};
 use annex_shared::page::PAGE_SIZE;
@@ -22,9 +23,36 @@ pub struct Member {
     pub pidfd: OwnedFd,
     /// Its address space, once it has a stub.
     pub space: Option<Arc<Space>>,
+    /// As what it is kept for the annexd that comes after.
+    kept: Option<Kept>,
     /// Not before this is another attempt to give it a stub of any use.
     pub retry_at: Option<Instant>,
     pub resident: u64,
+}
+
+impl Member {
+    pub fn new(pid: i32, started: u64, pidfd: OwnedFd) -> Member {
+        Member { pid, started, pidfd, space: None, kept: None, retry_at: None, resident: 0 }
+    }
+
+    /// Whether its last thread has ended.
+    pub fn has_ended(&self) -> bool {
+        process::has_ended(self.pidfd.as_fd())
+    }
+
+    /// Has the next annexd find it, as what it is now.
+    pub fn keep(&mut self, keeper: &Keeper) {
+        let now = if self.space.is_some() { Kept::Process(self.pid) } else { Kept::Member(self.pid) };
+        if self.kept != Some(now) {
+            keeper.keep(now, self.pidfd.as_fd());
+            self.kept.replace(now).into_iter().for_each(|before| keeper.let_go(before));
+        }
+    }
+
+    /// It is no member any more.
+    pub fn let_go(&mut self, keeper: &Keeper) {
+        self.kept.take().into_iter().for_each(|kept| keeper.let_go(kept));
+    }
 }
 
 #[derive(Default)]
@@ -301,8 +329,22 @@ impl App {
         }
         tracing::error!(app = self.name, id = self.id, "stopping the app: {why}");
         self.note(format!("stopped by annexd: {why}"));
-        for member in self.members.lock().iter() {
+        let members = self.members.lock();
+        let mut marks = Vec::new();
+        for member in members.iter() {
             let _ = process::pidfd_kill(member.pidfd.as_fd(), libc::SIGKILL);
+            marks.extend(member.space.as_ref().and_then(|space| Some((space.mark()?, space.stub_pid()))));
+        }
+        drop(members);
+        // Whoever shares their memory without being a member has the same pages.
+        for (mark, stub) in marks {
+            for (pid, _) in mark.processes(stub) {
+                // Asked again once the PID can't become somebody else's.
+                let Ok(pidfd) = process::pidfd_open(pid) else { continue };
+                if mark.task_of(pid).is_some() {
+                    let _ = process::pidfd_kill(pidfd.as_fd(), libc::SIGKILL);
+                }
+            }
         }
     }
 
@@ -312,8 +354,7 @@ impl App {
 
     /// True if none of its processes runs any more.
     pub fn has_ended(&self) -> bool {
-        let runs = |m: &Member| Stat::read(m.pid).is_some_and(|s| s.started == m.started && !s.is_zombie());
-        !self.members.lock().iter().any(runs)
+        self.members.lock().iter().all(Member::has_ended)
     }
 
     pub fn info(&self, evicted: u64) -> AppInfo {

@@ -3,14 +3,18 @@
 use super::apart;
 use super::app::App;
 use super::lookup::Lookup;
+use super::membership;
+use super::mm::Mm;
+use super::mortal;
 use super::process::{self, Stat};
 use super::region;
 use super::registry::Registry;
+use super::restore;
 use super::ring::{Waiters, WaitersError};
 use super::scan::Pagemap;
 use super::space::{Space, SpaceId, Surroundings};
 use super::stub::{Pause, STAGING, Seed, Stub, StubError};
-use super::table::Table;
+use super::table::{StubTraces, Table};
 use super::uffd::{Probe, Uffd, feature};
 use super::worker::Workers;
 use annex_shared::page::PAGE_SIZE;
@@ -27,6 +31,12 @@ pub enum AttachError {
     NoProcess(i32),
     #[error("process {0} is a kernel thread or a zombie: it has no memory of its own")]
     NoMemory(i32),
+    #[error(
+        "process {pid} ({name}) is never paged: it is the host's first process, a part of annex, or annexd descends from it"
+    )]
+    Exempt { pid: i32, name: String },
+    #[error("process {pid} shares its memory with another one that is managed already")]
+    Shared { pid: i32 },
     #[error("process {pid} is traced by process {tracer} already, and only one can trace it")]
     Traced { pid: i32, tracer: i32 },
     #[error("process {0} runs a 32-bit program")]
@@ -46,10 +56,17 @@ pub enum AttachError {
 /// A program that starts may become another one several times over (wrappers that exec): it is tried again for this long.
 const BECOMING: Duration = Duration::from_secs(5);
 
+/// How long a new stub may take to unmap what another has left.
+const UNMAPPING: Duration = Duration::from_secs(5);
+
 /// What must hold before a process is touched.
 pub fn check(pid: i32) -> Result<Stat, AttachError> {
     let stat = Stat::read(pid).filter(|_| pid > 0).ok_or(AttachError::NoProcess(pid))?;
-    if stat.is_zombie() || !stat.has_memory {
+    if membership::is_exempt(pid, &stat) {
+        return Err(AttachError::Exempt { pid, name: stat.comm });
+    }
+    // Its main thread may have ended before the others.
+    if process::living(pid).is_none() {
         return Err(AttachError::NoMemory(pid));
     }
     let identity = process::identity(pid).map_err(|_| AttachError::NoProcess(pid))?;
@@ -74,6 +91,9 @@ impl Means {
     /// Gives process `pid` of `app` a stub: around the context a fork brought, if the process is such a child, else around a new one.
     pub fn attach(&self, app: &Arc<App>, pid: i32) -> Result<(Arc<Space>, Pause), AttachError> {
         check(pid)?;
+        if self.lives_in_a_space(pid) {
+            return Err(AttachError::Shared { pid });
+        }
         match self.inherited(app, pid) {
             Some(space) => {
                 let pause = self.refurnish(&space, pid)?;
@@ -81,6 +101,11 @@ impl Means {
             }
             None => self.attach_fresh(app, pid, None),
         }
+    }
+
+    /// Whether the process shares the memory of one that has a stub (as a vfork child does until it calls exec).
+    pub fn lives_in_a_space(&self, pid: i32) -> bool {
+        self.registry.all().iter().any(|space| space.mark().is_some_and(|mark| mark.task_of(pid).is_some()))
     }
 
     /// Gives process `pid` a stub and a context for one region of its, the app's, whose faults it takes itself and asks at the ring: the descriptors with these
@@ -107,14 +132,31 @@ impl Means {
 
     /// Gives a space that has a context but no stub one.
     pub fn refurnish(&self, space: &Space, pid: i32) -> Result<Pause, AttachError> {
-        let furnished = self.inject(pid, Seed::Inherited(space.uffd.as_fd()), |stub, _| {
+        let furnished = self.inject(pid, Seed::Inherited(space.uffd.as_fd()), |mut stub, _| {
             let staging = space.uffd.register_missing(stub.staging(), STAGING);
             let what = "register the staging area";
             staging.map_err(|e| AttachError::System { pid, what, source: e.into() })?;
-            space.furnish(pid, stub);
+            let mm = open(&stub, pid)?;
+            // If its shared page is still there, all of it is: that goes first.
+            let before =
+                space.core().table.stub().filter(|_| space.mark().is_some_and(|m| m.is_in(stub.pid()) == Some(true)));
+            if before.is_some_and(|traces| !stub.unmap(&traces.mappings(), UNMAPPING)) {
+                tracing::warn!(pid, "what a stub before had mapped could not be unmapped");
+            }
+            space.furnish(pid, stub, mm);
+            self.registry.furnished(space);
             Ok(())
         })?;
         Ok(furnished.1)
+    }
+
+    /// What a stub that has ended had in the space's address space is nobody's: its staging is not registered any more, its zombie is collected, and its successor
+    /// unmaps what it had mapped.
+    pub fn clear_away(&self, space: &Space, pid: i32, traces: &StubTraces) {
+        space.forget_staging();
+        let _ = space.uffd.unregister(traces.staging.0, traces.staging.1);
+        Stub::end(traces);
+        apart::reap(pid, traces.pid, &[]);
     }
 
     fn attach_fresh(
@@ -132,10 +174,15 @@ impl Means {
             staging.map_err(|e| system("register the staging area", e.into()))?;
             let id = SpaceId(self.around.ids.fetch_add(1, Relaxed));
             let table = Table::new(app.id, id.0).map_err(|e| system("make a page table", e))?;
+            let mm = open(&stub, pid)?;
             let space = Arc::new(Space::new(id, app.clone(), uffd, table));
-            space.furnish(pid, stub);
+            space.furnish(pid, stub, mm);
             self.registry.insert(space.clone());
-            self.workers.watch(&space).map_err(|e| system("watch the userfaultfd", e))?;
+            self.registry.furnished(&space);
+            self.workers.watch(&space).map_err(|e| {
+                restore::let_go(self, &space);
+                system("watch the userfaultfd", e)
+            })?;
             Ok(space)
         })
     }
@@ -154,16 +201,19 @@ impl Means {
         let failed = |source| AttachError::Stub { pid, source };
         let until = Instant::now() + BECOMING;
         loop {
-            let (traces, pause) = apart::inject(pid, fd, is_device, suspend_seccomp).map_err(failed)?;
+            let placed = apart::inject(pid, fd, is_device, suspend_seccomp).map_err(failed)?;
+            let (traces, pause) = (placed.traces, placed.pause);
             match Stub::placed(&traces, pid) {
                 Ok((stub, uffd)) => {
                     tracing::debug!(pid, stub = stub.pid(), pause = ?pause.0, "stub in place");
-                    return then(stub, uffd).map(|t| (t, pause));
+                    mortal::point("stub-placed");
+                    let done = then(stub, uffd)?;
+                    placed.is_known();
+                    return Ok((done, pause));
                 }
                 Err(source) => {
                     let became_another = Stub::is_elsewhere(&traces, pid);
-                    Stub::end(&traces);
-                    apart::reap(pid, traces.pid_there, &traces.mappings());
+                    placed.withdraw();
                     // A context that was inherited is not the new program's.
                     if !is_device || !became_another || Instant::now() > until {
                         return Err(failed(source));
@@ -204,8 +254,12 @@ impl Means {
     }
 }
 
-/// The main thread if it lives, else any.
-pub fn thread_to_borrow(pid: i32) -> i32 {
-    let alive = |tid: &i32| Stat::read(*tid).is_some_and(|s| !s.is_zombie());
-    std::iter::once(pid).chain(process::threads(pid)).find(alive).unwrap_or(pid)
+/// The address space that a stub lives in.
+fn open(stub: &Stub, pid: i32) -> Result<Mm, AttachError> {
+    let opened = Mm::open(stub.pid()).and_then(|mm| match stub.is_alive() {
+        true => Ok(mm),
+        // Its PID may be somebody else's.
+        false => Err(io::ErrorKind::NotFound.into()),
+    });
+    opened.map_err(|source| AttachError::System { pid, what: "open its memory", source })
 }

@@ -24,10 +24,9 @@ use super::doubt::{Doubt, Evidence, Origin, Verdict, judge};
 use super::heritage;
 use super::mortal;
 use super::process;
-use super::scan::Pagemap;
 use super::space::{Core, Space, SpaceId, Surroundings};
 use super::table::{PageIdx, Record, Table, TableFull};
-use super::uffd::{Event, Installed, Probe, Uffd};
+use super::uffd::{Event, Installed, Probe, Proof, Uffd};
 use super::window::{Displaced, Range, overlap, without};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::Ordering::Relaxed;
@@ -253,7 +252,7 @@ impl Space {
     /// half as long as the fork itself.
     fn left_behind(&self, core: &Core) -> Option<Vec<Range>> {
         let Some(pid) = self.pid().filter(|_| core.table.evicted() > 0) else { return Some(Vec::new()) };
-        let looked = heritage::left_behind(pid);
+        let looked = heritage::left_behind(self.task(), || !self.uffd.is_dead());
         if let Err(error) = &looked {
             self.app.stop(&format!(
                 "process {pid} has forked, and which of its memory the child is to find wiped is not known: failed to read /proc/{pid}/smaps: {error}; \
@@ -340,7 +339,11 @@ impl Space {
 
     /// The mappings, and whether a page of the doubt is in memory. `None`: there is no need to look, or nowhere to.
     fn evidence(&self, doubt: &Doubt) -> Result<Option<(Vec<Range>, bool)>, Probe> {
-        let Some(pid) = self.pid() else { return Ok(None) };
+        if self.mark().is_none() {
+            return Ok(None);
+        }
+        let unseen = || if self.uffd.is_dead() { Probe::Dead } else { Probe::TryAgain };
+        let task = self.task().ok_or_else(unseen)?;
         match doubt.origin {
             Origin::Parent => return Ok(None),
             Origin::Below => {}
@@ -353,8 +356,8 @@ impl Space {
         }
         let mut present = Vec::new();
         let (start, end) = (doubt.range.0.addr(), doubt.range.1.addr());
-        let seen = Pagemap::open(pid).and_then(|mut pagemap| pagemap.in_memory(start, end, &mut present));
-        let mappings = seen.and_then(|_| process::maps(pid)).map_err(|_| Probe::Dead)?;
+        let seen = self.pagemap().and_then(|mut pagemap| pagemap.in_memory(start, end, &mut present));
+        let mappings = seen.and_then(|_| process::maps(task)).map_err(|_| unseen())?;
         // Of what is not ours nothing follows.
         let mut pages_there = present.iter().flat_map(|run| run.first.0..run.end().0).map(PageIdx);
         let any_present = pages_there.any(|page| self.uffd.is_registered(page.addr()) == Probe::Registered);
@@ -400,9 +403,10 @@ fn condemn(core: &Core, uffd: Uffd) {
     let (start, end) = Table::everything();
     core.table.walk(start, end, |page, _| poison(page));
     core.window.displaced.iter().flat_map(|displaced| &displaced.records).for_each(|(page, ..)| poison(*page));
-    if !is_sure {
-        // It changes its mappings, and waits until somebody reads of that. Nobody will: better than zeros, which it would find without its userfaultfd.
-        std::mem::forget(uffd);
+    // If not, it changes its mappings, and waits until somebody reads of that. Nobody will: better than zeros, which it would find without its userfaultfd.
+    match Proof::all_poisoned(is_sure) {
+        Some(proof) => uffd.let_go(proof),
+        None => std::mem::forget(uffd),
     }
 }
 

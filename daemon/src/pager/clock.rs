@@ -101,13 +101,13 @@ impl Clock {
     pub fn choose(
         &mut self,
         space: &Arc<Space>,
-        pid: i32,
+        task: i32,
         stub: &Stub,
         want: usize,
         around: &Surroundings,
     ) -> Result<Victims, Outcome> {
-        self.refresh_regions(space, pid, stub, around)?;
-        let mut pagemap = self.take_pagemap(pid).map_err(|_| Outcome::Dead)?;
+        self.refresh_regions(space, task, stub, around)?;
+        let mut pagemap = self.take_pagemap(space).map_err(|_| Outcome::Dead)?;
         let mut victims = Victims::default();
         let mut wraps = 0;
         // Warm pages take up to HOTTEST laps to cool; more laps than that find nothing new. Victims are in address order, so a batch ends
@@ -153,7 +153,7 @@ impl Clock {
 
     /// Pages that the kernel did not move because a fork left them shared: a pinning read makes it give the app its own copies, and the hand goes back for
     /// those. Pages that are pinned for I/O look the same and stay so: what the hand comes back to in vain is passed. False: no use trying again now.
-    pub fn unshare(&mut self, pid: i32, busy: &[PageIdx]) -> bool {
+    pub fn unshare(&mut self, task: i32, busy: &[PageIdx]) -> bool {
         let Some(first) = busy.first() else { return false };
         if self.unshared == Some(*first) {
             self.unshared = None;
@@ -161,7 +161,7 @@ impl Clock {
             return false;
         }
         mortal::point("pages-shared");
-        process::touch(pid, busy);
+        process::touch(task, busy);
         self.unshared = Some(*first);
         self.hand = first.addr();
         true
@@ -173,18 +173,18 @@ impl Clock {
     }
 
     /// Open already, as a rule; whoever is done with it gives it back.
-    pub fn take_pagemap(&mut self, pid: i32) -> io::Result<Pagemap> {
-        self.pagemap.take().map_or_else(|| Pagemap::open(pid), Ok)
+    pub fn take_pagemap(&mut self, space: &Space) -> io::Result<Pagemap> {
+        self.pagemap.take().map_or_else(|| space.pagemap(), Ok)
     }
 
-    fn refresh_regions(&mut self, space: &Space, pid: i32, stub: &Stub, around: &Surroundings) -> Result<(), Outcome> {
+    fn refresh_regions(&mut self, space: &Space, task: i32, stub: &Stub, around: &Surroundings) -> Result<(), Outcome> {
         let fresh = self.scanned.is_some_and(|(at, cost)| at.elapsed() <= REGIONS_FRESH.max(cost * 20));
         if fresh {
             return Ok(());
         }
         let start = Instant::now();
-        let mut pagemap = self.take_pagemap(pid).map_err(|_| Outcome::Dead)?;
-        list_regions(space, pid, stub).map_err(|_| Outcome::Dead)?;
+        let mut pagemap = self.take_pagemap(space).map_err(|_| Outcome::Dead)?;
+        list_regions(space, task, stub).map_err(|_| Outcome::Dead)?;
         space.look_for_guards(&mut pagemap, around);
         self.pagemap = Some(pagemap);
         self.scanned = Some((Instant::now(), start.elapsed()));
@@ -194,11 +194,11 @@ impl Clock {
 
 /// Reads what mappings there are. It takes 25 ms per resident GiB, for which no fault should wait; but no change may be applied to the old list while the
 /// new one is being read, so it is read again if one was, and at last with the core's lock.
-fn list_regions(space: &Space, pid: i32, stub: &Stub) -> io::Result<()> {
+fn list_regions(space: &Space, task: i32, stub: &Stub) -> io::Result<()> {
     for disturbed in 0.. {
         let before = space.core().table.changes();
         let held = (disturbed == MOST_DISTURBED).then(|| space.core());
-        let mut found = region::scan(pid, &stub.mappings())?;
+        let mut found = region::scan(task, &stub.mappings())?;
         if let Some((start, end)) = space.app.region() {
             found.retain(|region| start <= region.start && region.end <= end);
             // Between inaccessible pages it looks like a thread's stack.

@@ -21,6 +21,7 @@ use super::clock::{Clock, Victims, recheck};
 use super::control_block;
 use super::fault::Fault;
 use super::hindrance::Cause;
+use super::mm::Mm;
 use super::mortal;
 use super::moves::{Made, Moved, Moves};
 use super::registration::prepare;
@@ -102,12 +103,12 @@ impl Evictor {
         if let Err(outcome) = ready(stub, clock) {
             return outcome;
         }
-        let Some(pid) = space.pid() else { return Outcome::Dead };
+        let Some((pid, task)) = space.pid().zip(space.task()) else { return Outcome::Dead };
         if self.has_suspects(space) {
             return Outcome::Again;
         }
         turn.begin("choosing pages");
-        let victims = match clock.choose(space, pid, stub, want.min(BATCH), &around) {
+        let victims = match clock.choose(space, task, stub, want.min(BATCH), &around) {
             Ok(victims) => victims,
             Err(outcome) => return outcome,
         };
@@ -126,12 +127,12 @@ impl Evictor {
         }
         self.around.in_flight.begin(&runs);
         turn.begin("moving pages");
-        let (outcome, busy) = match self.move_out(space, pid, (stub, clock), &victims, &runs) {
+        let (outcome, busy) = match self.move_out(space, (pid, task), (stub, clock), &victims, &runs) {
             Ok((moved, busy)) => {
                 let n = moved.len() as u64;
                 space.app.add_resident(-(n as i64));
                 space.app.counters.evicted.fetch_add(n, Relaxed);
-                (self.carry(space, pid, stub, moved), busy)
+                (self.carry(space, stub, moved), busy)
             }
             Err(outcome) => {
                 if space.core().table.intent().is_some() {
@@ -160,7 +161,7 @@ impl Evictor {
         }
         // Not before: a mapping may have moved to where such a page was, with one that left in this batch, and who reads that waits for the batch to end.
         turn.begin("reading pages that a fork left shared");
-        let is_unshared = clock.unshare(pid, &busy);
+        let is_unshared = clock.unshare(task, &busy);
         if is_unshared && outcome == Outcome::Again { Outcome::Unshared } else { outcome }
     }
 
@@ -169,7 +170,7 @@ impl Evictor {
     fn move_out(
         &mut self,
         space: &Arc<Space>,
-        pid: i32,
+        (pid, task): (i32, i32),
         (stub, clock): (&mut Stub, &mut Clock),
         victims: &Victims,
         runs: &[SlotRun],
@@ -189,13 +190,13 @@ impl Evictor {
         if victims.pages.is_empty() {
             return Err(Outcome::Again);
         }
-        prepare(space, &mut core, pid, clock, &victims)?;
+        prepare(space, &mut core, task, clock, &victims)?;
         match victims.pages.len() / victims.spans.len() {
             ..SHORT => space.is_scattered.store(true, Relaxed),
             LONG.. => space.is_scattered.store(false, Relaxed),
             _ => {}
         }
-        let pagemap = clock.take_pagemap(pid).map_err(|_| Outcome::Dead)?;
+        let pagemap = clock.take_pagemap(space).map_err(|_| Outcome::Dead)?;
         let bytes: Vec<(u64, u64)> = victims.spans.iter().map(|(p, n)| (p.addr(), n * PAGE_SIZE as u64)).collect();
         let at = stub.take_part(victims.covered, victims.pages.len());
         let plan = plan(&victims, runs, at);
@@ -225,8 +226,11 @@ impl Evictor {
             // Killed in the middle of it: whatever it has moved must be in the records before a message is read.
             Err(_) => moves.settle_lost(space, &mut core),
         }
-        let Made { moved, busy, rest, lost, pagemap } = moves.end();
+        let Made { moved, busy, rest, lost, soiled, pagemap } = moves.end();
         clock.resume(pagemap, rest);
+        if soiled {
+            stub.is_soiled();
+        }
         if lost {
             drop(core);
             self.release_copies(&moved);
@@ -237,15 +241,19 @@ impl Evictor {
     }
 
     /// From staging to the pool.
-    fn carry(&mut self, space: &Arc<Space>, pid: i32, stub: &Stub, moved: Vec<Moved>) -> Outcome {
+    fn carry(&mut self, space: &Arc<Space>, stub: &Stub, moved: Vec<Moved>) -> Outcome {
         let n = moved.len();
         if n == 0 {
             return Outcome::Again;
         }
+        let Some(mm) = space.mm() else {
+            self.release_copies(&moved);
+            return self.give_up(space, &moved, "the address space of its evicted pages is not open");
+        };
         let Some(mut buf) = self.lane.alloc(n) else {
             self.release_copies(&moved);
             // The lane is the evictor's own and idle between batches.
-            return give_up(space, "annexd has no transfer buffer left");
+            return self.give_up(space, &moved, "annexd has no transfer buffer left");
         };
         let mut offsets: Vec<(u64, u64)> = Vec::new();
         for m in &moved {
@@ -256,15 +264,14 @@ impl Evictor {
             }
         }
         self.around.turns.evictors[self.number].begin("reading pages");
-        if let Err(error) = stub.read_staging(pid, &offsets, self.lane.bytes_mut(&mut buf)) {
+        if let Err(error) = stub.read_staging(&mm, &offsets, self.lane.bytes_mut(&mut buf)) {
             self.lane.free(buf);
             self.release_copies(&moved);
-            // The process is ending, and nobody misses what it had, except a child that was forked since the pages moved.
-            let ending = error.raw_os_error() == Some(libc::ESRCH);
+            // The kernel says that the address space is gone: nobody misses what it had, except a child that was forked since the pages moved.
             let missed = moved.iter().any(|m| self.around.pool.references(m.slot) > 2);
-            return match ending && !missed {
+            return match space.uffd.is_dead() && !missed {
                 true => Outcome::Dead,
-                false => give_up(space, &format!("evicted pages could not be read back: {error}")),
+                false => self.give_up(space, &moved, &format!("evicted pages could not be read back: {error}")),
             };
         }
         let moved = self.settle(space, moved, &mut buf);
@@ -273,7 +280,7 @@ impl Evictor {
             self.lane.free(buf);
             return Outcome::Evicted(n as u64);
         }
-        let (buf, written) = self.write(parts, buf, (space, pid, stub, &moved));
+        let (buf, written) = self.write(parts, buf, (space, &mm, stub, &moved));
         let outcome = match written {
             Ok(()) => Outcome::Evicted(n as u64),
             Err(()) => {
@@ -369,7 +376,7 @@ impl Evictor {
         &mut self,
         parts: Vec<Part>,
         mut buf: Buf,
-        (space, pid, stub, moved): (&Space, i32, &Stub, &[Moved]),
+        (space, mm, stub, moved): (&Space, &Mm, &Stub, &[Moved]),
     ) -> (Buf, Result<(), ()>) {
         self.around.turns.evictors[self.number].begin("writing pages to donors");
         let mut done: Vec<Done> = Vec::with_capacity(1);
@@ -395,7 +402,7 @@ impl Evictor {
                 // No fault is held for what this brings.
                 space.app.yielded(0);
                 let parked = self.around.in_flight.take_parked();
-                let unserved = |(space, fault): &_| !self.serve_from_staging(pid, stub, moved, space, *fault);
+                let unserved = |(space, fault): &_| !self.serve_from_staging(mm, stub, moved, space, *fault);
                 // A worker reads what its space has to say, and parks the fault again.
                 self.workers.serve(parked.into_iter().filter(unserved).collect());
             }
@@ -407,7 +414,7 @@ impl Evictor {
     }
 
     /// Gives a page of the batch back to whoever waits for it. Its slot is written all the same, and nobody's afterwards. False: not possible (now).
-    fn serve_from_staging(&self, pid: i32, stub: &Stub, moved: &[Moved], space: &Arc<Space>, fault: Fault) -> bool {
+    fn serve_from_staging(&self, mm: &Mm, stub: &Stub, moved: &[Moved], space: &Arc<Space>, fault: Fault) -> bool {
         let around = &self.around;
         let mut core = space.core();
         if space.is_dead() || !space.settle_changes(&mut core, around) {
@@ -416,7 +423,7 @@ impl Evictor {
         let Record::Evicted(slot) = core.table.record(fault.page) else { return false };
         let Some(at) = moved.iter().find(|m| m.slot == slot).map(|m| m.at) else { return false };
         let mut page = [0u8; PAGE_SIZE];
-        let is_read = stub.read_staging(pid, &[(at * PAGE_SIZE as u64, PAGE_SIZE as u64)], &mut page).is_ok();
+        let is_read = stub.read_staging(mm, &[(at * PAGE_SIZE as u64, PAGE_SIZE as u64)], &mut page).is_ok();
         if !is_read || checksum(&page) != around.pool.checksum(slot) {
             return false;
         }
@@ -428,10 +435,19 @@ impl Evictor {
         is_back
     }
 
+    /// Pages have moved that can't be written: no record may name a slot that holds nothing. Whoever touches one of them gets SIGBUS, and the app is stopped.
+    fn give_up(&self, space: &Space, moved: &[Moved], why: &str) -> Outcome {
+        salvage::condemn(&self.registry, &self.around, &space.app, &moved.iter().map(|m| m.slot).collect());
+        space.app.stop(why);
+        Outcome::Dead
+    }
+
     /// An eviction that was cut short: what is in staging goes back into the app.
     fn salvage(&self, space: &Arc<Space>) {
         let salvaged = salvage::bring_back(&self.registry, &self.around, space, &|faults| self.workers.serve(faults));
         if let Err(error) = salvaged {
+            let slots = space.core().table.intent().map(|intent| intent.slots()).unwrap_or_default();
+            salvage::condemn(&self.registry, &self.around, &space.app, &slots.into_keys().collect());
             space.app.stop(&format!("an eviction was cut short, and {error}"));
         }
     }
@@ -468,11 +484,6 @@ fn plan(victims: &Victims, runs: &[SlotRun], mut at: u64) -> Vec<(Victim, bool)>
         plan.push((Victim { page: *page, slot, before: slot, place, settled: false }, *unwritten));
     }
     plan
-}
-
-fn give_up(space: &Space, why: &str) -> Outcome {
-    space.app.stop(why);
-    Outcome::Dead
 }
 
 /// Collects the stub's last answer, and makes sure it answers at all.

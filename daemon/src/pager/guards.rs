@@ -74,7 +74,7 @@ impl Space {
             });
         }
         let known = core.guards.take().map(|g| g.pagemap);
-        let pagemap = known.or_else(|| self.pid().and_then(|pid| Pagemap::open(pid).ok()));
+        let pagemap = known.or_else(|| self.pagemap().ok());
         core.guards = pagemap.map(|pagemap| Guards { pagemap, wanted });
     }
 

@@ -4,7 +4,7 @@
 //! The parent is looked at when its FORK has been read, and goes on at that moment. A mark that it takes back within the fraction of a millisecond in between is missed.
 //! A parent that lives and can't be looked at is an error: its child would find its parent's bytes where it is to find zeros.
 
-use super::process::{self, Mapping, Stat};
+use super::process::{self, Mapping};
 use super::table::PageIdx;
 use super::window::Range;
 use std::io;
@@ -12,10 +12,10 @@ use std::io;
 /// The flags of smaps: wiped on fork, not copied on fork.
 const MARKS: [&[u8; 2]; 2] = [b"wf", b"dc"];
 
-/// What a child of the process does not inherit, in address order; nothing is known of a process that has ended meanwhile.
-pub fn left_behind(pid: i32) -> io::Result<Vec<Range>> {
-    let lives = || Stat::read(pid).is_some_and(|stat| stat.has_memory && !stat.is_zombie());
-    judge(process::flagged_maps(pid), lives)
+/// What a child of the address space in which this task lives does not inherit, in address order; nothing is known of one that has ended meanwhile.
+pub fn left_behind(task: Option<i32>, lives: impl FnOnce() -> bool) -> io::Result<Vec<Range>> {
+    let nobody = || io::Error::other("no thread of it is known");
+    judge(task.ok_or_else(nobody).and_then(process::flagged_maps), lives)
 }
 
 fn judge(looked: io::Result<Vec<(Mapping, Vec<[u8; 2]>)>>, lives: impl FnOnce() -> bool) -> io::Result<Vec<Range>> {
@@ -47,7 +47,7 @@ mod tests {
         let wiped =
             unsafe { libc::madvise(map.as_ptr().add(2 * 4096).cast_mut().cast(), 2 * 4096, libc::MADV_WIPEONFORK) };
         assert_eq!(wiped, 0);
-        let ranges = left_behind(std::process::id() as i32).unwrap();
+        let ranges = left_behind(Some(std::process::id() as i32), || true).unwrap();
         let first = PageIdx::of(map.as_ptr() as u64);
         let marked: Vec<u64> = (0..12).filter(|nth| is_in(&ranges, first.plus(*nth))).collect();
         assert_eq!(marked, [2, 3, 6]);
@@ -58,6 +58,7 @@ mod tests {
         let refused = || Err(io::ErrorKind::NotFound.into());
         assert!(judge(refused(), || true).is_err());
         assert_eq!(judge(refused(), || false).unwrap(), []);
-        assert_eq!(left_behind(i32::MAX).unwrap(), []);
+        assert_eq!(left_behind(Some(i32::MAX), || false).unwrap(), []);
+        assert!(left_behind(None, || true).is_err());
     }
 }

@@ -4,14 +4,15 @@
 //! Neither is ever waited for by a fault.
 
 use super::apart;
-use super::app::App;
+use super::app::{App, Member};
 use super::attach::Means;
 use super::ledger::Ledger;
-use super::membership::Census;
-use super::process;
+use super::membership::{self, Census};
+use super::process::Stat;
 use super::restore;
 use super::space::Space;
-use crate::keeper::Kept;
+use super::stub::{self, Stub};
+use super::uffd::Proof;
 use crate::sentinel::Sentinel;
 use annex_shared::api::{AppState, Target};
 use annex_shared::priority::Precedence;
@@ -33,7 +34,7 @@ const QUIET: Duration = Duration::from_millis(100);
 /// Without a change for so long an app is calm.
 const UNTIL_CALM: Duration = Duration::from_secs(1);
 /// A process smaller than this (8 MiB, in pages) gets no stub of its own: it would cost more than it brings.
-const WORTH_A_STUB: u64 = 2048;
+pub const WORTH_A_STUB: u64 = 2048;
 /// After a failed attempt to give a process a stub.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -130,7 +131,10 @@ impl Manager {
             }
             turn.begin("looking for new processes");
             let stubs: HashSet<i32> = self.means.registry.all().iter().filter_map(|s| s.stub_pid()).collect();
-            self.census.update(&apps, &stubs);
+            // A program that has put itself into the background has ended, and goes on as another process.
+            let is_empty = |app: &Arc<App>| app.members.lock().is_empty();
+            self.census.update(&apps, &stubs, apps.iter().any(is_empty));
+            apps.iter().for_each(|app| self.retire(app));
             // Before any of them gets a stub: what is evicted must have an owner that is known.
             self.roster.write_down();
             turn.begin("following how its apps grow");
@@ -159,55 +163,73 @@ impl Manager {
         let _ = self.roster.bell.read();
     }
 
-    /// Takes out processes that have ended, programs that were replaced by exec, and the memory of both.
+    /// Takes out processes that have ended, and lets go of memory of which the kernel says that nobody has it any more.
     fn bury(&self, app: &Arc<App>) {
-        let mut gone = Vec::new();
-        let mut replaced = Vec::new();
+        let keeper = &self.means.registry.keeper;
         app.members.lock().retain_mut(|member| {
-            let mut fds = [PollFd::new(member.pidfd.as_fd(), PollFlags::POLLIN)];
             // Neither this thread nor other apps wait for a batch that is under way: what it works on is buried later.
             if member.space.as_ref().is_some_and(|space| space.evicting.is_locked()) {
                 return true;
             }
-            if poll(&mut fds, PollTimeout::ZERO).unwrap_or(0) > 0 {
-                gone.extend(member.space.take());
-                self.means.registry.keeper.let_go(Kept::Process(member.pid));
+            if member.has_ended() {
+                member.let_go(keeper);
                 return false;
             }
-            if let Some(space) = &member.space
-                && let Some(stub) = space.stub_pid()
-                && process::same_address_space(member.pid, stub) == Some(false)
-            {
-                replaced.push((member.pid, member.space.take()));
+            let is_left = |space: &Arc<Space>| space.uffd.is_dead() || space.was_left_by(member.pid);
+            if member.space.as_ref().is_some_and(is_left) {
+                tracing::debug!(pid = member.pid, app = app.name, "followed an exec");
+                member.space = None;
+                if app.region().is_some() {
+                    // The region is gone; the program that has come is nobody's.
+                    member.let_go(keeper);
+                    return false;
+                }
             }
+            member.keep(keeper);
             true
         });
-        for space in gone {
-            self.discard(&space);
-        }
-        for (pid, space) in replaced {
-            let Some(space) = space else { continue };
-            self.means.registry.keeper.let_go(Kept::Process(pid));
-            let there = self.discard(&space);
-            if app.region().is_some() {
-                // The region is gone; the program that has come is nobody's.
-                app.members.lock().retain(|member| member.pid != pid);
-            }
-            tracing::debug!(pid, app = app.name, "followed an exec");
-            if let Some(there) = there {
-                // The stub of the program before is a zombie child of the new one.
-                apart::reap(pid, there, &[]);
-            }
-        }
-        // Children that were forked and have no process of ours yet: only their memory tells that they are gone.
         for space in self.means.registry.of_app(app.id) {
-            let owned = app.members.lock().iter().any(|m| m.space.as_ref().is_some_and(|s| Arc::ptr_eq(s, &space)));
-            if !owned && !space.evicting.is_locked() && (space.is_dead() || space.uffd.is_dead()) {
-                self.discard(&space);
+            let is_its = |member: &Member| member.space.as_ref().is_some_and(|s| Arc::ptr_eq(s, &space));
+            let is_owned = app.members.lock().iter().any(is_its);
+            if is_owned || space.evicting.is_locked() {
+                continue;
+            }
+            match Proof::of_end(&space.uffd) {
+                Some(proof) => self.discard(&space, proof),
+                // Whoever lets go of an app takes the spaces from its members himself.
+                None if app.state() == AppState::Detaching => {}
+                None => self.find_heir(app, &space),
             }
         }
-        let over = app.members.lock().is_empty() && !matches!(app.target, Target::Unit(_));
-        if over && app.state() != AppState::Detaching && self.means.registry.of_app(app.id).is_empty() {
+    }
+
+    /// The process that a space was known by has ended or left it. Whoever lives there besides takes its place; if that is the stub alone, it goes too, and the kernel
+    /// says that the address space has ended. A fork's child that nobody has looked for yet has neither.
+    fn find_heir(&self, app: &Arc<App>, space: &Arc<Space>) {
+        let Some(mark) = space.mark() else { return };
+        let there = mark.processes(None);
+        let Some((pid, stat)) = there.iter().find(|(_, stat)| stat.comm != stub::NAME).cloned() else {
+            // Nobody can come but by a stub, and those make nobody.
+            for (pid, _) in there {
+                stub::end(pid, mark);
+            }
+            return;
+        };
+        if !app.has_member(pid, &stat) && !membership::join(app, pid, &stat) {
+            return;
+        }
+        space.move_in(pid);
+        if let Some(member) = app.members.lock().iter_mut().find(|member| member.pid == pid) {
+            tracing::info!(app = app.name, pid, "the memory of a process that has ended lives on in another");
+            member.space = Some(space.clone());
+            member.keep(&self.means.registry.keeper);
+        }
+    }
+
+    /// Drops an app of which nothing is left.
+    fn retire(&self, app: &Arc<App>) {
+        let is_over = || app.members.lock().is_empty() && !matches!(app.target, Target::Unit(_));
+        if is_over() && app.state() != AppState::Detaching && self.means.registry.of_app(app.id).is_empty() {
             let _changing = self.roster.changing.lock();
             tracing::info!(app = app.name, "the app has ended");
             self.roster.remove(app.id);
@@ -215,14 +237,16 @@ impl Manager {
         }
     }
 
-    /// Forgets a space whose process image is gone; the PID of its stub in the app's namespace.
-    fn discard(&self, space: &Arc<Space>) -> Option<i32> {
+    /// Forgets a space whose address space has ended.
+    fn discard(&self, space: &Arc<Space>, proof: Proof) {
         self.means.workers.unwatch(space);
-        self.means.registry.remove(space.id);
+        self.means.registry.remove(space, proof);
         space.release_all(&self.means.around);
-        let stub = space.evicting.lock().stub.take()?;
-        stub.kill();
-        Some(stub.pid_there())
+        // What is left of its stub is a zombie, which whoever adopted it may not collect.
+        let stub = space.evicting.lock().stub.take().map(|stub| stub.pid());
+        if let Some(stub) = stub.filter(|stub| Stat::read(*stub).is_some_and(|stat| stat.parent > 1)) {
+            apart::reap(0, stub, &[]);
+        }
     }
 
     /// Sees how an app has grown, and gives stubs to those of its processes that need one.
@@ -238,7 +262,8 @@ impl Manager {
             return;
         }
         let _changing = self.roster.changing.lock();
-        if app.state() == AppState::Detaching {
+        // It may have been refused or let go of while this thread waited.
+        if app.state() == AppState::Detaching || self.roster.find(app.id).is_none() {
             return;
         }
         let wanting: Vec<i32> = {
@@ -256,8 +281,8 @@ impl Manager {
             match result {
                 Ok((space, pause)) => {
                     tracing::info!(app = app.name, pid, pause = ?pause.0, "process attached");
-                    self.means.registry.keeper.keep(Kept::Process(pid), member.pidfd.as_fd());
                     member.space = Some(space);
+                    member.keep(&self.means.registry.keeper);
                     app.running();
                 }
                 Err(error) => {
@@ -277,23 +302,39 @@ impl Manager {
         }
     }
 
-    /// A stub can be killed (by whoever thinks it is a stray process): the space gets another.
+    /// A stub can be killed (by whoever thinks it is a stray process, or by the kernel): the space gets another. What the old one had moved was settled by
+    /// the evictor, as after a kill of annexd.
     fn replace_dead_stubs(&self, app: &Arc<App>) {
         for (pid, space) in app.spaces() {
             // Whose stub is being used is looked at later.
-            let Some(evicting) = space.evicting.try_lock() else { continue };
-            let dead = evicting.stub.as_ref().is_none_or(|s| !s.is_alive());
+            let Some(mut evicting) = space.evicting.try_lock() else { continue };
+            if evicting.stub.as_ref().is_some_and(Stub::is_alive) || space.is_dead() {
+                continue;
+            }
+            // Who has left, or ended, is looked after by `bury`.
+            if space.mark().is_some_and(|mark| mark.task_of(pid).is_none()) || !self.may_retry(app, pid) {
+                continue;
+            }
+            let gone = evicting.stub.take();
             drop(evicting);
-            if dead && !space.is_dead() && process::Stat::read(pid).is_some_and(|s| !s.is_zombie()) {
-                let gone = space.evicting.lock().stub.take();
-                if let Some(gone) = gone {
-                    tracing::warn!(app = app.name, pid, "the stub was killed; setting up another");
-                    gone.remove(pid, &space.uffd);
-                }
-                if let Err(error) = self.means.refurnish(&space, pid) {
-                    tracing::warn!(app = app.name, pid, "{error}");
+            self.means.around.turns.manager.begin("replacing a stub");
+            if let Some(gone) = &gone {
+                tracing::warn!(app = app.name, pid, "the stub was killed; setting up another");
+                self.means.registry.unfurnished(&space);
+                self.means.clear_away(&space, pid, &gone.traces());
+            }
+            if let Err(error) = self.means.refurnish(&space, pid) {
+                tracing::warn!(app = app.name, pid, "{error}");
+                app.note(error.to_string());
+                if let Some(member) = app.members.lock().iter_mut().find(|m| m.pid == pid) {
+                    member.retry_at = Some(Instant::now() + RETRY);
                 }
             }
         }
+    }
+
+    fn may_retry(&self, app: &App, pid: i32) -> bool {
+        let now = Instant::now();
+        app.members.lock().iter().any(|m| m.pid == pid && m.retry_at.is_none_or(|at| at <= now))
     }
 }

@@ -1,13 +1,13 @@
 //! Which processes belong to which app.
 //!
-//! A process belongs to an app if its parent does, or if it was started with the app's `ANNEX_APP` in its environment (a daemon that
-//! has left its parents), or if it is in the unit's cgroup. Processes that share a member's address space (the stub, a vfork child that has
+//! A process belongs to an app if its parent does, or if it has the mark of the app's `annex run` (a daemon that has left its
+//! parents), or if it is in the unit's cgroup. Processes that share a member's address space (the stub, a vfork child that has
 //! not yet called exec) are not members of their own.
 
 use super::app::{App, Member};
 use super::process::{self, Stat};
 use super::stub;
-use annex_shared::api::{APP_ENV, Target};
+use annex_shared::api::{APP_MARK, Target};
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -30,8 +30,8 @@ pub struct Census {
 const SHARE: u32 = 100;
 
 impl Census {
-    /// Adds to each app the processes that have joined it since the last call. `stubs` are never members.
-    pub fn update(&mut self, apps: &[Arc<App>], stubs: &HashSet<i32>) {
+    /// Adds to each app the processes that have joined it since the last call: of all processes in any case if it `must` know, else when there may be new ones. `stubs` are never members.
+    pub fn update(&mut self, apps: &[Arc<App>], stubs: &HashSet<i32>, must: bool) {
         for app in apps {
             if let Target::Unit(unit) = &app.target
                 && let Some(cgroup) = self.cgroup(unit)
@@ -45,10 +45,9 @@ impl Census {
             }
         }
         let last_pid = process::last_pid();
-        if last_pid.is_some() && last_pid == self.last_pid && !self.look_again {
-            return;
-        }
-        if self.rests_until.is_some_and(|t| Instant::now() < t) {
+        let may_be_new = last_pid.is_none() || last_pid != self.last_pid || self.look_again;
+        let rests = self.rests_until.is_some_and(|t| Instant::now() < t);
+        if !must && (!may_be_new || rests) {
             return;
         }
         (self.last_pid, self.look_again) = (last_pid, false);
@@ -76,7 +75,7 @@ impl Census {
             let app = match owner.get(&stat.parent).filter(|app| app.region().is_none()) {
                 Some(app) => Some(app.clone()),
                 None if !self.seen.insert((pid, stat.started)) => None,
-                None => by_environment(apps, pid),
+                None => by_mark(apps, pid),
             };
             if let Some(app) = app
                 && self.admit(&app, pid, &stat)
@@ -100,7 +99,14 @@ impl Census {
         if app.has_member(pid, stat) {
             return true;
         }
-        let shares = |m: &Member| process::same_address_space(m.pid, pid).unwrap_or(false);
+        if is_exempt(pid, stat) {
+            return false;
+        }
+        let shares = |m: &Member| {
+            let mark = m.space.as_ref().and_then(|space| space.mark());
+            let is_marked = mark.is_some_and(|mark| mark.task_of(pid).is_some());
+            is_marked || process::same_address_space(m.pid, pid).unwrap_or(false)
+        };
         if app.members.lock().iter().any(shares) {
             self.look_again = true;
             return false;
@@ -121,18 +127,47 @@ pub fn join(app: &App, pid: i32, stat: &Stat) -> bool {
     if Stat::read(pid).is_none_or(|s| s.started != stat.started) {
         return false;
     }
-    let member = Member { pid, started: stat.started, pidfd, space: None, retry_at: None, resident: 0 };
-    app.members.lock().push(member);
+    app.members.lock().push(Member::new(pid, stat.started, pidfd));
     true
 }
 
-fn by_environment(apps: &[Arc<App>], pid: i32) -> Option<Arc<App>> {
+/// The app that a process was started in, by the mark that `annex run` leaves ([`APP_MARK`]).
+fn by_mark(apps: &[Arc<App>], pid: i32) -> Option<Arc<App>> {
     let launched = |app: &&Arc<App>| matches!(app.target, Target::Launch(_));
     if !apps.iter().any(|app| launched(&app)) {
         return None;
     }
-    let id: u64 = process::environment(pid, APP_ENV)?.parse().ok()?;
+    let id = process::real_time_limit(pid)?.checked_sub(APP_MARK)?;
     apps.iter().filter(launched).find(|app| app.id == id).cloned()
+}
+
+/// Whether a process is never managed, whoever its parent is: the host's first one, annexd and its helpers and ancestors, and agents, whose memory must
+/// never be waited for.
+pub fn is_exempt(pid: i32, stat: &Stat) -> bool {
+    const OURS: [&str; 5] = ["annexd", "annexd-keeper", "annex-agent", "annex-tracer", stub::NAME];
+    pid == 1 || OURS.contains(&stat.comm.as_str()) || is_ancestor(pid)
+}
+
+/// Whether annexd descends from the process, or is it.
+fn is_ancestor(pid: i32) -> bool {
+    let parent = |pid: &i32| Stat::read(*pid).map(|stat| stat.parent).filter(|parent| *parent > 0);
+    std::iter::successors(Some(std::process::id() as i32), parent).any(|ancestor| ancestor == pid)
+}
+
+/// The processes that descend from one, in an order in which parents come first.
+pub fn descendants(root: i32) -> Vec<(i32, Stat)> {
+    let all = process::processes();
+    let mut family = vec![root];
+    let mut found = Vec::new();
+    let mut next = 0;
+    while let Some(parent) = family.get(next).copied() {
+        for (pid, stat) in all.iter().filter(|(_, stat)| stat.parent == parent) {
+            family.push(*pid);
+            found.push((*pid, stat.clone()));
+        }
+        next += 1;
+    }
+    found
 }
 
 /// The cgroup directory of a systemd unit, in the unified hierarchy or systemd's own.

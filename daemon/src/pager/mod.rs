@@ -47,6 +47,7 @@ mod ledger;
 mod lookup;
 mod manager;
 mod membership;
+mod mm;
 pub mod mortal;
 mod moves;
 mod policy;
@@ -92,12 +93,13 @@ use restore::RestoreError;
 use serde::{Deserialize, Serialize};
 use space::{Space, Surroundings, Watch};
 use std::io;
-use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak, mpsc};
 use std::thread::JoinHandle;
+use std::time::Duration;
 use stub::Pause;
 use turns::Turns;
+use uffd::Proof;
 use worker::Workers;
 
 pub use takeover::{Legacy, LegacyError};
@@ -243,12 +245,56 @@ impl Pager {
     fn attach_process(&self, app: Arc<App>, pid: i32, now: bool) -> Result<Arc<App>, ApiError> {
         let stat = attach::check(pid).map_err(refused)?;
         membership::join(&app, pid, &stat);
+        app.members.lock().iter_mut().for_each(|member| member.keep(&self.means.registry.keeper));
         // Written down before anything of it can be evicted.
         self.roster.add(app.clone());
         if now {
             self.furnish(&app, pid, |app| self.means.attach(app, pid))?;
+            self.attach_descendants(&app, pid)?;
         }
         Ok(app)
+    }
+
+    /// Those of a process's descendants that are worth a stub now: all of them, or none of the whole tree.
+    fn attach_descendants(&self, app: &Arc<App>, root: i32) -> Result<(), ApiError> {
+        for (pid, stat) in membership::descendants(root) {
+            let has_space = |m: &app::Member| m.pid == pid && m.space.is_some();
+            let is_large = process::resident_pages(pid).is_some_and(|pages| pages >= manager::WORTH_A_STUB);
+            let is_ours =
+                app.members.lock().iter().any(has_space) || self.owner_of(pid).is_some_and(|o| o.id != app.id);
+            if !is_large || is_ours || membership::is_exempt(pid, &stat) || self.means.lives_in_a_space(pid) {
+                continue;
+            }
+            if !app.has_member(pid, &stat) && !membership::join(app, pid, &stat) {
+                continue;
+            }
+            let Err(error) = self.means.attach(app, pid).map(|(space, pause)| self.settle(app, pid, space, pause))
+            else {
+                continue;
+            };
+            // One that has ended meanwhile is no reason.
+            if Stat::read(pid).is_none_or(|now| now.started != stat.started) || process::living(pid).is_none() {
+                continue;
+            }
+            app.set_detaching(true);
+            if let Err(undone) = restore::restore(&self.means, app, &mut |_| ()) {
+                app.set_detaching(false);
+                tracing::error!(app = app.name, "a half attached app could not be let go of, and stays: {undone}");
+            } else {
+                self.finish(app);
+            }
+            return Err(refused(error));
+        }
+        Ok(())
+    }
+
+    fn settle(&self, app: &App, pid: i32, space: Arc<Space>, pause: Pause) {
+        tracing::info!(app = app.name, pid, pause = ?pause.0, "process attached");
+        if let Some(member) = app.members.lock().iter_mut().find(|m| m.pid == pid) {
+            member.space = Some(space);
+            member.keep(&self.means.registry.keeper);
+        }
+        app.running();
     }
 
     /// Gives an app that is written down its first space.
@@ -259,15 +305,10 @@ impl Pager {
         attach: impl FnOnce(&Arc<App>) -> Result<(Arc<Space>, Pause), AttachError>,
     ) -> Result<(), ApiError> {
         let (space, pause) = attach(app).map_err(|error| {
-            self.roster.remove(app.id);
+            self.forget(app);
             refused(error)
         })?;
-        tracing::info!(app = app.name, pid, pause = ?pause.0, "process attached");
-        if let Some(member) = app.members.lock().iter_mut().find(|m| m.pid == pid) {
-            self.means.registry.keeper.keep(Kept::Process(pid), member.pidfd.as_fd());
-            member.space = Some(space);
-        }
-        app.running();
+        self.settle(app, pid, space, pause);
         Ok(())
     }
 
@@ -303,18 +344,26 @@ impl Pager {
         // The context of a space ends with its last user: nothing may go on holding one.
         self.means.workers.serve(app.take_held());
         app.members.lock().iter_mut().for_each(|member| member.space = None);
-        // A fork that is read on the way brings a child.
+        // A fork that is read on the way brings a child, whose pages come back first.
         loop {
             let spaces = self.means.registry.of_app(app.id);
             if spaces.is_empty() {
                 break;
             }
-            spaces.into_iter().for_each(|space| restore::let_go(&self.means, space));
+            if !spaces.iter().fold(true, |all, space| restore::let_go(&self.means, space) && all)
+                && let Err(error) = restore::restore(&self.means, app, &mut |_| ())
+            {
+                tracing::error!(app = app.name, "a space has pages in the pool and stays until they are back: {error}");
+                std::thread::sleep(Duration::from_secs(1));
+            }
         }
+        self.forget(app);
+    }
+
+    /// Strikes an app off.
+    fn forget(&self, app: &App) {
         self.roster.remove(app.id);
-        for member in app.members.lock().drain(..) {
-            self.means.registry.keeper.let_go(Kept::Process(member.pid));
-        }
+        app.members.lock().drain(..).for_each(|mut member| member.let_go(&self.means.registry.keeper));
     }
 }
 
@@ -335,13 +384,6 @@ impl Apps for Pager {
         let new = |name, uid| self.new_app(name, uid, request.target.clone(), request.local);
         let app = match &request.target {
             Target::Pid(pid) | Target::Launch(pid) => {
-                if *pid == std::process::id() as i32 {
-                    return Err(error(
-                        ErrorCode::Unsuitable,
-                        "annexd can't page itself".into(),
-                        "attach another process",
-                    ));
-                }
                 let stat = attach::check(*pid).map_err(refused)?;
                 self.is_free(*pid)?;
                 let uid = process::identity(*pid).map_or(caller.uid, |i| i.uids[1]);
@@ -368,7 +410,7 @@ impl Apps for Pager {
                 }
                 let app = new(self.unique_name(request.name.as_deref(), unit, pids[0])?, caller.uid);
                 for pid in pids {
-                    if let Some(stat) = Stat::read(pid) {
+                    if let Some(stat) = Stat::read(pid).filter(|stat| !membership::is_exempt(pid, stat)) {
                         membership::join(&app, pid, &stat);
                     }
                 }
@@ -505,7 +547,14 @@ impl Apps for Pager {
                 &format!("{}; or end programs that annex manages (annex apps), then stop annexd again", e.remedy()),
             )
         })?;
-        apps.iter().try_for_each(|app| self.detach(app.id, progress))
+        for app in apps {
+            match self.detach(app.id, progress) {
+                // It has ended by itself meanwhile.
+                Err(error) if error.kind == ErrorCode::NotFound => {}
+                detached => detached?,
+            }
+        }
+        Ok(())
     }
 }
 
@@ -520,8 +569,10 @@ impl Drop for Pager {
         }
         self.evictors.join();
         // Who ended since the manager looked last: the keeper must not wait for them.
-        for space in self.means.registry.all().iter().filter(|space| space.is_dead() || space.uffd.is_dead()) {
-            self.means.registry.remove(space.id);
+        for space in self.means.registry.all() {
+            if let Some(proof) = Proof::of_end(&space.uffd) {
+                self.means.registry.remove(&space, proof);
+            }
         }
     }
 }
@@ -538,6 +589,8 @@ fn refused(e: AttachError) -> ApiError {
     let (kind, remedy) = match &e {
         AttachError::NoProcess(_) => (ErrorCode::NotFound, "check the PID with ps"),
         AttachError::NoMemory(_) => (ErrorCode::Unsuitable, "attach a running program"),
+        AttachError::Shared { .. } => (ErrorCode::AlreadyAttached, "'annex apps' lists what is managed"),
+        AttachError::Exempt { .. } => (ErrorCode::Unsuitable, "attach another process"),
         AttachError::Traced { .. } => (ErrorCode::Unsuitable, "end the debugger or strace, then attach again"),
         AttachError::ThirtyTwoBit(_) => (ErrorCode::Unsuitable, "only 64-bit programs can be paged"),
         AttachError::Foreign { .. } => (ErrorCode::Unsuitable, "end the other user of userfaultfd"),

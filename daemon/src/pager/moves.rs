@@ -11,8 +11,10 @@ use super::stub::{Gate, Hurry, STAGING, Stub};
 use super::table::{PageIdx, Record, Victim};
 use super::window::Range;
 use annex_shared::ids::SlotIdx;
+use annex_shared::page::PAGE_SIZE;
 use nix::errno::Errno;
 use std::collections::HashSet;
+use std::io;
 use std::sync::Arc;
 
 /// Calls of a portion: a fault that comes while they are made waits for them, some 2 us each.
@@ -53,6 +55,8 @@ pub struct Moves {
     over: bool,
     /// What moved can't be told from staging as it should.
     lost: bool,
+    /// Something is in staging that was not moved there.
+    soiled: bool,
 }
 
 /// What came of them.
@@ -64,6 +68,8 @@ pub struct Made {
     pub rest: Option<PageIdx>,
     /// Records were put right from staging as after a crash; nothing else is known of what moved.
     pub lost: bool,
+    /// Staging has pages that no move has brought.
+    pub soiled: bool,
     pub pagemap: Pagemap,
 }
 
@@ -79,8 +85,25 @@ impl Moves {
         let busy = Vec::with_capacity(plan.len());
         let (gate, staging, around) = (stub.gate(), stub.staging(), around.clone());
         let rung = if in_portions { 0 } else { spans.len() };
-        let (calls, pages, over, lost) = (0, 0, false, false);
-        Moves { gate, around, pagemap, staging, spans, plan, rung, in_portions, calls, pages, moved, busy, over, lost }
+        let (calls, pages) = (0, 0);
+        let (over, lost, soiled) = (false, false, false);
+        Moves {
+            gate,
+            around,
+            pagemap,
+            staging,
+            spans,
+            plan,
+            rung,
+            in_portions,
+            calls,
+            pages,
+            moved,
+            busy,
+            over,
+            lost,
+            soiled,
+        }
     }
 
     /// A fault was served: it is time for a portion of what is to be made in portions. Whoever asks rings the gate's bell for it. None of them is answered: that would interrupt the evictor's
@@ -151,8 +174,29 @@ impl Moves {
                     Err(_) => return self.settle_lost(space, core),
                 }
             }
+            // A program that locks its memory or looks through all of it has the kernel put zeros into staging: then a page is there and was not moved. It is where it was.
+            let stayed = match error {
+                Some(Errno::EEXIST) => match self.still_at_source() {
+                    Ok(stayed) => stayed,
+                    Err(_) => return self.settle_lost(space, core),
+                },
+                _ => HashSet::new(),
+            };
+            self.soiled |= !stayed.is_empty();
+            if let Some(staged) = staged.as_mut() {
+                staged.retain(|place| !stayed.contains(place));
+            }
             self.settle_call(core, error, staged.as_ref());
         }
+    }
+
+    /// Places in staging of the present call's pages that are still where they were.
+    fn still_at_source(&mut self) -> io::Result<HashSet<u64>> {
+        let (first, len) = self.spans[self.calls];
+        let present = salvage::places(&mut self.pagemap, (first.addr(), len * PAGE_SIZE as u64))?;
+        let pages = self.plan[self.pages..].iter().take_while(|(victim, _)| victim.page < first.plus(len));
+        let stayed = pages.filter(|(victim, _)| present.contains(&(victim.page.0 - first.0)));
+        Ok(stayed.map(|(victim, _)| victim.place).collect())
     }
 
     /// Staging is to tell what moved, by whatever way is left.
@@ -195,6 +239,7 @@ impl Moves {
     /// All is settled that ever will be.
     pub fn end(self) -> Made {
         let rest = self.plan.get(self.pages).map(|(victim, _)| victim.page);
-        Made { moved: self.moved, busy: self.busy, rest, lost: self.lost, pagemap: self.pagemap }
+        let (lost, soiled) = (self.lost, self.soiled);
+        Made { moved: self.moved, busy: self.busy, rest, lost, soiled, pagemap: self.pagemap }
     }
 }

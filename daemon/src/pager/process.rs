@@ -1,12 +1,14 @@
 //! What /proc says about a process. Everything here is a snapshot.
 
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
 use std::fs;
 use std::io::{self, IoSliceMut};
+use std::os::fd::{BorrowedFd, RawFd};
 use std::time::Duration;
 
 use super::table::PageIdx;
@@ -144,17 +146,37 @@ pub fn identity(pid: i32) -> io::Result<Identity> {
     Ok(found)
 }
 
+/// A task of the process that has its memory: the main thread or, once that has ended, another.
+pub fn living(pid: i32) -> Option<i32> {
+    let lives = |tid: &i32| Stat::read(*tid).is_some_and(|stat| !stat.is_zombie() && stat.has_memory);
+    std::iter::once(pid).chain(threads(pid)).find(lives)
+}
+
+/// Whether the process behind a pidfd has ended: with its last thread, not with its main one.
+pub fn has_ended(pidfd: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::new(pidfd, PollFlags::POLLIN)];
+    poll(&mut fds, PollTimeout::ZERO).unwrap_or(0) > 0
+}
+
 /// Anonymous pages resident now, from /proc/PID/statm; `None` if the process is gone.
 pub fn resident_pages(pid: i32) -> Option<u64> {
-    let text = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
-    let mut fields = text.split_ascii_whitespace().skip(1).map(|f| f.parse::<u64>().ok());
-    let (resident, shared) = (fields.next()??, fields.next()??);
-    Some(resident.saturating_sub(shared))
+    let of_task = |task: i32| {
+        let text = fs::read_to_string(format!("/proc/{task}/statm")).ok()?;
+        let mut fields = text.split_ascii_whitespace().skip(1).map(|f| f.parse::<u64>().ok());
+        let (resident, shared) = (fields.next()??, fields.next()??);
+        Some(resident.saturating_sub(shared))
+    };
+    // A main thread that has ended shows nothing of the memory that the others go on with.
+    match of_task(pid)? {
+        0 => Some(living(pid).filter(|task| *task != pid).and_then(of_task).unwrap_or(0)),
+        resident => Some(resident),
+    }
 }
 
 /// Anonymous memory in pages with shared copy-on-write pages divided among their users (Pss_Anon). Walks the page tables: dear.
 pub fn proportional_pages(pid: i32) -> Option<u64> {
-    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+    let task = living(pid)?;
+    let text = fs::read_to_string(format!("/proc/{task}/smaps_rollup")).ok()?;
     let line = text.lines().find_map(|l| l.strip_prefix("Pss_Anon:"))?;
     Some(line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()? / 4)
 }
@@ -177,12 +199,64 @@ pub fn threads(pid: i32) -> Vec<i32> {
     entries.flatten().filter_map(|e| e.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// The value of a variable in the environment the process was started with.
-pub fn environment(pid: i32, key: &str) -> Option<String> {
-    let bytes = fs::read(format!("/proc/{pid}/environ")).ok()?;
-    let prefix = format!("{key}=");
-    let value = bytes.split(|b| *b == 0).find_map(|v| v.strip_prefix(prefix.as_bytes()))?;
-    String::from_utf8(value.to_vec()).ok()
+/// The PIDs that a process, or a thread, has in its PID namespaces: first ours, last its own.
+pub fn numbers(pid: i32) -> Vec<i32> {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap_or_default();
+    line.split_ascii_whitespace().filter_map(|number| number.parse().ok()).collect()
+}
+
+/// The PID that a process has in its own PID namespace.
+pub fn number_in_own_namespace(pid: i32) -> Option<i32> {
+    numbers(pid).last().copied()
+}
+
+/// The PID that one process has for another.
+pub fn number_as_seen_by(seer: i32, seen: i32) -> Option<i32> {
+    let depth = numbers(seer).len().checked_sub(1)?;
+    numbers(seen).get(depth).copied()
+}
+
+pub const UNLIMITED: libc::rlimit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+/// Descriptors that a stub needs at the most.
+const DESCRIPTORS: libc::rlim_t = 64;
+
+fn limit(pid: i32, resource: libc::__rlimit_resource_t) -> Option<libc::rlimit> {
+    let mut found = UNLIMITED;
+    // SAFETY: a null new limit makes this a query, and the old one is written to a live object of its type.
+    (unsafe { libc::prlimit(pid, resource, std::ptr::null(), &mut found) } == 0).then_some(found)
+}
+
+/// Sets a process's resource limit; what it was, if that could be done.
+pub fn set_limit(pid: i32, resource: libc::__rlimit_resource_t, limit: libc::rlimit) -> Option<libc::rlimit> {
+    let mut before = UNLIMITED;
+    // SAFETY: reads one struct and writes the other.
+    let set = unsafe { libc::prlimit(pid, resource, &limit, &mut before) };
+    (set == 0).then_some(before)
+}
+
+/// Frees a stub, which is a process of its own, of the limits that it has from its program.
+/// Where annexd has no CAP_SYS_RESOURCE, hard limits stay: the call that meets one then fails.
+pub fn lift_limits(stub: i32) {
+    let unlimited = [
+        libc::RLIMIT_AS,
+        libc::RLIMIT_DATA,
+        libc::RLIMIT_MEMLOCK,
+        libc::RLIMIT_NPROC,
+        libc::RLIMIT_CPU,
+        libc::RLIMIT_RTTIME,
+    ];
+    for resource in unlimited {
+        set_limit(stub, resource, UNLIMITED);
+    }
+    if limit(stub, libc::RLIMIT_NOFILE).is_some_and(|limit| limit.rlim_cur < DESCRIPTORS) {
+        set_limit(stub, libc::RLIMIT_NOFILE, libc::rlimit { rlim_cur: DESCRIPTORS, rlim_max: DESCRIPTORS });
+    }
+}
+
+/// The hard limit of a process's CPU time under a real-time policy without a system call, in microseconds.
+pub fn real_time_limit(pid: i32) -> Option<u64> {
+    limit(pid, libc::RLIMIT_RTTIME).map(|limit| limit.rlim_max)
 }
 
 /// True if the process runs a 32-bit (or x32) program.
@@ -197,6 +271,16 @@ pub fn same_address_space(a: i32, b: i32) -> Option<bool> {
     const KCMP_VM: libc::c_int = 1;
     // SAFETY: kcmp takes numbers only.
     match Errno::result(unsafe { libc::syscall(libc::SYS_kcmp, a, b, KCMP_VM, 0, 0) }) {
+        Ok(order) => Some(order == 0),
+        Err(_) => None,
+    }
+}
+
+/// True if two processes' descriptors are of one open file.
+pub fn same_file((a, fd_a): (i32, RawFd), (b, fd_b): (i32, RawFd)) -> Option<bool> {
+    const KCMP_FILE: libc::c_int = 0;
+    // SAFETY: kcmp takes numbers only.
+    match Errno::result(unsafe { libc::syscall(libc::SYS_kcmp, a, b, KCMP_FILE, fd_a as u64, fd_b as u64) }) {
         Ok(order) => Some(order == 0),
         Err(_) => None,
     }

@@ -10,12 +10,12 @@ use super::table::PageIdx;
 use super::uffd::Probe;
 
 /// Registers what is not registered, asks the kernel whether every span is what we take it for, and makes room for the records.
-pub fn prepare(space: &Space, core: &mut Core, pid: i32, clock: &mut Clock, victims: &Victims) -> Result<(), Outcome> {
+pub fn prepare(space: &Space, core: &mut Core, task: i32, clock: &mut Clock, victims: &Victims) -> Result<(), Outcome> {
     let mut probed = None;
     for (first, len) in &victims.spans {
         let Some(region) = core.regions.containing(first.addr()).copied() else { return Err(Outcome::Again) };
         if !region.registered {
-            register(space, core, pid, clock, region.mapping)?;
+            register(space, core, task, clock, region.mapping)?;
         }
         // Mappings are registered whole, and what replaces a part of one from then on is announced before: until that is read no move succeeds.
         if probed == Some(region.mapping) {
@@ -50,9 +50,9 @@ fn ensure(core: &mut Core, first: PageIdx, pages: u64) -> Result<(), Outcome> {
 }
 
 /// Registers a mapping whole (a part would split it, and the app's own mremap across the split would fail).
-fn register(space: &Space, core: &mut Core, pid: i32, clock: &mut Clock, mapping: (u64, u64)) -> Result<(), Outcome> {
+fn register(space: &Space, core: &mut Core, task: i32, clock: &mut Clock, mapping: (u64, u64)) -> Result<(), Outcome> {
     let dead = |_| Outcome::Dead;
-    let lookup = Lookup::open(pid).map_err(dead)?;
+    let lookup = Lookup::open(task).map_err(dead)?;
     let beside = || Ok([lookup.at(mapping.0 - 1)?, lookup.at(mapping.1)?]);
     let before = beside().map_err(dead)?;
     let is_it = |m: Mapping| (m.start, m.end) == mapping && m.is_private_anonymous();
@@ -66,7 +66,7 @@ fn register(space: &Space, core: &mut Core, pid: i32, clock: &mut Clock, mapping
     match space.uffd.register(mapping.0, mapping.1 - mapping.0) {
         Ok(()) => {}
         Err(errno) => {
-            tracing::debug!(pid, %errno, "mapping {:#x}-{:#x} is left alone", mapping.0, mapping.1);
+            tracing::debug!(task, %errno, "mapping {:#x}-{:#x} is left alone", mapping.0, mapping.1);
             core.regions.mark(mapping, |r| r.refused = true);
             return Err(Outcome::Again);
         }
@@ -75,7 +75,7 @@ fn register(space: &Space, core: &mut Core, pid: i32, clock: &mut Clock, mapping
     let after = beside().map_err(dead)?;
     for new in before.iter().zip(after).filter(|(before, after)| *before != after).filter_map(|(_, after)| after) {
         if (new.end == mapping.0 || new.start == mapping.1) && new.is_private_anonymous() {
-            tracing::debug!(pid, "mapping {:#x}-{:#x} changed while it was registered", mapping.0, mapping.1);
+            tracing::debug!(task, "mapping {:#x}-{:#x} changed while it was registered", mapping.0, mapping.1);
             // Refused: it was no part of the same.
             let _ = space.uffd.register(new.start, new.end - new.start);
             clock.forget_regions();
@@ -84,7 +84,7 @@ fn register(space: &Space, core: &mut Core, pid: i32, clock: &mut Clock, mapping
     // It may have had a hole just then: nothing has told of that, since it was not registered yet, and what is mapped there now is not, whose pages would read as
     // zeros once they had moved. From here on everything is told.
     if !is_whole().map_err(dead)? {
-        tracing::debug!(pid, "mapping {:#x}-{:#x} fell apart while it was registered", mapping.0, mapping.1);
+        tracing::debug!(task, "mapping {:#x}-{:#x} fell apart while it was registered", mapping.0, mapping.1);
         clock.forget_regions();
         return Err(Outcome::Again);
     }

@@ -2,6 +2,7 @@
 
 use super::mortal;
 use super::space::{Space, SpaceId};
+use super::uffd::Proof;
 use crate::keeper::{Keeper, Kept};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::RwLock;
@@ -40,14 +41,35 @@ impl Registry {
         self.spaces.write().insert(space.id.0, space);
     }
 
-    pub fn remove(&self, id: SpaceId) {
-        self.keeper.let_go(Kept::Userfaultfd(id.0));
-        self.keeper.let_go(Kept::Table(id.0));
-        if self.space(id).is_some_and(|space| space.uffd.ring().is_some()) {
-            self.keeper.let_go(Kept::Ring(id.0));
-            self.keeper.let_go(Kept::Bell(id.0));
+    /// What is open of the space's address space and its stub is kept: whoever comes after reads staging through it.
+    pub fn furnished(&self, space: &Space) {
+        if let Some(mm) = space.mm() {
+            let [memory, pagemap] = mm.fds();
+            self.keeper.keep(Kept::Memory(space.id.0), memory);
+            self.keeper.keep(Kept::Pagemap(space.id.0), pagemap);
         }
-        self.spaces.write().remove(&id.0);
+        if let Some(stub) = &space.evicting.lock().stub {
+            self.keeper.keep(Kept::Stub(space.id.0), stub.pidfd());
+        }
+    }
+
+    /// The space's stub is no more.
+    pub fn unfurnished(&self, space: &Space) {
+        self.keeper.let_go(Kept::Stub(space.id.0));
+    }
+
+    pub fn remove(&self, space: &Space, proof: Proof) {
+        let id = space.id.0;
+        self.keeper.let_go(Kept::Userfaultfd(id));
+        space.uffd.let_go(proof);
+        for kept in [Kept::Table(id), Kept::Memory(id), Kept::Pagemap(id), Kept::Stub(id)] {
+            self.keeper.let_go(kept);
+        }
+        if space.uffd.ring().is_some() {
+            self.keeper.let_go(Kept::Ring(id));
+            self.keeper.let_go(Kept::Bell(id));
+        }
+        self.spaces.write().remove(&id);
     }
 
     pub fn all(&self) -> Vec<Arc<Space>> {

@@ -10,9 +10,9 @@ use super::fetch::Stretch;
 use super::process;
 use super::registry::Registry;
 use super::room::{self, Demand, RoomError};
-use super::scan::Pagemap;
 use super::space::{Space, Surroundings};
 use super::table::{PageIdx, Record, Table};
+use super::uffd::Proof;
 use crate::pool::{Busy, Done, Lane, SlotRun};
 use annex_shared::api::Progress;
 use annex_shared::ids::SlotIdx;
@@ -120,7 +120,7 @@ fn sweep(space: &Arc<Space>, lane: &mut Lane, around: &Surroundings, most: usize
             around.pool.retain(slot);
         });
     }
-    let mut guards = space.pid().and_then(|pid| Pagemap::open(pid).ok());
+    let mut guards = space.pagemap().ok();
     let mut lost = 0;
     let mut done: Vec<Done> = Vec::new();
     let mut next = 0;
@@ -173,32 +173,35 @@ fn sweep(space: &Arc<Space>, lane: &mut Lane, around: &Surroundings, most: usize
     lost
 }
 
-/// Takes annex out of a space that has nothing evicted.
-pub fn let_go(means: &Means, space: Arc<Space>) {
-    means.workers.unwatch(&space);
-    means.registry.remove(space.id);
-    if let Some(pid) = space.pid() {
+/// Takes annex out of a space that has nothing evicted, or whose address space has ended. False: it has pages in the pool, and nothing was done.
+pub fn let_go(means: &Means, space: &Arc<Space>) -> bool {
+    let proof = Proof::of_end(&space.uffd).or_else(|| Proof::all_back(&space.core().table));
+    let Some(proof) = proof else { return false };
+    means.workers.unwatch(space);
+    if let Some(task) = space.task() {
         let mut evicting = space.evicting.lock();
         let stub = evicting.stub.take();
         drop(evicting);
         // Threads that wait for a page are woken by this and find it present, or get it from the kernel.
         let (from, to) = space.app.region().unwrap_or((0, u64::MAX));
         let ours = |m: &&process::Mapping| m.is_private_anonymous() && from <= m.start && m.end <= to;
-        for mapping in process::maps(pid).unwrap_or_default().iter().filter(ours) {
+        for mapping in process::maps(task).unwrap_or_default().iter().filter(ours) {
             let _ = space.uffd.unregister(mapping.start, mapping.end - mapping.start);
         }
         space.uffd.ring().iter().for_each(|ring| ring.end());
         if let Some(stub) = stub {
             space.forget_staging();
-            stub.remove(pid, &space.uffd);
+            stub.remove(space.pid().unwrap_or(task), &space.uffd);
         }
     }
+    means.registry.remove(space, proof);
     space.release_all(&means.around);
     // The context ends with its last user: workers may hold it for a moment yet.
     for _ in 0..1000 {
-        if Arc::strong_count(&space) == 1 {
+        if Arc::strong_count(space) == 1 {
             break;
         }
         std::thread::sleep(Duration::from_millis(1));
     }
+    true
 }

@@ -5,11 +5,12 @@
 
 use super::app::App;
 use super::fault::Fault;
-use super::process::{self, Stat};
+use super::mm::Mm;
 use super::registry::Registry;
 use super::scan::Pagemap;
 use super::space::{Core, Space, Surroundings};
 use super::table::{Intent, Phase, Record, Table};
+use super::uffd::Uffd;
 use annex_shared::ids::SlotIdx;
 use annex_shared::page::PAGE_SIZE;
 use std::collections::{HashMap, HashSet};
@@ -26,9 +27,9 @@ pub type Serve<'a> = &'a dyn Fn(Vec<(Arc<Space>, Fault)>);
 /// What is in staging did not get back.
 #[derive(Debug, thiserror::Error)]
 pub enum SalvageError {
-    #[error("the process of its pages is not known")]
+    #[error("the address space of its pages is not known")]
     NoProcess,
-    #[error("a child of its process was forked meanwhile, whose pages ended with the process")]
+    #[error("a child was forked meanwhile, whose pages have ended with its parent's memory")]
     Gone,
     #[error("its staging area could not be read: {0}")]
     Staging(#[source] io::Error),
@@ -37,21 +38,56 @@ pub enum SalvageError {
 /// Makes the records of an eviction that was cut short while it moved say what moved. Before any message is read: until then the pages are where the
 /// intent says.
 pub fn settle_records(space: &Space, core: &mut Core, around: &Surroundings) {
-    match records_as_moved(&mut core.table, space.pid()) {
+    let mm = space.mm();
+    match records_as_moved(&mut core.table, &space.uffd, mm.as_deref()) {
         Ok(changed) => {
             for (before, after) in changed {
                 after.slot().into_iter().for_each(|slot| around.pool.retain(slot));
                 before.slot().into_iter().for_each(|slot| around.pool.release(slot));
             }
         }
-        Err(error) => space.app.stop(&format!("an eviction was cut short, and {error}")),
+        Err(error) => {
+            poison_unsettled(&mut core.table).into_iter().for_each(|slot| around.pool.release(slot));
+            space.app.stop(&format!("an eviction was cut short, and {error}"));
+        }
+    }
+}
+
+/// Which pages of an eviction have moved is not known: none may be taken for what its record says. The slots that those named.
+pub fn poison_unsettled(table: &mut Table) -> Vec<SlotIdx> {
+    let victims = table.intent().map(|intent| intent.victims).unwrap_or_default();
+    let pages = victims.into_iter().filter(|victim| !victim.settled).map(|victim| victim.page);
+    pages.filter_map(|page| table.set(page, Record::Poisoned).ok()?.slot()).collect()
+}
+
+/// No record of the app names one of these slots any more, which hold nothing: its page raises SIGBUS when it is touched.
+pub fn condemn(registry: &Registry, around: &Surroundings, app: &App, slots: &HashSet<SlotIdx>) {
+    for space in registry.of_app(app.id) {
+        let mut core = space.core();
+        let mut named = Vec::new();
+        let (start, end) = Table::everything();
+        core.table.walk(start, end, |page, record| {
+            if let Record::Evicted(slot) = record
+                && slots.contains(&slot)
+            {
+                named.push((page, slot));
+            }
+        });
+        for (page, slot) in named {
+            let _ = core.table.set(page, Record::Poisoned);
+            around.pool.release(slot);
+        }
     }
 }
 
 /// The records that had to change, before and after. The moves must be over.
-pub fn records_as_moved(table: &mut Table, pid: Option<i32>) -> Result<Vec<(Record, Record)>, SalvageError> {
+pub fn records_as_moved(
+    table: &mut Table,
+    uffd: &Uffd,
+    mm: Option<&Mm>,
+) -> Result<Vec<(Record, Record)>, SalvageError> {
     let Some(Intent { phase: Phase::Moving, victims }) = table.intent() else { return Ok(Vec::new()) };
-    let staged = match staged(table, pid) {
+    let staged = match staged(table, uffd, mm) {
         // Its pages are nobody's any more, unless a child was forked meanwhile: that must not take them for zeros.
         Err(SalvageError::Gone) => victims.iter().map(|v| v.place).collect(),
         staged => staged?,
@@ -89,8 +125,8 @@ pub fn bring_back(
     let slots = intent.slots();
     let named = |space: &Arc<Space>| names_any(&space.core().table, &slots);
     if registry.of_app(space.app.id).iter().any(named) {
-        let pid = space.pid().ok_or(SalvageError::NoProcess)?;
-        let staged = staged(&space.core().table, Some(pid));
+        let mm = space.mm().ok_or(SalvageError::NoProcess)?;
+        let staged = staged(&space.core().table, &space.uffd, Some(&mm));
         let staged = match staged {
             Err(SalvageError::Gone) => {
                 let mut faults = Vec::new();
@@ -104,7 +140,7 @@ pub fn bring_back(
         for (victim, page) in intent.victims.iter().zip(bytes.chunks_mut(PAGE_SIZE)) {
             if staged.contains(&victim.place) {
                 let at = staging.0 + victim.place * PAGE_SIZE as u64;
-                process::read_memory(pid, at, page).map_err(SalvageError::Staging)?;
+                mm.read(at, page).map_err(SalvageError::Staging)?;
             }
         }
         put_back(registry, around, &space.app, &slots, &bytes, serve);
@@ -167,12 +203,14 @@ fn names_any(table: &Table, slots: &HashMap<SlotIdx, usize>) -> bool {
 }
 
 /// Which places of staging have a page, in pages.
-fn staged(table: &Table, pid: Option<i32>) -> Result<HashSet<u64>, SalvageError> {
-    let (pid, stub) = pid.zip(table.stub()).ok_or(SalvageError::NoProcess)?;
-    if Stat::read(pid).is_none_or(|stat| stat.is_zombie()) {
+fn staged(table: &Table, uffd: &Uffd, mm: Option<&Mm>) -> Result<HashSet<u64>, SalvageError> {
+    let (mm, stub) = mm.zip(table.stub()).ok_or(SalvageError::NoProcess)?;
+    let staged = mm.pagemap().and_then(|mut pagemap| places(&mut pagemap, stub.staging));
+    // Asked after the look: an address space that has ended looks as if nothing were there.
+    if uffd.is_dead() {
         return Err(SalvageError::Gone);
     }
-    Pagemap::open(pid).and_then(|mut pagemap| places(&mut pagemap, stub.staging)).map_err(SalvageError::Staging)
+    staged.map_err(SalvageError::Staging)
 }
 
 /// Which places of a staging area (start and bytes) have a page, in pages.
@@ -193,6 +231,8 @@ pub fn places(pagemap: &mut Pagemap, (start, len): (u64, u64)) -> io::Result<Has
 #[cfg(test)]
 mod tests {
     use super::super::table::{PageIdx, StubTraces, Victim};
+    use super::super::uffd::feature;
+    use super::super::uffd::tests::context;
     use super::*;
 
     /// annexd dies in the middle of a batch: two pages of four had moved. Of those the first was settled, and then unmapped by the app; nothing was known of the second's.
@@ -226,7 +266,8 @@ mod tests {
         table.set(PageIdx(100), Record::None).unwrap();
         table.set(PageIdx(102), Record::Clean(SlotIdx(90))).unwrap();
 
-        let changed = records_as_moved(&mut table, Some(pid)).unwrap();
+        let (uffd, mm) = (context(feature::MOVE), Mm::open(pid).unwrap());
+        let changed = records_as_moved(&mut table, &uffd, Some(&mm)).unwrap();
         assert_eq!(changed, [(Record::None, Record::Evicted(SlotIdx(8)))]);
         let records: Vec<_> = (100..104).map(|page| table.record(PageIdx(page))).collect();
         let moved = Record::Evicted(SlotIdx(8));

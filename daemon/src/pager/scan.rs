@@ -67,8 +67,12 @@ pub struct Pagemap {
 
 impl Pagemap {
     pub fn open(pid: i32) -> io::Result<Pagemap> {
-        let file = File::open(format!("/proc/{pid}/pagemap"))?;
-        Ok(Pagemap { file, vector: Box::new([PageRegion::default(); VECTOR]) })
+        File::open(format!("/proc/{pid}/pagemap")).map(Pagemap::over)
+    }
+
+    /// Over such a file that is open already.
+    pub fn over(file: File) -> Pagemap {
+        Pagemap { file, vector: Box::new([PageRegion::default(); VECTOR]) }
     }
 
     /// Appends runs of anonymous pages from `start` up to `end` that have content, swapped out or not; returns where to go on.

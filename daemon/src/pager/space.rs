@@ -20,14 +20,16 @@ use super::guards::Guards;
 use super::hold::Hold;
 use super::home::Home;
 use super::inflight::InFlight;
+use super::mm::{Mark, Mm};
 use super::mortal;
 use super::moves::Moves;
 use super::policy;
 use super::region::Regions;
 use super::registry::Registry;
+use super::scan::Pagemap;
 use super::stream::Streams;
 use super::stub::{Gate, Stub};
-use super::table::{JOURNAL_MESSAGES, PageIdx, Record, Table};
+use super::table::{JOURNAL_MESSAGES, PageIdx, Record, StubTraces, Table};
 use super::turns::Turns;
 use super::uffd::{Event, Installed, Message, Uffd};
 use super::window::Window;
@@ -36,6 +38,7 @@ use annex_shared::ids::SlotIdx;
 use annex_shared::page::PAGE_SIZE;
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -103,6 +106,10 @@ pub struct Space {
     /// 0 while it is not known which process this is (a fork's child).
     pid: AtomicI32,
     stub_pid: AtomicI32,
+    /// The address space itself, once something of it could be opened.
+    mm: Mutex<Option<Arc<Mm>>>,
+    /// What tells it from others, once it had a stub.
+    mark: Mutex<Option<Mark>>,
     /// The stub has the CPU that the faults come from.
     pub stub_is_at_home: AtomicBool,
     /// What is evicted lies in short spans.
@@ -123,6 +130,7 @@ static ZEROS: [u8; ZERO_AROUND as usize * PAGE_SIZE] = [0; ZERO_AROUND as usize 
 impl Space {
     pub fn new(id: SpaceId, app: Arc<App>, uffd: Uffd, table: Table) -> Space {
         let table_is_frozen = table.is_frozen();
+        uffd.hold();
         let core = Core {
             table,
             regions: Regions::default(),
@@ -149,6 +157,8 @@ impl Space {
             core: Mutex::new(core),
             pid: AtomicI32::new(0),
             stub_pid: AtomicI32::new(0),
+            mm: Mutex::default(),
+            mark: Mutex::default(),
             stub_is_at_home: AtomicBool::new(false),
             is_scattered: AtomicBool::new(false),
             staging: Mutex::new((0, 0)),
@@ -168,22 +178,63 @@ impl Space {
         Some(self.stub_pid.load(Relaxed)).filter(|p| *p != 0)
     }
 
-    /// Gives the space its stub and the process it turned out to be.
-    pub fn furnish(&self, pid: i32, stub: Stub) {
+    /// Gives the space its stub, the process it turned out to be, and the address space that both live in.
+    pub fn furnish(&self, pid: i32, stub: Stub, mm: Mm) {
         self.pid.store(pid, Relaxed);
         self.stub_pid.store(stub.pid(), Relaxed);
         let traces = stub.traces();
         *self.staging.lock() = traces.staging;
+        *self.mark.lock() = Some(stub.mark());
+        *self.mm.lock() = Some(Arc::new(mm));
         self.core().table.describe(pid, &traces);
         self.evicting.lock().stub = Some(stub);
     }
 
-    /// Says which process this is, as the annexd before knew it, and gives it the stub that it had if that is still of use.
-    pub fn resume(&self, pid: i32, stub: Option<Stub>, staging: Option<(u64, u64)>) {
+    /// Says which process this is, as the annexd before knew it, and gives it what that one had of it, as far as it is of use.
+    pub fn resume(&self, pid: i32, stub: Option<Stub>, traces: Option<StubTraces>, mm: Option<Mm>) {
         self.pid.store(pid, Relaxed);
         self.stub_pid.store(stub.as_ref().map_or(0, Stub::pid), Relaxed);
-        *self.staging.lock() = staging.unwrap_or_default();
+        *self.staging.lock() = traces.map(|traces| traces.staging).unwrap_or_default();
+        let mark = stub.as_ref().map(Stub::mark);
+        *self.mark.lock() = mark.or(traces.map(|traces| Mark { at: traces.comm_at, inode: 0 }));
+        *self.mm.lock() = mm.map(Arc::new);
         self.evicting.lock().stub = stub;
+    }
+
+    /// Another process lives in the address space, which outlives the one that was known.
+    pub fn move_in(&self, pid: i32) {
+        self.pid.store(pid, Relaxed);
+        let core = self.core();
+        if let Some(traces) = core.table.stub() {
+            core.table.describe(pid, &traces);
+        }
+    }
+
+    /// The address space itself.
+    pub fn mm(&self) -> Option<Arc<Mm>> {
+        self.mm.lock().clone()
+    }
+
+    /// What tells the address space from all others.
+    pub fn mark(&self) -> Option<Mark> {
+        *self.mark.lock()
+    }
+
+    /// A task that lives in the address space, to look at its mappings: the stub, or else a thread of its process.
+    pub fn task(&self) -> Option<i32> {
+        let mark = self.mark()?;
+        let stub = self.stub_pid().filter(|stub| mark.is_in(*stub) == Some(true));
+        stub.or_else(|| mark.task_of(self.pid()?))
+    }
+
+    /// The page map of the address space.
+    pub fn pagemap(&self) -> io::Result<Pagemap> {
+        self.mm().ok_or(io::ErrorKind::NotFound)?.pagemap()
+    }
+
+    /// Whether a process, which lives, has become another program and left this address space.
+    pub fn was_left_by(&self, pid: i32) -> bool {
+        self.mark().is_some_and(|mark| mark.was_left_by(pid))
     }
 
     /// A thread has faulted; its ID in its own PID namespace.

@@ -12,19 +12,19 @@
 //!
 //! Killed anywhere in between, the next annexd finds the same and starts again.
 
-use super::apart;
 use super::app::App;
 use super::attach::Means;
 use super::ledger::{Ledger, LedgerError};
 use super::manager::Roster;
 use super::membership;
+use super::mm::{Mark, Mm};
 use super::mortal;
 use super::process::{self, Stat};
 use super::ring::Waiters;
 use super::salvage;
 use super::space::{Space, SpaceId};
 use super::stub::Stub;
-use super::table::{Phase, Record, StubTraces, Table, TableError};
+use super::table::{Phase, Record, Table, TableError};
 use super::uffd::{Event, Message, Uffd};
 use super::window::Window;
 use crate::keeper::{Inheritance, Kept};
@@ -57,6 +57,7 @@ struct Left {
     table: Table,
     uffd: Uffd,
     stub: Option<Stub>,
+    mm: Option<Mm>,
     /// Messages read and not applied, by their place in the journal.
     pending: Vec<(usize, Message)>,
     /// The userfaultfd of each pending FORK, by its place.
@@ -128,23 +129,22 @@ impl Legacy {
                 }
             }
         };
-        let pid = table.pid();
-        let ended = pid != 0 && !self.is_member(pid);
-        // The process has become another program; what was its memory lives on in the stub only.
-        let replaced = table.stub().is_some_and(|traces| Stub::is_elsewhere(&traces, pid));
-        if ended || replaced || uffd.is_dead() {
-            // Only its stub may still hold the memory.
-            table.stub().iter().for_each(Stub::end);
+        // Nothing else ends an address space: the process that it was known by may have, and others live on in it.
+        if uffd.is_dead() {
             return;
         }
-        let mut stub = table.stub().and_then(|traces| Stub::adopt(&traces, pid));
+        let mut stub = table.stub().and_then(|traces| Stub::adopt(&traces, &uffd));
+        let space = table.space();
+        let kept = from.take(Kept::Memory(space)).zip(from.take(Kept::Pagemap(space)));
+        let mm = kept.map(|(memory, pagemap)| Mm::kept(memory, pagemap)).or_else(|| open(&table, stub.as_ref()));
         if table.intent().is_some_and(|intent| intent.phase == Phase::Moving) {
             let rests = stub.as_mut().is_some_and(|stub| stub.come_to_rest(STUB_PATIENCE));
             if !rests {
                 table.stub().iter().for_each(Stub::end);
                 stub = None;
             }
-            if let Err(error) = salvage::records_as_moved(&mut table, Some(pid)) {
+            if let Err(error) = salvage::records_as_moved(&mut table, &uffd, mm.as_ref()) {
+                salvage::poison_unsettled(&mut table);
                 self.ruin(table.app(), format!("annexd ended during an eviction, and {error}"));
             }
         }
@@ -164,7 +164,7 @@ impl Legacy {
                 }
             }
         }
-        self.spaces.push(Left { table, uffd, stub, pending, forked });
+        self.spaces.push(Left { table, uffd, stub, mm, pending, forked });
     }
 
     /// The region whose pages are in the table; not that of a forked child, which can have none.
@@ -175,11 +175,6 @@ impl Legacy {
             Target::Region { pid, address, length } if pid == table.pid() => Some((address, address + length)),
             _ => None,
         }
-    }
-
-    fn is_member(&self, pid: i32) -> bool {
-        let Some(stat) = Stat::read(pid).filter(|stat| !stat.is_zombie()) else { return false };
-        self.ledger.entries().iter().flat_map(|e| &e.members).any(|member| *member == (pid, stat.started))
     }
 
     /// Every reference to a slot, once for each.
@@ -221,8 +216,9 @@ impl Legacy {
                 continue;
             };
             let words = left.table.saved_window();
-            let space = take_up(means, app, left.table, left.uffd, left.stub);
+            let space = take_up(means, app, left.table, left.uffd, (left.stub, left.mm));
             means.registry.insert(space.clone());
+            means.registry.furnished(&space);
             for (nth, fd) in &left.forked {
                 let name = forked_name(&space, &left.pending, *nth);
                 means.registry.keeper.keep(name, fd.as_fd());
@@ -284,7 +280,8 @@ fn reborn(entry: &super::ledger::Entry) -> Arc<App> {
     let app = App::new(entry.id, entry.name.clone(), entry.uid, entry.target.clone(), entry.limit);
     app.note(entry.note.clone());
     for (pid, started) in &entry.members {
-        if let Some(stat) = Stat::read(*pid).filter(|stat| stat.started == *started && !stat.is_zombie()) {
+        if let Some(stat) = Stat::read(*pid).filter(|stat| stat.started == *started && process::living(*pid).is_some())
+        {
             membership::join(&app, *pid, &stat);
         }
     }
@@ -292,8 +289,14 @@ fn reborn(entry: &super::ledger::Entry) -> Arc<App> {
 }
 
 /// The space over its table.
-fn take_up(means: &Means, app: &Arc<App>, table: Table, uffd: Uffd, stub: Option<Stub>) -> Arc<Space> {
-    let (id, pid, staging) = (SpaceId(table.space()), table.pid(), table.stub().map(|stub| stub.staging));
+fn take_up(
+    means: &Means,
+    app: &Arc<App>,
+    table: Table,
+    uffd: Uffd,
+    (stub, mm): (Option<Stub>, Option<Mm>),
+) -> Arc<Space> {
+    let (id, pid, traces) = (SpaceId(table.space()), table.pid(), table.stub());
     let suspects: BTreeSet<_> = table
         .half_installed()
         .chain(table.suspects())
@@ -306,11 +309,14 @@ fn take_up(means: &Means, app: &Arc<App>, table: Table, uffd: Uffd, stub: Option
         core.note_suspects();
     }
     if pid != 0 {
-        space.resume(pid, stub, staging);
+        space.resume(pid, stub, traces, mm);
         app.running();
-        if let Some(member) = app.members.lock().iter_mut().find(|m| m.pid == pid) {
-            means.registry.keeper.keep(Kept::Process(pid), member.pidfd.as_fd());
+        // Else the manager looks for whoever lives there.
+        if !space.was_left_by(pid)
+            && let Some(member) = app.members.lock().iter_mut().find(|m| m.pid == pid)
+        {
             member.space = Some(space.clone());
+            member.keep(&means.registry.keeper);
         }
     }
     space
@@ -318,15 +324,16 @@ fn take_up(means: &Means, app: &Arc<App>, table: Table, uffd: Uffd, stub: Option
 
 /// Nobody's space: its processes can't be found any more, but for the one it is of.
 fn abandon(means: &Means, left: Left) {
-    let pid = left.table.pid();
     let (start, end) = Table::everything();
     let release = |slot| means.around.pool.release(slot);
     left.table.walk(start, end, |_, record| record.slot().into_iter().for_each(release));
-    tracing::error!(pid, "an address space belongs to no app that is known: its process is ended");
-    if let Ok(pidfd) = process::pidfd_open(pid) {
-        let _ = process::pidfd_kill(pidfd.as_fd(), libc::SIGKILL);
+    let mark = left.table.stub().map(|traces| Mark { at: traces.comm_at, inode: 0 });
+    for (pid, stat) in mark.iter().flat_map(|mark| mark.processes(None)) {
+        tracing::error!(pid, "the memory of {} belongs to no app that is known: it is ended", stat.comm);
+        if let Ok(pidfd) = process::pidfd_open(pid) {
+            let _ = process::pidfd_kill(pidfd.as_fd(), libc::SIGKILL);
+        }
     }
-    left.table.stub().iter().for_each(Stub::end);
     // Never closed: should somebody still run there, it waits.
     std::mem::forget(left.uffd);
 }
@@ -375,11 +382,15 @@ fn put_right(means: &Arc<Means>, space: &Arc<Space>) {
         }
         return;
     }
-    let Some(traces) = space.core().table.stub() else { return };
-    // Forgotten first: what it had mapped must not be unmapped a second time, when it may be the app's own.
-    space.core().table.describe(pid, &StubTraces::default());
-    space.forget_staging();
-    let _ = space.uffd.unregister(traces.staging.0, traces.staging.1);
-    Stub::end(&traces);
-    apart::reap(pid, traces.pid_there, &traces.mappings());
+    let traces = space.core().table.stub();
+    traces.iter().for_each(|traces| means.clear_away(space, pid, traces));
+}
+
+/// The address space that a table is about, seen through whoever lives there.
+fn open(table: &Table, stub: Option<&Stub>) -> Option<Mm> {
+    let of_process = || {
+        let traces = table.stub()?;
+        Mark { at: traces.comm_at, inode: 0 }.task_of(table.pid())
+    };
+    Mm::open(stub.map(Stub::pid).or_else(of_process)?).ok()
 }

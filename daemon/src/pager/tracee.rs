@@ -1,12 +1,29 @@
 //! A thread of another process, stopped for a moment so that it makes system calls for us.
 //!
-//! `PTRACE_SEIZE` + `PTRACE_INTERRUPT` stop one thread without a signal the program could see. A `syscall` instruction is found in
-//! the vdso, so no text is patched. Before the thread goes on it passes through a `PTRACE_EVENT_STOP` again with
-//! its registers restored, so that the kernel's own system-call restart logic applies to the call it was in.
+//! `PTRACE_SEIZE` + `PTRACE_INTERRUPT` stop one thread without a signal the program could see. A `syscall`
+//! instruction is found in the vdso, so no text is patched. Before the thread goes on it passes through a
+//! `PTRACE_EVENT_STOP` again with its registers restored, so that the kernel's own system-call restart
+//! logic applies to the call it was in.
 //!
-//! ptrace belongs to the *thread* that seized: a `Tracee` must not leave it (it is `!Send`), and if that thread ends, the kernel lets the
-//! tracee go.
+//! The program does not notice. What a stop or our calls would disturb is put right here:
+//! [`interrupted`] calls are made again, a restartable sequence is aborted ([`rseq`]), syscall user
+//! [`dispatch`] and single-stepping (the trap flag) are off meanwhile, and a stopped thread stays stopped
+//! after it. [`choice`] finds a thread that can be borrowed.
+//!
+//! ptrace belongs to the *thread* that seized: a `Tracee` must not leave it (it is `!Send`), and if that
+//! thread ends, the kernel lets the tracee go.
 
+mod choice;
+mod dispatch;
+mod interrupted;
+mod rseq;
+#[cfg(test)]
+mod tests;
+
+pub use choice::{Beside, borrow};
+
+use super::process;
+use dispatch::Dispatch;
 use nix::errno::Errno;
 use std::io;
 use std::marker::PhantomData;
@@ -21,22 +38,21 @@ const SYSCALL_STOP: i32 = libc::SIGTRAP | 0x80;
 
 /// The instruction.
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
+/// In eflags: a trap after each instruction.
+const TRAP_FLAG: u64 = 1 << 8;
 
-/// How long a thread may take to stop before we give up (it is in an uninterruptible call).
+/// How long a thread of ours may take to come to its next stop.
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
-
-/// Calls that return EINTR after a ptrace stop instead of restarting (signal(7)): epoll_wait, epoll_pwait, epoll_pwait2,
-/// rt_sigtimedwait, semop, semtimedop, msgsnd, msgrcv, io_getevents, io_pgetevents.
-const NOT_RESTARTED: [i64; 10] = [232, 281, 441, 128, 65, 220, 69, 70, 208, 333];
-const ERESTARTNOHAND: i64 = 514;
 
 /// A thread could not be stopped or did not do what was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     #[error("failed to trace thread {tid}: {source}")]
     Seize { tid: i32, source: io::Error },
-    #[error("thread {tid} did not stop within {} s (state {state}): it is inside an uninterruptible system call", STOP_DEADLINE.as_secs())]
+    #[error("thread {tid} did not stop within {} s (state {state})", STOP_DEADLINE.as_secs())]
     NoStop { tid: i32, state: char },
+    #[error("no thread of process {pid} could be stopped within {} s: {causes}", STOP_DEADLINE.as_secs())]
+    NoneStopped { pid: i32, causes: String },
     #[error("thread {tid} ended while it was being set up")]
     Died { tid: i32 },
     #[error("thread {tid} got signal {signal} where it was to make a system call for annex")]
@@ -47,41 +63,42 @@ pub enum TraceError {
     Call { pid: i32, call: &'static str, source: io::Error },
 }
 
+impl TraceError {
+    /// What the kernel said to an injected call.
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            TraceError::Call { source, .. } => source.raw_os_error(),
+            _ => None,
+        }
+    }
+}
+
 pub struct Tracee {
     tid: i32,
     syscall_at: u64,
     saved: libc::user_regs_struct,
     mask: u64,
+    dispatch: Option<Dispatch>,
     not_send: PhantomData<*const ()>,
 }
 
 impl Tracee {
-    /// Stops thread `tid` of process `pid`.
-    pub fn stop(pid: i32, tid: i32, suspend_seccomp: bool) -> Result<Tracee, TraceError> {
-        let looked_up = find_syscall(pid);
-        let options = PTRACE_O_TRACESYSGOOD | if suspend_seccomp { PTRACE_O_SUSPEND_SECCOMP } else { 0 };
-        let seize = |source: Errno| TraceError::Seize { tid, source: source.into() };
-        ptrace(libc::PTRACE_SEIZE, tid, 0, options).map_err(seize)?;
-        ptrace(libc::PTRACE_INTERRUPT, tid, 0, 0).map_err(seize)?;
-        loop {
-            let status = wait(tid)?;
-            if status >> 16 == PTRACE_EVENT_STOP {
-                break;
-            }
-            // A signal came first: deliver it, the stop follows.
-            ptrace(libc::PTRACE_CONT, tid, 0, libc::WSTOPSIG(status) as usize).map_err(seize)?;
-        }
-        // It was looked for while the process ran, so that the stop is short. If the process has called exec since, it is elsewhere.
+    /// Takes thread `tid` of process `pid`, which has stopped as it was asked to.
+    ///
+    /// The instruction was `looked_up` while the process ran, so that the stop is short.
+    fn take(pid: i32, tid: i32, looked_up: Option<u64>) -> Result<Tracee, TraceError> {
+        // If the process has called exec since, it is elsewhere.
         let is_there = |at: &u64| peek(tid, *at).is_ok_and(|word| word.to_le_bytes().starts_with(&SYSCALL));
-        let Some(syscall_at) = looked_up.filter(is_there).or_else(|| find_syscall(pid)) else {
-            let _ = ptrace(libc::PTRACE_DETACH, tid, 0, 0);
-            return Err(TraceError::NoVdso { pid });
-        };
-        let mut tracee = Tracee::adopt(tid, syscall_at)?;
+        let syscall_at = looked_up.filter(is_there).or_else(|| find_syscall(tid));
+        let mut tracee = Tracee::adopt(tid, syscall_at.unwrap_or(0))?;
         let regs = &mut tracee.saved;
-        if regs.rax as i64 == -(libc::EINTR as i64) && NOT_RESTARTED.contains(&(regs.orig_rax as i64)) {
-            regs.rax = -ERESTARTNOHAND as u64;
+        interrupted::restart(regs);
+        regs.rip = rseq::abort_address(tid, regs.rip).unwrap_or(regs.rip);
+        if syscall_at.is_none() {
+            tracee.detach()?;
+            return Err(TraceError::NoVdso { pid });
         }
+        tracee.dispatch = Dispatch::suspend(tid)?;
         Ok(tracee)
     }
 
@@ -92,17 +109,23 @@ impl Tracee {
         let all = u64::MAX;
         ptrace(PTRACE_SETSIGMASK, tid, 8, &raw const all as usize).map_err(|_| TraceError::Died { tid })?;
         let saved = registers(tid)?;
-        Ok(Tracee { tid, syscall_at, saved, mask, not_send: PhantomData })
+        Ok(Tracee { tid, syscall_at, saved, mask, dispatch: None, not_send: PhantomData })
     }
 
-    /// Makes the thread execute one system call; the raw result (negative errno on failure).
-    pub fn syscall(&mut self, number: i64, args: [u64; 6]) -> Result<i64, TraceError> {
+    /// The registers with which the thread makes a system call.
+    fn registers_for(&self, number: i64, args: [u64; 6]) -> libc::user_regs_struct {
         let mut regs = self.saved;
         regs.rip = self.syscall_at;
         regs.rax = number as u64;
         regs.orig_rax = u64::MAX;
+        regs.eflags &= !TRAP_FLAG;
         [regs.rdi, regs.rsi, regs.rdx, regs.r10, regs.r8, regs.r9] = args;
-        self.set_registers(&regs)?;
+        regs
+    }
+
+    /// Makes the thread execute one system call; the raw result (negative errno on failure).
+    pub fn syscall(&mut self, number: i64, args: [u64; 6]) -> Result<i64, TraceError> {
+        self.set_registers(&self.registers_for(number, args))?;
         for _entry_then_exit in 0..2 {
             loop {
                 ptrace(libc::PTRACE_SYSCALL, self.tid, 0, 0).map_err(|_| TraceError::Died { tid: self.tid })?;
@@ -129,9 +152,9 @@ impl Tracee {
         }
     }
 
-    /// `clone(CLONE_VM)` in the thread: a new process in the same address space, stopped and traced by us from its birth. Returns it
-    /// and the PID it has in the app's own namespace.
-    pub fn clone_stub(&mut self) -> Result<(Tracee, i32), TraceError> {
+    /// `clone(CLONE_VM)` in the thread: a new process in the same address space, stopped and traced by us
+    /// from its birth. Returns it and the PID it has in the thread's own namespace.
+    pub fn clone_process(&mut self) -> Result<(Tracee, i32), TraceError> {
         let flags = libc::CLONE_VM | libc::CLONE_FILES | libc::CLONE_PTRACE;
         let pid_there = self.call("clone", libc::SYS_clone, [flags as u64, 0, 0, 0, 0, 0])? as i32;
         let deadline = Instant::now() + STOP_DEADLINE;
@@ -147,6 +170,13 @@ impl Tracee {
             }
             std::thread::yield_now();
         }
+    }
+
+    /// Ends a process of ours, and sees it end. Whose child it is may collect it then.
+    pub fn kill(self) {
+        // SAFETY: our own tracee, so the PID can't have been recycled.
+        unsafe { libc::kill(self.tid, libc::SIGKILL) };
+        accompany(self.tid, &mut Beside::default());
     }
 
     pub fn tid(&self) -> i32 {
@@ -168,19 +198,24 @@ impl Tracee {
     /// Lets the thread go on exactly where it was.
     pub fn release(self) -> Result<(), TraceError> {
         let died = |_| TraceError::Died { tid: self.tid };
-        // A harmless getpid, so that the thread is in kernel mode when the interrupt reaches it: it then stops before any instruction
-        // of the program's runs.
-        let mut regs = self.saved;
-        regs.rip = self.syscall_at;
-        regs.orig_rax = u64::MAX;
-        regs.rax = libc::SYS_getpid as u64;
-        self.set_registers(&regs)?;
+        // A harmless getpid, so that the thread is in kernel mode when the interrupt reaches it: it then
+        // stops before any instruction of the program's runs.
+        self.set_registers(&self.registers_for(libc::SYS_getpid, [0; 6]))?;
         ptrace(libc::PTRACE_INTERRUPT, self.tid, 0, 0).map_err(died)?;
         ptrace(libc::PTRACE_CONT, self.tid, 0, 0).map_err(died)?;
         while wait(self.tid)? >> 16 != PTRACE_EVENT_STOP {
             ptrace(libc::PTRACE_CONT, self.tid, 0, 0).map_err(died)?;
         }
+        self.detach()
+    }
+
+    /// Lets the thread go, which is in a `PTRACE_EVENT_STOP`.
+    fn detach(self) -> Result<(), TraceError> {
+        let died = |_| TraceError::Died { tid: self.tid };
         self.set_registers(&self.saved)?;
+        if let Some(dispatch) = self.dispatch {
+            dispatch.set(self.tid)?;
+        }
         ptrace(PTRACE_SETSIGMASK, self.tid, 8, &raw const self.mask as usize).map_err(died)?;
         ptrace(libc::PTRACE_DETACH, self.tid, 0, 0).map_err(died)
     }
@@ -194,6 +229,7 @@ impl Tracee {
         regs.rsp = 0;
         regs.rax = 0;
         regs.orig_rax = u64::MAX;
+        regs.eflags &= !TRAP_FLAG;
         self.set_registers(&regs)?;
         let request = if stay_traced { libc::PTRACE_CONT } else { libc::PTRACE_DETACH };
         ptrace(request, self.tid, 0, 0).map_err(|_| TraceError::Died { tid: self.tid })
@@ -205,13 +241,28 @@ impl Tracee {
     }
 }
 
-/// Keeps a traced thread running until it ends: every stop is passed on. For a stub whose seccomp filter is suspended.
-pub fn accompany(tid: i32) {
+/// Asks thread `tid`, which nobody traces, to stop.
+fn interrupt_new(tid: i32, suspend_seccomp: bool) -> Result<(), TraceError> {
+    let options = PTRACE_O_TRACESYSGOOD | if suspend_seccomp { PTRACE_O_SUSPEND_SECCOMP } else { 0 };
+    let seize = |source: Errno| TraceError::Seize { tid, source: source.into() };
+    ptrace(libc::PTRACE_SEIZE, tid, 0, options).map_err(seize)?;
+    ptrace(libc::PTRACE_INTERRUPT, tid, 0, 0).map_err(seize)
+}
+
+/// Keeps a traced thread running until it ends: every stop is passed on. For a stub whose seccomp filter
+/// is suspended. Threads that were asked to stop beside it are let go when they do.
+pub fn accompany(tid: i32, beside: &mut Beside) {
     loop {
         let mut status = 0;
+        let hang = if beside.is_empty() { 0 } else { libc::WNOHANG };
         // SAFETY: waitpid writes one int.
-        let pid = unsafe { libc::waitpid(tid, &mut status, libc::__WALL | libc::__WNOTHREAD) };
+        let pid = unsafe { libc::waitpid(tid, &mut status, libc::__WALL | libc::__WNOTHREAD | hang) };
         if pid < 0 && Errno::last() == Errno::EINTR {
+            continue;
+        }
+        if pid == 0 {
+            beside.let_go();
+            std::thread::sleep(Duration::from_millis(1));
             continue;
         }
         if pid != tid || !libc::WIFSTOPPED(status) {
@@ -258,52 +309,28 @@ fn wait(tid: i32) -> Result<i32, TraceError> {
         }
         let waited = start.elapsed();
         if waited > STOP_DEADLINE {
-            let state = super::process::Stat::read(tid).map_or('?', |s| s.state);
+            let state = process::Stat::read(tid).map_or('?', |s| s.state);
             return Err(TraceError::NoStop { tid, state });
-        } else if waited > Duration::from_micros(500) {
-            std::thread::sleep(Duration::from_micros(50));
-        } else {
-            std::thread::yield_now();
         }
+        pause(waited);
     }
 }
 
-/// The address of a `syscall` instruction in the process's vdso.
-fn find_syscall(pid: i32) -> Option<u64> {
-    let maps = super::process::maps(pid).ok()?;
+/// Between two looks at a thread that was waited for so long.
+fn pause(waited: Duration) {
+    if waited > Duration::from_micros(500) {
+        std::thread::sleep(Duration::from_micros(50));
+    } else {
+        std::thread::yield_now();
+    }
+}
+
+/// The address of a `syscall` instruction in the vdso of thread `tid`'s process.
+fn find_syscall(tid: i32) -> Option<u64> {
+    let maps = process::maps(tid).ok()?;
     let vdso = maps.iter().find(|m| m.name == "[vdso]")?;
     let mut code = vec![0u8; (vdso.end - vdso.start) as usize];
-    super::process::read_memory(pid, vdso.start, &mut code).ok()?;
+    process::read_memory(tid, vdso.start, &mut code).ok()?;
     let at = code.windows(2).position(|w| w == SYSCALL)?;
     Some(vdso.start + at as u64)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::process::Command;
-
-    /// Its vdso is elsewhere after every exec. A thread that was sent to where it was before got one SIGSEGV after another.
-    #[test]
-    fn a_process_that_calls_exec_all_the_time_is_stopped_and_makes_calls() {
-        let dir = tempfile::tempdir().unwrap();
-        let script = dir.path().join("again");
-        std::fs::write(&script, "exec /bin/sh \"$0\"\n").unwrap();
-        let mut child = Command::new("/bin/sh").arg(&script).spawn().unwrap();
-        let pid = child.id() as i32;
-        let (told, outcome) = std::sync::mpsc::channel();
-        let tracer = std::thread::spawn(move || {
-            for _ in 0..1000 {
-                let mut tracee = Tracee::stop(pid, pid, false).unwrap();
-                assert_eq!(tracee.syscall(libc::SYS_getpid, [0; 6]).unwrap(), i64::from(pid));
-                tracee.release().unwrap();
-            }
-            told.send(()).unwrap();
-        });
-        let ended = outcome.recv_timeout(Duration::from_secs(60));
-        child.kill().unwrap();
-        child.wait().unwrap();
-        tracer.join().unwrap();
-        ended.unwrap();
-    }
 }

@@ -5,14 +5,16 @@
 //! `include/uapi/linux/userfaultfd.h`. Every outcome the pager acts on is a variant, never an errno.
 
 use super::ring::Waiters;
-use super::table::PageIdx;
+use super::table::{PageIdx, Table};
 use nix::errno::Errno;
 use std::ffi::c_void;
 use std::fs::File;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use userfaultfd::{RegisterMode, Uffd as Context};
 
 /// Features every context of ours is opened with.
@@ -218,10 +220,34 @@ pub enum Probe {
     Dead,
 }
 
-/// An owned userfaultfd whose API handshake is done.
+/// That nobody will miss a userfaultfd: its address space has ended, or nothing is evicted from it.
+/// Without one it is never closed, for whoever touched an evicted page then would find zeros.
+#[derive(Debug)]
+pub struct Proof(());
+
+impl Proof {
+    /// The kernel says that the address space has no users any more.
+    pub fn of_end(uffd: &Uffd) -> Option<Proof> {
+        uffd.is_dead().then_some(Proof(()))
+    }
+
+    /// No record of the table says that a page is anywhere but in memory. Nothing may be evicted any more.
+    pub fn all_back(table: &Table) -> Option<Proof> {
+        (table.evicted() == 0 && table.intent().is_none()).then_some(Proof(()))
+    }
+
+    /// Every evicted page has been poisoned.
+    pub fn all_poisoned(is_sure: bool) -> Option<Proof> {
+        is_sure.then_some(Proof(()))
+    }
+}
+
+/// An owned userfaultfd whose API handshake is done. It is closed with a [`Proof`] only.
 #[derive(Debug)]
 pub struct Uffd {
-    context: Context,
+    context: ManuallyDrop<Context>,
+    /// Something may be evicted that only this descriptor stands for.
+    is_needed: AtomicBool,
     /// What the kernel tells of the descriptor, where /proc can be read.
     info: Option<File>,
     /// Where the threads of a region wait, whom the kernel can't wake.
@@ -234,7 +260,10 @@ impl Uffd {
         let mut arg = ApiArg { api: API, features, ioctls: 0 };
         // SAFETY: `arg` is the struct this ioctl takes and outlives the call.
         unsafe { uffdio_api(fd.as_raw_fd(), &mut arg) }?;
-        Ok(Uffd::adopt(fd))
+        let uffd = Uffd::adopt(fd);
+        // Nothing has been evicted yet.
+        uffd.is_needed.store(false, Relaxed);
+        Ok(uffd)
     }
 
     /// The features this kernel's userfaultfd has, asked with a descriptor that is spent by it.
@@ -252,12 +281,24 @@ impl Uffd {
         let _ = nix::fcntl::fcntl(&fd, nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK));
         let info = File::open(format!("/proc/self/fdinfo/{}", fd.as_raw_fd())).ok();
         // SAFETY: the descriptor is a userfaultfd and ownership passes on.
-        Uffd { context: unsafe { Context::from_raw_fd(fd.into_raw_fd()) }, info, ring: None }
+        let context = ManuallyDrop::new(unsafe { Context::from_raw_fd(fd.into_raw_fd()) });
+        Uffd { context, is_needed: AtomicBool::new(true), info, ring: None }
+    }
+
+    /// From now on pages may be evicted.
+    pub fn hold(&self) {
+        self.is_needed.store(true, Relaxed);
+    }
+
+    /// It may be closed with its last owner.
+    pub fn let_go(&self, _: Proof) {
+        self.is_needed.store(false, Relaxed);
     }
 
     /// The threads that fault here wait at this ring: whatever wakes them in the kernel wakes them there too.
-    pub fn with_ring(self, ring: Waiters) -> Uffd {
-        Uffd { ring: Some(ring), ..self }
+    pub fn with_ring(mut self, ring: Waiters) -> Uffd {
+        self.ring = Some(ring);
+        self
     }
 
     pub fn ring(&self) -> Option<&Waiters> {
@@ -396,6 +437,20 @@ impl Uffd {
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the context owns the descriptor for as long as the borrow lasts.
         unsafe { BorrowedFd::borrow_raw(self.as_raw_fd()) }
+    }
+}
+
+impl Drop for Uffd {
+    fn drop(&mut self) {
+        if *self.is_needed.get_mut() && !self.is_dead() {
+            tracing::error!(
+                "a userfaultfd was given up though its program may have pages in the pool: it stays open, and the program waits rather than \
+                 read zeros; this is a bug, please report it"
+            );
+            return;
+        }
+        // SAFETY: dropped once, here, and not used afterwards.
+        unsafe { ManuallyDrop::drop(&mut self.context) };
     }
 }
 

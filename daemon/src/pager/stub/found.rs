@@ -1,26 +1,47 @@
 //! Stubs that were there before this annexd, or that another process has put there: found by their traces, adopted or ended.
 
 use super::{Comm, Gate, HUGE, NAME, STAGING, Stub, StubError, VERSION, system};
+use crate::pager::mm::Mark;
 use crate::pager::process;
 use crate::pager::table::StubTraces;
+use crate::pager::uffd::Uffd;
 use annex_shared::page::PAGE_SIZE;
 use memmap2::MmapRaw;
 use nix::poll::{PollFd, PollFlags, PollTimeout};
 use nix::sys::eventfd::EventFd;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
 
+/// Ends a stub that lives in this address space, whoever has put it there.
+pub fn end(pid: i32, mark: Mark) {
+    let Ok(pidfd) = process::pidfd_open(pid) else { return };
+    // Asked once its PID can't become somebody else's.
+    if process::Stat::read(pid).is_some_and(|stat| stat.comm == NAME) && mark.is_in(pid) == Some(true) {
+        let _ = process::pidfd_kill(pidfd.as_fd(), libc::SIGKILL);
+    }
+}
+
 impl Stub {
-    /// The stub that the annexd before had here, if it lives and does as ours do.
-    pub fn adopt(traces: &StubTraces, app: i32) -> Option<Stub> {
+    /// The stub that the annexd before had around this userfaultfd, if it lives and does as ours do. What it has open tells which it is:
+    /// the process that it was put into may have ended since.
+    pub fn adopt(traces: &StubTraces, uffd: &Uffd) -> Option<Stub> {
+        let stub = Stub::found(traces)?;
+        let same = process::same_file((traces.pid, traces.fds[3]), (std::process::id() as i32, uffd.as_raw_fd()));
+        // Asked after it was opened: a PID that is somebody else's by now has no such descriptor.
+        (same == Some(true) && stub.is_alive()).then_some(stub)
+    }
+
+    fn found(traces: &StubTraces) -> Option<Stub> {
         let named = process::Stat::read(traces.pid).is_some_and(|stat| stat.comm == NAME && !stat.is_zombie());
-        if !named || traces.version != VERSION || process::same_address_space(traces.pid, app) != Some(true) {
+        if !named || traces.version != VERSION {
             return None;
         }
         let pidfd = process::pidfd_open(traces.pid).ok()?;
         let [comm, command, done, _] = traces.fds;
         let fetch = |fd| process::pidfd_getfd(&pidfd, fd).ok();
-        let comm = MmapRaw::map_raw(&fetch(comm)?).ok().filter(|map| map.len() == size_of::<Comm>())?;
+        let comm = fetch(comm)?;
+        let inode = nix::sys::stat::fstat(&comm).ok()?.st_ino;
+        let comm = MmapRaw::map_raw(&comm).ok().filter(|map| map.len() == size_of::<Comm>())?;
         // SAFETY: both are eventfds: they are the descriptors that `furnish` passed to this stub.
         let (command, done) =
             unsafe { (EventFd::from_owned_fd(fetch(command)?), EventFd::from_owned_fd(fetch(done)?)) };
@@ -30,6 +51,7 @@ impl Stub {
             pidfd,
             gate: Gate::new(comm, command),
             done,
+            inode,
             fds_there: traces.fds,
             code_at: traces.code_at,
             comm_at: traces.comm_at,
@@ -40,16 +62,16 @@ impl Stub {
             held: 0,
             outstanding: false,
             releasing: false,
+            failed_releases: 0,
             is_foreign: true,
         };
         let _ = stub.rest();
         Some(stub)
     }
 
-    /// True if it lives in another address space than process `app`: that has called exec since.
+    /// True if process `app` does not live where it was put: it has called exec since.
     pub fn is_elsewhere(traces: &StubTraces, app: i32) -> bool {
-        process::Stat::read(traces.pid).is_some_and(|stat| stat.comm == NAME)
-            && process::same_address_space(traces.pid, app) == Some(false)
+        Mark { at: traces.comm_at, inode: 0 }.was_left_by(app)
     }
 
     /// True if it sleeps at its doorbell and nobody has rung.
@@ -90,7 +112,8 @@ impl Stub {
 
     /// The stub that was just put there, and the context it made if it did.
     pub fn placed(traces: &StubTraces, app: i32) -> Result<(Stub, OwnedFd), StubError> {
-        let mut stub = Stub::adopt(traces, app).ok_or(StubError::Silent)?;
+        let stub = Stub::found(traces).filter(|stub| stub.mark().task_of(app).is_some());
+        let mut stub = stub.ok_or(StubError::Silent)?;
         if !stub.come_to_rest(Duration::from_secs(2)) {
             return Err(StubError::Silent);
         }

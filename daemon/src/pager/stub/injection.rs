@@ -1,9 +1,10 @@
 //! Putting a stub into an app: a thread of the app clones it, and it makes all else by itself while the app runs on. And taking it out again.
 
 use super::code::{self, Comm};
-use super::{Gate, HUGE, NAME, SHARED_PAGE, SHARED_PAGE_MEMFD, STAGING, Stub, StubError, system};
+use super::reap;
+use super::{Gate, HUGE, NAME, SHARED_PAGE_MEMFD, STAGING, Stub, StubError, system};
 use crate::pager::process;
-use crate::pager::tracee::{self, TraceError, Tracee};
+use crate::pager::tracee::{self, Beside, TraceError, Tracee};
 use crate::pager::uffd::USERFAULTFD_IOC_NEW;
 use annex_shared::priority::Precedence;
 use memmap2::MmapRaw;
@@ -13,6 +14,8 @@ use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use std::io::IoSlice;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
+
+const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
 
 /// How long the app was stopped, for the attach benchmark and the log.
 #[derive(Clone, Copy, Debug)]
@@ -31,53 +34,105 @@ pub struct Injected {
     pub stub: Stub,
     pub pause: Pause,
     pub accompany: bool,
+    /// Threads of the app that may still stop because they were asked to.
+    pub beside: Beside,
 }
 
-/// Stops a thread of `pid`, has it clone the stub, lets it go, and sets the stub up. Must be called on a thread that does
-/// nothing else with ptrace meanwhile.
-pub fn inject(pid: i32, tid: i32, suspend_seccomp: bool, seed: Seed<'_>) -> Result<Injected, StubError> {
+/// Stops a thread of `pid`, has it clone the stub, lets it go, and sets the stub up. Must be called on a
+/// thread that does nothing else with ptrace meanwhile.
+pub fn inject(pid: i32, suspend_seccomp: bool, seed: Seed<'_>) -> Result<Injected, StubError> {
+    let is_init = process::number_in_own_namespace(pid) == Some(1);
     let start = Instant::now();
-    let mut thread = Tracee::stop(pid, tid, suspend_seccomp)?;
-    let cloned = thread.clone_stub();
+    let (mut thread, mut beside) = tracee::borrow(pid, suspend_seccomp)?;
+    let cloned = clone_stub(&mut thread, pid, is_init);
     let released = thread.release();
     let pause = Pause(start.elapsed());
-    let (mut child, pid_there) = cloned?;
+    beside.let_go();
+    let (mut child, pid_there, scratch) = cloned?;
     let stub_pid = child.tid();
-    let result = released.map_err(StubError::from).and_then(|()| furnish(&mut child, pid, stub_pid, pid_there, &seed));
+    let result =
+        released.map_err(StubError::from).and_then(|()| furnish(&mut child, stub_pid, pid_there, scratch, &seed));
+    beside.let_go();
     match result {
         Ok(stub) => {
             // Faults wait while it moves pages; it never runs for longer than that takes.
             Precedence::OfAll.give(stub_pid);
             child.jump(stub.code_at, stub.comm_at, suspend_seccomp)?;
-            Ok(Injected { stub, pause, accompany: suspend_seccomp })
+            Ok(Injected { stub, pause, accompany: suspend_seccomp, beside })
         }
         Err(e) => {
-            // SAFETY: our own tracee, so the PID can't have been recycled.
-            unsafe { libc::kill(stub_pid, libc::SIGKILL) };
-            // Collected here as its tracer; then as the app's child, so that no zombie stays behind.
-            tracee::accompany(stub_pid);
-            reap(pid, tid, suspend_seccomp, pid_there, &[]);
+            child.kill();
+            reap::reap(pid, suspend_seccomp, stub_pid, &[]);
             Err(e)
         }
     }
 }
 
+/// Has the borrowed thread make a process in its address space. Returns it, the PID it has in the
+/// thread's namespace, and a page of memory there to write into.
+///
+/// The program must not have it for a child: a wait for any child would meet it. So the thread makes a
+/// process between, which makes the stub and ends, and the thread collects that one. The stub is then the
+/// child of whoever adopts orphans. If that is the borrowed process itself, the stub is its child from the
+/// start, without a signal to send at its end: a plain wait then passes it over.
+fn clone_stub(thread: &mut Tracee, pid: i32, is_init: bool) -> Result<(Tracee, i32, u64), TraceError> {
+    let (mut between, between_there) = clone_unlimited(thread, pid)?;
+    let made = clone_from(&mut between, thread, is_init);
+    match made {
+        Ok((Some((stub, pid_there)), scratch)) => {
+            collect_own(between, between_there, thread);
+            Ok((stub, pid_there, scratch))
+        }
+        Ok((None, scratch)) => Ok((between, between_there, scratch)),
+        Err(error) => {
+            collect_own(between, between_there, thread);
+            Err(error)
+        }
+    }
+}
+
+/// The stub that the process between makes, unless that is to be the stub itself.
+fn clone_from(
+    between: &mut Tracee,
+    thread: &mut Tracee,
+    is_init: bool,
+) -> Result<(Option<(Tracee, i32)>, u64), TraceError> {
+    process::lift_limits(between.tid());
+    let scratch = map(between, "mmap scratch", 4096, READ_WRITE, libc::MAP_ANONYMOUS, None)?;
+    let adopts = is_init || {
+        thread.syscall(libc::SYS_prctl, [libc::PR_GET_CHILD_SUBREAPER as u64, scratch, 0, 0, 0, 0])?;
+        let mut is_subreaper = [0u8; 4];
+        process::read_memory(between.tid(), scratch, &mut is_subreaper).is_ok() && is_subreaper != [0; 4]
+    };
+    let made = if adopts { None } else { Some(between.clone_process()?) };
+    Ok((made, scratch))
+}
+
+fn collect_own(between: Tracee, there: i32, thread: &mut Tracee) {
+    between.kill();
+    let _ = thread.syscall(libc::SYS_wait4, [there as u64, 0, libc::__WALL as u64, 0, 0, 0]);
+}
+
+/// `clone` in the thread, though the program's user may have no more processes: for that moment it may.
+fn clone_unlimited(thread: &mut Tracee, pid: i32) -> Result<(Tracee, i32), TraceError> {
+    let first = thread.clone_process();
+    if !first.as_ref().is_err_and(|e| e.errno() == Some(libc::EAGAIN)) {
+        return first;
+    }
+    let Some(limit) = process::set_limit(pid, libc::RLIMIT_NPROC, process::UNLIMITED) else { return first };
+    let second = thread.clone_process();
+    process::set_limit(pid, libc::RLIMIT_NPROC, limit);
+    second
+}
+
 /// Everything between the clone and the loop, done by the stub itself while the app runs on.
-fn furnish(child: &mut Tracee, app: i32, pid: i32, pid_there: i32, seed: &Seed<'_>) -> Result<Stub, StubError> {
+fn furnish(child: &mut Tracee, pid: i32, pid_there: i32, scratch: u64, seed: &Seed<'_>) -> Result<Stub, StubError> {
     let pidfd = process::pidfd_open(pid).map_err(system("open the stub's pidfd"))?;
     const UNSHARE: u64 = 2;
-    child.call("close_range", libc::SYS_close_range, [0, u32::MAX as u64, UNSHARE, 0, 0, 0])?;
-    let death = [libc::PR_SET_PDEATHSIG as u64, libc::SIGKILL as u64, 0, 0, 0, 0];
-    child.call("prctl(PR_SET_PDEATHSIG)", libc::SYS_prctl, death)?;
-    // A parent that ended before this took effect is never told of: nobody else would end the stub.
-    if process::Stat::read(pid).is_none_or(|stat| stat.parent != app) {
-        return Err(TraceError::Died { tid: app }.into());
-    }
-    child.call("setsid", libc::SYS_setsid, [0; 6])?;
-
-    let scratch = map(child, "mmap scratch", 4096, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_ANONYMOUS, None)?;
     child.poke(scratch, &[NAME.as_bytes(), b"\0"].concat())?;
     child.syscall(libc::SYS_prctl, [libc::PR_SET_NAME as u64, scratch, 0, 0, 0, 0])?;
+    child.call("close_range", libc::SYS_close_range, [0, u32::MAX as u64, UNSHARE, 0, 0, 0])?;
+    child.call("setsid", libc::SYS_setsid, [0; 6])?;
 
     let memfd = memfd_create(SHARED_PAGE_MEMFD, MFdFlags::MFD_CLOEXEC)
         .and_then(|fd| nix::unistd::ftruncate(&fd, size_of::<Comm>() as i64).map(|()| fd))
@@ -105,28 +160,29 @@ fn furnish(child: &mut Tracee, app: i32, pid: i32, pid_there: i32, seed: &Seed<'
 
     let code_at = map(child, "mmap code", 4096, libc::PROT_READ | libc::PROT_EXEC, libc::MAP_ANONYMOUS, None)?;
     child.poke(code_at, code::code())?;
-    let read_write = libc::PROT_READ | libc::PROT_WRITE;
-    let comm_at = map(child, "mmap comm", size_of::<Comm>() as u64, read_write, 0, Some(memfd_there))?;
+    let comm_at = map(child, "mmap comm", size_of::<Comm>() as u64, READ_WRITE, 0, Some(memfd_there))?;
+    // Not accessible yet: a program that has called mlockall would have all of it populated.
     let reserve = libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    let staging_map = (map(child, "mmap staging", STAGING + HUGE, read_write, reserve, None)?, STAGING + HUGE);
+    let len = STAGING + HUGE;
+    let staging_map = (map(child, "mmap staging", len, libc::PROT_NONE, reserve, None)?, len);
     for (at, len) in [(code_at, 4096), (comm_at, size_of::<Comm>() as u64), staging_map] {
+        child.call("munlock", libc::SYS_munlock, [at, len, 0, 0, 0, 0])?;
         advise(child, at, len, libc::MADV_DONTFORK)?;
     }
     advise(child, staging_map.0, staging_map.1, libc::MADV_NOHUGEPAGE)?;
     child.call("munmap", libc::SYS_munmap, [scratch, 4096, 0, 0, 0, 0])?;
 
+    // Its neighbours stay inaccessible. So staging stays a mapping of its own when it is unregistered for a
+    // moment, and needs no new one to be registered again.
     let staging = staging_map.0.next_multiple_of(HUGE);
-    // Neighbours of another kind: staging stays a mapping of its own when it is unregistered for a moment, and needs no new one to be registered again.
-    let (before, end) = (staging - staging_map.0, staging + STAGING);
-    for (at, len) in [(staging_map.0, before), (end, HUGE - before)].into_iter().filter(|(_, len)| *len > 0) {
-        child.call("mprotect", libc::SYS_mprotect, [at, len, libc::PROT_NONE as u64, 0, 0, 0])?;
-    }
+    child.call("mprotect", libc::SYS_mprotect, [staging, STAGING, READ_WRITE as u64, 0, 0, 0])?;
     let stub = Stub {
         pid,
         pid_there,
         pidfd,
         gate: Gate::new(comm, command),
         done,
+        inode: nix::sys::stat::fstat(&memfd).map_or(0, |stat| stat.st_ino),
         fds_there: [memfd_there, command_there, done_there, uffd_there],
         code_at,
         comm_at,
@@ -136,6 +192,7 @@ fn furnish(child: &mut Tracee, app: i32, pid: i32, pid_there: i32, seed: &Seed<'
         held: 0,
         outstanding: false,
         releasing: false,
+        failed_releases: 0,
         is_foreign: false,
     };
     stub.gate.introduce(command_there, done_there);
@@ -187,19 +244,4 @@ fn pass(child: &mut Tracee, pidfd: &OwnedFd, scratch: u64, fds: [BorrowedFd<'_>;
         child.call("close", libc::SYS_close, [fd as u64, 0, 0, 0, 0, 0])?;
     }
     Ok([16, 20, 24, 28].map(|i| i32::from_le_bytes(message[i..i + 4].try_into().expect("four bytes"))))
-}
-
-/// In the app: collects the dead stub so that no zombie stays, and unmaps what it left, if that is still the stub's: when the process has called exec since,
-/// the same addresses are another program's. Best effort: the app may be gone.
-pub fn reap(pid: i32, tid: i32, suspend_seccomp: bool, pid_there: i32, mappings: &[(u64, u64)]) {
-    let is_ours =
-        |m: &process::Mapping| m.name.starts_with(SHARED_PAGE) && mappings.iter().any(|(at, _)| m.start == *at);
-    let mappings = if process::maps(pid).is_ok_and(|maps| maps.iter().any(is_ours)) { mappings } else { &[] };
-    let Ok(mut thread) = Tracee::stop(pid, tid, suspend_seccomp) else { return };
-    for (at, len) in mappings {
-        let _ = thread.syscall(libc::SYS_munmap, [*at, *len, 0, 0, 0, 0]);
-    }
-    let wait = [pid_there as u64, 0, libc::__WALL as u64, 0, 0, 0];
-    let _ = thread.syscall(libc::SYS_wait4, wait);
-    let _ = thread.release();
 }

@@ -15,13 +15,17 @@ mod code;
 mod found;
 mod gate;
 mod injection;
+mod reap;
 #[cfg(test)]
 mod tests;
 
 use code::{Call, Comm};
+pub use found::end;
 pub use gate::Gate;
-pub use injection::{Pause, Seed, inject, reap};
+pub use injection::{Pause, Seed, inject};
+pub use reap::reap;
 
+use super::mm::{Mark, Mm};
 use super::mortal;
 use super::process;
 use super::table::StubTraces;
@@ -32,12 +36,12 @@ use super::uffd::{
 };
 use annex_shared::page::PAGE_SIZE;
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout};
+use nix::poll::{PollFd, PollFlags};
 use nix::sys::eventfd::EventFd;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 use std::io::{self, IoSliceMut};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
@@ -49,7 +53,9 @@ pub const STAGING_PART: u64 = STAGING / PAGE_SIZE as u64 / 2;
 /// Pages in it from which on it is emptied after a batch: a quarter of a megabyte beyond the program's limit, and 50 us in which no fault of the program's CPU is served.
 const MOST_HELD: u64 = 64;
 /// Calls that empty it.
-const RELEASE: usize = 3;
+const RELEASE: usize = 4;
+/// Attempts to empty it, should the program lock its memory again and again.
+const RELEASES: u32 = 8;
 /// Of the code and the shared page: a stub of another version is replaced, not adopted.
 const VERSION: u32 = 3;
 /// The stub's shared page in its program's mappings: a name that nobody else's mapping has.
@@ -71,9 +77,9 @@ const HUGE: u64 = 2 << 20;
 const ENDLESS: u64 = 300;
 
 impl StubTraces {
-    /// Everything the stub has mapped in the app.
+    /// Everything the stub has mapped in the app, its shared page first.
     pub fn mappings(&self) -> [(u64, u64); 3] {
-        [(self.code_at, 4096), (self.comm_at, size_of::<Comm>() as u64), (self.staging_map_at, STAGING + HUGE)]
+        [(self.comm_at, size_of::<Comm>() as u64), (self.code_at, 4096), (self.staging_map_at, STAGING + HUGE)]
     }
 }
 
@@ -139,6 +145,8 @@ pub struct Stub {
     pidfd: OwnedFd,
     gate: Gate,
     done: EventFd,
+    /// Of its shared page.
+    inode: u64,
     /// Descriptor numbers in the stub's table: shared page, doorbell, answer, userfaultfd.
     fds_there: [i32; 4],
     code_at: u64,
@@ -151,6 +159,8 @@ pub struct Stub {
     outstanding: bool,
     /// Staging is being emptied.
     releasing: bool,
+    /// How often in a row that has failed.
+    failed_releases: u32,
     /// It is at what another annexd rang for.
     is_foreign: bool,
 }
@@ -174,8 +184,21 @@ impl Stub {
     }
 
     pub fn is_alive(&self) -> bool {
-        let mut fds = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];
-        nix::poll::poll(&mut fds, PollTimeout::ZERO) == Ok(0)
+        !process::has_ended(self.pidfd.as_fd())
+    }
+
+    pub fn pidfd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+
+    /// What tells its address space from all others.
+    pub fn mark(&self) -> Mark {
+        Mark { at: self.comm_at, inode: self.inode }
+    }
+
+    /// Something that did not come by a MOVE is in staging: all of it is to be emptied before anything moves there.
+    pub fn is_soiled(&mut self) {
+        self.used = STAGING / PAGE_SIZE as u64;
     }
 
     /// What a successor of this annexd finds it by.
@@ -365,8 +388,9 @@ impl Stub {
         );
     }
 
-    /// Makes ready to drop what lies in staging. Whoever rings the bell need not wait: the next [`Stub::wait`] sees to the end of it. Staging is unregistered meanwhile: else
-    /// the stub would have to wait until its REMOVE event is read, and nobody could install a page as long.
+    /// Makes ready to drop what lies in staging. Whoever rings the bell need not wait: the next [`Stub::wait`] sees to the end of it.
+    /// Staging is unregistered meanwhile: else the stub would have to wait until its REMOVE event is read, and nobody could install a
+    /// page as long. And it is unlocked: a program that locks its memory (mlockall) locks staging too, which is not emptied then.
     pub fn prepare_release(&mut self) -> Gate {
         let slot = self.move_slot(0);
         // SAFETY: the slot is in bounds and large enough, and the stub does not look at it before the doorbell.
@@ -374,7 +398,8 @@ impl Stub {
         let ioctl = |request| (libc::SYS_ioctl, [self.fds_there[3] as u64, request, self.there(slot), 0, 0, 0]);
         let used = self.used * PAGE_SIZE as u64;
         let drop = (libc::SYS_madvise, [self.staging, used, libc::MADV_DONTNEED as u64, 0, 0, 0]);
-        let calls = [ioctl(UFFDIO_UNREGISTER), drop, ioctl(UFFDIO_REGISTER)];
+        let unlock = (libc::SYS_munlock, [self.staging, STAGING, 0, 0, 0, 0]);
+        let calls = [ioctl(UFFDIO_UNREGISTER), unlock, drop, ioctl(UFFDIO_REGISTER)];
         for (i, (number, args)) in calls.into_iter().enumerate() {
             self.prepare(i, number, args);
         }
@@ -403,14 +428,34 @@ impl Stub {
         self.look_until(deadline, |stub| stub.gate.is_idle())?;
         self.releasing = false;
         let answers: [_; RELEASE] = std::array::from_fn(|nth| self.gate.answer(nth));
-        // That it was unregistered only saves time.
-        if answers[1..] != [Some(0); RELEASE - 1] {
-            // What is still in there would be taken for the next batch, and nothing moves to where nothing is registered.
-            tracing::warn!(stub = self.pid, "staging could not be emptied ({answers:?}): ending the stub");
-            self.kill();
-            return Err(CallError::Dead);
+        // That it was unregistered only saves time, and it is locked seldom.
+        if answers[2..] == [Some(0); 2] {
+            self.failed_releases = 0;
+            return Ok(());
         }
-        Ok(())
+        // What is still in there would be taken for the next batch, and nothing moves to where nothing is registered.
+        self.failed_releases += 1;
+        if self.failed_releases < RELEASES {
+            self.is_soiled();
+            self.prepare_release().ring();
+            return self.wait_for_release(deadline);
+        }
+        tracing::warn!(stub = self.pid, "staging could not be emptied ({answers:?}): the stub is replaced");
+        self.kill();
+        Err(CallError::Dead)
+    }
+
+    /// Unmaps what another stub of this address space has left. False: some of it is still there.
+    pub fn unmap(&mut self, mappings: &[(u64, u64)], limit: Duration) -> bool {
+        if self.wait(limit).is_err() {
+            return false;
+        }
+        for (i, (at, len)) in mappings.iter().enumerate() {
+            self.prepare(i, libc::SYS_munmap, [*at, *len, 0, 0, 0, 0]);
+        }
+        self.gate.reset(mappings.len() as u32);
+        self.ring(mappings.len());
+        self.wait(limit).is_ok() && (0..mappings.len()).all(|nth| self.gate.answer(nth) == Some(0))
     }
 
     /// One call that does nothing, to see whether the stub answers.
@@ -421,10 +466,19 @@ impl Stub {
         self.wait(limit)
     }
 
-    /// Reads staged pages; `runs` are (offset in staging, bytes), in the order of `into`. Through the stub, or through the app's process `pid` if
-    /// the stub has been killed.
-    pub fn read_staging(&self, pid: i32, runs: &[(u64, u64)], into: &mut [u8]) -> io::Result<()> {
-        self.read_through(self.pid, runs, into).or_else(|_| self.read_through(pid, runs, into))
+    /// Reads staged pages; `runs` are (offset in staging, bytes), in the order of `into`. Through the stub, which is fast, or through what is
+    /// open of its address space if it has been killed: its PID may be somebody else's then.
+    pub fn read_staging(&self, mm: &Mm, runs: &[(u64, u64)], into: &mut [u8]) -> io::Result<()> {
+        if self.read_through(self.pid, runs, into).is_ok() && self.is_alive() {
+            return Ok(());
+        }
+        let mut into = into;
+        for (offset, len) in runs {
+            let (run, rest) = into.split_at_mut(*len as usize);
+            mm.read(self.staging + offset, run)?;
+            into = rest;
+        }
+        Ok(())
     }
 
     fn read_through(&self, pid: i32, runs: &[(u64, u64)], into: &mut [u8]) -> io::Result<()> {
@@ -446,14 +500,14 @@ impl Stub {
         Ok(())
     }
 
-    /// Ends the stub and takes everything of it out of the app.
-    pub fn remove(self, app: i32, uffd: &Uffd) {
+    /// Ends the stub and takes everything of it out of the address space that a process, which lives, has.
+    pub fn remove(self, process: i32, uffd: &Uffd) {
         // Unregistered first: the unmapping would otherwise send an event to us and wait for ourselves.
         let _ = uffd.unregister(self.staging, STAGING);
-        let _ = process::pidfd_kill(self.pidfd.as_fd(), libc::SIGKILL);
+        self.kill();
         let mut fds = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];
         let _ = nix::poll::poll(&mut fds, 2000u16);
-        super::apart::reap(app, self.pid_there, &self.mappings());
+        super::apart::reap(process, self.pid, &self.mappings());
     }
 
     /// True if the answer to a doorbell is still out.

@@ -51,12 +51,14 @@ fn staging_is_emptied_and_registered_again_though_nobody_reads_messages() {
         comm_at: gate.comm.as_ptr().addr() as u64,
         gate,
         done,
+        inode: 0,
         staging_map,
         staging,
         used: 0,
         held: 0,
         outstanding: false,
         releasing: false,
+        failed_releases: 0,
         is_foreign: false,
     };
     let mut source = MmapMut::map_anon(LEN).expect("memory");
