@@ -552,3 +552,19 @@ fn refused_inside() {
     let faults = bed.app("app").map_or(0, |app| app.faults.major);
     bed.wait_app("app", LIMIT, |app| app.faults.major > faults + 500);
 }
+
+/// With its main thread, and without.
+#[test]
+fn random_shapes_find_no_wrong_byte() {
+    let (bed, seed) = (bed(), seed());
+    for seed in [seed, seed.wrapping_add(1)] {
+        let mut shapes = Command::new(bins::find("annex-shapes"));
+        let seconds = annex_tests::testbed::stress_seconds().div_ceil(2).to_string();
+        shapes.args(["--size", "24M", "--seed", &(seed % 1_000_000_007).to_string(), "--seconds", &seconds]);
+        let outcome = bed.run("shapes", "8M", shapes).wait(3 * LIMIT).succeeded();
+        let summary: serde_json::Value = serde_json::from_str(&outcome.stdout).expect("one line of JSON");
+        assert!(summary["errors"] == 0 && summary["checks"].as_u64() > Some(10_000), "{outcome}");
+        outcome.was_paged(500, 200);
+        bed.wait_gone("shapes");
+    }
+}
