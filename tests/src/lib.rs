@@ -1,6 +1,7 @@
 //! Workloads that check themselves, and the testbed that runs them on paged memory.
 //!
 //! - [`stress`]: uses memory in every way a program can (`annex-stress`).
+//! - [`shapes`]: random programs of threads, forks and mappings (`annex-shapes`).
 //! - [`access`]: access patterns, timed (`annex-access`).
 //! - [`mod@bench`]: `make bench`.
 //! - [`redis`]: a Redis server full of known values. [`demo`]: `make demo`.
@@ -13,6 +14,7 @@ pub mod chaos;
 pub mod demo;
 pub mod kv;
 pub mod redis;
+pub mod shapes;
 pub mod stacks;
 pub mod stress;
 pub mod testbed;

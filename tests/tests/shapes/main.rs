@@ -1,0 +1,570 @@
+//! Programs of every shape, met in every way: whatever becomes of the process that was attached, of the stub and of annexd, no byte is lost and nothing is left.
+//!
+//! The programs are in `tests/programs/shapes`; each is right natively. `ANNEX_SHAPES_ONLY=text` plays only cases whose name has the text,
+//! `ANNEX_SHAPES_TCP=1` all of them over TCP. What the kernel makes impossible is in the tables too, as `docs/limits.md` tells it.
+
+mod scene;
+
+use annex_tests::testbed::{Donor, Job, Testbed, bins, directory, wait_for};
+use nix::sys::signal::Signal;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use scene::Step::{
+    Attach, AttachOr, AttachOther, Cycles, Detach, Evicted, Exits, Faults, Go, KillAnnexd, KillStubs, Native, Run,
+    Says, StopAnnexd, TakeOver, Within,
+};
+use scene::{Case, Comes, LIMIT, Step, bed, bed_of, kill, play, programs, stops_well, stubs_of};
+use std::process::Command;
+use std::time::{Duration, Instant, SystemTime};
+
+/// What the programs come to when all is well.
+const RIGHT: Comes = Comes::Right("right\n");
+
+const fn case(name: &'static str, command: &'static [&'static str], steps: &'static [Step], comes: Comes) -> Case {
+    Case { name, command, steps, comes }
+}
+
+const fn right(name: &'static str, command: &'static [&'static str], steps: &'static [Step]) -> Case {
+    case(name, command, steps, RIGHT)
+}
+
+/// Filled, paged, told to go on once.
+const PAGED: &[Step] = &[Run, Says("ready"), Evicted(24), Go];
+/// Attached again and again while it works.
+const BORROWED: &[Step] = &[Native, Says("ready"), Cycles(4), Go];
+const BLOCKED: &[Step] = &[Native, Says("blocked"), Cycles(3), Go];
+const REPEATED: &[Step] = &[Run, Says("ready"), Evicted(24), Go, Faults(2000), Within(16), Go];
+
+/// Threads and processes that end while others of the same memory go on.
+const LIVES: &[Case] = &[
+    right("main-thread-exits-1", &["main_thread_exits"], REPEATED),
+    right("main-thread-exits-2", &["main_thread_exits"], REPEATED),
+    right("main-thread-exits-3", &["main_thread_exits"], REPEATED),
+    right("main-thread-exits-at-once", &["main_thread_exits"], &[Run, Says("ready"), Go, Faults(2000), Within(16), Go]),
+    right(
+        "leader-is-a-zombie-when-attached",
+        &["main_thread_exits"],
+        &[Native, Says("ready"), Go, Attach, Faults(2000), Within(16), Detach, Attach, Faults(1000), Go],
+    ),
+    right(
+        "sharing-parent-ends-first",
+        &["clone_vm", "parent"],
+        &[Run, Says("ready"), Evicted(24), Go, Exits, Faults(2000), Within(16), Go],
+    ),
+    right(
+        "sharing-child-ends-first",
+        &["clone_vm", "child"],
+        &[Run, Says("ready"), Evicted(24), Go, Says("child ended"), Faults(2000), Within(16), Go],
+    ),
+    right(
+        "attached-parent-ends-first",
+        &["clone_vm", "parent"],
+        &[Native, Says("ready"), Attach, Evicted(24), Go, Exits, Faults(2000), Within(16), Go],
+    ),
+    right(
+        "attached-child-ends-first",
+        &["clone_vm", "child"],
+        &[Native, Says("ready"), AttachOther, Evicted(24), Go, Says("child ended"), Faults(2000), Within(16), Go],
+    ),
+    right(
+        "attached-child-outlives-its-parent",
+        &["clone_vm", "parent"],
+        &[Native, Says("ready"), AttachOther, Evicted(24), Go, Exits, Faults(2000), Within(16), Go],
+    ),
+    right(
+        "another-thread-replaces-the-program",
+        &["exec_thread"],
+        &[Run, Says("ready"), Evicted(24), Go, Says("again"), Faults(2000), Within(16), Go],
+    ),
+    case(
+        "init-of-a-namespace-ends",
+        &["unshare", "-pf", "--kill-child", "./pid_init"],
+        &[Run, Says("ready"), Evicted(24), Go, Exits],
+        RIGHT,
+    ),
+    right("main-thread-in-vfork", &["main_thread_in_vfork"], &[Native, Says("ready"), AttachOr("vfork"), Go]),
+];
+
+/// A thread that is borrowed for a moment goes on as if nothing had been.
+const BORROWING: &[Case] = &[
+    right("dispatched-calls-run", &["syscall_user_dispatch"], PAGED),
+    right("dispatched-calls-attach", &["syscall_user_dispatch"], BORROWED),
+    right("restartable-sequence", &["rseq_section"], &[Native, Says("ready"), Cycles(10), Go]),
+    right("blocked-in-recv", &["blocked", "recv"], BLOCKED),
+    right("blocked-in-send", &["blocked", "send"], BLOCKED),
+    right("blocked-in-accept", &["blocked", "accept"], BLOCKED),
+    right("blocked-in-epoll-wait", &["blocked", "epoll_wait"], BLOCKED),
+    right("blocked-in-epoll-pwait2", &["blocked", "epoll_pwait2"], BLOCKED),
+    right("blocked-in-poll", &["blocked", "poll"], BLOCKED),
+    right("blocked-in-sigtimedwait", &["blocked", "sigtimedwait"], BLOCKED),
+    right("blocked-in-semtimedop", &["blocked", "semtimedop"], BLOCKED),
+    right("blocked-in-futex", &["blocked", "futex"], BLOCKED),
+    right("blocked-in-nanosleep", &["blocked", "nanosleep"], BLOCKED),
+    right("blocked-in-io-getevents", &["blocked", "io_getevents"], BLOCKED),
+    right("blocked-in-io-uring-enter", &["blocked", "io_uring_enter"], BLOCKED),
+    right("no-descriptors", &["rlimits", "nofile"], &[Native, Says("ready"), Attach, Evicted(24), Faults(1000), Go]),
+    right("no-processes", &["rlimits", "nproc"], &[Native, Says("ready"), Attach, Evicted(24), Faults(1000), Go]),
+    right("no-address-space", &["rlimits", "as"], &[Native, Says("ready"), Attach, Evicted(24), Faults(1000), Go]),
+];
+
+/// Memory that is locked, and memory that the kernel touches where it can't wait.
+const MAPPINGS: &[Case] = &[
+    right("locked-before-current", &["mlockall_before", "cur"], &[Run, Says("ready"), Evicted(8), Faults(3000), Go]),
+    right("locked-before-future", &["mlockall_before", "fut"], &[Run, Says("ready"), Evicted(8), Faults(3000), Go]),
+    right(
+        "locked-before-on-fault",
+        &["mlockall_before", "onfault"],
+        &[Run, Says("ready"), Evicted(8), Faults(3000), Go],
+    ),
+    right("locked-while-paged-current", &["mlockall_while_paged", "cur"], LOCKED),
+    right("locked-while-paged-future", &["mlockall_while_paged", "fut"], LOCKED),
+    right("locked-while-paged-both", &["mlockall_while_paged", "both"], LOCKED),
+    right("locked-while-paged-both-again", &["mlockall_while_paged", "both"], LOCKED),
+    right("thread-id-cleared-elsewhere", &["cleartid_elsewhere"], PAGED),
+    right("futex-wait", &["futexes", "wait"], PAGED),
+    right("futex-lock-pi", &["futexes", "lock_pi"], PAGED),
+    right("process-title", &["process_title"], PAGED),
+    limit(
+        "futex-wake-op",
+        &["futexes", "wake_op"],
+        "the kernel looks at the second word where it can't wait for a page",
+        "on a page that is out: Bad address",
+    ),
+    limit(
+        "own-userfaultfd-later",
+        &["own_userfaultfd_later"],
+        "a mapping has one userfaultfd at most",
+        "registered memory that is out: Device or resource busy",
+    ),
+    limit(
+        "move-with-a-neighbour",
+        &["mremap_merged_neighbours"],
+        "a registered mapping does not merge with the one beside it, and mremap takes one mapping",
+        "moved memory that is out: Bad address\n0 bytes of it lost",
+    ),
+    limit(
+        "setns-time",
+        &["setns_time"],
+        "the stub shares the memory, and only a process with a memory of its own may enter a time namespace",
+        "setns(time): Too many users",
+    ),
+    limit(
+        "vmsplice-write-after",
+        &["vmsplice_write_after"],
+        "the pipe holds the page that the program had; the program has another since",
+        "a page that is out: pipe has A, memory has B",
+    ),
+];
+
+const LOCKED: &[Step] = &[Run, Says("ready"), Evicted(24), Faults(1000), Go, Says("locked"), Go];
+
+/// Not a failure: `docs/limits.md` tells it.
+const fn limit(name: &'static str, command: &'static [&'static str], why: &'static str, text: &'static str) -> Case {
+    case(name, command, PAGED, Comes::Limit { why, code: 1, text })
+}
+
+/// Parents, children and those that have left.
+const FAMILIES: &[Case] = &[
+    right("a-daemon", &["daemonize"], &[Run, Exits, Says("ready"), Evicted(24), Faults(1000), Within(16), Go]),
+    right(
+        "a-daemon-of-a-shell",
+        &["sh", "-c", "(setsid ./holds 40 &)"],
+        &[Run, Exits, Says("ready"), Evicted(24), Faults(1000), Within(16), Go],
+    ),
+    right("a-subreaper", &["subreaper_zombies"], &[Run]),
+    right("wait-wall", &["wait_wall"], PAGED),
+    right("wait-wall-of-a-shell", &["wait_wall.sh"], &[Run, Says("ready"), Evicted(4), Go]),
+    right("stub-killed-while-idle", &["idle"], &[Run, Says("ready"), Evicted(28), KillStubs, Go]),
+    right(
+        "stub-killed-while-moving",
+        &["holds", "40"],
+        &[
+            Run,
+            Says("ready"),
+            Evicted(24),
+            KillStubs,
+            Faults(2000),
+            Within(16),
+            KillStubs,
+            Faults(2000),
+            Within(16),
+            Go,
+        ],
+    ),
+    right(
+        "stub-killed-and-then-detached",
+        &["idle"],
+        &[Native, Says("ready"), Attach, Evicted(28), KillStubs, Detach, Attach, Evicted(28), Go],
+    ),
+];
+
+/// The same again across the ends of annexd; one after the other, since annexd is everybody's.
+const AFTER_DEATHS: &[Case] = &[
+    right(
+        "main-thread-exits-then-annexd-dies",
+        &["main_thread_exits", "idle"],
+        &[Run, Says("ready"), Evicted(24), Go, KillAnnexd, Go],
+    ),
+    right(
+        "annexd-dies-then-main-thread-exits",
+        &["main_thread_exits"],
+        &[
+            Run,
+            Says("ready"),
+            Evicted(24),
+            KillAnnexd,
+            Go,
+            Faults(2000),
+            Within(16),
+            KillAnnexd,
+            Faults(2000),
+            Within(16),
+            Go,
+        ],
+    ),
+    right(
+        "sharing-parent-ends-then-annexd-dies",
+        &["clone_vm", "parent"],
+        &[Run, Says("ready"), Evicted(24), Go, Exits, KillAnnexd, Faults(2000), Within(16), Go],
+    ),
+    right(
+        "sharing-child-ends-then-annexd-dies",
+        &["clone_vm", "child"],
+        &[
+            Native,
+            Says("ready"),
+            AttachOther,
+            Evicted(24),
+            Go,
+            Says("child ended"),
+            KillAnnexd,
+            Faults(2000),
+            Within(16),
+            Go,
+        ],
+    ),
+    right(
+        "stub-and-annexd-die",
+        &["holds", "40"],
+        &[
+            Run,
+            Says("ready"),
+            Evicted(24),
+            KillStubs,
+            KillAnnexd,
+            Faults(2000),
+            KillAnnexd,
+            KillStubs,
+            Faults(2000),
+            Within(16),
+            Go,
+        ],
+    ),
+    right(
+        "idle-stub-and-annexd-die",
+        &["idle"],
+        &[Run, Says("ready"), Evicted(28), KillStubs, KillAnnexd, KillAnnexd, Go],
+    ),
+];
+
+const AFTER_CHANGES: &[Case] = &[
+    right(
+        "main-thread-exits-then-another-annexd-takes-over",
+        &["main_thread_exits"],
+        &[Run, Says("ready"), Evicted(24), Go, Faults(500), TakeOver, Faults(2000), Within(16), Go],
+    ),
+    right(
+        "main-thread-exits-then-annexd-stops",
+        &["main_thread_exits"],
+        &[Run, Says("ready"), Evicted(24), Go, Faults(500), StopAnnexd, Go],
+    ),
+    right(
+        "sharing-parent-ends-then-annexd-stops",
+        &["clone_vm", "parent"],
+        &[Native, Says("ready"), Attach, Evicted(24), Go, Exits, StopAnnexd, Go],
+    ),
+    right(
+        "nothing-evicted-then-annexd-dies",
+        &["holds", "4", "40"],
+        &[Run, Says("ready"), KillAnnexd, Go, Says("grown"), Evicted(24), Within(16), Go],
+    ),
+    right(
+        "nothing-evicted-then-another-annexd-takes-over",
+        &["holds", "4", "40"],
+        &[Run, Says("ready"), TakeOver, Go, Says("grown"), Evicted(24), Within(16), Go],
+    ),
+    right(
+        "a-daemon-then-annexd-dies",
+        &["daemonize"],
+        &[Run, Exits, Says("ready"), Evicted(24), KillAnnexd, Faults(1000), Within(16), Go],
+    ),
+    right("stub-killed-then-annexd-stops", &["idle"], &[Run, Says("ready"), Evicted(28), KillStubs, StopAnnexd, Go]),
+];
+
+#[test]
+fn whoever_ends_first_the_memory_lives_on() {
+    play(bed(), 3, LIVES);
+}
+
+#[test]
+fn a_borrowed_thread_notices_nothing() {
+    play(bed(), 4, BORROWING);
+}
+
+#[test]
+fn memory_that_is_locked_or_that_the_kernel_touches_is_right() {
+    play(bed(), 3, MAPPINGS);
+}
+
+#[test]
+fn families_stay_together_and_see_no_stranger() {
+    play(bed(), 3, FAMILIES);
+}
+
+#[test]
+fn every_shape_outlives_deaths_of_annexd() {
+    play(bed(), 1, AFTER_DEATHS);
+}
+
+#[test]
+fn every_shape_outlives_changes_of_annexd() {
+    play(bed(), 1, AFTER_CHANGES);
+}
+
+#[test]
+fn the_worst_of_them_over_tcp() {
+    let worst =
+        ["main-thread-exits-1", "sharing-parent-ends-first", "stub-killed-while-moving", "locked-while-paged-both"];
+    let all = [LIVES, MAPPINGS, FAMILIES].concat();
+    let cases: Vec<Case> = all.into_iter().filter(|case| worst.contains(&case.name)).collect();
+    assert_eq!(cases.len(), worst.len());
+    play(bed_of(Donor::tcp), 2, &cases);
+}
+
+/// Every limit that a table asserts is told to users, and the other way round.
+#[test]
+fn the_documented_limits_are_those_that_are_tested() {
+    let told = include_str!("../../../docs/limits.md");
+    let cases = [LIVES, BORROWING, MAPPINGS, FAMILIES, AFTER_DEATHS, AFTER_CHANGES].concat();
+    let tested: Vec<&str> = cases
+        .iter()
+        .filter(|case| matches!(case.comes, Comes::Limit { why, .. } if told.contains(why)))
+        .map(|c| c.name)
+        .collect();
+    let named: Vec<&str> = told.lines().filter_map(|line| line.strip_prefix("Test: `")?.strip_suffix('`')).collect();
+    assert_eq!(tested, named);
+}
+
+/// A number that differs from run to run, printed so that a run can be repeated: `$ANNEX_SHAPES_SEED`, or from the clock.
+fn seed() -> u64 {
+    let clock = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |since| since.as_millis() as u64);
+    let seed = std::env::var("ANNEX_SHAPES_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(clock);
+    println!("ANNEX_SHAPES_SEED={seed}");
+    seed
+}
+
+/// The workload that verifies every byte, being paged.
+fn loaded(bed: &Testbed, seed: u64) -> Job {
+    let mut command = Command::new(bins::find("annex-stress"));
+    command.args(["--size", "48M", "--threads", "3", "--seconds", "0", "--stall", "60", "--seed", &seed.to_string()]);
+    command.arg("--dir").arg(directory());
+    let mut job = bed.run("loaded", "16M", command);
+    job.wait_says("ready", LIMIT);
+    bed.wait_app("loaded", LIMIT, |app| app.pages_evicted > 3000);
+    job
+}
+
+fn still_right(bed: &Testbed, job: Job) {
+    job.signal(Signal::SIGTERM);
+    let outcome = job.wait(LIMIT).succeeded();
+    let summary: serde_json::Value = serde_json::from_str(&outcome.stdout).expect("one line of JSON");
+    assert_eq!(summary["errors"], 0, "{outcome}");
+    bed.wait_gone("loaded");
+    wait_for("every slot to be free", LIMIT, || bed.status().pool.used == 0);
+}
+
+/// Waits until the workload's own process has a stub, and kills that.
+fn kill_stub(bed: &Testbed, job: &mut Job, round: u32) {
+    let started = Instant::now();
+    loop {
+        let stubs = stubs_of(job.pid());
+        if let Some(stub) = stubs.first() {
+            return kill(*stub);
+        }
+        let state = format!("in round {round}: {:?}\n{}{}", bed.app("loaded"), bed.annexd_logs(), job.process.log());
+        assert!(job.process.is_running(), "the workload ended {state}");
+        assert!(started.elapsed() < LIMIT, "there is no new stub {state}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn a_stub_killed_thirty_times_under_load_loses_no_byte() {
+    let (bed, seed) = (bed(), seed());
+    let mut dice = StdRng::seed_from_u64(seed);
+    let mut job = loaded(&bed, seed);
+    for round in 0..30 {
+        kill_stub(&bed, &mut job, round);
+        std::thread::sleep(Duration::from_millis(dice.random_range(0..200)));
+    }
+    let before = bed.app("loaded").map_or(0, |app| app.pages_evicted);
+    bed.wait_app("loaded", LIMIT, |app| app.pages_evicted > before + 1000);
+    still_right(&bed, job);
+}
+
+#[test]
+fn stub_and_annexd_killed_in_turn_lose_no_byte() {
+    let (mut bed, seed) = (bed(), seed());
+    let mut dice = StdRng::seed_from_u64(seed);
+    let mut job = loaded(&bed, seed);
+    for round in 0..8 {
+        kill_stub(&bed, &mut job, round);
+        std::thread::sleep(Duration::from_millis(dice.random_range(0..100)));
+        bed.annexd.kill();
+        bed.start_again(None);
+        std::thread::sleep(Duration::from_millis(dice.random_range(0..100)));
+    }
+    bed.wait_app("loaded", LIMIT, |app| app.pages_evicted > 1000 && app.faults.major > 200);
+    still_right(&bed, job);
+}
+
+#[test]
+fn annexd_stops_well_while_its_apps_are_being_killed() {
+    let mut bed = bed();
+    let programs = programs(&bed);
+    for round in 0..4 {
+        let start = |nth| {
+            bed.run(&format!("killed-{nth}"), "4M", {
+                let mut command = Command::new(programs.join("holds"));
+                command.arg("12").env("SHAPES_GO", programs.join("nothing"));
+                command
+            })
+        };
+        let jobs: Vec<Job> = (0..8).map(start).collect();
+        for job in &jobs {
+            bed.wait_app(&job.name, LIMIT, |app| app.evicted > 4 << 20);
+        }
+        bed.annexd.signal(Signal::SIGTERM);
+        for job in &jobs {
+            kill(job.pid());
+            std::thread::sleep(Duration::from_millis(3));
+        }
+        let status = bed.annexd.wait(LIMIT);
+        assert!(status.is_some_and(|s| s.success()), "round {round}: {status:?}\n{}", bed.annexd.log());
+        drop(jobs);
+        bed.start_again(None);
+        wait_for("every slot to be free", LIMIT, || bed.status().pool.used == 0);
+    }
+}
+
+/// All of a tree, or nothing of it: children that were attached before their parent was refused stayed so, and were killed when annexd had stopped.
+#[test]
+fn an_attach_that_fails_leaves_nothing_attached() {
+    let mut bed = bed();
+    let programs = programs(&bed);
+    let go = programs.join("go");
+    let mut command = Command::new(programs.join("vfork_parent"));
+    command.arg(programs.join("holds")).env("SHAPES_GO", &go);
+    let mut job = bed.natively("tree", command);
+    job.wait_says("in vfork", LIMIT);
+    wait_for("both children", LIMIT, || job.process.stdout().matches("ready").count() == 2);
+    let outcome = bed.ask("attach", [&job.pid().to_string(), "--name", "tree", "--local", "10M", "--no-wait"]);
+    let family = [job.pid()].into_iter().chain(children(job.pid())).collect::<Vec<i32>>();
+    if outcome.code() != 0 {
+        assert!(bed.app("tree").is_none(), "refused, and there: {outcome}");
+        let stubs: Vec<i32> = family.iter().flat_map(|pid| stubs_of(*pid)).collect();
+        assert!(stubs.is_empty(), "refused, and stubs of {family:?} are left: {stubs:?}");
+    }
+    stops_well(&mut bed);
+    let registered = family.iter().filter(|pid| is_registered(**pid)).count();
+    assert_eq!(registered, 0, "annexd has stopped, and processes are still paged by nobody");
+    std::fs::write(&go, "+").expect("ours");
+    let outcome = job.wait(LIMIT).succeeded();
+    assert!(outcome.stdout.contains("all 0 failed: right"), "{outcome}");
+    bed.start_again(None);
+}
+
+fn children(pid: i32) -> Vec<i32> {
+    let list = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
+}
+
+fn is_registered(pid: i32) -> bool {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap_or_default();
+    let flags = maps.lines().filter(|line| line.starts_with("VmFlags:"));
+    flags.flat_map(str::split_whitespace).any(|flag| flag == "um" || flag == "uw")
+}
+
+/// In a PID namespace of its own: an annexd that takes PID 1 takes the whole of it.
+#[test]
+fn whom_annex_must_not_page_is_refused() {
+    let bed = bed();
+    let mut inside = Command::new("unshare");
+    inside.args(["-pf", "--mount-proc", "--kill-child", "sh", "-c", "\"$0\" \"$@\"; exit $?"]);
+    inside.arg(std::env::current_exe().expect("/proc is mounted"));
+    inside.args(["--ignored", "--exact", "refused_inside", "--nocapture"]);
+    // The namespace has a testbed of its own: this one only keeps the place.
+    let outcome = bed.natively("namespace", inside).wait(3 * LIMIT).succeeded();
+    assert!(outcome.stdout.contains("test refused_inside ... ok") || outcome.stdout.contains("1 passed"), "{outcome}");
+}
+
+#[test]
+#[ignore = "whom_annex_must_not_page_is_refused runs it, where no harm can come of it"]
+fn refused_inside() {
+    assert_eq!(std::os::unix::process::parent_id(), 1, "only in a PID namespace of its own");
+    let donor = || Donor::shm().capacity("256M");
+    let bed = Testbed::builder().beside_others().donor(donor()).donor(donor()).start();
+    let programs = programs(&bed);
+    let mut command = Command::new(programs.join("holds"));
+    command.arg("40").env("SHAPES_GO", programs.join("nothing"));
+    let app = bed.run("app", "10M", command);
+    bed.wait_app("app", LIMIT, |app| app.evicted > 24 << 20);
+    let stub = stubs_of(app.pid())[0];
+    let ourselves = std::process::id() as i32;
+    let whom = [
+        ("annexd", bed.annexd.pid()),
+        ("its keeper", bed.keeper()),
+        ("an agent", bed.agents[0].pid()),
+        ("a stub", stub),
+        ("the process that started annexd", ourselves),
+        ("PID 1", 1),
+    ];
+    let mut taken = Vec::new();
+    for (who, pid) in whom {
+        let mut command = Command::new("timeout");
+        let attach = bed.annex("attach", [&pid.to_string(), "--name", "forbidden", "--no-wait"]);
+        command.args(["-s", "KILL", "20"]).arg(attach.get_program()).args(attach.get_args());
+        let answer = command.output().expect("timeout(1) runs");
+        let said = String::from_utf8_lossy(&answer.stderr).into_owned();
+        println!("{who}, PID {pid}: {} {said}", answer.status);
+        let code = answer.status.code().unwrap_or(128 + 9);
+        let is_clear = said.contains(&pid.to_string()) && said.len() > 30;
+        if code == 0 || code > 128 || !is_clear || bed.app("forbidden").is_some() {
+            taken.push(who);
+            let _ = Command::new("timeout")
+                .args(["-s", "KILL", "20"])
+                .arg(bed.annex("detach", ["forbidden"]).get_program())
+                .args(bed.annex("detach", ["forbidden"]).get_args())
+                .output();
+        }
+    }
+    assert!(taken.is_empty(), "not refused, or not clearly: {taken:?}\n{}", bed.annexd_logs());
+    let faults = bed.app("app").map_or(0, |app| app.faults.major);
+    bed.wait_app("app", LIMIT, |app| app.faults.major > faults + 500);
+}
+
+/// With its main thread, and without.
+#[test]
+fn random_shapes_find_no_wrong_byte() {
+    let (bed, seed) = (bed(), seed());
+    for seed in [seed, seed.wrapping_add(1)] {
+        let mut shapes = Command::new(bins::find("annex-shapes"));
+        let seconds = annex_tests::testbed::stress_seconds().div_ceil(2).to_string();
+        shapes.args(["--size", "24M", "--seed", &(seed % 1_000_000_007).to_string(), "--seconds", &seconds]);
+        let outcome = bed.run("shapes", "8M", shapes).wait(3 * LIMIT).succeeded();
+        let summary: serde_json::Value = serde_json::from_str(&outcome.stdout).expect("one line of JSON");
+        assert!(summary["errors"] == 0 && summary["checks"].as_u64() > Some(10_000), "{outcome}");
+        outcome.was_paged(500, 200);
+        bed.wait_gone("shapes");
+    }
+}
