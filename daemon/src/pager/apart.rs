@@ -38,7 +38,7 @@ pub struct Placed {
 
 impl Placed {
     /// A successor would find the stub.
-    pub fn is_known(self) {
+    pub fn acknowledge(self) {
         // A tracing process that is gone has been killed, and leaves the stub as it is.
         let _ = self.word.as_ref().map(|word| nix::unistd::write(word, &[1]));
     }
@@ -69,7 +69,7 @@ pub fn inject(pid: i32, seed: BorrowedFd<'_>, is_device: bool, suspend_seccomp: 
                 let pause_ns = injected.pause.0.as_nanos() as u64;
                 Report::Placed { traces: injected.stub.traces(), pause_ns }
             }
-            Err(error) => Report::Failed(error.to_string()),
+            Err(error) => Report::Failed(format!("{error}{}", hint(error))),
         });
         drop(report);
         if let Ok(mut injected) = injected {
@@ -96,6 +96,20 @@ pub fn inject(pid: i32, seed: BorrowedFd<'_>, is_device: bool, suspend_seccomp: 
     };
     collect(tracer);
     Err(StubError::Apart(why))
+}
+
+/// What to do about a failure that the program's own limits explain.
+fn hint(error: &StubError) -> &'static str {
+    let errno = match error {
+        StubError::Trace(error) => error.errno(),
+        _ => None,
+    };
+    match errno {
+        Some(libc::EMFILE | libc::EAGAIN | libc::ENOMEM) => {
+            "; the program's resource limits (prlimit -p PID) leave no room for it, and annexd can lift them with CAP_SYS_RESOURCE only"
+        }
+        _ => "",
+    }
 }
 
 /// [`stub::reap`], from there.

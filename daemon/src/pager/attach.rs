@@ -208,7 +208,7 @@ impl Means {
                     tracing::debug!(pid, stub = stub.pid(), pause = ?pause.0, "stub in place");
                     mortal::point("stub-placed");
                     let done = then(stub, uffd)?;
-                    placed.is_known();
+                    placed.acknowledge();
                     return Ok((done, pause));
                 }
                 Err(source) => {

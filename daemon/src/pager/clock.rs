@@ -23,6 +23,8 @@ const REGIONS_FRESH: Duration = Duration::from_millis(500);
 const MOST_DISTURBED: u32 = 3;
 /// A span does not go on over more evicted pages than this.
 const WIDEST_GAP: u64 = 512;
+/// Bytes of arguments, or of environment, that are kept resident at most.
+const MOST_TITLE: u64 = 1 << 20;
 /// Pages of a huge page.
 const HUGE: u64 = 512;
 /// Spans of one batch at most. Each is a call, and after each time that the app has run the kernel interrupts its CPUs for the next one: 12 us a call in a virtual
@@ -208,10 +210,25 @@ fn list_regions(space: &Space, task: i32, stub: &Stub) -> io::Result<()> {
         let mut core = held.unwrap_or_else(|| space.core());
         if is_last || core.table.changes() == before {
             core.regions.refresh(found);
+            core.keep_title(process::title(task).unwrap_or_default());
             break;
         }
     }
     Ok(())
+}
+
+impl Core {
+    /// What the kernel shows others of the program (ps, top) stays: it reads that where it can't wait for a page.
+    fn keep_title(&mut self, ranges: [(u64, u64); 2]) {
+        for (start, end) in ranges.into_iter().filter(|(start, end)| start < end && end - start <= MOST_TITLE) {
+            for page in (PageIdx::of(start).0..=PageIdx::of(end - 1).0).map(PageIdx) {
+                self.pins.insert(page);
+                if matches!(self.table.record(page), Record::Evicted(_)) {
+                    self.wanted.push(page);
+                }
+            }
+        }
+    }
 }
 
 /// The hand passes these runs. Where it stopped, if it has enough. A whole huge page is a batch of its own: it moves in one piece.

@@ -122,9 +122,11 @@ impl Core {
         has
     }
 
-    /// Evicted pages that are to come back because guards come and go around them.
+    /// Evicted pages that are to come back: they stay, or guards come and go around them.
     pub fn take_wanted(&mut self) -> Vec<PageIdx> {
-        self.guards.as_mut().map(|g| std::mem::take(&mut g.wanted)).unwrap_or_default()
+        let mut wanted = std::mem::take(&mut self.wanted);
+        wanted.extend(self.guards.as_mut().map(|g| std::mem::take(&mut g.wanted)).unwrap_or_default());
+        wanted
     }
 }
 

@@ -350,7 +350,8 @@ impl Pager {
             if spaces.is_empty() {
                 break;
             }
-            if !spaces.iter().fold(true, |all, space| restore::let_go(&self.means, space) && all)
+            let stay = spaces.iter().filter(|space| !restore::let_go(&self.means, space)).count();
+            if stay > 0
                 && let Err(error) = restore::restore(&self.means, app, &mut |_| ())
             {
                 tracing::error!(app = app.name, "a space has pages in the pool and stays until they are back: {error}");

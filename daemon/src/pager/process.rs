@@ -146,6 +146,15 @@ pub fn identity(pid: i32) -> io::Result<Identity> {
     Ok(found)
 }
 
+/// The addresses of a process's arguments and of its environment, from and to, which the kernel reads for others.
+pub fn title(pid: i32) -> Option<[(u64, u64); 2]> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let rest: Vec<&str> = text.get(text.rfind(')')? + 2..)?.split_ascii_whitespace().collect();
+    // rest[0] is field 3 of proc_pid_stat(5).
+    let field = |number: usize| rest.get(number - 3)?.parse::<u64>().ok();
+    Some([(field(48)?, field(49)?), (field(50)?, field(51)?)])
+}
+
 /// A task of the process that has its memory: the main thread or, once that has ended, another.
 pub fn living(pid: i32) -> Option<i32> {
     let lives = |tid: &i32| Stat::read(*tid).is_some_and(|stat| !stat.is_zombie() && stat.has_memory);

@@ -70,6 +70,8 @@ pub struct Core {
     pub lap: u8,
     /// Pages with a thread's control block, never to be evicted; forgotten when they are unmapped. See `control_block`.
     pub pins: BTreeSet<PageIdx>,
+    /// Pages that are to stay resident, and were evicted before that was known.
+    pub wanted: Vec<PageIdx>,
     /// Changes of which it is not known yet whether all that happened with them have been read.
     pub window: Window,
     /// The moves that are being made, see [`hold`](super::hold).
@@ -138,6 +140,7 @@ impl Space {
             home: Home::default(),
             lap: 0,
             pins: BTreeSet::new(),
+            wanted: Vec::new(),
             window: Window::default(),
             moves: None,
             release: None,

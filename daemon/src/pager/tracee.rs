@@ -33,6 +33,8 @@ const PTRACE_GETSIGMASK: libc::c_uint = 0x420a;
 const PTRACE_SETSIGMASK: libc::c_uint = 0x420b;
 const PTRACE_O_TRACESYSGOOD: usize = 1;
 const PTRACE_O_SUSPEND_SECCOMP: usize = 1 << 21;
+const PTRACE_O_EXITKILL: usize = 1 << 20;
+const PTRACE_SETOPTIONS: libc::c_uint = 0x4200;
 const PTRACE_EVENT_STOP: i32 = 128;
 const SYSCALL_STOP: i32 = libc::SIGTRAP | 0x80;
 
@@ -153,22 +155,24 @@ impl Tracee {
     }
 
     /// `clone(CLONE_VM)` in the thread: a new process in the same address space, stopped and traced by us
-    /// from its birth. Returns it and the PID it has in the thread's own namespace.
-    pub fn clone_process(&mut self) -> Result<(Tracee, i32), TraceError> {
+    /// from its birth. Returns it and the PID it has in the thread's own namespace. A thread `beside` that
+    /// stops only now is none of the new process: it is let go.
+    pub fn clone_process(&mut self, beside: &mut Beside) -> Result<(Tracee, i32), TraceError> {
         let flags = libc::CLONE_VM | libc::CLONE_FILES | libc::CLONE_PTRACE;
         let pid_there = self.call("clone", libc::SYS_clone, [flags as u64, 0, 0, 0, 0, 0])? as i32;
         let deadline = Instant::now() + STOP_DEADLINE;
         loop {
-            let mut status = 0;
-            // SAFETY: waitpid writes one int. __WNOTHREAD keeps it to tracees of this thread.
-            let pid = unsafe { libc::waitpid(-1, &mut status, libc::__WALL | libc::__WNOTHREAD | libc::WNOHANG) };
-            if pid > 0 && pid != self.tid && libc::WIFSTOPPED(status) {
-                return Ok((Tracee::adopt(pid, self.syscall_at)?, pid_there));
+            match next_to_tell() {
+                Some(pid) if pid == self.tid => return Err(TraceError::Died { tid: self.tid }),
+                Some(pid) if beside.contains(pid) => beside.let_go(),
+                Some(pid) => {
+                    wait(pid)?;
+                    end_with_us(pid, self.tid);
+                    return Ok((Tracee::adopt(pid, self.syscall_at)?, pid_there));
+                }
+                None if Instant::now() > deadline => return Err(TraceError::Died { tid: self.tid }),
+                None => std::thread::yield_now(),
             }
-            if pid < 0 || Instant::now() > deadline {
-                return Err(TraceError::Died { tid: self.tid });
-            }
-            std::thread::yield_now();
         }
     }
 
@@ -239,6 +243,26 @@ impl Tracee {
         ptrace(libc::PTRACE_SETREGS, self.tid, 0, std::ptr::from_ref(regs) as usize)
             .map_err(|_| TraceError::Died { tid: self.tid })
     }
+}
+
+/// A process that was made for us must never run on as a copy of the program: it ends when its tracer does, until it is let go. Its options are those of the thread
+/// that has made it, else.
+fn end_with_us(pid: i32, like: i32) {
+    let seccomp = process::identity(like).is_ok_and(|identity| identity.seccomp);
+    let options = PTRACE_O_TRACESYSGOOD | PTRACE_O_EXITKILL | if seccomp { PTRACE_O_SUSPEND_SECCOMP } else { 0 };
+    // Fails only for one that has ended.
+    let _ = ptrace(PTRACE_SETOPTIONS, pid, 0, options);
+}
+
+/// A tracee of this thread that has something to tell, which it goes on to tell.
+fn next_to_tell() -> Option<i32> {
+    // SAFETY: all zeros is a valid value of this plain C struct, and the one that tells that nobody has anything to say.
+    let mut told: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    let flags = libc::WEXITED | libc::WSTOPPED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL | libc::__WNOTHREAD;
+    // SAFETY: waitid writes one siginfo_t. __WNOTHREAD keeps it to tracees of this thread.
+    let asked = unsafe { libc::waitid(libc::P_ALL, 0, &mut told, flags) };
+    // SAFETY: waitid fills the fields of SIGCHLD.
+    (asked == 0).then(|| unsafe { told.si_pid() }).filter(|pid| *pid != 0)
 }
 
 /// Asks thread `tid`, which nobody traces, to stop.

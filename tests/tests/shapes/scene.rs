@@ -217,7 +217,11 @@ impl<'a> Scene<'a> {
                 self.until("something to be evicted", |app| app.is_some_and(|app| app.pages_evicted > 500));
                 self.take(Step::Detach);
             }),
-            Step::Says(text) => self.job.as_mut().expect("it was started").wait_says(text, LIMIT),
+            // Who became a daemon says it after the process that was started has ended.
+            Step::Says(text) => {
+                let job = self.job.as_ref().expect("it was started");
+                wait_for(&format!("{text:?} of {}", self.case.name), LIMIT, || job.process.stdout().contains(text));
+            }
             Step::Evicted(mib) => self.until("its eviction", |app| app.is_some_and(|app| app.evicted >= mib * MIB)),
             Step::Within(mib) => self.until("it to be within its limit", |app| {
                 app.is_some_and(|app| !app.pids.is_empty() && app.resident > 0 && app.resident <= mib * MIB)

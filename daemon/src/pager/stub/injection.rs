@@ -44,7 +44,7 @@ pub fn inject(pid: i32, suspend_seccomp: bool, seed: Seed<'_>) -> Result<Injecte
     let is_init = process::number_in_own_namespace(pid) == Some(1);
     let start = Instant::now();
     let (mut thread, mut beside) = tracee::borrow(pid, suspend_seccomp)?;
-    let cloned = clone_stub(&mut thread, pid, is_init);
+    let cloned = clone_stub(&mut thread, &mut beside, pid, is_init);
     let released = thread.release();
     let pause = Pause(start.elapsed());
     beside.let_go();
@@ -75,9 +75,14 @@ pub fn inject(pid: i32, suspend_seccomp: bool, seed: Seed<'_>) -> Result<Injecte
 /// process between, which makes the stub and ends, and the thread collects that one. The stub is then the
 /// child of whoever adopts orphans. If that is the borrowed process itself, the stub is its child from the
 /// start, without a signal to send at its end: a plain wait then passes it over.
-fn clone_stub(thread: &mut Tracee, pid: i32, is_init: bool) -> Result<(Tracee, i32, u64), TraceError> {
-    let (mut between, between_there) = clone_unlimited(thread, pid)?;
-    let made = clone_from(&mut between, thread, is_init);
+fn clone_stub(
+    thread: &mut Tracee,
+    beside: &mut Beside,
+    pid: i32,
+    is_init: bool,
+) -> Result<(Tracee, i32, u64), TraceError> {
+    let (mut between, between_there) = clone_unlimited(thread, beside, pid)?;
+    let made = clone_from(&mut between, thread, beside, is_init);
     match made {
         Ok((Some((stub, pid_there)), scratch)) => {
             collect_own(between, between_there, thread);
@@ -95,6 +100,7 @@ fn clone_stub(thread: &mut Tracee, pid: i32, is_init: bool) -> Result<(Tracee, i
 fn clone_from(
     between: &mut Tracee,
     thread: &mut Tracee,
+    beside: &mut Beside,
     is_init: bool,
 ) -> Result<(Option<(Tracee, i32)>, u64), TraceError> {
     process::lift_limits(between.tid());
@@ -104,7 +110,7 @@ fn clone_from(
         let mut is_subreaper = [0u8; 4];
         process::read_memory(between.tid(), scratch, &mut is_subreaper).is_ok() && is_subreaper != [0; 4]
     };
-    let made = if adopts { None } else { Some(between.clone_process()?) };
+    let made = if adopts { None } else { Some(between.clone_process(beside)?) };
     Ok((made, scratch))
 }
 
@@ -114,13 +120,13 @@ fn collect_own(between: Tracee, there: i32, thread: &mut Tracee) {
 }
 
 /// `clone` in the thread, though the program's user may have no more processes: for that moment it may.
-fn clone_unlimited(thread: &mut Tracee, pid: i32) -> Result<(Tracee, i32), TraceError> {
-    let first = thread.clone_process();
+fn clone_unlimited(thread: &mut Tracee, beside: &mut Beside, pid: i32) -> Result<(Tracee, i32), TraceError> {
+    let first = thread.clone_process(beside);
     if !first.as_ref().is_err_and(|e| e.errno() == Some(libc::EAGAIN)) {
         return first;
     }
     let Some(limit) = process::set_limit(pid, libc::RLIMIT_NPROC, process::UNLIMITED) else { return first };
-    let second = thread.clone_process();
+    let second = thread.clone_process(beside);
     process::set_limit(pid, libc::RLIMIT_NPROC, limit);
     second
 }

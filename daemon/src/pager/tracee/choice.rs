@@ -42,6 +42,10 @@ impl Beside {
         });
     }
 
+    pub fn contains(&self, tid: i32) -> bool {
+        self.tids.contains(&tid)
+    }
+
     pub fn is_empty(&self) -> bool {
         self.tids.is_empty()
     }
