@@ -1,6 +1,6 @@
 //! Programs that replace themselves, start others and fork while their memory is evicted: all bytes are right in each of them, and nothing of annex stays behind.
 
-use annex_tests::testbed::census::Census;
+use annex_tests::testbed::census::{Census, stubs_of};
 use annex_tests::testbed::{Outcome, Testbed, bins, wait_for};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::Mode;
@@ -126,8 +126,9 @@ fn a_program_that_forks_where_its_marks_can_not_be_read_is_stopped_and_its_child
         bed.ask("attach", [&job.pid().to_string(), "--name", "forks", "--local", "4M", "--no-wait"]).succeeded();
         bed.wait_app("forks", MINUTE, |app| app.evicted > 26 << 20);
         if !readable {
-            let mounted =
-                Command::new("mount").arg("--bind").arg(&marks).arg(format!("/proc/{}/smaps", job.pid())).status();
+            // annexd looks at the program's memory through the stub, which lives for as long as that.
+            let stub = stubs_of(job.pid())[0];
+            let mounted = Command::new("mount").arg("--bind").arg(&marks).arg(format!("/proc/{stub}/smaps")).status();
             assert!(mounted.expect("mount runs").success());
         }
         job.signal(Signal::SIGUSR1);

@@ -88,3 +88,22 @@ impl Census {
         assert_eq!(after.tracer, 0, "it is still traced");
     }
 }
+
+/// A process's stubs: those that have its memory and bear the name, whoever their parent is.
+pub fn stubs_of(pid: i32) -> Vec<i32> {
+    let processes = fs::read_dir("/proc").expect("it is mounted").flatten();
+    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    pids.filter(|other| is_stub(*other) && share_memory(pid, *other)).collect()
+}
+
+/// Whether a process is a stub that lives.
+pub fn is_stub(pid: i32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.contains("(annex-stub) ") && !stat.contains(") Z ")
+}
+
+fn share_memory(one: i32, other: i32) -> bool {
+    const KCMP_VM: i32 = 1;
+    // SAFETY: kcmp compares what the two processes have, and touches no memory of ours.
+    unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_VM, 0, 0) == 0 }
+}

@@ -5,6 +5,7 @@
 
 mod scene;
 
+use annex_tests::testbed::census::stubs_of;
 use annex_tests::testbed::{Donor, Job, Testbed, bins, directory, wait_for};
 use nix::sys::signal::Signal;
 use rand::rngs::StdRng;
@@ -13,7 +14,7 @@ use scene::Step::{
     Attach, AttachOr, AttachOther, Cycles, Detach, Evicted, Exits, Faults, Go, KillAnnexd, KillStubs, Native, Run,
     Says, StopAnnexd, TakeOver, Within,
 };
-use scene::{Case, Comes, LIMIT, Step, bed, bed_of, kill, play, programs, stops_well, stubs_of};
+use scene::{Case, Comes, LIMIT, Step, bed, bed_of, kill, play, programs, stops_well};
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
 
