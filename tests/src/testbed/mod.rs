@@ -316,7 +316,8 @@ impl Testbed {
     }
 
     pub fn status(&self) -> Status {
-        api::fetch(&self.socket, "/v1/status").expect("annexd answers")
+        let status = api::fetch(&self.socket, "/v1/status");
+        status.unwrap_or_else(|error| panic!("annexd does not answer ({error}):\n{}", self.annexd_logs()))
     }
 
     /// The app by name, while annexd has it.

@@ -118,22 +118,25 @@ pub fn play(bed: Testbed, side_by_side: usize, cases: &[Case]) {
     let left: Mutex<VecDeque<&Case>> = Mutex::new(cases.iter().filter(|case| case.name.contains(&only)).collect());
     let failed = Mutex::new(Vec::new());
     let next = || left.lock().expect("nobody panics with it").pop_front();
-    std::thread::scope(|scope| {
-        for _ in 0..side_by_side {
-            scope.spawn(|| {
-                while let Some(case) = next() {
-                    let started = Instant::now();
-                    let played = catch_unwind(AssertUnwindSafe(|| Scene::new(&bed, &programs, case).play()));
-                    let took = started.elapsed();
-                    let why = played.err().map(|panic| {
-                        let text = panic.downcast_ref::<String>().cloned();
-                        text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned())).unwrap_or_default()
-                    });
-                    println!("{}: {} after {took:.1?}", case.name, if why.is_some() { "FAILED" } else { "as it must" });
-                    failed.lock().expect("nobody panics with it").extend(why.map(|why| (case.name, why)));
-                }
+    let player = || {
+        while let Some(case) = next() {
+            let started = Instant::now();
+            let played = catch_unwind(AssertUnwindSafe(|| Scene::new(&bed, &programs, case).play()));
+            let took = started.elapsed();
+            let why = played.err().map(|panic| {
+                let text = panic.downcast_ref::<String>().cloned();
+                text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned())).unwrap_or_default()
             });
+            println!("{}: {} after {took:.1?}", case.name, if why.is_some() { "FAILED" } else { "as it must" });
+            failed.lock().expect("nobody panics with it").extend(why.map(|why| (case.name, why)));
         }
+    };
+    std::thread::scope(|scope| {
+        // What a thread has started ends with it: an annexd that is started again by a case has to be this thread's.
+        for _ in 1..side_by_side {
+            scope.spawn(player);
+        }
+        player();
     });
     let failed = failed.into_inner().expect("nobody panics with it");
     let names: Vec<&str> = failed.iter().map(|(name, _)| *name).collect();
