@@ -1,6 +1,6 @@
 //! Bad input and bad luck: each has a clear message and an exit code of its own, and nothing is lost.
 
-use annex_tests::testbed::census::Census;
+use annex_tests::testbed::census::stubs_of;
 use annex_tests::testbed::{Donor, Job, Outcome, Testbed, bins, directory, wait_for};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -401,7 +401,7 @@ fn a_program_that_is_frozen_while_its_pages_move_holds_up_nobody_else() {
     };
     let (frozen, other) = (program("frozen"), program("other"));
     let pid = bed.app("frozen").expect("it runs").pids[0];
-    let all = || Census::of(pid).children.into_iter().chain([pid]).map(Pid::from_raw);
+    let all = || stubs_of(pid).into_iter().chain([pid]).map(Pid::from_raw);
     let said = bed.annexd.log_reader();
     let another_acts = || said().contains("looks after the other programs");
     let wake = || all().for_each(|process| kill(process, Signal::SIGCONT).expect("it is there"));

@@ -1,5 +1,6 @@
 //! What programs wait for comes before what they don't: on a busy host a fault must not wait behind ordinary work.
 
+use annex_tests::testbed::census::stubs_of;
 use annex_tests::testbed::{Testbed, bins, wait_for};
 use nix::sys::signal::Signal;
 use std::process::Command;
@@ -31,10 +32,8 @@ fn a_stub_comes_before_ordinary_threads() {
     let job = bed.run("busy", "32M", stress);
     bed.wait_app("busy", MINUTE, |app| app.pages_evicted > 1000);
     let program = bed.app("busy").expect("it runs").pids[0];
-    let children = std::fs::read_to_string(format!("/proc/{program}/task/{program}/children")).expect("it runs");
-    let stubs: Vec<_> =
-        children.split_whitespace().flat_map(|pid| classes(pid.parse().expect("a PID"), "annex-stub")).collect();
-    assert_eq!(stubs, [(ROUND_ROBIN, -20)], "children of the program: {children}");
+    let stubs: Vec<_> = stubs_of(program).into_iter().flat_map(|stub| classes(stub, "annex-stub")).collect();
+    assert_eq!(stubs, [(ROUND_ROBIN, -20)]);
     job.signal(Signal::SIGTERM);
     job.wait(MINUTE);
 }

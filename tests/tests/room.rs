@@ -1,7 +1,7 @@
 //! When there is no room. Bringing a program back must not get it killed: when its cgroup has no room for what is in the pool, annexd says so and leaves the program as it
 //! is. And a program that is above its limit since nothing of it can be evicted has a note that says why, as long as that lasts.
 
-use annex_tests::testbed::census::Census;
+use annex_tests::testbed::census::stubs_of;
 use annex_tests::testbed::{Donor, Testbed, bins, wait_for};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -107,12 +107,7 @@ fn a_stub_that_does_not_answer_is_noted_on_the_app_until_it_does() {
     job.wait_says("forked", 2 * MINUTE);
     bed.wait_app("stuck", MINUTE, |app| app.evicted > 40 << 20 && app.resident < 48 << 20);
     let pids = bed.app("stuck").expect("it runs").pids;
-    let stubs: Vec<Pid> = pids
-        .iter()
-        .flat_map(|pid| Census::of(*pid).children)
-        .filter(|child| !pids.contains(child))
-        .map(Pid::from_raw)
-        .collect();
+    let stubs: Vec<Pid> = pids.iter().flat_map(|pid| stubs_of(*pid)).map(Pid::from_raw).collect();
     let all = |signal| stubs.iter().for_each(|stub| kill(*stub, signal).expect("it is there"));
     all(Signal::SIGSTOP);
     bed.ask("limit", ["stuck", "24M"]).succeeded();

@@ -2,7 +2,7 @@
 //!
 //! `ANNEX_STRESS_SECONDS` sets the length of each run.
 
-use annex_tests::testbed::census::Census;
+use annex_tests::testbed::census::stubs_of;
 use annex_tests::testbed::{Donor, Testbed, bins, directory, stress_seconds};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::process::{Command, Stdio};
@@ -68,7 +68,7 @@ fn no_wrong_byte_where_the_stub_has_the_programs_cpu() {
     let mut job = bed.run("apart", "32M", command);
     job.wait_says("ready", Duration::from_secs(120));
     let app = bed.wait_app("apart", Duration::from_secs(60), |app| app.pages_evicted > 20_000);
-    let stubs: Vec<i32> = app.pids.iter().flat_map(|pid| Census::of(*pid).children).collect();
+    let stubs: Vec<i32> = app.pids.iter().flat_map(|pid| stubs_of(*pid)).collect();
     // For the whole run: the stub is let go whenever another thread faults, and how long for depends on the machine.
     let (running, end) = channel();
     let watch = std::thread::spawn(move || watch_stubs(&stubs, "0", &end));

@@ -189,7 +189,7 @@ fn a_detach_streams_its_steps_and_ends_with_done() {
     let answer = annexd.ask("DELETE", "/v1/apps/redis", "");
     let lines: Vec<Progress> = answer.body.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
     assert!(matches!(lines[0], Progress::Step { done: 0, total: 536_870_912, .. }), "{lines:?}");
-    assert_eq!((lines.len(), lines.last()), (4, Some(&Progress::Done)));
+    assert_eq!((lines.len(), lines.last()), (5, Some(&Progress::Done)));
     assert_eq!(annexd.ask("DELETE", "/v1/apps/redis", "").status, 404);
 }
 

@@ -3,6 +3,7 @@
 //! that of a stretch of the run: its filling, or what was measured.
 
 use crate::access::{Measured, ticks};
+use crate::testbed::census::stubs_of;
 use crate::testbed::{Testbed, api};
 use annex_shared::api::{AppInfo, Status};
 use serde::Serialize;
@@ -97,7 +98,7 @@ impl Look {
                 }
             }
         }
-        let stubs = app.pids.iter().flat_map(|pid| children(*pid)).flat_map(threads).filter(|(name, _)| name == STUB);
+        let stubs = app.pids.iter().flat_map(|pid| stubs_of(*pid)).flat_map(threads).filter(|(name, _)| name == STUB);
         cpu.insert(STUB.into(), stubs.map(|(_, ns)| ns).sum());
         Some(Look { at_ns: ticks::now(), app, cpu, overhead_per_page: status.overhead_per_page })
     }
@@ -112,11 +113,6 @@ fn threads(pid: i32) -> Vec<(String, u64)> {
             Some((read(task.join("comm"))?.trim().to_owned(), ran))
         })
         .collect()
-}
-
-fn children(pid: i32) -> Vec<i32> {
-    let lists = tasks(pid).filter_map(|task| std::fs::read_to_string(task.join("children")).ok());
-    lists.flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect()
 }
 
 fn tasks(pid: i32) -> impl Iterator<Item = PathBuf> {
