@@ -143,6 +143,7 @@ impl Means {
             if before.is_some_and(|traces| !stub.unmap(&traces.mappings(), UNMAPPING)) {
                 tracing::warn!(pid, "what a stub before had mapped could not be unmapped");
             }
+            self.registry.unfurnish(space);
             space.furnish(pid, stub, mm);
             self.registry.furnished(space);
             Ok(())

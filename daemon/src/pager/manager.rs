@@ -320,7 +320,7 @@ impl Manager {
             self.means.around.turns.manager.begin("replacing a stub");
             if let Some(gone) = &gone {
                 tracing::warn!(app = app.name, pid, "the stub was killed; setting up another");
-                self.means.registry.unfurnished(&space);
+                self.means.registry.unfurnish(&space);
                 self.means.clear_away(&space, pid, &gone.traces());
             }
             if let Err(error) = self.means.refurnish(&space, pid) {

@@ -53,18 +53,20 @@ impl Registry {
         }
     }
 
-    /// The space's stub is no more.
-    pub fn unfurnished(&self, space: &Space) {
-        self.keeper.let_go(Kept::Stub(space.id.0));
+    /// The space is about to let go of its stub, and of what it has open of its address space.
+    pub fn unfurnish(&self, space: &Space) {
+        let id = space.id.0;
+        for kept in [Kept::Stub(id), Kept::Memory(id), Kept::Pagemap(id)] {
+            self.keeper.let_go(kept);
+        }
     }
 
     pub fn remove(&self, space: &Space, proof: Proof) {
         let id = space.id.0;
         self.keeper.let_go(Kept::Userfaultfd(id));
         space.uffd.let_go(proof);
-        for kept in [Kept::Table(id), Kept::Memory(id), Kept::Pagemap(id), Kept::Stub(id)] {
-            self.keeper.let_go(kept);
-        }
+        self.keeper.let_go(Kept::Table(id));
+        self.unfurnish(space);
         if space.uffd.ring().is_some() {
             self.keeper.let_go(Kept::Ring(id));
             self.keeper.let_go(Kept::Bell(id));

@@ -178,6 +178,7 @@ pub fn let_go(means: &Means, space: &Arc<Space>) -> bool {
     let proof = Proof::of_end(&space.uffd).or_else(|| Proof::all_back(&space.core().table));
     let Some(proof) = proof else { return false };
     means.workers.unwatch(space);
+    means.registry.unfurnish(space);
     if let Some(task) = space.task() {
         let mut evicting = space.evicting.lock();
         let stub = evicting.stub.take();
