@@ -84,6 +84,11 @@ impl Roster {
     }
 }
 
+/// Whether all known processes of an app have ended. A unit may have none for a while: its cgroup tells when one comes.
+fn has_nobody(app: &App) -> bool {
+    app.members.lock().is_empty() && !matches!(app.target, Target::Unit(_))
+}
+
 pub struct Manager {
     pub roster: Arc<Roster>,
     pub means: Arc<Means>,
@@ -132,8 +137,7 @@ impl Manager {
             turn.begin("looking for new processes");
             let stubs: HashSet<i32> = self.means.registry.all().iter().filter_map(|s| s.stub_pid()).collect();
             // A program that has put itself into the background has ended, and goes on as another process.
-            let is_empty = |app: &Arc<App>| app.members.lock().is_empty();
-            self.census.update(&apps, &stubs, apps.iter().any(is_empty));
+            self.census.update(&apps, &stubs, apps.iter().any(|app| has_nobody(app)));
             apps.iter().for_each(|app| self.retire(app));
             // Before any of them gets a stub: what is evicted must have an owner that is known.
             self.roster.write_down();
@@ -228,8 +232,7 @@ impl Manager {
 
     /// Drops an app of which nothing is left.
     fn retire(&self, app: &Arc<App>) {
-        let is_over = || app.members.lock().is_empty() && !matches!(app.target, Target::Unit(_));
-        if is_over() && app.state() != AppState::Detaching && self.means.registry.of_app(app.id).is_empty() {
+        if has_nobody(app) && app.state() != AppState::Detaching && self.means.registry.of_app(app.id).is_empty() {
             let _changing = self.roster.changing.lock();
             tracing::info!(app = app.name, "the app has ended");
             self.roster.remove(app.id);
