@@ -178,6 +178,10 @@ impl Lab {
             format!("[[pool.donor]]\naddress = \"{}:7411\"\nname = \"{}\"\n{of_donors}\n", address(*nth), name(*nth))
         };
         let above = above.replace("lost_after = \"5s\"", &format!("lost_after = \"{lost_after}\""));
+        let above = match donors.len() {
+            1 => above.replace("replicas = 2", "replicas = 1"),
+            _ => above,
+        };
         // A refused SET ends the client: two donors that are slow at a time are not to look as if both were away.
         let above = if *kv { above.replace("away_after = \"300ms\"", "away_after = \"3s\"") } else { above };
         let of_kv = format!("[kv]\nenabled = true\nlisten = []\nsocket = \"{}/redis.sock\"\n", Redis::DIR_OF_KV);
