@@ -18,13 +18,21 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// Not in the libc crate.
+const PR_GET_TID_ADDRESS: u64 = 40;
 
 /// What the child says.
 #[derive(Serialize, Deserialize)]
 enum Report {
-    Placed { traces: StubTraces, pause_ns: u64 },
+    Placed {
+        traces: StubTraces,
+        pause_ns: u64,
+    },
     Failed(String),
+    /// What threads answered, and which one it was.
+    Answers(Vec<(i32, Option<u64>)>),
 }
 
 /// A stub that annexd has yet to write down. Were annexd killed before, nobody would know of it, and it would keep the program's memory for ever: unless
@@ -92,7 +100,7 @@ pub fn inject(pid: i32, seed: BorrowedFd<'_>, is_device: bool, suspend_seccomp: 
             return Ok(Placed { traces, pause: Pause(Duration::from_nanos(pause_ns)), word: Some(word), tracer });
         }
         Ok(Report::Failed(why)) => why,
-        Err(_) => "the tracing process ended without a word".into(),
+        Ok(Report::Answers(_)) | Err(_) => "the tracing process ended without a word".into(),
     };
     collect(tracer);
     Err(StubError::Apart(why))
@@ -123,6 +131,42 @@ pub fn reap(pid: i32, stub: i32, mappings: &[(u64, u64)]) {
     if process::Stat::read(stub).is_some_and(|stat| stat.parent == std::process::id() as i32 && stat.comm == stub::NAME)
     {
         let _ = waitpid(Pid::from_raw(stub), Some(WaitPidFlag::__WALL | WaitPidFlag::WNOHANG));
+    }
+}
+
+/// How long threads are asked in one go: those that are left are asked in the next.
+const ASKING: Duration = Duration::from_millis(100);
+
+/// Asks threads of process `pid` at which address the kernel is to clear their TID (0: nowhere). `None`: the
+/// thread can't be asked. They write their answer to `scratch`.
+pub fn ask_where_tids_are_cleared(pid: i32, tids: &[i32], scratch: u64) -> Vec<(i32, Option<u64>)> {
+    let seccomp = process::identity(pid).is_ok_and(|i| i.seccomp);
+    let asked = run(&[], |mut report| {
+        let until = Instant::now() + ASKING;
+        let borrowing = tracee::Borrowing::from(pid, seccomp);
+        let in_time = tids.iter().take_while(|_| Instant::now() < until);
+        let ask = |tid: &i32| {
+            let mut thread = borrowing.thread(*tid)?;
+            let made = thread.call("prctl", libc::SYS_prctl, [PR_GET_TID_ADDRESS, scratch, 0, 0, 0, 0]);
+            let mut answer = [0; 8];
+            let answer = made.ok().and_then(|_| process::read_memory(*tid, scratch, &mut answer).ok().map(|()| answer));
+            thread.release().ok()?;
+            answer.map(u64::from_le_bytes)
+        };
+        report.send(&Report::Answers(in_time.map(|tid| (*tid, ask(tid))).collect()));
+    });
+    match asked {
+        Ok((said, tracer)) => {
+            collect(tracer);
+            match serde_json::from_slice(&said) {
+                Ok(Report::Answers(answers)) => answers,
+                _ => Vec::new(),
+            }
+        }
+        Err(error) => {
+            tracing::warn!(pid, "failed to start a tracing process: {error}");
+            Vec::new()
+        }
     }
 }
 

@@ -221,11 +221,16 @@ impl Core {
     /// What the kernel shows others of the program (ps, top) stays: it reads that where it can't wait for a page.
     fn keep_title(&mut self, ranges: [(u64, u64); 2]) {
         for (start, end) in ranges.into_iter().filter(|(start, end)| start < end && end - start <= MOST_TITLE) {
-            for page in (PageIdx::of(start).0..=PageIdx::of(end - 1).0).map(PageIdx) {
-                self.pins.insert(page);
-                if matches!(self.table.record(page), Record::Evicted(_)) {
-                    self.wanted.push(page);
-                }
+            self.keep((PageIdx::of(start).0..=PageIdx::of(end - 1).0).map(PageIdx));
+        }
+    }
+
+    /// These pages stay resident, and come back if they are evicted.
+    pub fn keep(&mut self, pages: impl IntoIterator<Item = PageIdx>) {
+        for page in pages {
+            self.pins.insert(page);
+            if matches!(self.table.record(page), Record::Evicted(_)) {
+                self.wanted.push(page);
             }
         }
     }

@@ -18,7 +18,6 @@
 //! an address that has become something else. If all replicas of a batch fail, its bytes go back into the app.
 
 use super::clock::{Clock, Victims, recheck};
-use super::control_block;
 use super::fault::Fault;
 use super::hindrance::Cause;
 use super::mm::Mm;
@@ -30,6 +29,7 @@ use super::salvage;
 use super::space::{Evicting, Space, Surroundings};
 use super::stub::{CallError, Gate, Hurry, Stub};
 use super::table::{PageIdx, Record, Table, Victim};
+use super::thread_exit;
 use super::worker::Workers;
 use crate::pool::{Buf, Busy, Done, Lane, Part, SlotRun};
 use annex_shared::api::AppState;
@@ -98,7 +98,7 @@ impl Evictor {
         turn.begin("waiting for a stub");
         // Another evictor may be kept by its program, for as long as that is frozen.
         let Some(mut evicting) = space.evicting.try_lock_for(BUSY) else { return Outcome::NoAnswer };
-        let Evicting { stub: Some(stub), clock } = &mut *evicting else { return Outcome::Dead };
+        let Evicting { stub: Some(stub), clock, exits } = &mut *evicting else { return Outcome::Dead };
         space.core().release.take().iter().for_each(Gate::ring);
         if let Err(outcome) = ready(stub, clock) {
             return outcome;
@@ -112,6 +112,10 @@ impl Evictor {
             Ok(victims) => victims,
             Err(outcome) => return outcome,
         };
+        turn.begin("looking at threads");
+        if let Some(mm) = space.mm() {
+            space.core().keep(exits.pages(pid, &mm, stub.scratch_at()));
+        }
         self.bring_back_wanted(space);
         let mut runs = Vec::new();
         let reserved = self.around.pool.reserve(victims.pages.len(), &mut runs);
@@ -127,7 +131,7 @@ impl Evictor {
         }
         self.around.in_flight.begin(&runs);
         turn.begin("moving pages");
-        let (outcome, busy) = match self.move_out(space, (pid, task), (stub, clock), &victims, &runs) {
+        let (outcome, busy) = match self.move_out(space, task, (stub, clock), &victims, &runs) {
             Ok((moved, busy)) => {
                 let n = moved.len() as u64;
                 space.app.add_resident(-(n as i64));
@@ -170,16 +174,14 @@ impl Evictor {
     fn move_out(
         &mut self,
         space: &Arc<Space>,
-        (pid, task): (i32, i32),
+        task: i32,
         (stub, clock): (&mut Stub, &mut Clock),
         victims: &Victims,
         runs: &[SlotRun],
     ) -> Result<(Vec<Moved>, Vec<PageIdx>), Outcome> {
         let reserved = runs.iter().map(|r| r.count as usize).sum();
-        let pins = control_block::of_threads(pid);
         let _urgent = Urgent::begin();
         let mut core = space.core();
-        core.pins.extend(pins);
         if core.frozen || !core.suspects.is_empty() || space.is_dead() || space.app.state() == AppState::Detaching {
             return Err(Outcome::NothingCold);
         }
@@ -319,7 +321,7 @@ impl Evictor {
         let blocks: Vec<usize> = moved
             .iter()
             .enumerate()
-            .filter(|(i, m)| control_block::is_in(m.page, &bytes[page_at(*i)]))
+            .filter(|(i, m)| thread_exit::is_control_block_in(m.page, &bytes[page_at(*i)]))
             .map(|(i, _)| i)
             .collect();
         let mut keep: Vec<Moved> = Vec::with_capacity(moved.len());

@@ -9,6 +9,7 @@ use nix::unistd::Pid;
 use std::fs;
 use std::io::{self, IoSliceMut};
 use std::os::fd::{BorrowedFd, RawFd};
+use std::os::unix::fs::DirEntryExt;
 use std::time::Duration;
 
 use super::table::PageIdx;
@@ -204,8 +205,13 @@ pub fn last_pid() -> Option<u64> {
 
 /// Thread IDs of a process.
 pub fn threads(pid: i32) -> Vec<i32> {
+    thread_entries(pid).into_iter().map(|(tid, _)| tid).collect()
+}
+
+/// Thread IDs of a process, each with a number that another thread with the same ID does not have.
+pub fn thread_entries(pid: i32) -> Vec<(i32, u64)> {
     let Ok(entries) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
-    entries.flatten().filter_map(|e| e.file_name().to_str()?.parse().ok()).collect()
+    entries.flatten().filter_map(|e| Some((e.file_name().to_str()?.parse().ok()?, e.ino()))).collect()
 }
 
 /// The PIDs that a process, or a thread, has in its PID namespaces: first ours, last its own.

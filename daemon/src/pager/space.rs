@@ -68,7 +68,7 @@ pub struct Core {
     pub home: Home,
     /// The clock's lap, modulo `policy::LAPS`.
     pub lap: u8,
-    /// Pages with a thread's control block, never to be evicted; forgotten when they are unmapped. See `control_block`.
+    /// Pages that the kernel touches where it can't wait for them (see `thread_exit`), never to be evicted; forgotten when they are unmapped.
     pub pins: BTreeSet<PageIdx>,
     /// Pages that are to stay resident, and were evicted before that was known.
     pub wanted: Vec<PageIdx>,
@@ -97,6 +97,7 @@ pub struct Core {
 pub struct Evicting {
     pub stub: Option<Stub>,
     pub clock: super::clock::Clock,
+    pub exits: super::thread_exit::ThreadExits,
 }
 
 pub struct Space {
@@ -156,7 +157,7 @@ impl Space {
             id,
             app,
             uffd,
-            evicting: Mutex::new(Evicting { stub: None, clock: Default::default() }),
+            evicting: Mutex::new(Evicting { stub: None, clock: Default::default(), exits: Default::default() }),
             core: Mutex::new(core),
             pid: AtomicI32::new(0),
             stub_pid: AtomicI32::new(0),

@@ -20,7 +20,7 @@ mod rseq;
 #[cfg(test)]
 mod tests;
 
-pub use choice::{Beside, borrow};
+pub use choice::{Beside, Borrowing, borrow};
 
 use super::process;
 use dispatch::Dispatch;

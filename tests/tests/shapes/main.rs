@@ -121,6 +121,8 @@ const MAPPINGS: &[Case] = &[
     right("locked-while-paged-both-again", &["mlockall_while_paged", "both"], LOCKED),
     right("futex-wait", &["futexes", "wait"], PAGED),
     right("process-title", &["process_title"], PAGED),
+    right("thread-id-cleared-elsewhere", &["cleartid_elsewhere"], PAGED),
+    right("owner-of-a-robust-lock-dies", &["robust_lock"], PAGED),
     limit(
         "futex-wake-op",
         &["futexes", "wake_op"],
@@ -132,12 +134,6 @@ const MAPPINGS: &[Case] = &[
         &["futexes", "lock_pi"],
         "the kernel takes a priority-inheriting lock where it can't wait for a page",
         "on a page that is out: Bad address",
-    ),
-    limit(
-        "thread-id-cleared-elsewhere",
-        &["cleartid_elsewhere"],
-        "an ending thread can't wait for a page, and annexd knows the control blocks of glibc and musl only",
-        "the TID was not cleared",
     ),
     limit(
         "own-userfaultfd-later",

@@ -23,7 +23,9 @@ pub(super) struct Comm {
     pub over: AtomicU32,
     /// Whether this ring is to be answered.
     pub answers: AtomicU32,
-    pad: [u32; 3],
+    pad: u32,
+    /// Where threads of the program write what they are asked for.
+    pub answer: AtomicU64,
     pub calls: [Call; MAX_MOVES],
     pub moves: [MoveArg; MAX_MOVES],
 }
@@ -46,6 +48,7 @@ const _: () = {
     assert!(std::mem::offset_of!(Comm, rung) == 40);
     assert!(std::mem::offset_of!(Comm, over) == 44);
     assert!(std::mem::offset_of!(Comm, answers) == 48);
+    assert!(std::mem::offset_of!(Comm, answer) == 56);
     assert!(std::mem::offset_of!(Comm, calls) == 64);
     assert!(size_of::<Call>() == 64);
 };

@@ -237,6 +237,11 @@ impl Stub {
         self.comm_at + (slot.addr() - self.gate.comm.as_ptr().addr()) as u64
     }
 
+    /// 8 bytes in the program's memory for what its threads are asked.
+    pub fn scratch_at(&self) -> u64 {
+        self.comm_at + std::mem::offset_of!(Comm, answer) as u64
+    }
+
     fn prepare(&self, i: usize, number: i64, args: [u64; 6]) {
         // SAFETY: the slot is in bounds, and the stub does not look at it before the doorbell.
         unsafe { self.call_slot(i).write_volatile(Call { number, args, result: gate::UNMADE }) };

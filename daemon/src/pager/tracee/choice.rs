@@ -128,6 +128,34 @@ pub fn borrow(pid: i32, suspend_seccomp: bool) -> Result<(Tracee, Beside), Trace
     }
 }
 
+/// Stops one thread after the other of a process.
+pub struct Borrowing {
+    pid: i32,
+    suspend_seccomp: bool,
+    syscall_at: Option<u64>,
+}
+
+impl Borrowing {
+    pub fn from(pid: i32, suspend_seccomp: bool) -> Borrowing {
+        Borrowing { pid, suspend_seccomp, syscall_at: find_syscall(pid) }
+    }
+
+    /// This thread, if it stops soon.
+    pub fn thread(&self, tid: i32) -> Option<Tracee> {
+        interrupt_new(tid, self.suspend_seccomp).ok()?;
+        let start = Instant::now();
+        loop {
+            match look(tid) {
+                Seen::Stopped => return Tracee::take(self.pid, tid, self.syscall_at).ok(),
+                Seen::Gone => return None,
+                // The kernel lets it go when the tracing thread ends.
+                Seen::Running if start.elapsed() > PATIENCE => return None,
+                Seen::Running => super::pause(start.elapsed()),
+            }
+        }
+    }
+}
+
 /// The living threads of a process that are not asked yet: those that are likely to stop come first.
 fn candidates(pid: i32, asked: &[i32]) -> Vec<i32> {
     let mut found: Vec<(bool, bool, i32)> = process::threads(pid)
