@@ -109,6 +109,8 @@ pub(super) struct Shelf {
     pub full: bool,
     /// Donors have no room: what the last tier has is taken.
     pub spills: bool,
+    /// Too few donors are there for a whole extent: what degraded ones have is taken.
+    pub degrades: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -193,6 +195,11 @@ impl Core {
     /// Tells the repair thread, likewise.
     pub fn mend(&self, task: repair::Task) {
         let _ = self.repair.send(task);
+    }
+
+    /// A replica takes writes: where none is left nothing can be written.
+    pub fn is_writable(&self, extent: ExtentId) -> bool {
+        self.extents.replicas(extent).is_some_and(|replicas| replicas.live() > 0)
     }
 
     #[inline]

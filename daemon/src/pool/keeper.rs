@@ -323,7 +323,7 @@ impl Keeper {
         {
             let mut shelf = lock(&self.core.shelf);
             (shelf.dry, shelf.full) = (self.book.is_dry(), self.book.is_full());
-            shelf.spills = self.book.spills();
+            (shelf.spills, shelf.degrades) = (self.book.spills(), self.book.degrades());
             shelf.looks += 1;
         }
         self.core.shelf_changed.notify_all();
@@ -348,6 +348,7 @@ impl Keeper {
             match shelved.grade {
                 Grade::Whole => room.free += u64::from(free),
                 Grade::LastTier => room.spilled += u64::from(free),
+                Grade::Degraded if self.core.is_writable(shelved.extent) => room.degraded += u64::from(free),
                 Grade::Degraded => {}
             }
             if free == slots {

@@ -291,21 +291,38 @@ impl Pool {
         self.core.slots.checksum(slot)
     }
 
+    /// Whether a slot that is freed now can be taken again: some extent has a replica that takes writes.
+    pub fn takes_writes(&self) -> bool {
+        lock(&self.core.shelf).extents.iter().any(|shelved| self.core.is_writable(shelved.extent))
+    }
+
+    /// The same of one slot.
+    pub fn takes_writes_to(&self, slot: SlotIdx) -> bool {
+        self.core.extents.locate(slot).is_some_and(|(extent, _)| self.core.is_writable(extent))
+    }
+
     /// How many more pages the pool could take: free in the extents held, and what donors say is free.
     pub fn available_pages(&self) -> u64 {
         let Some(slots) = self.core.extents.slots_per_extent() else { return 0 };
         let shelf = lock(&self.core.shelf);
         let held = shelf.extents.len() as u64;
-        let good = shelf.extents.iter().filter(|s| s.grade != Grade::Degraded);
-        let free: u64 = good.map(|s| u64::from(self.core.slots.free_count(s.extent))).sum();
+        // Degraded ones are taken too, when there is nothing better.
+        let usable = shelf.extents.iter().filter(|s| s.grade != Grade::Degraded || self.core.is_writable(s.extent));
+        let free: u64 = usable.map(|s| u64::from(self.core.slots.free_count(s.extent))).sum();
+        let degrades = shelf.degrades;
         drop(shelf);
-        let views = self.core.donors().filter(|d| self.is_real(d)).map(|d| lock(&d.view).clone());
+        let real = self.core.donors().filter(|d| self.is_real(d) && !d.silent.load(Relaxed));
+        let views = real.map(|d| lock(&d.view).clone());
         let donors: Vec<u64> = views.filter(|v| v.state == DonorState::Up).map(|v| u64::from(v.free)).collect();
         let replicas = usize::from(self.core.config.replicas);
-        let on_donors = placement::extents_possible(&donors, replicas);
+        let on_donors = match degrades {
+            // Each of them may be the only one that a new extent has.
+            true => donors.into_iter().max().unwrap_or(0),
+            false => placement::extents_possible(&donors, replicas),
+        };
         let more = match self.spill_room() {
-            // The donors' extents will have their backups there.
-            room if replicas == 1 => on_donors.max(room),
+            // The donors' extents will have their backups, or their second replicas, there.
+            room if replicas == 1 || degrades => on_donors.max(room),
             room => on_donors + room,
         };
         let allowed = match self.core.config.max_bytes.0 {
@@ -481,7 +498,7 @@ impl Pool {
     /// Where donors have it, else in the last tier if donors have no room, else wherever it can be.
     fn take_best(&self, shelf: &core::Shelf, want: u32, good_only: bool) -> Option<SlotRun> {
         let spilled = || (shelf.spills || !good_only).then(|| self.take(shelf, want, Grade::LastTier)).flatten();
-        let degraded = || (!good_only).then(|| self.take(shelf, want, Grade::Degraded)).flatten();
+        let degraded = || (shelf.degrades || !good_only).then(|| self.take(shelf, want, Grade::Degraded)).flatten();
         self.take(shelf, want, Grade::Whole).or_else(spilled).or_else(degraded)
     }
 
@@ -491,8 +508,7 @@ impl Pool {
         let slots = self.core.extents.slots_per_extent()?;
         let free = |s: &&core::Shelved| self.core.slots.free_count(s.extent);
         // Nothing can be written where no replica is left.
-        let is_live = |s: &core::Shelved| self.core.extents.replicas(s.extent).is_some_and(|r| r.live() > 0);
-        let alive = |s: &&core::Shelved| grade != Grade::Degraded || is_live(s);
+        let alive = |s: &&core::Shelved| grade != Grade::Degraded || self.core.is_writable(s.extent);
         let candidates = || shelf.extents.iter().filter(|s| s.grade == grade).filter(alive);
         let roomy = candidates().filter(|s| free(s) >= slots / ROOMY).min_by_key(free);
         let best = roomy.or_else(|| candidates().filter(|s| free(s) > 0).max_by_key(free))?;

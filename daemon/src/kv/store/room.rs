@@ -26,7 +26,8 @@ impl Store {
         }
         let mut tries = 0;
         while self.0.stock.is_out() {
-            if policy == Policy::NoEviction || tries == TRIES {
+            // With no donor within reach, what a key leaves free can't be taken.
+            if policy == Policy::NoEviction || tries == TRIES || !self.0.pool.takes_writes() {
                 return Err(StoreError::NoRoom);
             }
             let sheets = (self.0.space.borrow().sheets() / SHEETS_PART).clamp(SHEETS_LEAST, SHEETS_MOST);
@@ -74,6 +75,10 @@ impl Store {
     async fn evict_sheet(&self, policy: Policy) {
         let Some((_, victim)) = self.victim(policy) else { return };
         let sheet = victim.place().sheet;
+        // What lies out of reach would free nothing that can be taken.
+        if self.0.table.slot(sheet).is_some_and(|slot| !self.0.pool.takes_writes_to(slot)) {
+            return;
+        }
         // A record that is added while the sheet is on its way is not in what comes.
         let (slot, places) = (|| self.0.table.slot(sheet), self.0.table.places(sheet));
         let look = |bytes: &[u8]| self.headers_in(places, bytes);

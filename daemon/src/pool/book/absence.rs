@@ -46,6 +46,8 @@ impl Book {
         (entry.away_at, entry.asked_at) = (Some(now), None);
         if !std::mem::replace(&mut entry.silent, true) {
             self.actions.push(Action::Silent(donor, true));
+            // Its slabs may never come.
+            self.forget_plans(donor);
         }
     }
 

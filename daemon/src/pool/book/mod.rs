@@ -6,6 +6,9 @@
 //! then the extent is published. A donor that refuses ends the plans it is in; stock that no plan wants goes back after a while. An empty
 //! extent beyond the spare one goes back after it was idle for a while; a degraded one as soon as it is empty.
 //!
+//! While fewer than R donors are there, though as many are known, a plan names those that are there. Such an extent is degraded from the first. It is
+//! planned only for pages that somebody asks for now, and is repaired like any other when donors are back.
+//!
 //! # The life of a replica
 //! `members` tells it: live, away, joining, lost; `absence` what makes a donor away. `repair` decides where to put another one when there are too few, when a donor wants its slabs
 //! back, or when donors are filled unevenly: a *join* names one donor for one extent, and is carried out when its slab is there.
@@ -132,6 +135,8 @@ pub(super) struct Room {
     pub free: u64,
     /// Free pages in extents of the last tier.
     pub spilled: u64,
+    /// Free pages in degraded extents that have a live replica.
+    pub degraded: u64,
     /// Pages asked for and not had.
     pub wanted: u64,
     /// Pages taken in about the last second.
@@ -171,7 +176,7 @@ struct DonorEntry {
 
 impl DonorEntry {
     fn is_taking(&self) -> bool {
-        self.up && !self.closing && !self.removing
+        self.up && !self.silent && !self.closing && !self.removing
     }
 }
 
@@ -191,6 +196,8 @@ pub(super) struct Book {
     full: bool,
     /// Too few donors have room for a new extent.
     spills: bool,
+    /// Too few donors are there for a whole extent.
+    degrades: bool,
     actions: Vec<Action>,
     /// Set when nothing ran for a while: when it ran again.
     ran_since: Option<Instant>,
@@ -210,6 +217,7 @@ impl Book {
             dry: false,
             full: false,
             spills: false,
+            degrades: false,
             actions: Vec::new(),
             ran_since: None,
             draw: seed | 1,
@@ -251,6 +259,11 @@ impl Book {
     /// True while too few donors have room for a new extent, so that pages go to the last tier.
     pub fn spills(&self) -> bool {
         self.spills
+    }
+
+    /// True while fewer donors are there than an extent has replicas, though enough are known. Pages go to degraded extents then.
+    pub fn degrades(&self) -> bool {
+        self.degrades
     }
 
     /// The slabs held on a donor, by the book.
@@ -442,7 +455,14 @@ impl Book {
         // One extent ahead, and what was taken lately or missed once more.
         let target = slots + room.wanted + room.taken.min(slots * AHEAD);
         self.spills = !self.donors_have_room(now);
+        self.degrades = self.lacks_donors();
+        if !self.degrades {
+            // Whole extents can be had again.
+            let (replicas, spill) = (self.rules.replicas, self.rules.spill);
+            self.plans.retain(|p| p.len() >= replicas || spill.is_some_and(|spill| p.contains(&spill)));
+        }
         let mut free = room.free + if self.spills { room.spilled } else { 0 };
+        free += if self.degrades { room.degraded } else { 0 };
         let spare = free.saturating_sub(target);
         let demand = room.wanted > 0 || room.taken > 0;
         self.retire(room, spare / slots, demand, now);
@@ -452,7 +472,7 @@ impl Book {
             free += slots;
         }
         self.dry = free < target;
-        let left = room.free + room.spilled;
+        let left = room.free + room.spilled + room.degraded;
         self.full = if self.full { left < slots } else { self.is_dry() && left == 0 };
         self.build(now);
         self.return_stock(now);
@@ -468,7 +488,8 @@ impl Book {
             }
             let idle = now.duration_since(since) >= self.rules.idle_return;
             let goes = match self.grade(*extent) {
-                Grade::Degraded => true,
+                // What comes next goes there while nothing better can be had.
+                Grade::Degraded => !(self.degrades && self.has_live(*extent)) || (idle && !demand),
                 // Donors have room, so the next pages go there; and nothing is held in the file ahead of demand.
                 Grade::LastTier => !self.spills || (idle && !demand),
                 Grade::Whole => idle && spare > 0,
@@ -489,10 +510,35 @@ impl Book {
         let on_donors = self.drawing(|draw| placement::choose(&candidates, replicas, draw));
         let last_tier = self.last_tier(now).filter(|_| demand);
         let spilled = |spill| self.drawing(|draw| placement::choose_with(spill, &candidates, replicas, draw));
-        let Some(chosen) = on_donors.or_else(|| last_tier.map(spilled)) else { return false };
+        let Some(chosen) = on_donors.or_else(|| last_tier.map(spilled)) else {
+            return demand && self.plan_degraded(&candidates);
+        };
+        self.pursue(chosen);
+        true
+    }
+
+    /// An extent on the donors that are there. It gets its other replicas when theirs are back.
+    fn plan_degraded(&mut self, candidates: &[Candidate]) -> bool {
+        let donors = candidates.iter().filter(|c| c.free > 0).count();
+        if !self.degrades || donors == 0 {
+            return false;
+        }
+        let Some(chosen) = self.drawing(|draw| placement::choose(candidates, donors, draw)) else { return false };
+        self.pursue(chosen);
+        true
+    }
+
+    fn pursue(&mut self, chosen: Vec<DonorId>) {
         self.plans.push(chosen.clone());
         chosen.into_iter().for_each(|id| self.ask(id));
-        true
+    }
+
+    /// Fewer donors are there than an extent has replicas, and enough are known: some are away. With too few donors to begin with, nothing is written that
+    /// never could have all its replicas.
+    fn lacks_donors(&self) -> bool {
+        let known = || self.donors.iter().filter(|(id, d)| !self.is_spill(**id) && !d.removing);
+        let there = known().filter(|(_, d)| d.is_taking()).count();
+        there > 0 && there < self.rules.replicas && known().count() >= self.rules.replicas
     }
 
     /// Donors that could lend a slab beyond what is promised already.

@@ -221,7 +221,8 @@ impl World {
                 let donors: BTreeSet<DonorId> = replicas.iter().map(|p| p.donor).collect();
                 let spilled = self.book.rules.spill.is_some_and(|spill| donors.contains(&spill));
                 assert_eq!(donors.len(), replicas.len(), "replicas share a donor");
-                assert!(donors.len() == self.replicas || spilled, "some replicas are missing");
+                let is_full = donors.len() == self.replicas || spilled || self.book.degrades();
+                assert!(is_full, "some replicas are missing");
                 replicas.iter().for_each(|p| self.check_slab(p));
                 assert!(self.extents.insert(extent, replicas).is_none(), "{extent} was there already");
             }

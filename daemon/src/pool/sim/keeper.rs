@@ -83,7 +83,7 @@ impl World<'_> {
         self.act();
         let used = |e: u32| (0..SLOTS).any(|s| self.references[(e * SLOTS + s) as usize] > 0);
         let empty = (0..EXTENTS).map(ExtentId).filter(|e| self.table.is_live(*e) && !used(e.0)).collect();
-        self.book.balance(&Room { free: 0, spilled: 0, wanted: 0, taken: 0, empty }, self.now);
+        self.book.balance(&Room { empty, ..Room::default() }, self.now);
         self.act();
     }
 

@@ -1,8 +1,8 @@
 //! Donors that are lost, away, back, recalled, added and removed, and what becomes of their replicas.
 
 use super::super::testbed::{Bed, SLOTS, eventually, finish, post_write, read, write};
-use super::{IoError, donor_of};
-use annex_shared::api::DonorState;
+use super::{IoError, SlotRun, donor_of};
+use annex_shared::api::{DonorState, Limit};
 use annex_shared::config::{ByteSize, TimeSpan};
 use annex_shared::page::PAGE_SIZE;
 use std::time::{Duration, Instant};
@@ -361,4 +361,57 @@ fn a_connection_that_makes_do_with_tcp_is_made_anew_when_rdma_works() {
     eventually("it says hello again", || bed.agents[0].hellos() > hellos);
     assert!(runs.iter().all(|r| read(&mut lane, *r, 1) == Ok(true)));
     eventually("no replica was lost over it", || bed.pool.info().degraded_extents == 0);
+}
+
+/// `available_pages` left degraded extents out, so that the KV API had ninety per cent of nothing.
+#[test]
+fn with_donors_away_there_is_room_as_long_as_one_is_there() {
+    for (donors, replicas, away) in [(2, 2, 1), (3, 2, 1), (3, 2, 2), (4, 2, 2), (3, 3, 2), (2, 1, 1)] {
+        let bed = Bed::new(&vec![8; donors], replicas);
+        bed.pool.divide(super::super::Terms { min: Limit::Percent(0), max: Limit::Percent(90) }, 0);
+        let mut lane = bed.lane();
+        let runs = bed.reserve(8);
+        write(&mut lane, &runs, 1).unwrap();
+        bed.agents[..away].iter().for_each(|agent| agent.cut());
+        let states = || bed.pool.donors()[..away].iter().all(|d| d.state != DonorState::Up);
+        eventually("they are missed", states);
+        let missed: Vec<String> = bed.pool.donors()[..away].iter().map(|d| d.name.clone()).collect();
+        eventually("nothing is written to them", || {
+            bed.pool.slabs().iter().all(|slab| slab.state != "live" || !missed.contains(&slab.donor))
+        });
+        eventually("there is room", || bed.pool.room_for_kv() >= 3 * u64::from(SLOTS));
+        // More than the extents that were there: new ones are made on who is there.
+        let mut runs = Vec::new();
+        eventually("pages are had", || {
+            let got: u32 = runs.iter().map(|run: &SlotRun| run.count).sum();
+            got >= 3 * SLOTS || bed.pool.reserve_for_kv((3 * SLOTS - got) as usize, &mut runs) as u32 + got >= 3 * SLOTS
+        });
+        assert_eq!(write(&mut lane, &runs, 2), Ok(()), "{donors} donors, {replicas} replicas, {away} away");
+        assert!(runs.iter().all(|run| read(&mut lane, *run, 2) == Ok(true)));
+        assert!(bed.pool.takes_writes() && bed.pool.takes_writes_to(runs[0].first));
+        assert!(!bed.pool.info().full);
+
+        bed.agents.iter().for_each(|agent| agent.cut());
+        eventually("none takes writes", || !bed.pool.takes_writes() && bed.pool.available_pages() == 0);
+        assert!(!bed.pool.takes_writes_to(runs[0].first));
+    }
+}
+
+#[test]
+fn what_was_written_while_a_donor_was_away_is_on_it_when_it_is_back() {
+    let bed = Bed::new(&[8, 8], 2);
+    let mut lane = bed.lane();
+    write(&mut lane, &bed.reserve(8), 1).unwrap();
+    bed.agents[0].cut();
+    eventually("it is missed", || bed.pool.is_usable().is_err());
+    let mut runs = Vec::new();
+    eventually("pages are had", || {
+        let got: u32 = runs.iter().map(|run: &SlotRun| run.count).sum();
+        got >= 2 * SLOTS || bed.pool.reserve((2 * SLOTS - got) as usize, &mut runs) as u32 + got >= 2 * SLOTS
+    });
+    write(&mut lane, &runs, 2).unwrap();
+    bed.agents[0].mend();
+    eventually("all is whole", || bed.pool.is_usable().is_ok() && bed.pool.info().degraded_extents == 0);
+    bed.agents[1].cut();
+    assert!(runs.iter().all(|run| read(&mut lane, *run, 2) == Ok(true)));
 }

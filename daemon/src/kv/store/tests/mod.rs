@@ -567,3 +567,28 @@ fn of_a_large_value_only_the_sheets_that_are_asked_for_are_read_and_nothing_wron
         assert!(store.read_part(DB, key(1_000_000).as_bytes(), |_| 500_000..500_001).await.is_err());
     });
 }
+
+/// Each write evicted thousands of keys, to find no room all the same.
+#[test]
+fn with_donors_away_no_key_is_evicted_in_vain() {
+    let world = World::new(100);
+    let settings = Settings { policy: Policy::named("allkeys-lru").unwrap(), ..SETTINGS };
+    world.run(0, settings, async |store| {
+        let key = |nth: usize| format!("{nth}").into_bytes();
+        for nth in 0..200 {
+            store.write(DB, &key(nth), value(nth as u64, 3000), None).await.unwrap();
+        }
+        world.bed.agents[0].cut();
+        // Far more than the pool had given before.
+        for nth in 200..2000 {
+            store.write(DB, &key(nth), value(nth as u64, 3000), None).await.unwrap();
+        }
+        assert_eq!((store.len(DB).0, store.stats().evicted), (2000, 0));
+
+        world.bed.agents[1].cut();
+        let refused = store.write(DB, b"more", value(1, 3000), None).await;
+        assert!(refused.is_err());
+        assert_eq!((store.len(DB).0, store.stats().evicted), (2000, 0));
+        world.bed.agents.iter().for_each(|agent| agent.mend());
+    });
+}

@@ -197,3 +197,77 @@ fn what_nobody_else_has_is_waited_for_longer() {
     world.balance(nothing_free());
     assert!(extents.iter().all(|e| world.states(*e) == [ReplicaState::Lost; 2]));
 }
+
+fn wanted() -> Room {
+    Room { wanted: 1, ..nothing_free() }
+}
+
+/// Writes stopped as soon as fewer donors were there than an extent has replicas, however much room these had.
+#[test]
+fn with_too_few_donors_left_new_extents_lie_on_those_there_are_until_the_others_are_back() {
+    for (donors, replicas, away) in [(2, 2, 1), (3, 3, 1), (3, 3, 2), (3, 2, 2), (4, 3, 2), (4, 3, 3)] {
+        let mut world = World::new(donors, replicas, 8);
+        (0..donors).for_each(|d| world.connect(d));
+        (0..away).for_each(|d| world.disconnect(d));
+        world.settle(&nothing_free());
+        assert!(world.extents.is_empty(), "nobody has asked");
+        world.settle(&wanted());
+        let there: Vec<DonorId> = (away..donors).map(World::id).collect();
+        let on_all = |placed: &Vec<Placed>| {
+            placed.iter().map(|p| p.donor).collect::<BTreeSet<_>>().into_iter().eq(there.clone())
+        };
+        assert!(!world.extents.is_empty() && world.extents.values().all(on_all), "{:?}", world.extents);
+        // What is free in them is room while there is nothing better.
+        let count = world.extents.len();
+        world.settle(&Room { degraded: 2 * SLOTS, ..wanted() });
+        assert_eq!(world.extents.len(), count);
+
+        (0..away).for_each(|d| world.connect(d));
+        world.fill_and_settle();
+        world.fill_and_settle();
+        assert!(world.extents.keys().all(|e| world.live(*e) == replicas), "{:?}", world.extents);
+        assert!(!world.book.degrades());
+    }
+}
+
+#[test]
+fn with_donors_enough_or_never_enough_no_extent_lacks_a_replica_from_the_first() {
+    for (donors, connected, replicas, away) in [(3, 3, 2, 1), (4, 4, 2, 2), (2, 2, 1, 1), (2, 1, 2, 0)] {
+        let mut world = World::new(donors, replicas, 8);
+        (0..connected).for_each(|d| world.connect(d));
+        (0..away).for_each(|d| world.disconnect(d));
+        world.settle(&wanted());
+        assert!(!world.book.degrades());
+        assert!(world.extents.values().all(|placed| placed.len() == replicas), "{:?}", world.extents);
+        assert_eq!(world.extents.is_empty(), connected < replicas);
+    }
+}
+
+#[test]
+fn a_silent_donor_is_asked_for_no_slab_and_nothing_waits_for_it() {
+    let mut world = World::new(2, 2, 8);
+    (0..2).for_each(|d| world.connect(d));
+    world.deaf[0] = true;
+    world.book.hung(World::id(0), world.now);
+    world.act();
+    world.balance(wanted());
+    assert!(world.asked[0] == 0 && world.asked[1] > 0, "{:?}", world.asked);
+    world.settle(&wanted());
+    assert!(!world.extents.is_empty());
+}
+
+#[test]
+fn an_empty_degraded_extent_goes_back_when_a_donor_is_back_and_not_before() {
+    let mut world = World::new(2, 2, 8);
+    (0..2).for_each(|d| world.connect(d));
+    world.disconnect(0);
+    world.settle(&wanted());
+    let count = world.extents.len();
+    let empty: Vec<ExtentId> = world.extents.keys().copied().collect();
+    let room = Room { degraded: count as u64 * SLOTS, empty: empty.clone(), ..wanted() };
+    world.balance(room.clone());
+    assert_eq!(world.extents.len(), count);
+    world.connect(0);
+    world.balance(Room { degraded: 0, ..room });
+    assert!(empty.iter().all(|e| !world.extents.contains_key(e)));
+}
