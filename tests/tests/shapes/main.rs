@@ -1,7 +1,7 @@
 //! Programs of every shape, met in every way: whatever becomes of the process that was attached, of the stub and of annexd, no byte is lost and nothing is left.
 //!
 //! The programs are in `tests/programs/shapes`; each is right natively. `ANNEX_SHAPES_ONLY=text` plays only cases whose name has the text,
-//! `ANNEX_SHAPES_TCP=1` all of them over TCP. What the kernel makes impossible is in the tables too, as `docs/limits.md` tells it.
+//! `ANNEX_SHAPES_TCP=1` all of them over TCP, `ANNEX_SHAPES_KILLS=1000` kills that often. What the kernel makes impossible is in the tables too, as `docs/limits.md` tells it.
 
 mod scene;
 
@@ -388,6 +388,11 @@ fn still_right(bed: &Testbed, job: Job) {
     wait_for("every slot to be free", LIMIT, || bed.status().pool.used == 0);
 }
 
+/// How often something is killed, unless `ANNEX_SHAPES_KILLS` says so.
+fn kills(default: u32) -> u32 {
+    std::env::var("ANNEX_SHAPES_KILLS").map_or(default, |kills| kills.parse().expect("a number of kills"))
+}
+
 /// Waits until the workload's own process has a stub, and kills that.
 fn kill_stub(bed: &Testbed, job: &mut Job, round: u32) {
     let started = Instant::now();
@@ -404,11 +409,11 @@ fn kill_stub(bed: &Testbed, job: &mut Job, round: u32) {
 }
 
 #[test]
-fn a_stub_killed_thirty_times_under_load_loses_no_byte() {
+fn a_stub_killed_again_and_again_under_load_loses_no_byte() {
     let (bed, seed) = (bed(), seed());
     let mut dice = StdRng::seed_from_u64(seed);
     let mut job = loaded(&bed, seed);
-    for round in 0..30 {
+    for round in 0..kills(30) {
         kill_stub(&bed, &mut job, round);
         std::thread::sleep(Duration::from_millis(dice.random_range(0..200)));
     }
@@ -422,7 +427,7 @@ fn stub_and_annexd_killed_in_turn_lose_no_byte() {
     let (mut bed, seed) = (bed(), seed());
     let mut dice = StdRng::seed_from_u64(seed);
     let mut job = loaded(&bed, seed);
-    for round in 0..8 {
+    for round in 0..kills(8) {
         kill_stub(&bed, &mut job, round);
         std::thread::sleep(Duration::from_millis(dice.random_range(0..100)));
         bed.annexd.kill();
