@@ -9,6 +9,7 @@
 //! - [`config`]: strict TOML loading.
 //! - [`printable`]: text from others, as it may go to a terminal or a log.
 //! - [`priority`]: threads that somebody waits for.
+//! - [`repeats`]: lines of a log that one incident yields by the hundred.
 //! - [`rights`]: descriptors over Unix sockets.
 //! - [`ring`]: how threads of a program that takes its faults itself ask annexd for pages.
 
@@ -20,6 +21,7 @@ pub mod page;
 pub mod preamble;
 pub mod printable;
 pub mod priority;
+pub mod repeats;
 pub mod rights;
 pub mod ring;
 pub mod wire;

@@ -469,3 +469,23 @@ fn pages_on_their_way_to_a_slow_donor_are_given_back_at_once() {
     assert!(faults.major > 100, "{outcome}");
     assert!(faults.max_us < 10e6, "{outcome}");
 }
+
+/// The end of the only donor of many pages: 510 equal lines were in the log within 40 ms.
+#[test]
+fn what_befalls_many_pages_at_once_is_told_in_few_lines() {
+    let mut bed = Testbed::builder().replicas(1).donor(Donor::shm()).start();
+    let mut sleeps = Command::new("python3");
+    sleeps.args(["-c", "import time; b = bytearray(b'\\1' * (64 << 20)); time.sleep(600)"]);
+    let job = bed.run("victim", "16M", sleeps);
+    bed.wait_app("victim", MINUTE, |app| app.evicted >= 32 << 20);
+    bed.agents[0].kill();
+    bed.start_agent_again(0);
+    wait_for("the pages to be lost", MINUTE, || bed.status().pool.lost_extents > 0);
+    bed.ask("detach", ["victim"]);
+    job.process.signal(Signal::SIGKILL);
+    job.wait(MINUTE);
+    let log = bed.annexd.log();
+    let count = |what: &str| log.lines().filter(|line| line.contains(what)).count();
+    let told = [count("failed to read a page"), count("is lost: no replica has its bytes")];
+    assert!(told.iter().all(|lines| (1..=20).contains(lines)), "{told:?}: {log}");
+}

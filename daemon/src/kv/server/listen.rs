@@ -3,6 +3,7 @@
 use super::stream::Stream;
 use super::{Server, Statistics, connection};
 use crate::kv::session::{Address, Client};
+use annex_shared::repeated;
 use std::fs::Permissions;
 use std::future::Future;
 use std::io::{self, IoSlice};
@@ -155,7 +156,7 @@ async fn accept(server: Rc<Server>, listener: Listener, mut stopping: watch::Rec
                     }
                 }
                 Err(error) => {
-                    tracing::warn!("failed to accept a connection: {error}");
+                    repeated!(WARN, "failed to accept a connection" of "", "failed to accept a connection: {error}");
                     tokio::time::sleep(BREATH).await;
                 }
             }
