@@ -47,7 +47,9 @@ pub enum Command {
     Apps,
     /// Show donors, pool, apps, and what needs attention
     Status {
-        /// Exit with 0 if all is well, 1 if copies, donors or room are missing, 2 if pages are lost or out of reach
+        /// Exit with 0 if all is well, 1 if copies, donors or room are missing, 2 if pages are
+        /// lost, out of reach or down to
+        /// their last copy
         #[arg(long)]
         check: bool,
     },

@@ -371,10 +371,10 @@ fn status_in_a_pipe_has_each_thing_on_one_line() {
 #[test]
 fn status_check_tells_the_health_by_its_exit_code() {
     let annexd = Annexd::start();
-    // One of two donors is lost, and 16 extents lack a copy.
+    // One of two donors is lost, and of 16 extents one copy is left.
     assert_eq!(annexd.annex(&["status"]).code, Some(0));
     let said = annexd.annex(&["status", "--check"]);
-    assert!(said.code == Some(1) && said.out.contains("health:"), "{said:?}");
+    assert!(said.code == Some(2) && said.out.contains("health: AT RISK: 16 of 16"), "{said:?}");
 }
 
 #[test]

@@ -391,6 +391,12 @@ pub struct PoolInfo {
     #[serde(default)]
     pub waiting_extents: u32,
     pub full: bool,
+    /// Why it is full and what to do about it, in a sentence; empty if it is not.
+    #[serde(default)]
+    pub lack: String,
+    /// Of the degraded extents, those whose pages have one copy left.
+    #[serde(default)]
+    pub last_copy_extents: u32,
     /// Replicas that are being filled, or wait for their donor to come back.
     #[serde(default)]
     pub joining_replicas: u32,
@@ -399,6 +405,9 @@ pub struct PoolInfo {
     /// Replicas that are to leave their donor (recalled, removed, evened out) and have not yet.
     #[serde(default)]
     pub moving_replicas: u32,
+    /// Of those, the ones that no other donor has room for.
+    #[serde(default)]
+    pub stuck_replicas: u32,
     /// Bytes to be copied until every extent has all its replicas, and the seconds that takes at the configured rate.
     #[serde(default)]
     pub repair_left: u64,

@@ -182,6 +182,13 @@ pub fn resident_pages(pid: i32) -> Option<u64> {
     }
 }
 
+/// Pages of shared memory (memfds, /dev/shm, System V) that it has resident; 0 if it is gone.
+pub fn shared_pages(pid: i32) -> u64 {
+    let text = read(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("RssShmem:"));
+    line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()).map_or(0, |kb| kb / 4)
+}
+
 /// Anonymous memory in pages with shared copy-on-write pages divided among their users (Pss_Anon). Walks the page tables: dear.
 pub fn proportional_pages(pid: i32) -> Option<u64> {
     let task = living(pid)?;

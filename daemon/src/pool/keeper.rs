@@ -333,6 +333,7 @@ impl Keeper {
         }
         self.core.counts.crowded.store(self.book.crowded(), Relaxed);
         self.core.counts.moving.store(self.book.moving(), Relaxed);
+        self.core.counts.stuck.store(self.book.stuck(Instant::now()), Relaxed);
     }
 
     fn room(&mut self, now: Instant) -> Room {
