@@ -87,7 +87,11 @@ pub fn kv(kv: &KvInfo, width: Option<u16>) -> String {
         return "the KV API is not enabled (enabled = true in [kv] of annexd's configuration)\n".into();
     }
     let mut text = String::new();
-    wrap(&mut text, width, "listens:", &kv.listens.join(", "));
+    let listens = if kv.listens.is_empty() { "nowhere".to_owned() } else { kv.listens.join(", ") };
+    wrap(&mut text, width, "listens:", &listens);
+    for why in &kv.failed {
+        wrap(&mut text, width, "warning:", why);
+    }
     let loading = match kv.loaded {
         1000 => String::new(),
         part => format!("; {} % of the annexd before are taken over", part / 10),

@@ -273,6 +273,9 @@ pub struct KvInfo {
     pub enabled: bool,
     /// Addresses and sockets.
     pub listens: Vec<String>,
+    /// Where it can't listen, and why; each is tried again every second.
+    #[serde(default)]
+    pub failed: Vec<String>,
     /// Thousandths of the keys of an annexd before that are taken over; 1000: all there are.
     pub loaded: u64,
     pub keys: u64,

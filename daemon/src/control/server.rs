@@ -151,6 +151,7 @@ impl Control {
                 .cloned()
                 .chain(self.apps.stalled())
                 .chain(self.pool.warnings())
+                .chain(self.keys.get().map(|keys| keys.info().failed).unwrap_or_default())
                 .collect(),
         }
     }
