@@ -3,7 +3,7 @@
 use crate::failure::{self, CANNOT_RUN, USAGE};
 use annex_cli::access::Pattern;
 use annex_shared::api::{Limit, SOCKET, parse_bytes};
-use annex_shared::fabric::Transport;
+use annex_shared::donor::{DonorSpec, TransportChoice};
 use clap::{Args, Parser, Subcommand};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -75,14 +75,15 @@ pub enum Command {
 pub enum DonorsCommand {
     /// Use the memory of one more donor from now on
     Add {
-        /// Its agent's address, HOST:PORT
-        address: String,
-        /// What to call it; the agent's own name if absent
+        /// Its agent's address, HOST:PORT, with options as `annexd --donor` takes them:
+        /// HOST:PORT[,transport=auto|verbs|tcp|shm][,tcp_fallback=false][,name=NAME]
+        donor: DonorSpec,
+        /// What to call it [default: the agent's own name]
         #[arg(long)]
         name: Option<String>,
-        /// verbs, tcp or shm; the best one if absent
-        #[arg(long, value_parser = transport)]
-        transport: Option<Transport>,
+        /// auto (the best one), verbs, tcp or shm [default: auto]
+        #[arg(long)]
+        transport: Option<TransportChoice>,
     },
     /// Move what lies on a donor elsewhere and do without it
     Remove {
@@ -91,19 +92,11 @@ pub enum DonorsCommand {
     },
 }
 
-fn transport(word: &str) -> Result<Transport, String> {
-    match word {
-        "tcp" => Ok(Transport::Tcp),
-        "shm" => Ok(Transport::Shm),
-        "verbs" => Ok(Transport::Verbs),
-        _ => Err("give verbs, tcp or shm".into()),
-    }
-}
-
 /// What `run` and `attach` have in common.
 #[derive(Debug, Args)]
 pub struct AppArgs {
-    /// Memory the app may keep resident: bytes with a unit (512M, 2G) or a share (50%); annexd's default if absent
+    /// Memory the app may keep resident: bytes with a unit (512M, 2G) or a share (50%) [default:
+    /// annexd's, which is 50% unless configured]
     #[arg(long, value_name = "LIMIT")]
     pub local: Option<Limit>,
     /// What to call the app; made from the program's name if absent

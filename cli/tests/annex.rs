@@ -81,6 +81,9 @@ fn donors_are_listed_added_and_removed() {
     assert!(listed.code == Some(0) && listed.out.contains("rack1-db7") && listed.out.contains("lost"), "{listed:?}");
     let added = annexd.annex(&["donors", "add", "10.0.2.1:7411", "--name", "rack3-a", "--transport", "tcp"]);
     assert!(added.code == Some(0) && added.out.starts_with("added donor rack3-a"), "{added:?}");
+    // As it is written in annexd's flags and in its configuration.
+    let added = annexd.annex(&["donors", "add", "10.0.2.2:7411,transport=shm,name=rack3-b"]);
+    assert!(added.code == Some(0) && added.out.starts_with("added donor rack3-b"), "{added:?}");
     let removed = annexd.annex(&["--json", "donors", "remove", "rack1-db7"]);
     assert!(removed.code == Some(0) && removed.out.contains("\"draining\": true"), "{removed:?}");
     assert_eq!(annexd.annex(&["donors", "remove", "nobody"]).code, Some(4));

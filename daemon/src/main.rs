@@ -1,6 +1,6 @@
 //! `annexd`: reads its configuration, makes itself at home on the host, starts pool and pager, and serves the control API until it may stop.
 
-use annex_daemon::config::{Config, DEFAULT_FILE, DonorFlag, SpillFlag};
+use annex_daemon::config::{Config, DEFAULT_FILE, SpillFlag};
 use annex_daemon::control::pool::RunningPool;
 use annex_daemon::control::{Apps, BindError, Control, ControlSocket, Donors, Operators, host, server, stop, watchdog};
 use annex_daemon::keeper::{self, Inheritance, Keeper, Kept};
@@ -10,6 +10,7 @@ use annex_daemon::pager::{Legacy, LegacyError, Pager, Wait, mortal, probe};
 use annex_daemon::pool::{Pool, PoolError, PoolState, Spill};
 use annex_shared::api::{DonorState, Limit};
 use annex_shared::config::TimeSpan;
+use annex_shared::donor::DonorSpec;
 use annex_shared::ids::SlotIdx;
 use anyhow::Context;
 use clap::{Parser, Subcommand};
@@ -55,8 +56,8 @@ struct Flags {
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
     #[arg(long = "donor", value_name = "DONOR", help = DONOR_HELP)]
-    donors: Vec<DonorFlag>,
-    /// A file on a local disk for what donors have no room for: PATH,size=SIZE
+    donors: Vec<DonorSpec>,
+    /// A file on a local disk for what donors have no room for: PATH,size=SIZE [default: none]
     #[arg(long, value_name = "SPILL")]
     spill: Option<SpillFlag>,
     #[arg(long = "kv", value_name = "WHERE", help = KV_HELP)]
@@ -191,7 +192,7 @@ fn say(line: &str) -> Result<(), Failure> {
 fn configure(flags: Flags) -> Result<Config, Failure> {
     let mut config = Config::of_file(flags.config.as_deref()).map_err(unusable)?;
     if !flags.donors.is_empty() {
-        config.pool.donors = flags.donors.into_iter().map(|flag| flag.0).collect();
+        config.pool.donors = flags.donors.into_iter().map(Into::into).collect();
     }
     config.spill = flags.spill.map_or(config.spill, |flag| flag.0);
     config.kv = KvFlag::together(flags.kv).unwrap_or(config.kv);

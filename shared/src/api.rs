@@ -18,6 +18,7 @@
 //! peer's credentials decide what it may do: root and members of group `annex` everything, others only with
 //! processes of their own.
 
+use crate::donor::TransportChoice;
 use crate::fabric::Transport;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -368,7 +369,13 @@ pub struct DonorRequest {
     pub name: Option<String>,
     /// The best one if absent.
     #[serde(default)]
-    pub transport: Option<Transport>,
+    pub transport: Option<TransportChoice>,
+    /// Whether TCP will do where RDMA can't be had; true if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tcp_fallback: Option<bool>,
+    /// A fault plan, for tests.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub faults: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
