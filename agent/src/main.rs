@@ -3,7 +3,7 @@
 use annex_agent::config::Hugepages;
 use annex_agent::{Agent, Config, crash, local, store};
 use annex_shared::config::{ByteSize, TimeSpan, check_log_filter};
-use annex_shared::printable::{printable, printable_json};
+use annex_shared::printable::{printable, printable_json, printable_lines};
 use anyhow::Context;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Parser, Subcommand};
@@ -168,7 +168,7 @@ fn main() -> ExitCode {
     match run(Flags::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("annex-agent: {e:#}");
+            eprintln!("annex-agent: {}", printable_lines(&format!("{e:#}")));
             ExitCode::FAILURE
         }
     }

@@ -12,6 +12,7 @@ use annex_shared::api::{DonorState, Limit};
 use annex_shared::config::TimeSpan;
 use annex_shared::donor::DonorSpec;
 use annex_shared::ids::SlotIdx;
+use annex_shared::printable::printable_lines;
 use anyhow::Context;
 use clap::{Parser, Subcommand};
 use nix::sys::signal::{Signal, kill};
@@ -146,7 +147,7 @@ fn main() -> ExitCode {
         Err(Failure::Other(error)) => (error, ExitCode::FAILURE),
     };
     // Each error names its cause, so the chain would say things twice.
-    eprintln!("annexd: {error}");
+    eprintln!("annexd: {}", printable_lines(&error.to_string()));
     stop::notify(&[NotifyState::Status(&error.to_string())]);
     code
 }
