@@ -99,7 +99,7 @@ pub struct AppArgs {
     /// annexd's, which is 50% unless configured]
     #[arg(long, value_name = "LIMIT")]
     pub local: Option<Limit>,
-    /// What to call the app; made from the program's name if absent
+    /// What to call the app [default: the program's name]
     #[arg(long)]
     pub name: Option<String>,
 }
@@ -121,6 +121,7 @@ pub struct BenchArgs {
     /// What may stay resident of it, one after the other
     #[arg(long, value_name = "LIMIT", value_delimiter = ',', default_value = "50%,25%")]
     pub local: Vec<Limit>,
+    /// How it is touched, one after the other
     #[arg(long, value_delimiter = ',', default_value = "random,sequential,zipf")]
     pub patterns: Vec<Pattern>,
     /// Each on a part of the memory and a CPU of its own
@@ -205,6 +206,22 @@ mod tests {
     #[test]
     fn the_command_line_is_well_formed() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_option_with_a_value_tells_its_default() {
+        let mut commands = vec![Cli::command()];
+        while let Some(command) = commands.pop() {
+            let takes_value = |arg: &&clap::Arg| arg.get_long().is_some() && arg.get_action().takes_values();
+            for option in command.get_arguments().filter(takes_value) {
+                let help = option.get_help().map(ToString::to_string).unwrap_or_default();
+                // There is no usual unit.
+                let tells =
+                    option.get_id() == "unit" || help.contains("[default: ") || !option.get_default_values().is_empty();
+                assert!(tells && !help.is_empty(), "{} --{}: {help}", command.get_name(), option.get_id());
+            }
+            commands.extend(command.get_subcommands().filter(|sub| !sub.is_hide_set()).cloned());
+        }
     }
 
     #[test]
