@@ -69,6 +69,34 @@ fn a_limit_that_makes_no_sense_is_named() {
 }
 
 #[test]
+fn a_run_without_a_name_is_named_after_its_program_and_the_next_one_after_its_process_too() {
+    let bed = Testbed::builder().beside_another().shm();
+    let run = |job| bed.natively(job, bed.annex("run", ["--local", "16M", "--", "sleep", "600"]));
+    let first = run("first");
+    bed.wait_app("sleep", MINUTE, |app| app.pids == [first.pid()]);
+    let second = run("second");
+    bed.wait_app(&format!("sleep-{}", second.pid()), MINUTE, |app| app.pids == [second.pid()]);
+    for job in [first, second] {
+        job.signal(Signal::SIGKILL);
+        job.wait(MINUTE);
+    }
+}
+
+#[test]
+fn a_donor_that_is_removed_already_is_removed_when_asked_again() {
+    let bed = Testbed::builder().donor(Donor::shm()).donor(Donor::shm()).donor(Donor::tcp()).start();
+    let name = bed.status().donors[2].name.clone();
+    let remove = || bed.ask("donors", ["remove", &name]);
+    remove().succeeded();
+    wait_for("the donor to be gone", MINUTE, || bed.status().donors.len() == 2);
+    for _ in 0..2 {
+        let said = remove().succeeded().stdout;
+        assert_eq!(said, format!("donor {name} is removed: nothing of this host's lies there\n"));
+    }
+    refused(&bed.ask("donors", ["remove", "nobody"]), NOT_FOUND, &["nobody"]);
+}
+
+#[test]
 fn a_process_is_attached_once() {
     let bed = Testbed::builder().beside_another().shm();
     let job = busy(&bed);
