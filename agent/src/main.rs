@@ -73,7 +73,7 @@ enum Command {
 #[derive(Debug, clap::Args)]
 struct Settings {
     /// Configuration file (TOML) [default: none]
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Address and port to listen on [default: 127.0.0.1:7411]
     #[arg(long, value_name = "ADDRESS:PORT")]
@@ -115,10 +115,10 @@ struct Settings {
     #[arg(long, value_name = "TIME")]
     grace: Option<TimeSpan>,
     /// Unix socket for clients on this host; "" for none [default: /run/annex/agent.sock]
-    #[arg(long, value_name = "PATH", value_parser = OsStringValueParser::new().map(PathBuf::from))]
+    #[arg(long, global = true, value_name = "PATH", value_parser = OsStringValueParser::new().map(PathBuf::from))]
     shm_socket: Option<PathBuf>,
     /// Unix socket for `status` and `drain`; "" for none [default: beside the one for shm]
-    #[arg(long, value_name = "PATH", value_parser = OsStringValueParser::new().map(PathBuf::from))]
+    #[arg(long, global = true, value_name = "PATH", value_parser = OsStringValueParser::new().map(PathBuf::from))]
     control_socket: Option<PathBuf>,
     /// Unix socket of a process that holds the memory while the agent is restarted, where there
     /// is no systemd; "" for none [default: none]
@@ -319,6 +319,22 @@ mod tests {
     }
 
     /// A lease was said to last 10 s, and lasts 60.
+    /// `annex-agent drain --control-socket …` was refused: it had to stand before `drain`.
+    #[test]
+    fn which_agent_is_asked_may_stand_behind_what_it_is_asked() {
+        for line in
+            [["annex-agent", "--control-socket", "/c", "drain"], ["annex-agent", "drain", "--control-socket", "/c"]]
+        {
+            let flags = Flags::try_parse_from(line).expect("it is understood");
+            assert_eq!(flags.set.control_socket, Some("/c".into()));
+        }
+    }
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Flags::command().debug_assert();
+    }
+
     #[test]
     fn the_help_tells_the_defaults_as_they_are() {
         let config = Config::default();

@@ -14,10 +14,10 @@ use std::process::ExitCode;
 #[command(name = "annex", version, after_help = failure::EXIT_CODES, subcommand_required = true)]
 pub struct Cli {
     /// annexd's control socket
-    #[arg(long, global = true, value_name = "PATH", default_value = SOCKET)]
+    #[arg(long, global = true, value_name = "PATH", default_value = SOCKET, display_order = 100)]
     pub socket: PathBuf,
     /// Print JSON, errors included
-    #[arg(long, global = true)]
+    #[arg(long, global = true, display_order = 101)]
     pub json: bool,
     #[command(subcommand)]
     pub command: Command,
@@ -30,6 +30,7 @@ pub enum Command {
     /// The command takes this process's place: its exit code, signals and terminal are its own. Its children belong to the app too.
     Run(RunArgs),
     /// Take a running process or a systemd unit
+    #[command(override_usage = "annex attach [OPTIONS] <PID|--unit <UNIT>>")]
     Attach(AttachArgs),
     /// Bring all memory of an app back and let go of it
     Detach {

@@ -483,7 +483,7 @@ impl Apps for Pager {
                 Err(error(
                     ErrorCode::Internal,
                     format!("app '{}' was let go, but {lost}", app.name),
-                    "see annexd's log for the pages' addresses",
+                    "end it before it touches one of them; annexd's log says which donor went, and when",
                 ))
             }
             Err(e) => {

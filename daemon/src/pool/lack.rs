@@ -42,14 +42,20 @@ pub(super) fn sentence(stand: &Stand) -> String {
             "no donor is up: see that annex-agent runs there and can be reached (annex donors says why)".to_owned()
         }
         (n, up, _) if n < replicas => {
-            format!("there are {n} donors, {up} of them up, and {copies}: {ADD}, or set replicas = {n} in [pool]")
+            let donors = if n == 1 { "there is 1 donor" } else { &format!("there are {n} donors") };
+            let down = if up < n { format!(", {up} of them up") } else { String::new() };
+            format!("{donors}{down}, and {copies}: {ADD}, or set replicas = {n} in [pool]")
         }
         (n, up, _) if up < replicas => {
-            format!("{up} of {n} donors are up, and {copies}: bring another one up (annex donors says why it is not)")
+            format!(
+                "{up} of {n} donors {} up, and {copies}: bring another one up (annex donors says why it is not)",
+                are(up)
+            )
         }
         (_, _, 0) => format!("no donor has room: raise capacity on one, or {ADD}"),
         (n, _, room) if room < replicas => {
-            format!("{room} of {n} donors have room, and {copies}: raise capacity on another one, or {ADD}")
+            let has = if room == 1 { "has" } else { "have" };
+            format!("{room} of {n} donors {has} room, and {copies}: raise capacity on another one, or {ADD}")
         }
         _ => "donors are asked for more".to_owned(),
     };
@@ -58,6 +64,10 @@ pub(super) fn sentence(stand: &Stand) -> String {
         Some(SpillStand::Full) => format!("{of_donors}; or raise size in [spill]: the spill file is full too"),
         Some(SpillStand::Down) => format!("{of_donors}; the spill file can't be reached either"),
     }
+}
+
+fn are(n: usize) -> &'static str {
+    if n == 1 { "is" } else { "are" }
 }
 
 impl Pool {
@@ -106,10 +116,14 @@ mod tests {
         for (stand, lack, remedy) in [
             (Stand { donors: 0, up: 0, ..stand }, "there is no donor", "annex donors add"),
             (Stand { up: 0, ..stand }, "no donor is up", "see that annex-agent runs there"),
-            (Stand { donors: 1, up: 1, with_room: 1, ..stand }, "2 copies need 2", "replicas = 1"),
-            (Stand { up: 1, with_room: 1, ..stand }, "1 of 3 donors are up", "bring another one up"),
+            (
+                Stand { donors: 1, up: 1, with_room: 1, ..stand },
+                "there is 1 donor, and 2 copies need 2",
+                "replicas = 1",
+            ),
+            (Stand { up: 1, with_room: 1, ..stand }, "1 of 3 donors is up", "bring another one up"),
             (stand, "no donor has room", "raise capacity"),
-            (Stand { with_room: 1, ..stand }, "1 of 3 donors have room", "raise capacity on another one"),
+            (Stand { with_room: 1, ..stand }, "1 of 3 donors has room", "raise capacity on another one"),
             (Stand { limit: Some(1 << 30), ..stand }, "max_bytes = 1 GiB", "raise that"),
             (Stand { spill: Some(SpillStand::Full), ..stand }, "the spill file is full too", "raise size in [spill]"),
             (Stand { spill: Some(SpillStand::Down), ..stand }, "can't be reached either", "raise capacity"),

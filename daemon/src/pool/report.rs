@@ -58,7 +58,8 @@ impl Pool {
                 "{n} copies are to leave their donor, and nobody else has room for them: raise capacity on another donor, or add one (annex donors add HOST:PORT)"
             ));
         }
-        if info.full {
+        // Where donors are missing, that was said.
+        if info.full && self.has_enough_donors().is_ok() {
             warnings.push(format!("the pool is full: {}; programs keep their pages until then", info.lack));
         }
         let configs = self.core.donors().filter_map(|d| lock(&d.config).clone());
