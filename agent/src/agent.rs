@@ -21,6 +21,7 @@ use crate::targets;
 use annex_shared::api::format_bytes;
 use annex_shared::ids::Incarnation;
 use annex_shared::preamble::{AdmitError, Preamble, PreambleError, write_answer};
+use annex_shared::repeated;
 use annex_shared::wire::Event;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -406,7 +407,7 @@ fn report_accept(error: &io::Error) {
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {}
         _ => {
-            warn!("failed to accept a connection: {error}");
+            repeated!(WARN, "failed to accept a connection" of "", "failed to accept a connection: {error}");
             // Out of descriptors or memory: that does not get better by trying faster.
             thread::sleep(Duration::from_millis(100));
         }

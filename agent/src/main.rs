@@ -3,7 +3,7 @@
 use annex_agent::config::Hugepages;
 use annex_agent::{Agent, Config, crash, local, store};
 use annex_shared::config::{ByteSize, TimeSpan, check_log_filter};
-use annex_shared::printable::{printable, printable_json};
+use annex_shared::printable::{printable, printable_json, printable_lines};
 use anyhow::Context;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Parser, Subcommand};
@@ -48,12 +48,13 @@ enum Command {
         json: bool,
     },
     /// Empty a running agent for maintenance: nothing is lent any more, clients are asked to move their pages elsewhere and return what
-    /// they have. Waits until it is empty. Nothing is revoked, and an agent that is restarted lends again
+    /// they have. Waits until it is empty; where that is interrupted, draining goes on. Nothing
+    /// is revoked, and an agent that is restarted lends again
     Drain {
         /// Lend again
         #[arg(long, conflicts_with = "timeout")]
         cancel: bool,
-        /// Wait no longer than this; draining goes on
+        /// Wait no longer than this; draining goes on [default: as long as it takes]
         #[arg(long, value_name = "TIME")]
         timeout: Option<TimeSpan>,
         /// A line of JSON for each step
@@ -71,8 +72,8 @@ enum Command {
 /// Each overrides the configuration file's key of the same name.
 #[derive(Debug, clap::Args)]
 struct Settings {
-    /// Configuration file (TOML)
-    #[arg(long, value_name = "FILE")]
+    /// Configuration file (TOML) [default: none]
+    #[arg(long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Address and port to listen on [default: 127.0.0.1:7411]
     #[arg(long, value_name = "ADDRESS:PORT")]
@@ -104,7 +105,7 @@ struct Settings {
     /// Free slabs kept allocated [default: 4]
     #[arg(long, value_name = "COUNT")]
     spare_slabs: Option<u32>,
-    /// A lease that is not renewed for this long is over [default: 10s]
+    /// A lease that is not renewed for this long is over [default: 60s]
     #[arg(long, value_name = "TIME")]
     lease_ttl: Option<TimeSpan>,
     /// How long clients get to move their pages when this host needs memory back [default: 30s]
@@ -114,18 +115,19 @@ struct Settings {
     #[arg(long, value_name = "TIME")]
     grace: Option<TimeSpan>,
     /// Unix socket for clients on this host; "" for none [default: /run/annex/agent.sock]
-    #[arg(long, value_name = "PATH", value_parser = OsStringValueParser::new().map(PathBuf::from))]
+    #[arg(long, global = true, value_name = "PATH", value_parser = OsStringValueParser::new().map(PathBuf::from))]
     shm_socket: Option<PathBuf>,
     /// Unix socket for `status` and `drain`; "" for none [default: beside the one for shm]
-    #[arg(long, value_name = "PATH", value_parser = OsStringValueParser::new().map(PathBuf::from))]
+    #[arg(long, global = true, value_name = "PATH", value_parser = OsStringValueParser::new().map(PathBuf::from))]
     control_socket: Option<PathBuf>,
-    /// Unix socket of a process that holds the memory while the agent is restarted, where there is no systemd; "" for none
+    /// Unix socket of a process that holds the memory while the agent is restarted, where there
+    /// is no systemd; "" for none [default: none]
     #[arg(long, value_name = "PATH", value_parser = OsStringValueParser::new().map(PathBuf::from))]
     keeper: Option<PathBuf>,
     /// Connections served at once [default: 1024]
     #[arg(long, value_name = "COUNT")]
     max_connections: Option<u32>,
-    /// Failure-domain label, such as rack=r7; may be repeated
+    /// Failure-domain label, such as rack=r7; may be repeated [default: none]
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = parse_label)]
     labels: Vec<(String, String)>,
 }
@@ -168,7 +170,7 @@ fn main() -> ExitCode {
     match run(Flags::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("annex-agent: {e:#}");
+            eprintln!("annex-agent: {}", printable_lines(&format!("{e:#}")));
             ExitCode::FAILURE
         }
     }
@@ -299,5 +301,55 @@ fn stay_in_memory() {
 fn notify(states: &[NotifyState<'_>]) {
     if let Err(e) = sd_notify::notify(states) {
         error!("failed to notify systemd: {e}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    /// What the help says that an option is unless it is given.
+    fn told(option: &str) -> String {
+        let flags = Flags::command();
+        let option = flags.get_arguments().find(|arg| arg.get_long() == Some(option)).expect("there is such an option");
+        let help = option.get_help().expect("it has a help text").to_string();
+        let (_, told) = help.rsplit_once("[default: ").unwrap_or_else(|| panic!("no default is told: {help}"));
+        told.trim_end_matches(']').to_owned()
+    }
+
+    /// A lease was said to last 10 s, and lasts 60.
+    /// `annex-agent drain --control-socket …` was refused: it had to stand before `drain`.
+    #[test]
+    fn which_agent_is_asked_may_stand_behind_what_it_is_asked() {
+        for line in
+            [["annex-agent", "--control-socket", "/c", "drain"], ["annex-agent", "drain", "--control-socket", "/c"]]
+        {
+            let flags = Flags::try_parse_from(line).expect("it is understood");
+            assert_eq!(flags.set.control_socket, Some("/c".into()));
+        }
+    }
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Flags::command().debug_assert();
+    }
+
+    #[test]
+    fn the_help_tells_the_defaults_as_they_are() {
+        let config = Config::default();
+        assert_eq!(told("listen"), config.listen.to_string());
+        assert_eq!(told("slab-size").parse(), Ok(config.slab_size));
+        assert_eq!(told("spare-slabs"), config.spare_slabs.to_string());
+        assert_eq!(told("lease-ttl").parse(), Ok(config.lease_ttl));
+        assert_eq!(told("recall-deadline").parse(), Ok(config.recall_deadline));
+        assert_eq!(told("grace").parse(), Ok(config.grace));
+        assert_eq!(PathBuf::from(told("shm-socket")), config.shm_socket);
+        assert_eq!(told("max-connections"), config.max_connections.to_string());
+        let of_machine =
+            ["config", "name", "capacity", "per-client", "headroom", "hugepages", "control-socket", "keeper", "label"];
+        for option in of_machine {
+            told(option);
+        }
     }
 }

@@ -69,7 +69,7 @@ fn watch_first_eviction(client: &Client, mut app: AppInfo) -> Result<AppInfo, Fa
     if let Ok(style) = ProgressStyle::with_template("{msg} [{bar:30}] {bytes} of {total_bytes}, {bytes_per_sec}") {
         bar.set_style(style.progress_chars("=> "));
     }
-    bar.set_message(format!("moving {} to the pool", app.name));
+    bar.set_message(format!("moving {} to the pool", printable(&app.name)));
     let mut least = app.resident;
     let mut shrank = Instant::now();
     while app.resident > allowance(&app) && shrank.elapsed() < STILL {

@@ -3,7 +3,7 @@
 use crate::failure::{self, CANNOT_RUN, USAGE};
 use annex_cli::access::Pattern;
 use annex_shared::api::{Limit, SOCKET, parse_bytes};
-use annex_shared::fabric::Transport;
+use annex_shared::donor::{DonorSpec, TransportChoice};
 use clap::{Args, Parser, Subcommand};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -14,10 +14,10 @@ use std::process::ExitCode;
 #[command(name = "annex", version, after_help = failure::EXIT_CODES, subcommand_required = true)]
 pub struct Cli {
     /// annexd's control socket
-    #[arg(long, global = true, value_name = "PATH", default_value = SOCKET)]
+    #[arg(long, global = true, value_name = "PATH", default_value = SOCKET, display_order = 100)]
     pub socket: PathBuf,
     /// Print JSON, errors included
-    #[arg(long, global = true)]
+    #[arg(long, global = true, display_order = 101)]
     pub json: bool,
     #[command(subcommand)]
     pub command: Command,
@@ -30,6 +30,7 @@ pub enum Command {
     /// The command takes this process's place: its exit code, signals and terminal are its own. Its children belong to the app too.
     Run(RunArgs),
     /// Take a running process or a systemd unit
+    #[command(override_usage = "annex attach [OPTIONS] <PID|--unit <UNIT>>")]
     Attach(AttachArgs),
     /// Bring all memory of an app back and let go of it
     Detach {
@@ -47,7 +48,9 @@ pub enum Command {
     Apps,
     /// Show donors, pool, apps, and what needs attention
     Status {
-        /// Exit with 0 if all is well, 1 if copies, donors or room are missing, 2 if pages are lost or out of reach
+        /// Exit with 0 if all is well, 1 if copies, donors or room are missing, 2 if pages are
+        /// lost, out of reach or down to
+        /// their last copy
         #[arg(long)]
         check: bool,
     },
@@ -73,14 +76,15 @@ pub enum Command {
 pub enum DonorsCommand {
     /// Use the memory of one more donor from now on
     Add {
-        /// Its agent's address, HOST:PORT
-        address: String,
-        /// What to call it; the agent's own name if absent
+        /// Its agent's address, HOST:PORT, with options as `annexd --donor` takes them:
+        /// HOST:PORT[,transport=auto|verbs|tcp|shm][,tcp_fallback=false][,name=NAME]
+        donor: DonorSpec,
+        /// What to call it [default: the agent's own name]
         #[arg(long)]
         name: Option<String>,
-        /// verbs, tcp or shm; the best one if absent
-        #[arg(long, value_parser = transport)]
-        transport: Option<Transport>,
+        /// auto (the best one), verbs, tcp or shm [default: auto]
+        #[arg(long)]
+        transport: Option<TransportChoice>,
     },
     /// Move what lies on a donor elsewhere and do without it
     Remove {
@@ -89,22 +93,14 @@ pub enum DonorsCommand {
     },
 }
 
-fn transport(word: &str) -> Result<Transport, String> {
-    match word {
-        "tcp" => Ok(Transport::Tcp),
-        "shm" => Ok(Transport::Shm),
-        "verbs" => Ok(Transport::Verbs),
-        _ => Err("give verbs, tcp or shm".into()),
-    }
-}
-
 /// What `run` and `attach` have in common.
 #[derive(Debug, Args)]
 pub struct AppArgs {
-    /// Memory the app may keep resident: bytes with a unit (512M, 2G) or a share (50%); annexd's default if absent
+    /// Memory the app may keep resident: bytes with a unit (512M, 2G) or a share (50%) [default:
+    /// annexd's, which is 50% unless configured]
     #[arg(long, value_name = "LIMIT")]
     pub local: Option<Limit>,
-    /// What to call the app; made from the program's name if absent
+    /// What to call the app [default: the program's name]
     #[arg(long)]
     pub name: Option<String>,
 }
@@ -126,6 +122,7 @@ pub struct BenchArgs {
     /// What may stay resident of it, one after the other
     #[arg(long, value_name = "LIMIT", value_delimiter = ',', default_value = "50%,25%")]
     pub local: Vec<Limit>,
+    /// How it is touched, one after the other
     #[arg(long, value_delimiter = ',', default_value = "random,sequential,zipf")]
     pub patterns: Vec<Pattern>,
     /// Each on a part of the memory and a CPU of its own
@@ -210,6 +207,22 @@ mod tests {
     #[test]
     fn the_command_line_is_well_formed() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_option_with_a_value_tells_its_default() {
+        let mut commands = vec![Cli::command()];
+        while let Some(command) = commands.pop() {
+            let takes_value = |arg: &&clap::Arg| arg.get_long().is_some() && arg.get_action().takes_values();
+            for option in command.get_arguments().filter(takes_value) {
+                let help = option.get_help().map(ToString::to_string).unwrap_or_default();
+                // There is no usual unit.
+                let tells =
+                    option.get_id() == "unit" || help.contains("[default: ") || !option.get_default_values().is_empty();
+                assert!(tells && !help.is_empty(), "{} --{}: {help}", command.get_name(), option.get_id());
+            }
+            commands.extend(command.get_subcommands().filter(|sub| !sub.is_hide_set()).cloned());
+        }
     }
 
     #[test]

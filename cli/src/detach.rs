@@ -5,6 +5,7 @@ use crate::failure::Failure;
 use crate::interrupt;
 use crate::show;
 use annex_shared::api::format_bytes;
+use annex_shared::printable::printable;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
@@ -27,13 +28,13 @@ pub fn detach(client: &Client, app: &str, json: bool) -> Result<(), Failure> {
     let mut brought_back = 0;
     let result = client.detach(app, |what, done, total| {
         brought_back = done;
-        bar.set_message(what.to_owned());
+        bar.set_message(printable(what).into_owned());
         bar.set_length(total);
         bar.set_position(done);
     });
     bar.finish_and_clear();
     result?;
     show(json, &Detached { detached: app, brought_back }, |d| {
-        format!("detached {} ({} brought back)\n", d.detached, format_bytes(d.brought_back))
+        format!("detached {} ({} brought back)\n", printable(d.detached), format_bytes(d.brought_back))
     })
 }

@@ -87,7 +87,11 @@ pub fn kv(kv: &KvInfo, width: Option<u16>) -> String {
         return "the KV API is not enabled (enabled = true in [kv] of annexd's configuration)\n".into();
     }
     let mut text = String::new();
-    wrap(&mut text, width, "listens:", &kv.listens.join(", "));
+    let listens = if kv.listens.is_empty() { "nowhere".to_owned() } else { kv.listens.join(", ") };
+    wrap(&mut text, width, "listens:", &listens);
+    for why in &kv.failed {
+        wrap(&mut text, width, "warning:", why);
+    }
     let loading = match kv.loaded {
         1000 => String::new(),
         part => format!("; {} % of the annexd before are taken over", part / 10),
@@ -166,13 +170,18 @@ fn daemon(status: &Status) -> String {
     )
 }
 
-/// What `annex status --check` exits with: 0 healthy, 1 degraded, 2 pages are lost or out of reach.
+/// What `annex status --check` exits with: 0 healthy, 1 degraded, 2 pages are lost, out of reach,
+/// or down to their last copy.
 pub fn grade(status: &Status) -> u8 {
     let pool = &status.pool;
     let up = status.donors.iter().filter(|d| d.state == DonorState::Up).count();
-    if pool.lost_extents + pool.waiting_extents > 0 || pool.gone_pages > 0 {
+    if pool.lost_extents + pool.waiting_extents + pool.last_copy_extents > 0 || pool.gone_pages > 0 {
         2
-    } else if pool.degraded_extents > 0 || pool.full || up < status.donors.len() || up < usize::from(status.replicas) {
+    } else if pool.degraded_extents + pool.stuck_replicas > 0
+        || pool.full
+        || up < status.donors.len()
+        || up < usize::from(status.replicas)
+    {
         1
     } else {
         0
@@ -202,13 +211,23 @@ fn health(status: &Status) -> String {
             (0, away) => format!("{away} copies wait for their donor to come back"),
             (left, _) => format!("{} to copy, about {} left", format_bytes(left), duration(pool.repair_eta_s)),
         };
+        let (degraded, last, all) = (pool.degraded_extents, pool.last_copy_extents, pool.extents);
+        return match last {
+            0 => format!("degraded: {degraded} of {all} extents lack a copy; {repair}{down}"),
+            _ => format!(
+                "AT RISK: {last} of {all} extents have one copy left, whose donor's failure would lose their pages; {repair}{down}"
+            ),
+        };
+    }
+    if pool.stuck_replicas > 0 {
         return format!(
-            "degraded: {} of {} extents lack a copy, and their pages are at risk if another donor fails; {repair}{down}",
-            pool.degraded_extents, pool.extents
+            "stuck: {} copies are to leave their donor and nobody else has room for them; raise capacity on another donor, \
+             or add one (annex donors add HOST:PORT){down}",
+            pool.stuck_replicas
         );
     }
     if pool.full {
-        return format!("full: programs keep what finds no room until donors lend more{down}");
+        return format!("full: {}; programs keep their pages until then{down}", pool.lack);
     }
     let moving = pool.moving_replicas + pool.joining_replicas;
     let moving = if moving > 0 { format!("; {moving} copies are on the move to other donors") } else { String::new() };
@@ -455,14 +474,22 @@ mod tests {
             format!("{} [{}]", health(&status), grade(&status))
         };
         assert_eq!(said(serde_json::json!({})), "healthy: every page in the pool has 2 copies; not up: d1 [1]");
-        let repaired = said(serde_json::json!({"degraded_extents": 3, "repair_left": 192 << 20, "repair_eta_s": 4}));
+        let repaired = said(
+            serde_json::json!({"degraded_extents": 3, "last_copy_extents": 3, "repair_left": 192 << 20, "repair_eta_s": 4}),
+        );
         assert_eq!(
             repaired,
-            "degraded: 3 of 14 extents lack a copy, and their pages are at risk if another donor fails; 192 MiB to copy, about 4 s left; \
-             not up: d1 [1]"
+            "AT RISK: 3 of 14 extents have one copy left, whose donor's failure would lose their pages; 192 MiB to copy, about 4 s left; \
+             not up: d1 [2]"
         );
-        assert!(said(serde_json::json!({"degraded_extents": 3})).contains("no donor has room"));
+        let empty = said(serde_json::json!({"degraded_extents": 3}));
+        assert!(empty.starts_with("degraded: 3 of 14 extents lack a copy; ") && empty.ends_with("[1]"), "{empty}");
+        assert!(empty.contains("no donor has room"));
         assert!(said(serde_json::json!({"degraded_extents": 3, "away_replicas": 2})).contains("wait for their donor"));
+        let stuck = said(serde_json::json!({"stuck_replicas": 2, "moving_replicas": 2}));
+        assert!(stuck.starts_with("stuck: 2 copies are to leave") && stuck.contains("annex donors add"), "{stuck}");
+        let full = said(serde_json::json!({"full": true, "lack": "no donor has room: add one"}));
+        assert_eq!(full, "full: no donor has room: add one; programs keep their pages until then; not up: d1 [1]");
         let waiting = said(serde_json::json!({"waiting_extents": 2, "degraded_extents": 3, "away_replicas": 4}));
         assert!(waiting.starts_with("OUT OF REACH: 2 of 14") && waiting.ends_with("wait; not up: d1 [2]"), "{waiting}");
         assert!(

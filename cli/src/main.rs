@@ -21,6 +21,7 @@ mod run;
 mod table;
 
 use annex_shared::api::{AppInfo, DonorInfo, DonorRequest, LimitRequest, format_bytes};
+use annex_shared::donor::DonorSpec;
 use annex_shared::printable::{printable, printable_json, printable_lines};
 use clap::Parser;
 use client::Client;
@@ -69,8 +70,10 @@ fn dispatch(cli: &Cli) -> Result<ExitCode, Failure> {
         Command::Donors { change: None } => {
             show(cli.json, &client.donors()?, |donors| listing::donors(donors, listing::width()))
         }
-        Command::Donors { change: Some(DonorsCommand::Add { address, name, transport }) } => {
-            let request = DonorRequest { address: address.clone(), name: name.clone(), transport: *transport };
+        Command::Donors { change: Some(DonorsCommand::Add { donor, name, transport }) } => {
+            let DonorSpec { address, name: in_word, transport: and_transport, tcp_fallback, faults } = donor.clone();
+            let (name, transport) = (name.clone().or(in_word), transport.or(and_transport));
+            let request = DonorRequest { address, name, transport, tcp_fallback, faults };
             let donor: DonorInfo = client.call(Method::POST, &client::path(&["donors"]), Some(&request))?;
             show(cli.json, &donor, |d| {
                 format!("added donor {} (annex donors shows when it is up)\n", printable(&d.name))

@@ -81,6 +81,9 @@ fn donors_are_listed_added_and_removed() {
     assert!(listed.code == Some(0) && listed.out.contains("rack1-db7") && listed.out.contains("lost"), "{listed:?}");
     let added = annexd.annex(&["donors", "add", "10.0.2.1:7411", "--name", "rack3-a", "--transport", "tcp"]);
     assert!(added.code == Some(0) && added.out.starts_with("added donor rack3-a"), "{added:?}");
+    // As it is written in annexd's flags and in its configuration.
+    let added = annexd.annex(&["donors", "add", "10.0.2.2:7411,transport=shm,name=rack3-b"]);
+    assert!(added.code == Some(0) && added.out.starts_with("added donor rack3-b"), "{added:?}");
     let removed = annexd.annex(&["--json", "donors", "remove", "rack1-db7"]);
     assert!(removed.code == Some(0) && removed.out.contains("\"draining\": true"), "{removed:?}");
     assert_eq!(annexd.annex(&["donors", "remove", "nobody"]).code, Some(4));
@@ -371,10 +374,10 @@ fn status_in_a_pipe_has_each_thing_on_one_line() {
 #[test]
 fn status_check_tells_the_health_by_its_exit_code() {
     let annexd = Annexd::start();
-    // One of two donors is lost, and 16 extents lack a copy.
+    // One of two donors is lost, and of 16 extents one copy is left.
     assert_eq!(annexd.annex(&["status"]).code, Some(0));
     let said = annexd.annex(&["status", "--check"]);
-    assert!(said.code == Some(1) && said.out.contains("health:"), "{said:?}");
+    assert!(said.code == Some(2) && said.out.contains("health: AT RISK: 16 of 16"), "{said:?}");
 }
 
 #[test]

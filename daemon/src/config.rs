@@ -16,7 +16,7 @@
 
 use crate::kv::KvConfig;
 use crate::pager::PagerConfig;
-use crate::pool::{DonorConfig, PoolConfig, SpillConfig, TransportChoice};
+use crate::pool::{PoolConfig, SpillConfig};
 use annex_shared::api::{Limit, SOCKET};
 use annex_shared::config::{ByteSize, ConfigError as FileError, LogLevelError, TimeSpan, check_log_filter, load};
 use serde::{Deserialize, Serialize};
@@ -136,52 +136,6 @@ impl Config {
     }
 }
 
-/// `--donor HOST:PORT[,transport=auto|tcp|shm][,name=NAME][,faults=PLAN]`; a plan has commas of its own and so comes last.
-#[derive(Clone, Debug, PartialEq)]
-pub struct DonorFlag(pub DonorConfig);
-
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum DonorFlagError {
-    #[error("the address is missing: give HOST:PORT first")]
-    NoAddress,
-    #[error("'{0}' is not KEY=VALUE with transport, tcp_fallback, name or faults as the key")]
-    Key(String),
-    #[error("transport '{0}' is not auto, verbs, tcp or shm")]
-    Transport(String),
-}
-
-impl FromStr for DonorFlag {
-    type Err = DonorFlagError;
-
-    fn from_str(flag: &str) -> Result<DonorFlag, DonorFlagError> {
-        let (address, mut rest) = flag.split_once(',').unwrap_or((flag, ""));
-        if address.is_empty() || address.contains('=') {
-            return Err(DonorFlagError::NoAddress);
-        }
-        let mut donor = DonorConfig { address: address.into(), ..DonorConfig::default() };
-        while !rest.is_empty() {
-            if let Some(plan) = rest.strip_prefix("faults=") {
-                donor.faults = Some(plan.into());
-                break;
-            }
-            let (option, further) = rest.split_once(',').unwrap_or((rest, ""));
-            match option.split_once('=') {
-                Some(("name", name)) if !name.is_empty() => donor.name = Some(name.into()),
-                Some(("transport", "auto")) => donor.transport = TransportChoice::Auto,
-                Some(("transport", "verbs")) => donor.transport = TransportChoice::Verbs,
-                Some(("transport", "tcp")) => donor.transport = TransportChoice::Tcp,
-                Some(("transport", "shm")) => donor.transport = TransportChoice::Shm,
-                Some(("transport", other)) => return Err(DonorFlagError::Transport(other.into())),
-                Some(("tcp_fallback", "true")) => donor.tcp_fallback = true,
-                Some(("tcp_fallback", "false")) => donor.tcp_fallback = false,
-                _ => return Err(DonorFlagError::Key(option.into())),
-            }
-            rest = further;
-        }
-        Ok(DonorFlag(donor))
-    }
-}
-
 /// `--spill PATH,size=SIZE`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SpillFlag(pub SpillConfig);
@@ -255,19 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn donors_can_be_given_as_flags() {
-        let donor = |flag: &str| flag.parse::<DonorFlag>().map(|f| f.0);
-        let full = donor("h:1,transport=shm,name=a,faults=fail=1/97,delay=1/211:2ms,seed=7").unwrap();
-        assert_eq!(full.address, "h:1");
-        assert_eq!(full.transport, TransportChoice::Shm);
-        assert_eq!(full.name.as_deref(), Some("a"));
-        assert_eq!(full.faults.as_deref(), Some("fail=1/97,delay=1/211:2ms,seed=7"));
-        let strict = donor("h:1,transport=verbs,tcp_fallback=false").unwrap();
-        assert_eq!((strict.transport, strict.tcp_fallback), (TransportChoice::Verbs, false));
-        assert_eq!(donor("[::1]:7411").unwrap().address, "[::1]:7411");
-        assert_eq!(donor("h:1,transport=rdma"), Err(DonorFlagError::Transport("rdma".into())));
-        assert_eq!(donor("h:1,speed=9"), Err(DonorFlagError::Key("speed=9".into())));
-        assert_eq!(donor("transport=tcp"), Err(DonorFlagError::NoAddress));
+    fn a_spill_file_can_be_given_as_a_flag() {
         let spill = "/a,b,size=8G".parse::<SpillFlag>().unwrap().0;
         assert_eq!(spill, SpillConfig { path: "/a,b".into(), size: ByteSize(8 << 30) });
         assert!("/a".parse::<SpillFlag>().is_err());

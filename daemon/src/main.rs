@@ -1,6 +1,6 @@
 //! `annexd`: reads its configuration, makes itself at home on the host, starts pool and pager, and serves the control API until it may stop.
 
-use annex_daemon::config::{Config, DEFAULT_FILE, DonorFlag, SpillFlag};
+use annex_daemon::config::{Config, DEFAULT_FILE, SpillFlag};
 use annex_daemon::control::pool::RunningPool;
 use annex_daemon::control::{Apps, BindError, Control, ControlSocket, Donors, Operators, host, server, stop, watchdog};
 use annex_daemon::keeper::{self, Inheritance, Keeper, Kept};
@@ -10,7 +10,9 @@ use annex_daemon::pager::{Legacy, LegacyError, Pager, Wait, mortal, probe};
 use annex_daemon::pool::{Pool, PoolError, PoolState, Spill};
 use annex_shared::api::{DonorState, Limit};
 use annex_shared::config::TimeSpan;
+use annex_shared::donor::DonorSpec;
 use annex_shared::ids::SlotIdx;
+use annex_shared::printable::printable_lines;
 use anyhow::Context;
 use clap::{Parser, Subcommand};
 use nix::sys::signal::{Signal, kill};
@@ -38,9 +40,9 @@ const LAST_MOMENT: Duration = Duration::from_secs(1);
 
 const KEYS_ALONE: &str = "the keys of the annexd before can't be read: the pool's tables are not among what was kept with them; start annexd without [kv] once to drop the keys";
 
-const DONOR_HELP: &str = "A donor: HOST:PORT[,transport=auto|verbs|tcp|shm][,tcp_fallback=false][,name=NAME][,faults=PLAN]; may be repeated, and replaces the file's donors";
+const DONOR_HELP: &str = "A donor: HOST:PORT[,transport=auto|verbs|tcp|shm][,tcp_fallback=false][,name=NAME][,faults=PLAN]; may be repeated, and replaces the file's donors [default: the file's]";
 
-const KV_HELP: &str = "Serve the KV API (Redis protocol) there: IP:PORT or a socket's path[,memory=SIZE][,policy=POLICY][,cache=SIZE][,password=TEXT][,debug=true][,io_threads=N]; may be repeated, and replaces the file's [kv]";
+const KV_HELP: &str = "Serve the KV API (Redis protocol) there: IP:PORT or a socket's path[,memory=SIZE][,policy=POLICY][,cache=SIZE][,password=TEXT][,debug=true][,io_threads=N]; may be repeated, and replaces the file's [kv] [default: none]";
 
 /// Pages the cold memory of programs to other machines and back.
 #[derive(Debug, Parser)]
@@ -55,8 +57,8 @@ struct Flags {
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
     #[arg(long = "donor", value_name = "DONOR", help = DONOR_HELP)]
-    donors: Vec<DonorFlag>,
-    /// A file on a local disk for what donors have no room for: PATH,size=SIZE
+    donors: Vec<DonorSpec>,
+    /// A file on a local disk for what donors have no room for: PATH,size=SIZE [default: none]
     #[arg(long, value_name = "SPILL")]
     spill: Option<SpillFlag>,
     #[arg(long = "kv", value_name = "WHERE", help = KV_HELP)]
@@ -67,7 +69,7 @@ struct Flags {
     /// What an app may keep resident unless it is told otherwise [default: 50%]
     #[arg(long, value_name = "LIMIT")]
     local: Option<Limit>,
-    /// Threads that answer page faults; 0 = as many as suits the host
+    /// Threads that answer page faults; 0 = as many as suits the host [default: 0]
     #[arg(long, value_name = "COUNT")]
     fault_workers: Option<u32>,
     /// What fault workers do while there are no faults [default: auto]
@@ -145,7 +147,7 @@ fn main() -> ExitCode {
         Err(Failure::Other(error)) => (error, ExitCode::FAILURE),
     };
     // Each error names its cause, so the chain would say things twice.
-    eprintln!("annexd: {error}");
+    eprintln!("annexd: {}", printable_lines(&error.to_string()));
     stop::notify(&[NotifyState::Status(&error.to_string())]);
     code
 }
@@ -191,7 +193,7 @@ fn say(line: &str) -> Result<(), Failure> {
 fn configure(flags: Flags) -> Result<Config, Failure> {
     let mut config = Config::of_file(flags.config.as_deref()).map_err(unusable)?;
     if !flags.donors.is_empty() {
-        config.pool.donors = flags.donors.into_iter().map(|flag| flag.0).collect();
+        config.pool.donors = flags.donors.into_iter().map(Into::into).collect();
     }
     config.spill = flags.spill.map_or(config.spill, |flag| flag.0);
     config.kv = KvFlag::together(flags.kv).unwrap_or(config.kv);
@@ -409,4 +411,35 @@ fn start(config: &Config, keeper: Arc<Keeper>) -> Result<Running, Failure> {
         inheritance.settle();
     }
     Ok((pool, spill, pager, kv))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    /// What the help says that an option is unless it is given.
+    fn told(option: &str) -> String {
+        let flags = Flags::command();
+        let option = flags.get_arguments().find(|arg| arg.get_long() == Some(option)).expect("there is such an option");
+        let help = option.get_help().expect("it has a help text").to_string();
+        let (_, told) = help.rsplit_once("[default: ").unwrap_or_else(|| panic!("no default is told: {help}"));
+        told.trim_end_matches(']').to_owned()
+    }
+
+    #[test]
+    fn the_help_tells_the_defaults_as_they_are() {
+        let Config { socket, local, log, takeover_wait, pool, pager, .. } = Config::default();
+        assert_eq!(Path::new(&told("socket")), socket);
+        assert_eq!(told("local").parse(), Ok(local));
+        assert_eq!(told("log"), log);
+        assert_eq!(told("takeover-wait").parse(), Ok(takeover_wait));
+        assert_eq!(told("replicas"), pool.replicas.to_string());
+        assert_eq!(told("fault-workers"), pager.fault_workers.to_string());
+        assert_eq!(told("busy-poll-us"), pager.busy_poll_us.to_string());
+        assert_eq!((told("wait").as_str(), pager.wait), ("auto", Wait::Auto));
+        for option in ["config", "donor", "spill", "kv"] {
+            told(option);
+        }
+    }
 }

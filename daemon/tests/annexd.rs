@@ -33,13 +33,17 @@ struct Running {
 impl Running {
     /// Its one donor is an address where nobody listens.
     fn start() -> Running {
+        Running::start_with(&[])
+    }
+
+    fn start_with(args: &[&str]) -> Running {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("annexd.sock");
         let notify = dir.path().join("notify.sock");
         let notices = UnixDatagram::bind(&notify).unwrap();
         notices.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut command = annexd();
-        command.arg("--socket").arg(&socket).args(["--donor", &dead_address(), "--log", "info"]);
+        command.arg("--socket").arg(&socket).args(["--donor", &dead_address(), "--log", "info"]).args(args);
         let child = command.env("NOTIFY_SOCKET", &notify).spawn().unwrap();
         let mut running = Running { child, socket, notices, _dir: dir };
         running.wait_for_notice("READY=1");
@@ -85,7 +89,11 @@ impl Running {
     }
 
     fn status(&self) -> serde_json::Value {
-        let answer = self.ask("GET /v1/status HTTP/1.1\r\nhost: annexd\r\n\r\n");
+        self.get("/v1/status")
+    }
+
+    fn get(&self, path: &str) -> serde_json::Value {
+        let answer = self.ask(&format!("GET {path} HTTP/1.1\r\nhost: annexd\r\n\r\n"));
         serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap()
     }
 
@@ -122,6 +130,37 @@ fn it_starts_without_its_donors_and_says_what_is_missing() {
     let head = format!("POST /v1/apps HTTP/1.1\r\nhost: annexd\r\ncontent-length: {}\r\n\r\n", body.len());
     let refused = annexd.ask(&(head + &body));
     assert!(refused.starts_with("HTTP/1.1 503") && refused.contains("no_donors"), "{refused}");
+}
+
+/// It was said to listen where it did not; and as long as one address was taken, it answered on
+/// none.
+#[test]
+fn the_kv_api_says_where_it_does_not_listen_and_serves_the_rest() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (address, free) = (taken.local_addr().unwrap().to_string(), dead_address());
+    let annexd = Running::start_with(&["--kv", &address, "--kv", &free]);
+    let eventually = |what: &str, is_true: &dyn Fn(&serde_json::Value) -> bool| {
+        let deadline = Instant::now() + PATIENCE;
+        while !is_true(&annexd.get("/v1/kv")) {
+            assert!(Instant::now() < deadline, "never: {what}; {}", annexd.get("/v1/kv"));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    eventually("it listens on the other", &|kv| kv["listens"] == serde_json::json!([free]));
+    let why = annexd.get("/v1/kv")["failed"][0].as_str().unwrap().to_owned();
+    assert!(why.contains(&address) && why.contains("in use") && why.contains("[kv]"), "{why}");
+    assert!(annexd.status()["warnings"].to_string().contains(&address));
+    let mut client = std::net::TcpStream::connect(&free).unwrap();
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    client.write_all(b"PING\r\n").unwrap();
+    let mut answer = [0; 7];
+    client.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b"+PONG\r\n");
+
+    drop(taken);
+    eventually("it listens on both", &|kv| {
+        kv["listens"].as_array().is_some_and(|all| all.len() == 2) && kv["failed"] == serde_json::json!([])
+    });
 }
 
 #[test]

@@ -18,6 +18,7 @@
 //! peer's credentials decide what it may do: root and members of group `annex` everything, others only with
 //! processes of their own.
 
+use crate::donor::TransportChoice;
 use crate::fabric::Transport;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -273,6 +274,9 @@ pub struct KvInfo {
     pub enabled: bool,
     /// Addresses and sockets.
     pub listens: Vec<String>,
+    /// Where it can't listen, and why; each is tried again every second.
+    #[serde(default)]
+    pub failed: Vec<String>,
     /// Thousandths of the keys of an annexd before that are taken over; 1000: all there are.
     pub loaded: u64,
     pub keys: u64,
@@ -365,7 +369,13 @@ pub struct DonorRequest {
     pub name: Option<String>,
     /// The best one if absent.
     #[serde(default)]
-    pub transport: Option<Transport>,
+    pub transport: Option<TransportChoice>,
+    /// Whether TCP will do where RDMA can't be had; true if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tcp_fallback: Option<bool>,
+    /// A fault plan, for tests.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub faults: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -391,6 +401,12 @@ pub struct PoolInfo {
     #[serde(default)]
     pub waiting_extents: u32,
     pub full: bool,
+    /// Why it is full and what to do about it, in a sentence; empty if it is not.
+    #[serde(default)]
+    pub lack: String,
+    /// Of the degraded extents, those whose pages have one copy left.
+    #[serde(default)]
+    pub last_copy_extents: u32,
     /// Replicas that are being filled, or wait for their donor to come back.
     #[serde(default)]
     pub joining_replicas: u32,
@@ -399,6 +415,9 @@ pub struct PoolInfo {
     /// Replicas that are to leave their donor (recalled, removed, evened out) and have not yet.
     #[serde(default)]
     pub moving_replicas: u32,
+    /// Of those, the ones that no other donor has room for.
+    #[serde(default)]
+    pub stuck_replicas: u32,
     /// Bytes to be copied until every extent has all its replicas, and the seconds that takes at the configured rate.
     #[serde(default)]
     pub repair_left: u64,

@@ -2,7 +2,13 @@
 //!
 //! A name can hold an escape sequence that rewrites the screen, a line break that forges a line of a log, or a mark that
 //! turns the direction of writing round. Whatever of that kind is in a text is shown as `\n`, `\t` or `\u{1b}`.
+//!
+//! Names are made printable where they enter: those of other hosts by [`received`], those of
+//! threads and programs where /proc is
+//! read. What the `annex` command prints it makes printable once more, since an annexd may be
+//! older than it.
 
+use serde::{Deserialize, Deserializer};
 use std::borrow::Cow;
 use std::fmt::Write;
 
@@ -39,6 +45,16 @@ pub fn printable_json(json: &str) -> Cow<'_, str> {
             let _ = write!(out, "\\u{:04x}", u32::from(c));
         })),
     }
+}
+
+/// For serde's `deserialize_with`: a text that comes from another host, and is [`printable`] from
+/// here on.
+pub fn received<'de, D: Deserializer<'de>>(input: D) -> Result<String, D::Error> {
+    let text = String::deserialize(input)?;
+    Ok(match printable(&text) {
+        Cow::Borrowed(_) => text,
+        Cow::Owned(escaped) => escaped,
+    })
 }
 
 /// A name for an app, made of what others chose to call something: no control characters, no blanks, no `/`, 64 characters at most.

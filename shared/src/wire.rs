@@ -9,6 +9,7 @@
 //! connections (`Role::Data`) then speak `fabric::tcp`'s frames.
 
 use crate::ids::{ClientId, Incarnation, Rkey, SessionKey, SlabId};
+use crate::printable::received;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io::{self, ErrorKind, Read, Write};
@@ -69,6 +70,7 @@ pub enum Request {
         version: u16,
         client: ClientId,
         /// The client's host name, for the agent's listings.
+        #[serde(deserialize_with = "received")]
         host: String,
         /// The kernel's boot id: an agent on the same boot offers `shm`.
         boot_id: String,
@@ -114,6 +116,7 @@ pub enum Event {
 pub struct Welcome {
     pub version: u16,
     /// The agent's name (its host name unless configured).
+    #[serde(deserialize_with = "received")]
     pub name: String,
     pub incarnation: Incarnation,
     /// Proves this client on data connections.
@@ -144,9 +147,9 @@ pub struct Welcome {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum VerbsOffer {
     /// Over this device, port and GID, for people to read.
-    Over(String),
+    Over(#[serde(deserialize_with = "received")] String),
     /// For this reason not.
-    No(String),
+    No(#[serde(deserialize_with = "received")] String),
 }
 
 impl std::fmt::Display for VerbsOffer {
@@ -183,9 +186,13 @@ pub enum Refusal {
         "knows this client id from another machine ({host}): give each machine its own id; if that machine is gone, \
          its claim ends {ends_in_s} s from now"
     )]
-    ClientInUse { host: String, ends_in_s: u64 },
+    ClientInUse {
+        #[serde(deserialize_with = "received")]
+        host: String,
+        ends_in_s: u64,
+    },
     #[error("did not understand the request: {0}")]
-    Malformed(String),
+    Malformed(#[serde(deserialize_with = "received")] String),
     #[error("is being drained for maintenance")]
     Draining,
 }
@@ -321,6 +328,29 @@ mod tests {
         assert!(
             matches!(&seen[..], [Request::Lease { count: 7 }, Request::Return { slabs }] if slabs[..] == [SlabId(3)])
         );
+    }
+
+    /// They went to logs and terminals as they came.
+    #[test]
+    fn what_others_call_themselves_is_printable_once_it_is_here() {
+        let (evil, shown) = ("a\x1b[2J\nb".to_owned(), r"a\u{1b}[2J\nb");
+        let hello = Request::Hello {
+            version: 4,
+            client: ClientId(1),
+            host: evil.clone(),
+            boot_id: String::new(),
+            slab_size: 0,
+        };
+        let hello = Frames::new(&encode_frame(&hello).unwrap()[..]).read::<Request>().unwrap();
+        assert!(matches!(&hello, Some(Request::Hello { host, .. }) if host == shown), "{hello:?}");
+        for said in [Refusal::ClientInUse { host: evil.clone(), ends_in_s: 1 }, Refusal::Malformed(evil)] {
+            let frame = encode_frame(&Event::Refused(said)).unwrap();
+            let heard = Frames::new(&frame[..]).read::<Event>().unwrap();
+            assert!(
+                matches!(&heard, Some(Event::Refused(refusal)) if refusal.to_string().contains(shown)),
+                "{heard:?}"
+            );
+        }
     }
 
     #[test]

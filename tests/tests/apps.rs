@@ -259,3 +259,27 @@ fn an_ordinary_user_runs_annex_for_their_own_program() {
     let outcome = bed.natively("own", command).wait(3 * MINUTE).succeeded().was_paged(5_000, 2_000);
     assert_eq!(outcome.seen.last.expect("it was seen").uid, 65534);
 }
+
+/// Where annex could do nothing for a program, nobody was told.
+#[test]
+fn memory_that_is_not_paged_is_told_of() {
+    let bed = Testbed::builder().beside_another().shm();
+    let python = |script: &str| {
+        let mut python = system("python3");
+        python.args(["-c", script]);
+        python
+    };
+    let fill = "import mmap, time; b = mmap.mmap(-1, 64 << 20); b.write(b'\\1' * (64 << 20))";
+    let shared = bed.run("shared", "50%", python(&format!("{fill}; time.sleep(600)")));
+    let lock = "import ctypes; m = (ctypes.c_char * (64 << 20))(); ctypes.memset(m, 1, 64 << 20); \
+                assert ctypes.CDLL(None).mlock(m, ctypes.c_size_t(64 << 20)) == 0; import time; time.sleep(600)";
+    let locked = bed.run("locked", "16M", python(lock));
+    bed.wait_app("shared", MINUTE, |app| app.note.contains("64 MiB of its memory is shared"));
+    bed.wait_app("locked", MINUTE, |app| app.note.contains("nothing of that can be evicted"));
+    let listed = bed.ask("apps", [""; 0]).succeeded().stdout;
+    assert!(listed.contains("locked: more is resident than its limit"), "{listed}");
+    for job in [shared, locked] {
+        job.signal(Signal::SIGKILL);
+        job.wait(MINUTE);
+    }
+}

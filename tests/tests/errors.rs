@@ -69,6 +69,34 @@ fn a_limit_that_makes_no_sense_is_named() {
 }
 
 #[test]
+fn a_run_without_a_name_is_named_after_its_program_and_the_next_one_after_its_process_too() {
+    let bed = Testbed::builder().beside_another().shm();
+    let run = |job| bed.natively(job, bed.annex("run", ["--local", "16M", "--", "sleep", "600"]));
+    let first = run("first");
+    bed.wait_app("sleep", MINUTE, |app| app.pids == [first.pid()]);
+    let second = run("second");
+    bed.wait_app(&format!("sleep-{}", second.pid()), MINUTE, |app| app.pids == [second.pid()]);
+    for job in [first, second] {
+        job.signal(Signal::SIGKILL);
+        job.wait(MINUTE);
+    }
+}
+
+#[test]
+fn a_donor_that_is_removed_already_is_removed_when_asked_again() {
+    let bed = Testbed::builder().donor(Donor::shm()).donor(Donor::shm()).donor(Donor::tcp()).start();
+    let name = bed.status().donors[2].name.clone();
+    let remove = || bed.ask("donors", ["remove", &name]);
+    remove().succeeded();
+    wait_for("the donor to be gone", MINUTE, || bed.status().donors.len() == 2);
+    for _ in 0..2 {
+        let said = remove().succeeded().stdout;
+        assert_eq!(said, format!("donor {name} is removed: nothing of this host's lies there\n"));
+    }
+    refused(&bed.ask("donors", ["remove", "nobody"]), NOT_FOUND, &["nobody"]);
+}
+
+#[test]
 fn a_process_is_attached_once() {
     let bed = Testbed::builder().beside_another().shm();
     let job = busy(&bed);
@@ -468,4 +496,27 @@ fn pages_on_their_way_to_a_slow_donor_are_given_back_at_once() {
     println!("{faults:?}");
     assert!(faults.major > 100, "{outcome}");
     assert!(faults.max_us < 10e6, "{outcome}");
+}
+
+/// The end of the only donor of many pages: 510 equal lines were in the log within 40 ms.
+#[test]
+fn what_befalls_many_pages_at_once_is_told_in_few_lines() {
+    let mut bed = Testbed::builder().replicas(1).donor(Donor::shm()).start();
+    let mut sleeps = Command::new("python3");
+    sleeps.args(["-c", "import time; b = bytearray(b'\\1' * (64 << 20)); print('ready', flush=True); time.sleep(600)"]);
+    let mut job = bed.run("victim", "16M", sleeps);
+    // From then on it touches nothing.
+    job.wait_says("ready", MINUTE);
+    std::thread::sleep(Duration::from_secs(1));
+    bed.wait_app("victim", MINUTE, |app| app.evicted >= 32 << 20);
+    bed.agents[0].kill();
+    bed.start_agent_again(0);
+    wait_for("the pages to be lost", MINUTE, || bed.status().pool.lost_extents > 0);
+    bed.ask("detach", ["victim"]);
+    job.process.signal(Signal::SIGKILL);
+    job.wait(MINUTE);
+    let log = bed.annexd.stdout() + &bed.annexd.stderr();
+    let count = |what: &str| log.lines().filter(|line| line.contains(what)).count();
+    let told = [count("failed to read a page"), count("is lost: no replica has its bytes")];
+    assert!(told.iter().all(|lines| (1..=20).contains(lines)), "{told:?}: {}", bed.annexd.log());
 }

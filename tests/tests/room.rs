@@ -91,7 +91,9 @@ fn a_full_pool_is_noted_on_the_app_until_it_has_room() {
     let mut bed =
         Testbed::builder().replicas(1).donor(Donor::shm().capacity("64M")).donor(Donor::shm().absent()).start();
     let mut job = bed.run("fat", "32M", filler("160"));
-    bed.wait_app("fat", MINUTE, |app| app.note.contains("the pool is full") && app.resident > 80 << 20);
+    bed.wait_app("fat", MINUTE, |app| {
+        app.note.contains("the pool is full: no donor has room: raise") && app.resident > 80 << 20
+    });
     let more = bed.places[1].start_agent(bed.path());
     bed.agents.push(more);
     bed.wait_app("fat", MINUTE, |app| app.note.is_empty() && app.resident < 40 << 20);

@@ -111,9 +111,10 @@ fn report(status: &Status, first: u32, is_empty: bool, json: bool) {
     let text = if json {
         format!("{{\"lent\":{lent},\"at_first\":{first},\"empty\":{is_empty}}}\n")
     } else {
+        let name = printable(&status.name);
         let line = match is_empty {
-            true => format!("{} is empty", status.name),
-            false => format!("{}: {lent} of {first} slabs left", status.name),
+            true => format!("{name} is empty"),
+            false => format!("{name}: {lent} of {first} slabs left"),
         };
         // On a terminal one line that changes, elsewhere a line for each step.
         match (out.is_terminal(), is_empty) {

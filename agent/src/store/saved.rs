@@ -42,6 +42,7 @@
 use crate::lease::{Machine, Moment, Saved, SavedClaim, SavedLease};
 use annex_shared::api::format_bytes;
 use annex_shared::ids::{ClientId, Incarnation, LeaseNumber, SlabId};
+use annex_shared::printable::printable;
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -177,7 +178,8 @@ impl LeaseState {
             }
             let text = |at: usize, len: usize| {
                 let bytes = entry.get(at..at + u16_at(entry, len).min(NAME_LEN as u16) as usize);
-                String::from_utf8_lossy(bytes.unwrap_or_default()).into_owned()
+                // An agent before may have saved it as it came.
+                printable(&String::from_utf8_lossy(bytes.unwrap_or_default())).into_owned()
             };
             let machine = Machine { host: text(32, 4), boot_id: text(288, 6) };
             let client = ClientId(u64_at(entry, 8));

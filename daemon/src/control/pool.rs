@@ -1,9 +1,9 @@
 //! The pool as the control plane sees it.
 
 use super::Donors;
-use crate::pool::{DonorConfig, DonorError, Pool, PoolError, TransportChoice};
+use crate::pool::{DonorError, Pool, PoolError};
 use annex_shared::api::{ApiError, DonorInfo, DonorRequest, ErrorCode, PoolInfo, SlabInfo};
-use annex_shared::fabric::Transport;
+use annex_shared::donor::DonorSpec;
 use std::net::ToSocketAddrs;
 use std::sync::Arc;
 
@@ -19,22 +19,9 @@ impl Donors for RunningPool {
     }
 
     fn add_donor(&self, request: &DonorRequest) -> Result<DonorInfo, ApiError> {
-        let transport = match request.transport {
-            None => TransportChoice::Auto,
-            Some(Transport::Tcp) => TransportChoice::Tcp,
-            Some(Transport::Shm) => TransportChoice::Shm,
-            Some(Transport::Verbs) => TransportChoice::Verbs,
-            Some(Transport::File) => {
-                return Err(ApiError {
-                    kind: ErrorCode::BadRequest,
-                    message: "no donor is reached over a file".into(),
-                    remedy: "a spill file is configured in [spill]".into(),
-                });
-            }
-        };
         resolve(&request.address)?;
-        let (address, name) = (request.address.clone(), request.name.clone());
-        self.pool.add_donor(DonorConfig { address, name, transport, ..DonorConfig::default() }).map_err(refused)
+        let DonorRequest { address, name, transport, tcp_fallback, faults } = request.clone();
+        self.pool.add_donor(DonorSpec { address, name, transport, tcp_fallback, faults }.into()).map_err(refused)
     }
 
     fn remove_donor(&self, name: &str) -> Result<DonorInfo, ApiError> {

@@ -342,7 +342,14 @@ impl Donors for ScriptedDonors {
     }
 
     fn info(&self) -> PoolInfo {
-        PoolInfo { capacity: 1 << 30, used: 700 << 20, extents: 16, degraded_extents: 16, ..PoolInfo::default() }
+        PoolInfo {
+            capacity: 1 << 30,
+            used: 700 << 20,
+            extents: 16,
+            degraded_extents: 16,
+            last_copy_extents: 16,
+            ..PoolInfo::default()
+        }
     }
 
     fn warnings(&self) -> Vec<String> {

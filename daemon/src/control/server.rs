@@ -14,6 +14,7 @@ use annex_shared::api::{
     Status, Target,
 };
 use annex_shared::page::PAGE_SIZE;
+use annex_shared::repeated;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{DefaultBodyLimit, Extension, Path, State};
@@ -150,6 +151,7 @@ impl Control {
                 .cloned()
                 .chain(self.apps.stalled())
                 .chain(self.pool.warnings())
+                .chain(self.keys.get().map(|keys| keys.info().failed).unwrap_or_default())
                 .collect(),
         }
     }
@@ -197,7 +199,7 @@ pub async fn serve(listener: UnixListener, control: Arc<Control>, until: impl Fu
                     }
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "failed to accept a control connection");
+                    repeated!(WARN, "failed to accept a control connection" of "", %error, "failed to accept a control connection");
                     // Out of descriptors, most likely: the connection stays queued, so this would spin.
                     tokio::time::sleep(Duration::from_millis(200)).await;
                 }

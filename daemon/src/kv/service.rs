@@ -9,6 +9,7 @@ use crate::pool::{Pool, Terms};
 use annex_shared::api::KvInfo;
 use parking_lot::Mutex;
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
@@ -39,7 +40,29 @@ pub struct Kv {
     told: Arc<Mutex<Told>>,
     table: Arc<SheetTable>,
     pool: Arc<Pool>,
-    listens: Vec<String>,
+    places: Arc<Places>,
+}
+
+/// Where it listens, and where it can't, with the reason; by address or path as configured.
+#[derive(Default)]
+struct Places(Mutex<Vec<(String, Result<String, String>)>>);
+
+impl Places {
+    fn told(&self, place: &str, how: Result<String, String>) {
+        let mut places = self.0.lock();
+        match places.iter_mut().find(|(known, _)| known == place) {
+            Some((_, known)) => *known = how,
+            None => places.push((place.to_owned(), how)),
+        }
+    }
+
+    fn listens(&self) -> Vec<String> {
+        self.0.lock().iter().filter_map(|(_, how)| how.clone().ok()).collect()
+    }
+
+    fn failed(&self) -> Vec<String> {
+        self.0.lock().iter().filter_map(|(_, how)| how.clone().err()).collect()
+    }
 }
 
 /// How it stands, as the thread told last.
@@ -57,16 +80,15 @@ impl Kv {
         let stop = Arc::new(Notify::new());
         let told = Arc::new(Mutex::new(Told { stats: Stats::default(), settings: settings_at_start(config) }));
         let (ready, is_ready) = mpsc::channel();
+        let places = Arc::new(Places::default());
         let thread = {
             let (config, pool, table) = (config.clone(), pool.clone(), table.clone());
-            let (stop, told) = (stop.clone(), told.clone());
-            let run = move || run(&config, pool, table, &stop, &told, &ready);
+            let (stop, told, places) = (stop.clone(), told.clone(), places.clone());
+            let run = move || run(&config, (pool, table), &stop, &told, &places, &ready);
             std::thread::Builder::new().name("annex-kv".into()).spawn(run).map_err(KvError::Thread)?
         };
         is_ready.recv().map_err(|_| KvError::Ended)??;
-        let sockets = config.socket.iter().map(|path| path.display().to_string());
-        let listens = config.listen.iter().map(ToString::to_string).chain(sockets).collect();
-        Ok(Kv { thread: Mutex::new(Some(thread)), stop, told, table, pool, listens })
+        Ok(Kv { thread: Mutex::new(Some(thread)), stop, told, table, pool, places })
     }
 
     pub fn info(&self) -> KvInfo {
@@ -76,7 +98,8 @@ impl Kv {
             enabled: true,
             pool_min,
             pool_max,
-            listens: self.listens.clone(),
+            listens: self.places.listens(),
+            failed: self.places.failed(),
             loaded: stats.loaded,
             keys: stats.keys,
             used: stats.used,
@@ -108,10 +131,10 @@ type Ready = mpsc::Sender<Result<(), KvError>>;
 
 fn run(
     config: &KvConfig,
-    pool: Arc<Pool>,
-    table: Arc<SheetTable>,
+    (pool, table): (Arc<Pool>, Arc<SheetTable>),
     stop: &Notify,
     told: &Arc<Mutex<Told>>,
+    places: &Arc<Places>,
     ready: &Ready,
 ) {
     let started = IoThreads::start(io_threads(config)).and_then(|io_threads| {
@@ -132,14 +155,9 @@ fn run(
         let loads = store.clone();
         tokio::task::spawn_local(async move { loads.load().await });
         tokio::task::spawn_local(report(store.clone(), told.clone()));
-        tokio::select! {
-            () = stop.notified() => {}
-            listeners = listen(config) => {
-                let server = Server::new(store.clone(), settings_of(config), hooks(&store, of_donors), io_threads);
-                follow(&server.config, &store);
-                serve(server, listeners, stop.notified()).await;
-            }
-        }
+        let server = Server::new(store.clone(), settings_of(config), hooks(&store, of_donors), io_threads);
+        follow(&server.config, &store);
+        serve(server, listeners(config, places), stop.notified()).await;
     });
 }
 
@@ -163,32 +181,49 @@ fn open(config: &KvConfig, pool: Arc<Pool>, table: Arc<SheetTable>) -> Result<St
     Ok(store)
 }
 
-/// Opens the sockets, as soon as each can be had: programs depend on annexd whether or not its KV API finds its port free.
-async fn listen(config: &KvConfig) -> Vec<Listener> {
-    let mut listeners = Vec::new();
-    for address in &config.listen {
-        listeners.push(tried(|| std::future::ready(Listener::tcp(*address))).await);
-        tracing::info!("the KV API listens on {address}");
+/// Each of the sockets, as soon as it can be had: programs depend on annexd whether or not its KV
+/// API finds its port free.
+fn listeners(config: &KvConfig, places: &Arc<Places>) -> Vec<Pin<Box<dyn Future<Output = Listener>>>> {
+    let mut listeners: Vec<Pin<Box<dyn Future<Output = Listener>>>> = Vec::new();
+    for address in config.listen.clone() {
+        let bind = move || std::future::ready(Listener::tcp(address));
+        listeners.push(Box::pin(tried(address.to_string(), places.clone(), bind)));
     }
-    if let Some(path) = &config.socket {
+    if let Some(path) = config.socket.clone() {
         // The configuration was checked.
         let mode = config.mode().unwrap_or(0o700);
-        listeners.push(tried(|| Listener::unix(path, mode)).await);
-        tracing::info!("the KV API listens on {}", path.display());
+        let place = path.display().to_string();
+        let bind = move || {
+            let path = path.clone();
+            async move { Listener::unix(&path, mode).await }
+        };
+        listeners.push(Box::pin(tried(place, places.clone(), bind)));
     }
     listeners
 }
 
-async fn tried<F: Future<Output = Result<Listener, super::server::BindError>>>(open: impl Fn() -> F) -> Listener {
+async fn tried<F: Future<Output = Result<Listener, super::server::BindError>>>(
+    place: String,
+    places: Arc<Places>,
+    open: impl Fn() -> F,
+) -> Listener {
     let mut said = false;
     loop {
         match open().await {
-            Ok(listener) => return listener,
+            Ok(listener) => {
+                // The port may have been left to the system.
+                let bound = listener.address().map_or(place.clone(), |address| address.to_string());
+                tracing::info!("the KV API listens on {bound}");
+                places.told(&place, Ok(bound));
+                return listener;
+            }
             Err(error) => {
+                let cause = std::error::Error::source(&error).map(|e| format!(": {e}")).unwrap_or_default();
+                let why = format!("{error}{cause}; end what has it, or change [kv]; it is tried again and again");
                 if !said {
-                    let cause = std::error::Error::source(&error).map(|e| format!(": {e}")).unwrap_or_default();
-                    tracing::error!("the KV API is not up: {error}{cause}; end what has it, or change [kv]; trying on");
+                    tracing::error!("the KV API: {why}");
                 }
+                places.told(&place, Err(why));
                 said = true;
                 tokio::time::sleep(RETRY).await;
             }

@@ -7,7 +7,7 @@ use super::scan::Pagemap;
 use super::space::Space;
 use crate::keeper::{Keeper, Kept};
 use crate::latency::Latency;
-use annex_shared::api::{AppInfo, AppState, Faults, Limit, Target};
+use annex_shared::api::{AppInfo, AppState, Faults, Limit, Target, format_bytes};
 use annex_shared::page::PAGE_SIZE;
 use parking_lot::Mutex;
 use std::os::fd::{AsFd, OwnedFd};
@@ -68,6 +68,9 @@ pub struct Counters {
     pub prefetch_samples: AtomicU64,
     pub prefetch_hits: AtomicU64,
 }
+
+/// Shared memory below this, in bytes, is not worth a word.
+const WORTH_A_WORD: u64 = 16 << 20;
 
 /// The longest a fault waits for room. Past it the app exceeds its limit rather than stand still.
 pub const LONGEST_HOLD: Duration = Duration::from_millis(20);
@@ -357,11 +360,19 @@ impl App {
         self.members.lock().iter().all(Member::has_ended)
     }
 
-    pub fn info(&self, evicted: u64) -> AppInfo {
+    /// `evicted` in pages; `lack` says why the pool has no room.
+    pub fn info(&self, evicted: u64, lack: impl FnOnce() -> String) -> AppInfo {
         let page = PAGE_SIZE as u64;
         let load = |counter: &AtomicU64| counter.load(Relaxed);
         let resident = self.measure(evicted) * page;
-        let pids = self.members.lock().iter().map(|m| m.pid).collect();
+        let pids: Vec<i32> = self.members.lock().iter().map(|m| m.pid).collect();
+        // Shared among them, as a rule.
+        let shared = || pids.iter().map(|pid| process::shared_pages(*pid)).max().unwrap_or(0) * page;
+        let note = self.hindrance.describe(lack).unwrap_or_else(|| self.current_note());
+        let note = match note.is_empty() && self.region().is_none() {
+            true => note_of_shared(shared(), resident + evicted * page).unwrap_or_default(),
+            false => note,
+        };
         AppInfo {
             id: self.id,
             name: self.name.clone(),
@@ -371,7 +382,7 @@ impl App {
             resident,
             evicted: evicted * page,
             state: self.state(),
-            note: self.hindrance.describe().unwrap_or_else(|| self.current_note()),
+            note,
             faults: Faults {
                 major: load(&self.counters.major),
                 zero: load(&self.counters.zero),
@@ -388,6 +399,17 @@ impl App {
             prefetch_hits: load(&self.counters.prefetch_hits),
         }
     }
+}
+
+/// Most of the app's memory is shared, so that annex does little for it: heaps of some Java
+/// collectors, databases' buffers. In bytes.
+fn note_of_shared(shared: u64, private: u64) -> Option<String> {
+    (shared >= WORTH_A_WORD && shared > private).then(|| {
+        format!(
+            "{} of its memory is shared and stays resident: only private anonymous memory is paged",
+            format_bytes(shared)
+        )
+    })
 }
 
 #[cfg(test)]
@@ -412,5 +434,13 @@ mod tests {
         assert_eq!(app.room(), 257, "the high watermark lies a MiB below the limit");
         app.add_resident(1000);
         assert_eq!(app.room(), 0);
+    }
+
+    #[test]
+    fn an_app_that_is_mostly_shared_memory_is_told_of() {
+        let note = note_of_shared(64 << 20, 1 << 20).unwrap();
+        assert!(note.starts_with("64 MiB of its memory is shared"), "{note}");
+        assert_eq!(note_of_shared(64 << 20, 100 << 20), None, "most of it is paged");
+        assert_eq!(note_of_shared(8 << 20, 1 << 20), None, "too little");
     }
 }

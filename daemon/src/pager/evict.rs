@@ -36,6 +36,7 @@ use annex_shared::api::AppState;
 use annex_shared::ids::SlotIdx;
 use annex_shared::page::{PAGE_SIZE, checksum, is_zero};
 use annex_shared::priority::Urgent;
+use annex_shared::repeated;
 use nix::poll::{PollFd, PollFlags, poll};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -396,7 +397,8 @@ impl Evictor {
             self.lane.poll(&mut done);
             if let Some(Done { buf, result, .. }) = done.pop() {
                 if let Err(error) = result {
-                    tracing::warn!("failed to evict a batch: {error}");
+                    let name = &space.app.name;
+                    repeated!(WARN, "failed to evict a batch" of name, app = name, "failed to evict a batch: {error}");
                 }
                 return (buf, result.map_err(drop));
             }

@@ -164,6 +164,7 @@ fn relieve(evictor: &mut Evictor, app: &Arc<App>) -> bool {
     let mut spaces = app.spaces();
     let turn_ends = Instant::now() + Duration::from_millis(50);
     let mut retries = 0;
+    let mut nothing_to_take = resident > marks.limit && !spaces.is_empty();
     while need > 0 && !spaces.is_empty() {
         // In turn, so that no process pays for all.
         let mut exhausted = Vec::new();
@@ -176,6 +177,7 @@ fn relieve(evictor: &mut Evictor, app: &Arc<App>) -> bool {
             evictor.workers.serve(app.take_held());
             match outcome {
                 Outcome::Evicted(n) => {
+                    nothing_to_take = false;
                     need = need.saturating_sub(n);
                     app.hindrance.not_met();
                 }
@@ -196,6 +198,7 @@ fn relieve(evictor: &mut Evictor, app: &Arc<App>) -> bool {
                     return false;
                 }
                 Outcome::NoAnswer => {
+                    nothing_to_take = false;
                     app.hindrance.met(Cause::Silence);
                     exhausted.push(i);
                 }
@@ -210,7 +213,10 @@ fn relieve(evictor: &mut Evictor, app: &Arc<App>) -> bool {
         }
     }
     if need > 0 {
-        // What is left can't be evicted (now): locked, shared, special, or just being changed.
+        // What is left can't be evicted (now): locked, pinned, special, or just being changed.
+        if nothing_to_take {
+            app.hindrance.met(Cause::NothingToTake);
+        }
         app.rest(Duration::from_millis(100));
     }
     false

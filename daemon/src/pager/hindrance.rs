@@ -3,8 +3,9 @@
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 
-/// Silence of a stub that is not worth a word: its program may have been stopped for a moment.
-const SILENCE: Duration = Duration::from_secs(3);
+/// What is not worth a word: a program may have been stopped for a moment, or change its mappings
+/// just now.
+const MOMENT: Duration = Duration::from_secs(3);
 /// Where nothing stood in the way for so long, nothing does: a pool that is full has room for a few pages now and then.
 const PASSING: Duration = Duration::from_secs(2);
 
@@ -15,6 +16,8 @@ pub enum Cause {
     NoDonor,
     /// The stub does not answer.
     Silence,
+    /// More is resident than may be, and nothing of it can be taken.
+    NothingToTake,
 }
 
 /// What stands in the way, since when, and when it was met last.
@@ -47,20 +50,28 @@ impl Hindrance {
 
     fn not_met_at(&self, now: Instant) {
         let mut present = self.0.lock();
-        *present = present.filter(|present| now.saturating_duration_since(present.last) < PASSING);
+        // Where anything can be taken, it is not true that nothing can.
+        let lasts = |present: &Present| {
+            present.cause != Cause::NothingToTake && now.saturating_duration_since(present.last) < PASSING
+        };
+        *present = present.filter(lasts);
     }
 
-    pub fn describe(&self) -> Option<String> {
+    /// `lack` says why the pool has no room.
+    pub fn describe(&self, lack: impl FnOnce() -> String) -> Option<String> {
         let present = (*self.0.lock())?;
-        describe(present.cause, present.since.elapsed())
+        describe(present.cause, present.since.elapsed(), lack)
     }
 }
 
-fn describe(cause: Cause, lasts: Duration) -> Option<String> {
+fn describe(cause: Cause, lasts: Duration, lack: impl FnOnce() -> String) -> Option<String> {
     match cause {
-        Cause::PoolFull => Some("the pool is full: the app keeps its pages until donors lend more".into()),
-        Cause::NoDonor => Some("no donor takes pages: eviction is suspended".into()),
-        Cause::Silence => (lasts >= SILENCE).then(|| {
+        Cause::PoolFull => Some(format!("the pool is full: {}; the app keeps its pages until then", lack())),
+        Cause::NoDonor => Some(format!("no donor takes pages, so none is evicted: {}", lack())),
+        Cause::NothingToTake => (lasts >= MOMENT).then(|| {
+            "more is resident than its limit, and nothing of that can be evicted: it is locked, pinned, on stacks or in small mappings".into()
+        }),
+        Cause::Silence => (lasts >= MOMENT).then(|| {
             format!(
                 "its stub has not answered for {} s: nothing of it is evicted until that goes on; is the program stopped or frozen?",
                 lasts.as_secs()
@@ -75,18 +86,30 @@ mod tests {
 
     #[test]
     fn what_lasts_is_told_until_it_has_been_over_for_a_while() {
+        let lack = || "no donor has room".to_owned();
         let (hindrance, began) = (Hindrance::default(), Instant::now());
         hindrance.met_at(Cause::Silence, began);
-        assert_eq!(hindrance.describe(), None, "it may be a moment");
+        assert_eq!(hindrance.describe(lack), None, "it may be a moment");
         hindrance.met_at(Cause::PoolFull, began);
-        let is_told = || hindrance.describe().is_some_and(|text| text.contains("full"));
+        let is_told = || hindrance.describe(lack).is_some_and(|text| text.contains("full: no donor has room; the app"));
         hindrance.not_met_at(began + PASSING / 2);
         assert!(is_told(), "a few pages had room");
         hindrance.met_at(Cause::PoolFull, began + PASSING);
         hindrance.not_met_at(began + PASSING * 3 / 2);
         assert!(is_told());
         hindrance.not_met_at(began + PASSING * 2);
-        assert_eq!(hindrance.describe(), None);
-        assert!(describe(Cause::Silence, Duration::from_secs(12)).is_some_and(|text| text.contains("for 12 s")));
+        assert_eq!(hindrance.describe(lack), None);
+        assert!(describe(Cause::Silence, Duration::from_secs(12), lack).is_some_and(|text| text.contains("for 12 s")));
+    }
+
+    #[test]
+    fn that_nothing_can_be_taken_is_told_after_a_while_and_until_something_could() {
+        let (hindrance, began) = (Hindrance::default(), Instant::now());
+        let told = |lasts| describe(Cause::NothingToTake, lasts, String::new);
+        assert_eq!(told(MOMENT / 2), None, "its mappings may be changing");
+        assert!(told(MOMENT).is_some_and(|text| text.contains("nothing of that can be evicted")));
+        hindrance.met_at(Cause::NothingToTake, began);
+        hindrance.not_met_at(began);
+        assert!(hindrance.0.lock().is_none(), "a page was evicted");
     }
 }

@@ -208,6 +208,10 @@ impl Pager {
         restore::evicted_about(&self.means.registry, app)
     }
 
+    fn told(&self, app: &App) -> AppInfo {
+        app.info(self.evicted(app), || self.means.around.pool.why_no_room())
+    }
+
     fn unique_name(&self, wanted: Option<&str>, command: &str, pid: i32) -> Result<String, ApiError> {
         // An app whose processes have all ended is about to go.
         let lives = |a: &App| matches!(a.target, Target::Unit(_)) || !a.has_ended();
@@ -427,7 +431,7 @@ impl Apps for Pager {
                 ));
             }
         };
-        Ok(app.info(self.evicted(&app)))
+        Ok(self.told(&app))
     }
 
     fn open_region(&self, request: &RegionRequest, caller: Caller) -> Result<AppInfo, ApiError> {
@@ -458,7 +462,7 @@ impl Apps for Pager {
         membership::join(&app, pid, &stat);
         self.roster.add(app.clone());
         self.furnish(&app, pid, |app| self.means.attach_region(app, pid, range, [ring, bell]))?;
-        Ok(app.info(self.evicted(&app)))
+        Ok(self.told(&app))
     }
 
     fn detach(&self, id: u64, progress: &mut dyn FnMut(Progress)) -> Result<(), ApiError> {
@@ -479,7 +483,7 @@ impl Apps for Pager {
                 Err(error(
                     ErrorCode::Internal,
                     format!("app '{}' was let go, but {lost}", app.name),
-                    "see annexd's log for the pages' addresses",
+                    "end it before it touches one of them; annexd's log says which donor went, and when",
                 ))
             }
             Err(e) => {
@@ -502,11 +506,11 @@ impl Apps for Pager {
         app.set_limit(limit);
         self.roster.write_down();
         self.roster.ring();
-        Ok(app.info(self.evicted(&app)))
+        Ok(self.told(&app))
     }
 
     fn apps(&self) -> Vec<AppInfo> {
-        self.roster.all().iter().map(|app| app.info(self.evicted(app))).collect()
+        self.roster.all().iter().map(|app| self.told(app)).collect()
     }
 
     fn find(&self, name: &str) -> Option<AppInfo> {
@@ -516,7 +520,7 @@ impl Apps for Pager {
         let by_pid = |n: u64| apps.iter().find(|a| a.members.lock().iter().any(|m| m.pid as u64 == n));
         let by_id = |n: u64| apps.iter().find(|a| a.id == n);
         let app = by_name().or_else(|| by_pid(number?)).or_else(|| by_id(number?))?;
-        Some(app.info(self.evicted(app)))
+        Some(self.told(app))
     }
 
     fn workers(&self) -> WorkersInfo {

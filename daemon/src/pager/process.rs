@@ -1,5 +1,6 @@
 //! What /proc says about a process. Everything here is a snapshot.
 
+use annex_shared::printable::printable;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -51,12 +52,12 @@ impl Mapping {
 }
 
 pub fn maps(pid: i32) -> io::Result<Vec<Mapping>> {
-    Ok(fs::read_to_string(format!("/proc/{pid}/maps"))?.lines().filter_map(Mapping::parse).collect())
+    Ok(read(format!("/proc/{pid}/maps"))?.lines().filter_map(Mapping::parse).collect())
 }
 
 /// Memory mappings with the kernel's two-letter flags (`VmFlags` of smaps), for those that `keep` wants.
 pub fn flagged_maps(pid: i32) -> io::Result<Vec<(Mapping, Vec<[u8; 2]>)>> {
-    let text = fs::read_to_string(format!("/proc/{pid}/smaps"))?;
+    let text = read(format!("/proc/{pid}/smaps"))?;
     let mut found = Vec::new();
     let mut current = None;
     for line in text.lines() {
@@ -73,6 +74,7 @@ pub fn flagged_maps(pid: i32) -> io::Result<Vec<(Mapping, Vec<[u8; 2]>)>> {
 /// The fields of /proc/PID/stat that the pager looks at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stat {
+    /// Its name, printable.
     pub comm: String,
     pub state: char,
     pub parent: i32,
@@ -89,12 +91,12 @@ pub struct Stat {
 
 impl Stat {
     pub fn read(pid: i32) -> Option<Stat> {
-        Stat::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+        Stat::parse(&read(format!("/proc/{pid}/stat")).ok()?)
     }
 
     /// Of one of its threads.
     pub fn read_thread(pid: i32, thread: i32) -> Option<Stat> {
-        Stat::parse(&fs::read_to_string(format!("/proc/{pid}/task/{thread}/stat")).ok()?)
+        Stat::parse(&read(format!("/proc/{pid}/task/{thread}/stat")).ok()?)
     }
 
     fn parse(text: &str) -> Option<Stat> {
@@ -103,7 +105,7 @@ impl Stat {
         // rest[0] is field 3 of proc_pid_stat(5).
         let number = |field: usize| rest.get(field - 3)?.parse::<u64>().ok();
         Some(Stat {
-            comm: text.get(open + 1..close)?.to_owned(),
+            comm: printable(text.get(open + 1..close)?).into_owned(),
             state: rest.first()?.chars().next()?,
             parent: number(4)? as i32,
             ticks: number(14)? + number(15)?,
@@ -129,7 +131,7 @@ pub struct Identity {
 }
 
 pub fn identity(pid: i32) -> io::Result<Identity> {
-    let text = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let text = read(format!("/proc/{pid}/status"))?;
     let mut found = Identity::default();
     for line in text.lines() {
         let Some((key, value)) = line.split_once(':') else { continue };
@@ -149,7 +151,7 @@ pub fn identity(pid: i32) -> io::Result<Identity> {
 
 /// The addresses of a process's arguments and of its environment, from and to, which the kernel reads for others.
 pub fn title(pid: i32) -> Option<[(u64, u64); 2]> {
-    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let text = read(format!("/proc/{pid}/stat")).ok()?;
     let rest: Vec<&str> = text.get(text.rfind(')')? + 2..)?.split_ascii_whitespace().collect();
     // rest[0] is field 3 of proc_pid_stat(5).
     let field = |number: usize| rest.get(number - 3)?.parse::<u64>().ok();
@@ -181,6 +183,13 @@ pub fn resident_pages(pid: i32) -> Option<u64> {
         0 => Some(living(pid).filter(|task| *task != pid).and_then(of_task).unwrap_or(0)),
         resident => Some(resident),
     }
+}
+
+/// Pages of shared memory (memfds, /dev/shm, System V) that it has resident; 0 if it is gone.
+pub fn shared_pages(pid: i32) -> u64 {
+    let text = read(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("RssShmem:"));
+    line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()).map_or(0, |kb| kb / 4)
 }
 
 /// Anonymous memory in pages with shared copy-on-write pages divided among their users (Pss_Anon). Walks the page tables: dear.
@@ -216,7 +225,7 @@ pub fn thread_entries(pid: i32) -> Vec<(i32, u64)> {
 
 /// The PIDs that a process, or a thread, has in its PID namespaces: first ours, last its own.
 pub fn numbers(pid: i32) -> Vec<i32> {
-    let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let text = read(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap_or_default();
     line.split_ascii_whitespace().filter_map(|number| number.parse().ok()).collect()
 }
@@ -366,6 +375,13 @@ pub fn touch(pid: i32, pages: &[PageIdx]) {
     }
 }
 
+/// A file of /proc in which there are names: those of programs, threads and files need not be
+/// UTF-8.
+fn read(path: String) -> io::Result<String> {
+    let bytes = fs::read(path)?;
+    Ok(String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -381,13 +397,23 @@ mod tests {
         assert!(!file.is_private_anonymous());
     }
 
+    /// Such a program was taken for one that is not there.
     #[test]
-    fn stat_survives_a_command_name_with_parentheses() {
+    fn a_name_that_is_no_utf8_hides_nothing() {
+        let (pid, thread) = (std::process::id() as i32, nix::unistd::gettid().as_raw());
+        fs::write(format!("/proc/self/task/{thread}/comm"), b"gr\xfc\xdfe").unwrap();
+        assert_eq!(Stat::read_thread(pid, thread).unwrap().comm, "gr\u{fffd}\u{fffd}e");
+    }
+
+    #[test]
+    fn stat_survives_any_command_name() {
         let text = fs::read_to_string("/proc/self/stat").unwrap();
         let open = text.find('(').unwrap();
         let close = text.rfind(')').unwrap();
         let odd = format!("{}(a) R 1 ({}", &text[..open], &text[close..]);
         assert_eq!(Stat::parse(&odd).unwrap().comm, "a) R 1 (");
+        let hostile = format!("{}(a\x1b[2J\u{202e}{}", &text[..open], &text[close..]);
+        assert_eq!(Stat::parse(&hostile).unwrap().comm, r"a\u{1b}[2J\u{202e}");
         assert_eq!(Stat::parse(&odd).unwrap().parent, Stat::parse(&text).unwrap().parent);
     }
 

@@ -17,6 +17,7 @@ use crate::pool::{Busy, Done, Lane, SlotRun};
 use annex_shared::api::Progress;
 use annex_shared::ids::SlotIdx;
 use annex_shared::page::PAGE_SIZE;
+use annex_shared::repeated;
 use nix::poll::{PollFd, PollFlags, poll};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -156,7 +157,8 @@ fn sweep(space: &Arc<Space>, lane: &mut Lane, around: &Surroundings, most: usize
                     }
                 }
                 Err(error) if n == 1 => {
-                    tracing::warn!(app = space.app.name, slot = slot.0, "failed to read a page: {error}");
+                    let name = &space.app.name;
+                    repeated!(WARN, "failed to read a page" of name, app = name, slot = slot.0, "failed to read a page: {error}");
                     let was = core.table.record(page) == Record::Evicted(slot);
                     lost += (space.lose(&mut core, page, slot, around) && was) as u64;
                 }

@@ -36,6 +36,7 @@ use super::window::Window;
 use crate::pool::Pool;
 use annex_shared::ids::SlotIdx;
 use annex_shared::page::PAGE_SIZE;
+use annex_shared::repeated;
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::io;
@@ -547,7 +548,8 @@ impl Space {
             Installed::Exists if core.suspects.contains(&page) => Installed::Done,
             other => other,
         };
-        tracing::error!(app = self.app.name, "page {:#x} is lost: no replica has its bytes", page.addr());
+        let name = &self.app.name;
+        repeated!(ERROR, "page lost" of name, app = name, "page {:#x} is lost: no replica has its bytes", page.addr());
         self.app.note(format!("lost page {:#x}: no replica has its bytes", page.addr()));
         let _ = core.table.set(page, Record::Poisoned);
         core.table.installed();

@@ -2,6 +2,7 @@
 
 use super::process;
 use super::worker::Workers;
+use annex_shared::repeats::say_counts;
 use nix::unistd::gettid;
 use parking_lot::Mutex;
 use std::fs;
@@ -104,6 +105,7 @@ pub fn watch(turns: &Turns, workers: &Weak<Workers>, over: &Receiver<()>, look: 
             *said = stuck;
         }
         look();
+        say_counts(Instant::now());
         let stalled = workers.upgrade().and_then(|workers| workers.stalled());
         match (&stalled, is_stalled) {
             (Some(what), false) => tracing::error!("{what}: programs may stand still"),

@@ -1,6 +1,8 @@
 //! `[pool]` in annexd's configuration: which donors, how many replicas, how long to wait for what.
 
 use annex_shared::config::{ByteSize, TimeSpan};
+use annex_shared::donor::DonorSpec;
+pub use annex_shared::donor::TransportChoice;
 use annex_shared::fabric::faulty::{FaultPlan, PlanError};
 use annex_shared::fabric::verbs::DeviceChoice;
 use annex_shared::page::PAGE_SIZE;
@@ -128,17 +130,19 @@ impl DonorConfig {
     }
 }
 
-/// Which fabric provider to use to a donor.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum TransportChoice {
-    /// `shm` if the agent runs on this host and offers it, else `verbs` if both sides have RDMA, else `tcp`. The choice shows in `annex status`.
-    #[default]
-    Auto,
-    /// RDMA or nothing.
-    Verbs,
-    Tcp,
-    Shm,
+/// As `annexd --donor` and `annex donors add` take it.
+impl From<DonorSpec> for DonorConfig {
+    fn from(spec: DonorSpec) -> DonorConfig {
+        let DonorSpec { address, name, transport, tcp_fallback, faults } = spec;
+        let usual = DonorConfig::default();
+        DonorConfig {
+            name,
+            address,
+            transport: transport.unwrap_or(usual.transport),
+            tcp_fallback: tcp_fallback.unwrap_or(usual.tcp_fallback),
+            faults,
+        }
+    }
 }
 
 /// A configuration the pool can't work with.

@@ -84,6 +84,8 @@ pub(super) struct Counts {
     pub crowded: AtomicU32,
     /// Replicas on their way to another donor.
     pub moving: AtomicU32,
+    /// Of those, the ones that no other donor has room for.
+    pub stuck: AtomicU32,
 }
 
 /// What a control thread must know of a lane to open an endpoint for it.

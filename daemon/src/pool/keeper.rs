@@ -13,6 +13,7 @@ use annex_shared::api::DonorState;
 use annex_shared::fabric::Endpoint;
 use annex_shared::ids::{DonorId, ExtentId, SlabId};
 use annex_shared::page::PAGE_SIZE;
+use annex_shared::repeated;
 use annex_shared::wire::Lease;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -332,6 +333,7 @@ impl Keeper {
         }
         self.core.counts.crowded.store(self.book.crowded(), Relaxed);
         self.core.counts.moving.store(self.book.moving(), Relaxed);
+        self.core.counts.stuck.store(self.book.stuck(Instant::now()), Relaxed);
     }
 
     fn room(&mut self, now: Instant) -> Room {
@@ -518,7 +520,7 @@ impl Keeper {
         let Some(lacking) = self.core.extents.promote(extent, place) else { return false };
         self.book.joined(extent, place, Instant::now());
         if lacking > 0 {
-            tracing::error!("replica {place} of {extent} is all that is left of it: what it had not got yet is gone");
+            repeated!(ERROR, "a replica is all that is left" of "", "replica {place} of {extent} is all that is left of it: what it had not got yet is gone");
         }
         true
     }
@@ -559,7 +561,7 @@ impl Keeper {
 
     fn report(&self, extent: ExtentId, place: u8, what: &str, why: &str) {
         let donor = self.core.donor_name(self.core.extents.replica(extent, place).donor);
-        tracing::warn!("replica {place} of {extent} on {donor} is {what}: {why}");
+        repeated!(WARN, "a replica is away or lost" of &donor, "replica {place} of {extent} on {donor} is {what}: {why}");
     }
 
     fn stop(&mut self, give_back: bool) {

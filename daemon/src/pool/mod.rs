@@ -34,6 +34,7 @@ mod fills;
 mod hedging;
 mod inflight;
 mod keeper;
+mod lack;
 mod lane;
 mod mailbox;
 mod members;
@@ -436,12 +437,14 @@ impl Pool {
         for (extent, replicas) in self.core.extents.live() {
             info.extents += 1;
             info.capacity += extent_bytes;
-            info.used += self.used_bytes(extent);
+            let used = self.used_bytes(extent);
+            info.used += used;
             match replicas.live() {
                 0 if !replicas.is_kept() => info.lost_extents += 1,
                 n if n < usize::from(self.core.config.replicas) => {
                     info.degraded_extents += 1;
                     info.waiting_extents += u32::from(n == 0);
+                    info.last_copy_extents += u32::from(n == 1 && used > 0);
                 }
                 _ => {}
             }
@@ -450,6 +453,10 @@ impl Pool {
         let shelf = lock(&self.core.shelf);
         info.full =
             (shelf.dry || shelf.full) && shelf.extents.iter().all(|s| self.core.slots.free_count(s.extent) == 0);
+        drop(shelf);
+        if info.full {
+            info.lack = self.lack();
+        }
         info
     }
 

@@ -15,6 +15,7 @@ use super::{Done, IoError, PoolError};
 use crate::sentinel::Sentinel;
 use annex_shared::ids::{ExtentId, SlotIdx};
 use annex_shared::page::{PAGE_SIZE, checksum};
+use annex_shared::repeated;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -234,7 +235,8 @@ impl Repair {
                 if fill.forgives {
                     core.counts.gone.fetch_add(corrupt.len() as u64, Relaxed);
                     if !corrupt.is_empty() {
-                        tracing::error!("{} pages of {extent} are gone: no replica has them", corrupt.len());
+                        let n = corrupt.len();
+                        repeated!(ERROR, "pages of an extent are gone" of "", "{n} pages of {extent} are gone: no replica has them");
                     }
                 } else {
                     failed.extend(&corrupt);
@@ -386,7 +388,8 @@ impl Repair {
                             if let Some(donor) = core.donor(replica.donor) {
                                 donor.stats.healed.fetch_add(1, Relaxed);
                             }
-                            tracing::warn!("{slot} was wrong on {} and was rewritten", core.donor_name(replica.donor));
+                            let name = core.donor_name(replica.donor);
+                            repeated!(WARN, "a slot was wrong and was rewritten" of &name, "{slot} was wrong on {name} and was rewritten");
                         }
                         break 'healed Ok(());
                     }
@@ -406,7 +409,8 @@ impl Repair {
                 }
             }
             if wrote {
-                tracing::warn!("{slot} can't be made right on its replica {place}");
+                let name = core.donor_name(core.extents.replica(extent, place).donor);
+                repeated!(WARN, "a slot can't be made right" of &name, "{slot} can't be made right on its replica {place}, on {name}");
             }
             Ok(())
         };

@@ -52,8 +52,15 @@ impl Pool {
                 .push(format!("{n} extents have two replicas on one host or rack: another donor elsewhere is needed"));
         }
         self.warn_of_spill(&info, &mut warnings);
-        if info.full {
-            warnings.push("the pool is full: programs keep their pages until donors lend more".to_owned());
+        if info.stuck_replicas > 0 {
+            let n = info.stuck_replicas;
+            warnings.push(format!(
+                "{n} copies are to leave their donor, and nobody else has room for them: raise capacity on another donor, or add one (annex donors add HOST:PORT)"
+            ));
+        }
+        // Where donors are missing, that was said.
+        if info.full && self.has_enough_donors().is_ok() {
+            warnings.push(format!("the pool is full: {}; programs keep their pages until then", info.lack));
         }
         let configs = self.core.donors().filter_map(|d| lock(&d.config).clone());
         for config in configs.filter(|d| d.faults.is_some()) {
@@ -112,5 +119,6 @@ impl Pool {
         info.gone_pages = counts.gone.load(Relaxed);
         info.crowded_extents = counts.crowded.load(Relaxed);
         info.moving_replicas = counts.moving.load(Relaxed);
+        info.stuck_replicas = counts.stuck.load(Relaxed);
     }
 }

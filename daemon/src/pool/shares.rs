@@ -114,6 +114,14 @@ impl Pool {
         divided.for_kv().min(divided.free)
     }
 
+    /// There are free pages, and none of them for programs.
+    pub(super) fn is_kept_for_kv(&self) -> bool {
+        let mut shares = lock(&self.shares.0);
+        let Some(divided) = &mut *shares else { return false };
+        divided.refresh(Instant::now(), || self.extent());
+        divided.free > 0 && divided.for_apps() == 0
+    }
+
     fn share_of(&self, pages: usize, share: impl Fn(&Divided) -> u64) -> usize {
         let mut shares = lock(&self.shares.0);
         let Some(divided) = &mut *shares else { return pages };
@@ -142,6 +150,7 @@ mod tests {
         let mut apps = Vec::new();
         let got = in_steps(total, &mut apps, |pages, runs| bed.pool.reserve(pages, runs));
         assert_eq!(got, total - total / 4, "programs take more than their part");
+        assert!(bed.pool.why_no_room().contains("kept for the KV API"), "{}", bed.pool.why_no_room());
         let mut kv = Vec::new();
         let got = in_steps(total, &mut kv, |pages, runs| bed.pool.reserve_for_kv(pages, runs));
         assert_eq!(got, total / 4, "the KV API does not get its minimum");

@@ -3,6 +3,7 @@
 use super::stream::Stream;
 use super::{Server, Statistics, connection};
 use crate::kv::session::{Address, Client};
+use annex_shared::repeated;
 use std::fs::Permissions;
 use std::future::Future;
 use std::io::{self, IoSlice};
@@ -124,9 +125,14 @@ impl Drop for Listener {
     }
 }
 
-/// Serves until `until` resolves or SHUTDOWN is called, then lets the commands under way finish. Must run within a
-/// `LocalSet`.
-pub async fn serve(server: Rc<Server>, listeners: Vec<Listener>, until: impl Future<Output = ()>) {
+/// Serves on each of the listeners from when it is there, until `until` resolves or SHUTDOWN is
+/// called, then lets the
+/// commands under way finish. Must run within a `LocalSet`.
+pub async fn serve<L: Future<Output = Listener> + 'static>(
+    server: Rc<Server>,
+    listeners: Vec<L>,
+    until: impl Future<Output = ()>,
+) {
     let (stop, stopping) = watch::channel(false);
     let mut tasks = JoinSet::new();
     for listener in listeners {
@@ -142,7 +148,11 @@ pub async fn serve(server: Rc<Server>, listeners: Vec<Listener>, until: impl Fut
     while tasks.join_next().await.is_some() {}
 }
 
-async fn accept(server: Rc<Server>, listener: Listener, mut stopping: watch::Receiver<bool>) {
+async fn accept(server: Rc<Server>, listener: impl Future<Output = Listener>, mut stopping: watch::Receiver<bool>) {
+    let listener = tokio::select! {
+        _ = stopping.changed() => return,
+        listener = listener => listener,
+    };
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
@@ -155,7 +165,7 @@ async fn accept(server: Rc<Server>, listener: Listener, mut stopping: watch::Rec
                     }
                 }
                 Err(error) => {
-                    tracing::warn!("failed to accept a connection: {error}");
+                    repeated!(WARN, "failed to accept a connection" of "", "failed to accept a connection: {error}");
                     tokio::time::sleep(BREATH).await;
                 }
             }

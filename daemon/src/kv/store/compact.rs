@@ -10,6 +10,7 @@ use super::log::Told;
 use super::sheets::UNITS;
 use super::space::FILLS;
 use super::*;
+use annex_shared::repeated;
 use futures::future::{join_all, poll_fn};
 use std::task::{Poll, Waker};
 
@@ -209,7 +210,9 @@ impl Store {
         for (place, units) in going_on {
             match self.record(place, units, None).await {
                 Ok((header, key, value)) => self.move_record(place, &header, &key, &value, moves),
-                Err(Missed::Bad(error)) => tracing::error!("a record can't be moved: {error}"),
+                Err(Missed::Bad(error)) => {
+                    repeated!(ERROR, "a record can't be moved" of "", "a record can't be moved: {error}")
+                }
                 Err(_) => {}
             }
         }
@@ -230,7 +233,7 @@ impl Store {
                 let (key, value) = body.split_at(header.key_len as usize);
                 self.move_record(place, &header, key, value, moves);
             }
-            Err(error) => tracing::error!("a record can't be moved: {error}"),
+            Err(error) => repeated!(ERROR, "a record can't be moved" of "", "a record can't be moved: {error}"),
         }
         None
     }

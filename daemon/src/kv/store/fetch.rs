@@ -5,6 +5,7 @@ use super::space::parts;
 use super::*;
 use crate::pool::SlotRun;
 use annex_shared::ids::SlotIdx;
+use annex_shared::repeated;
 use bytes::BytesMut;
 use futures::future::try_join_all;
 
@@ -139,7 +140,7 @@ impl Store {
                 break;
             }
         }
-        tracing::error!("failed to read a key's record: {missed}");
+        repeated!(ERROR, "failed to read a key's record" of "", "failed to read a key's record: {missed}");
         Err(StoreError::Lost(missed))
     }
 

@@ -5,6 +5,7 @@ use super::sheets::SheetTable;
 use super::*;
 use crate::pool::SlotRun;
 use annex_shared::ids::SlotIdx;
+use annex_shared::repeated;
 use futures::StreamExt;
 
 /// READs under way together.
@@ -103,7 +104,7 @@ impl Store {
             Ok(found) => return found,
             Err(error) if run.count == 1 => {
                 let (sheet, _) = sheets[0];
-                tracing::error!("failed to read records of the annexd before: {error}");
+                repeated!(ERROR, "failed to read records" of "", "failed to read records of the annexd before: {error}");
                 let records = self.0.table.starts(sheet).count_ones();
                 self.count(|s| s.lost += u64::from(records));
                 return Vec::new();
@@ -126,7 +127,7 @@ impl Store {
             match Header::decode(place.within(sheet)) {
                 Ok(header) => found.push((place, header)),
                 Err(error) => {
-                    tracing::error!("a record of the annexd before can't be used: {error}");
+                    repeated!(ERROR, "a record can't be used" of "", "a record of the annexd before can't be used: {error}");
                     self.count(|s| s.lost += 1);
                 }
             }

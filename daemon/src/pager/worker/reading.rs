@@ -11,6 +11,7 @@ use super::super::table::PageIdx;
 use super::{Again, PATIENCE, Worker};
 use crate::pool::{Buf, Busy, IoError, SlotRun};
 use annex_shared::ids::SlotIdx;
+use annex_shared::repeated;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -110,7 +111,8 @@ impl Worker {
     /// The pool could not give what was asked for.
     pub(super) fn fail(&mut self, pending: Pending, error: IoError) {
         let Pending { space, stretch, fault } = pending;
-        tracing::warn!(app = space.app.name, slot = stretch.slot.0, "failed to read a page: {error}");
+        let name = &space.app.name;
+        repeated!(WARN, "failed to read a page" of name, app = name, slot = stretch.slot.0, "failed to read a page: {error}");
         match fault {
             // Whoever touches it will ask again.
             None => {}

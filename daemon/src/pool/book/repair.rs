@@ -197,4 +197,24 @@ impl Book {
         let moving = |m: &&Member| m.leaving.is_some() && m.placed.state.is_kept();
         self.extents.values().flatten().filter(moving).count() as u32
     }
+
+    /// Of those, the ones that can't: nobody has room for what is to take their place, and
+    /// nothing is on its way.
+    pub fn stuck(&self, now: Instant) -> u32 {
+        let mut stuck = 0;
+        for (extent, members) in &self.extents {
+            let kept = || members.iter().filter(|m| m.placed.state.is_kept());
+            let leaving = kept().filter(|m| m.leaving.is_some()).count();
+            if leaving == 0 {
+                continue;
+            }
+            let coming = self.joins.iter().filter(|j| j.extent == *extent).count();
+            let has_successors = kept().count() - leaving + coming >= self.rules.replicas;
+            let has_room = || self.allowed_for(*extent, now).iter().any(|c| c.free > 0);
+            if !has_successors && !has_room() && self.last_tier_for(*extent, now).is_none() {
+                stuck += leaving;
+            }
+        }
+        stuck as u32
+    }
 }

@@ -28,6 +28,7 @@ use annex_shared::api::{DonorState, PoolInfo, format_bytes};
 use annex_shared::fabric::file::{Disk, FileConnector};
 use annex_shared::fabric::{Arena, ConnectError, Connector, Endpoint, Transport};
 use annex_shared::ids::{ClientId, Rkey, SessionKey};
+use annex_shared::repeated;
 use annex_shared::wire::{Event, Lease, Refusal, Request, VERSION, VerbsOffer, Welcome};
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
@@ -139,7 +140,7 @@ impl SpillLink {
             Ok(None) => Event::Refused(Refusal::Full { capacity }),
             Err(error) => {
                 let path = self.spill.path().display();
-                tracing::warn!("the spill file {path} can't grow: {error}; make room on its file system");
+                repeated!(WARN, "the spill file can't grow" of "", "the spill file {path} can't grow: {error}; make room on its file system");
                 Event::Refused(Refusal::Full { capacity })
             }
         }

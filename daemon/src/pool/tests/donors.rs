@@ -51,6 +51,7 @@ fn a_donor_that_was_away_gets_only_what_it_missed() {
     write(&mut lane, &missed, 2).unwrap();
     assert!(start.elapsed() < Duration::from_secs(2), "the write waited for a donor that is away");
     assert!(bed.pool.info().away_replicas >= 1 && bed.pool.info().degraded_extents >= 1);
+    assert!(bed.pool.info().last_copy_extents >= 1, "one copy is left of what has pages");
     bed.agents[1].mend();
     eventually("it is whole again", || bed.pool.info().degraded_extents == 0);
     assert_eq!(bed.pool.info().repaired, 10 * PAGE_SIZE as u64);

@@ -172,6 +172,7 @@ fn a_full_pool_says_so_and_takes_pages_again_when_slots_are_released() {
     assert_eq!(runs.len(), 2, "not contiguous: {runs:?}");
     assert_eq!(bed.pool.reserve(1, &mut Vec::new()), 0);
     assert_eq!(bed.pool.available_pages(), 0);
+    eventually("the lack is named", || bed.pool.info().lack.starts_with("1 of 2 donors has room, and 2 copies need 2"));
     assert!(bed.pool.info().full);
     runs[0].slots().take(10).for_each(|s| bed.pool.release(s));
     assert_eq!(bed.reserve(10), [SlotRun { first: runs[0].first, count: 10 }]);

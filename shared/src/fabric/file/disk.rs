@@ -4,6 +4,7 @@ use super::endpoint::FileEndpoint;
 use super::work::{self, Lineup, Task};
 use crate::fabric::{Arena, ConnectError, Connector, Endpoint, ErrorKind, OpKind, Transport};
 use crate::ids::{RemoteAddr, Rkey, SlabId};
+use crate::repeated;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::io;
@@ -38,7 +39,6 @@ pub struct Disk {
     cut: EventFd,
     stopping: AtomicBool,
     /// Seconds after `base` at which an error was last logged, plus one.
-    complained: AtomicU64,
     /// The region after the one that was lent last: a bad place on the disk is not tried again at once.
     next: AtomicU32,
     /// A test that holds it makes the disk hang.
@@ -79,7 +79,6 @@ impl Disk {
             is_cut: AtomicBool::new(false),
             cut: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
             stopping: AtomicBool::new(false),
-            complained: AtomicU64::new(0),
             next: AtomicU32::new(0),
             #[cfg(test)]
             gate: std::sync::Mutex::default(),
@@ -279,13 +278,10 @@ impl Disk {
         self.patience
     }
 
-    /// Logs an I/O error, one a second at most.
+    /// Logs an I/O error: the first of many.
     pub(super) fn complain(&self, task: &Task, error: &io::Error) {
-        let now = self.base.elapsed().as_secs() + 1;
-        if self.complained.swap(now, Relaxed) != now {
-            let Task { kind, len, at, .. } = task;
-            tracing::warn!("{}: {kind} of {len} bytes at {at} failed: {error}", self.name);
-        }
+        let (Task { kind, len, at, .. }, name) = (task, &self.name);
+        repeated!(WARN, "an operation failed" of name, "{name}: {kind} of {len} bytes at {at} failed: {error}");
     }
 }
 

@@ -30,6 +30,24 @@ fn recalled_slabs_go_back_when_their_pages_are_elsewhere_and_are_lost_when_their
     assert_eq!(world.live(extent), 1);
 }
 
+/// A drain that could not go on was called healthy.
+#[test]
+fn a_drain_for_which_nobody_has_room_is_stuck_until_somebody_has() {
+    let mut world = World::new(3, 2, 1);
+    (0..2).for_each(|d| world.connect(d));
+    world.settle(&nothing_free());
+    assert_eq!(world.book.stuck(world.now), 0);
+    let slabs: Vec<SlabId> = world.lent[0].keys().copied().collect();
+    world.book.recalled(DonorId(0), &slabs, world.now + Duration::from_secs(60));
+    world.settle(&Room { free: SLOTS, ..nothing_free() });
+    assert_eq!((world.book.moving(), world.book.stuck(world.now)), (1, 1));
+    world.connect(2);
+    world.settle(&Room { free: SLOTS, ..nothing_free() });
+    assert_eq!((world.book.moving(), world.book.stuck(world.now)), (1, 0), "it is being copied");
+    world.fill_and_settle();
+    assert_eq!((world.book.moving(), world.book.stuck(world.now)), (0, 0));
+}
+
 #[test]
 fn a_drain_that_was_ended_loses_nothing_at_its_deadline() {
     // Nobody is told that a drain has ended. What could not be moved meanwhile was taken for lost at the deadline, though its donor went on lending it: with
