@@ -107,7 +107,7 @@ impl Actor {
                 mapping.protect(&open, libc::PROT_READ | libc::PROT_WRITE)?;
             }
             What::Shut if !mapping.is_movable() => mapping.shut(open)?,
-            What::Guard => drop(mapping.guard(open)?),
+            What::Guard if !mapping.is_movable() => mapping.guard(open)?,
             What::Reopen => mapping.reopen()?,
             What::MapAnew if !mapping.is_movable() => mapping.map_anew(open, roll % 2 == 0)?,
             What::Replace => {
@@ -152,7 +152,7 @@ impl Actor {
             What::Lock if !mapping.is_movable() => mapping.lock(&open, roll % 2 == 0)?,
             What::LockFuture => lock_future(memory, roll)?,
             What::Recurse => recurse(1 + roll as usize % 80, roll)?,
-            What::Shut | What::MapAnew | What::Lock => {}
+            What::Shut | What::Guard | What::MapAnew | What::Lock => {}
             What::Fork => self.fork_child(memory, step)?,
             What::Orphan => self.fork_orphan(memory, step)?,
             What::Share => self.share(memory, step)?,

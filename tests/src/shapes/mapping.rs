@@ -137,10 +137,8 @@ impl Mapping {
             State::Open if loose => unsafe { content.check_or_zero(at) },
             // SAFETY: as above.
             State::Open => unsafe { content.check(at) },
-            State::Guarded if read_from(std::process::id() as i32, at, &mut [0; 8]).is_ok() => {
-                return Err(Wrong::Guard { mapping, page });
-            }
-            State::Guarded | State::Shut | State::Absent => Ok(()),
+            State::Guarded => return check_guard(mapping, page, at),
+            State::Shut | State::Absent => Ok(()),
         };
         seen.map_err(|mismatch| Wrong::Page { mapping, page, mismatch })
     }
@@ -241,17 +239,18 @@ impl Mapping {
         Ok(())
     }
 
-    /// Puts guards over the range. `false` if the kernel knows none.
-    pub fn guard(&mut self, range: Range<usize>) -> Result<bool, Wrong> {
+    /// Puts guards over a part that is mapped anew, as programs do. Over a page that is out a guard
+    /// does not hold for certain: the kernel tells annexd of none (`docs/ARCHITECTURE.md`).
+    pub fn guard(&mut self, range: Range<usize>) -> Result<(), Wrong> {
+        self.map_anew(range.clone(), true)?;
         self.unlock(&range);
         match self.advise("madvise(GUARD_INSTALL)", &range, MADV_GUARD_INSTALL) {
-            Err(Wrong::Call { errno: libc::EINVAL, .. }) => return Ok(false),
+            // The kernel knows none.
+            Err(Wrong::Call { errno: libc::EINVAL, .. }) => return Ok(()),
             other => other?,
         }
-        for page in &mut self.pages[range] {
-            (page.content, page.loose, page.state) = (Content::Zero, false, State::Guarded);
-        }
-        Ok(true)
+        self.pages[range].iter_mut().for_each(|page| page.state = State::Guarded);
+        Ok(())
     }
 
     /// Everything that is mapped can be touched again.
@@ -346,6 +345,14 @@ impl Mapping {
         }
         self.pages.clear();
         Ok(())
+    }
+}
+
+fn check_guard(mapping: usize, page: usize, at: *const u8) -> Result<(), Wrong> {
+    let mut got = [0; 8];
+    match read_from(std::process::id() as i32, at, &mut got) {
+        Ok(()) => Err(Wrong::Guard { mapping, page, got }),
+        Err(_) => Ok(()),
     }
 }
 

@@ -15,10 +15,11 @@ pub enum Wrong {
         page: usize,
         mismatch: Mismatch,
     },
-    /// A guard that lets through who reads.
+    /// A guard that lets through who reads: what lies there.
     Guard {
         mapping: usize,
         page: usize,
+        got: [u8; 8],
     },
     Call {
         what: &'static str,
@@ -57,7 +58,9 @@ impl fmt::Display for Wrong {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Wrong::Page { mapping, page, mismatch } => write!(f, "mapping {mapping} page {page}: {mismatch}"),
-            Wrong::Guard { mapping, page } => write!(f, "mapping {mapping} page {page}: the guard can be read"),
+            Wrong::Guard { mapping, page, got } => {
+                write!(f, "mapping {mapping} page {page}: the guard can be read: {got:02x?}")
+            }
             Wrong::Call { what, errno } => write!(f, "{what} failed: errno {errno}"),
             Wrong::Child { what, status } => write!(f, "{what} found wrong content or died: status {status:#x}"),
             Wrong::Stack { depth, got, expected } => {
