@@ -25,7 +25,7 @@ struct Args {
     /// How often it may replace itself by the program of the next seed
     #[arg(long, default_value_t = 1)]
     generations: u64,
-    /// Steps to take, all unless named: others become checks
+    /// Steps to take, all that annexd is to follow unless named: others become checks
     #[arg(long, value_delimiter = ',', value_parser = step::parse)]
     only: Vec<step::What>,
     #[arg(long, hide = true)]

@@ -66,7 +66,7 @@ impl Actor {
     }
 
     fn choose(&mut self, memory: &Memory) -> Step {
-        let step = Step::random(&mut self.dice, self.role, &memory.mappings, &self.program.plan.only);
+        let step = Step::random(&mut self.dice, self.role, &memory.mappings, &self.program.allowed);
         self.trail.add(step);
         self.program.tally.count_step();
         step

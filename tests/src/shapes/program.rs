@@ -16,7 +16,7 @@ use super::locks::{self, is_replaced, lock};
 use super::memory::Memory;
 use super::processes::exec;
 use super::report::{Text, Wrong};
-use super::step::{Role, What};
+use super::step::{Role, What, allowed};
 use crate::stress::content::PAGE;
 use annex_cli::access::dice::mix;
 use std::ffi::CString;
@@ -75,6 +75,8 @@ impl Tally {
 
 pub struct Program {
     pub plan: Plan,
+    /// The steps that are taken.
+    pub allowed: Vec<What>,
     pub end: Instant,
     pub threads: usize,
     /// One of each thread, and one of each thread's sharer.
@@ -134,6 +136,7 @@ impl Program {
         let only = CString::new(format!("--only={}", only.join(","))).expect("names have no zero byte");
         let share = Duration::from_secs(plan.seconds) / (plan.generations + 1) as u32;
         Ok(Program {
+            allowed: allowed(plan.seed, &plan.only),
             end: Instant::now() + share,
             threads,
             memories,
