@@ -100,11 +100,14 @@ impl Hunt {
         let mut command = Command::new(bins::find("annex-shapes"));
         command.args(["--seed", &seed.to_string(), "--seconds", &self.seconds.to_string()]);
         command.args(["--size", &self.size.to_string()]);
-        if !self.only.is_empty() {
-            let only: Vec<String> = self.only.iter().map(|what| format!("{what:?}")).collect();
-            command.arg("--only").arg(only.join(","));
-        }
+        command.args(self.only());
         command
+    }
+
+    /// The argument that names the steps, if not all are to be taken.
+    fn only(&self) -> Option<String> {
+        let names: Vec<String> = self.only.iter().map(|what| format!("{what:?}")).collect();
+        (!names.is_empty()).then(|| format!("--only={}", names.join(",")))
     }
 
     fn kill_one(&self, bed: &mut Testbed, seed: u64, dice: &mut Dice, bag: &mut Bag) {
@@ -130,7 +133,9 @@ impl Hunt {
     fn finding(&self, bed: &Testbed, job: &Job, seed: u64, what: &str) -> String {
         let Hunt { size, local, seconds, kill, .. } = self;
         let kill = kill.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
-        let again = format!("--hunt 1 --seed {seed} --seconds {seconds} --size {size} --local {local} --kill {kill}");
+        let only = self.only().unwrap_or_default();
+        let again =
+            format!("--hunt 1 --seed {seed} --seconds {seconds} --size {size} --local {local} --kill {kill} {only}");
         format!("seed {seed}: {what}\nrepeat: annex-shapes {again}\n{}\n{}", bed.annexd_logs(), job.process.log())
     }
 }
