@@ -4,6 +4,7 @@
 SECONDS ?= 60
 BENCH ?=
 CHAOS ?=
+SHAPES ?=
 DEMO ?=
 VM ?=
 
@@ -21,7 +22,7 @@ PACKAGES := build-essential:cc libclang-dev pkg-config:pkg-config curl:curl pyth
 VM_PACKAGES := qemu-system-x86:qemu-system-x86_64 mmdebstrap:mmdebstrap e2fsprogs:mke2fs busybox-static cpio:cpio kmod:depmod xz-utils:xz \
                binutils:strip
 
-.PHONY: all setup build demo test test-peers check stress bench chaos vm-image vm-test clean
+.PHONY: all setup build demo test test-peers check stress shapes bench chaos vm-image vm-test clean
 all: build
 
 setup:
@@ -63,6 +64,11 @@ test-peers: setup build
 
 stress: build
 	ANNEX_STRESS_SECONDS=$(SECONDS) $(CARGO) test --release --workspace --test stress $(RUNNER) -- --nocapture
+
+# Random programs, one after the other, while annexd and its stubs are killed. Stops at the first wrong byte, and names its seed.
+# SHAPES="--seed 7" begins there (see `target/release/annex-shapes --help`).
+shapes: build
+	$(SUDO) target/release/annex-shapes --hunt $(SECONDS) --seed $$(date +%s) $(SHAPES)
 
 # Every fault a hundred times under load. CHAOS="--rounds 5" for less (see `target/release/annex-chaos --help`).
 chaos: setup build

@@ -1,52 +1,80 @@
-//! `annex-shapes`: a random shape of program that verifies itself. See `annex_tests::shapes`.
+//! `annex-shapes`: a random shape of program that verifies itself, or many of them under annex.
+//! See `annex_tests::shapes`.
 
 use annex_shared::api::parse_bytes;
-use annex_tests::shapes::{Owner, Tally};
+use annex_tests::shapes::hunt::{Bag, Fabric, Hunt, Kill, bed};
+use annex_tests::shapes::{self, Plan, step};
 use clap::Parser;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use std::time::Duration;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
-/// Random threads, forks and mappings that verify every page.
+/// Random threads, processes and mappings that verify every page.
 #[derive(Parser)]
+#[command(version)]
 struct Args {
+    /// Which program; with --hunt, the first of many
     #[arg(long, default_value_t = 1)]
     seed: u64,
     #[arg(long, default_value_t = 10)]
     seconds: u64,
+    /// At most so many steps of each thread
+    #[arg(long, default_value_t = u64::MAX, hide_default_value = true)]
+    steps: u64,
     #[arg(long, default_value = "32M", value_parser = |s: &str| parse_bytes(s).ok_or("give a size such as 32M"))]
     size: u64,
+    /// How often it may replace itself by the program of the next seed
+    #[arg(long, default_value_t = 1)]
+    generations: u64,
+    /// Steps to take, all that annexd is to follow unless named: others become checks
+    #[arg(long, value_delimiter = ',', value_parser = step::parse)]
+    only: Vec<step::What>,
+    #[arg(long, hide = true)]
+    inner: bool,
+    /// For so many seconds, run program after program under annex, of --seconds each; needs root
+    #[arg(long)]
+    hunt: Option<u64>,
+    /// With --hunt: what may be resident
+    #[arg(long, default_value = "8M")]
+    local: String,
+    /// With --hunt: what is killed meanwhile
+    #[arg(long, value_enum, default_value = "varied")]
+    kill: Kill,
+    /// With --hunt: where the donors are
+    #[arg(long, value_enum, default_value = "shm")]
+    fabric: Fabric,
 }
 
-static TALLY: Tally = Tally { shapes: AtomicU64::new(0), checks: AtomicU64::new(0) };
-static LEFT: AtomicU64 = AtomicU64::new(0);
-
-fn main() {
+fn main() -> ExitCode {
     let args = Args::parse();
-    let threads = 2 + args.seed % 3;
-    LEFT.store(threads, SeqCst);
-    for nth in 0..threads {
-        let pages = (args.size / 4096 / threads).max(16) as usize;
-        std::thread::spawn(move || {
-            let seed = args.seed.wrapping_mul(1000) + nth;
-            let lived =
-                Owner::new(seed, pages, &TALLY).and_then(|mut owner| owner.live(Duration::from_secs(args.seconds)));
-            if let Err(why) = lived {
-                eprintln!("annex-shapes: --seed {}: {why}", args.seed);
-                std::process::exit(1);
-            }
-            if LEFT.fetch_sub(1, SeqCst) == 1 {
-                let (shapes, checks) = (TALLY.shapes.load(SeqCst), TALLY.checks.load(SeqCst));
-                println!("{}", serde_json::json!({ "shapes": shapes, "checks": checks, "errors": 0 }));
-                std::process::exit(0);
-            }
-        });
+    let done = match args.hunt {
+        Some(time) => hunt(args, Duration::from_secs(time)),
+        None => {
+            let Args { seed, seconds, steps, size, generations, only, inner, .. } = args;
+            shapes::run(Plan { seed, seconds, steps, size, generations, only, inner })
+        }
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("annex-shapes: {why}");
+            ExitCode::FAILURE
+        }
     }
-    // Of every two programs one loses its main thread.
-    if args.seed.is_multiple_of(2) {
-        // SAFETY: ends this thread alone; what it owns is not used by the others.
-        unsafe { libc::syscall(libc::SYS_exit, 0) };
+}
+
+fn hunt(args: Args, time: Duration) -> Result<(), String> {
+    let Args { size, local, seconds, kill, only, .. } = args;
+    let hunt = Hunt { size, local, seconds, kill, only };
+    let mut bed = bed(args.fabric);
+    let mut bag = Bag::default();
+    let started = Instant::now();
+    for seed in args.seed.. {
+        println!("seed {seed} after {:.1?}: {bag:?}", started.elapsed());
+        hunt.round(&mut bed, seed, &mut bag)?;
+        if started.elapsed() > time {
+            break;
+        }
     }
-    loop {
-        std::thread::park();
-    }
+    println!("no wrong byte in {:.1?}: {bag:?}", started.elapsed());
+    Ok(())
 }

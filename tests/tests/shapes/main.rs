@@ -5,8 +5,9 @@
 
 mod scene;
 
+use annex_tests::shapes::hunt::{Bag, Hunt, Kill};
 use annex_tests::testbed::census::stubs_of;
-use annex_tests::testbed::{Donor, Job, Testbed, bins, directory, wait_for};
+use annex_tests::testbed::{Donor, Job, Testbed, bins, directory, stress_seconds, wait_for};
 use nix::sys::signal::Signal;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -563,18 +564,23 @@ fn refused_inside() {
     bed.wait_app("app", LIMIT, |app| app.faults.major > faults + 500);
 }
 
-/// With its main thread, and without.
+/// Kept seeds first, then random ones, for four times the length of a stress.
 #[test]
 fn random_shapes_find_no_wrong_byte() {
-    let (bed, seed) = (bed(), seed());
-    for seed in [seed, seed.wrapping_add(1)] {
-        let mut shapes = Command::new(bins::find("annex-shapes"));
-        let seconds = annex_tests::testbed::stress_seconds().div_ceil(2).to_string();
-        shapes.args(["--size", "24M", "--seed", &(seed % 1_000_000_007).to_string(), "--seconds", &seconds]);
-        let outcome = bed.run("shapes", "8M", shapes).wait(3 * LIMIT).succeeded();
-        let summary: serde_json::Value = serde_json::from_str(&outcome.stdout).expect("one line of JSON");
-        assert!(summary["errors"] == 0 && summary["checks"].as_u64() > Some(10_000), "{outcome}");
-        outcome.was_paged(500, 200);
-        bed.wait_gone("shapes");
+    let time = 4 * Duration::from_secs(stress_seconds());
+    let seed = seed() % 1_000_000_007;
+    let kept = include_str!("../../shapes-seeds.txt").lines().filter_map(|line| line.split(' ').next()?.parse().ok());
+    let kept: Vec<u64> = kept.collect();
+    let hunt = Hunt { size: 24 << 20, local: "8M".into(), seconds: 4, kill: Kill::Varied, only: Vec::new() };
+    let (mut bed, mut bag, started) = (bed(), Bag::default(), Instant::now());
+    for (nth, seed) in kept.iter().copied().chain(seed..).enumerate() {
+        if nth >= kept.len() && started.elapsed() > time {
+            break;
+        }
+        println!("seed {seed} after {:.1?}", started.elapsed());
+        hunt.round(&mut bed, seed, &mut bag).unwrap_or_else(|finding| panic!("{finding}"));
     }
+    println!("{bag:?}");
+    assert!(bag.checks > 10_000 && bag.pages_evicted > 500, "it proves nothing: {bag:?}");
+    wait_for("every slot to be free", LIMIT, || bed.status().pool.used == 0);
 }
