@@ -21,7 +21,7 @@ pub enum Verdict {
     /// It needs what this machine lacks.
     Skipped(String),
     Failed(String),
-    /// It had not ended when its time was up; with where its threads were.
+    /// It had not ended when its time was up, or annexd did not let go of it; with where threads were.
     Hung(String),
 }
 
@@ -88,6 +88,8 @@ pub struct Suite {
     pub name: &'static str,
     /// How much local memory each has, unless the command line says so.
     pub local: &'static str,
+    /// Its programs are too small to be paged: something is preloaded that makes them larger.
+    pub small: bool,
     pub programs: Vec<Program>,
 }
 

@@ -3,13 +3,15 @@
 use super::program::{Ended, NOBODY, Program, Verdict, Verdicts};
 use crate::stacks;
 use crate::testbed::job::Seen;
-use crate::testbed::{Job, Testbed};
+use crate::testbed::{Job, Testbed, bins};
+use anyhow::{Context, ensure};
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs;
 use std::os::unix::fs::chown;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// All that a trial starts inherits it, so that what stays behind is found.
@@ -34,12 +36,15 @@ pub struct Trial {
 pub struct Arena {
     bed: Testbed,
     local: String,
+    /// Preloaded into every program, if they would be too small to be paged without.
+    ballast: Option<PathBuf>,
     trials: u32,
 }
 
 impl Arena {
-    pub fn new(local: &str) -> Arena {
-        Arena { bed: start(), local: local.into(), trials: 0 }
+    /// `built` is where the ballast is made, if there is to be one.
+    pub fn new(local: &str, built: Option<&Path>) -> anyhow::Result<Arena> {
+        Ok(Arena { bed: start(), local: local.into(), ballast: built.map(ballast).transpose()?, trials: 0 })
     }
 
     /// Runs `program` for at most `limit`.
@@ -50,7 +55,7 @@ impl Arena {
         fs::create_dir(&dir)?;
         chown(&dir, Some(NOBODY), Some(NOBODY))?;
         let mut command = (program.command)(&dir);
-        command.env(MARK, &mark);
+        command.env(MARK, &mark).envs(self.ballast.iter().map(|ballast| ("LD_PRELOAD", ballast)));
         if command.get_current_dir().is_none() {
             command.current_dir(&dir);
         }
@@ -74,7 +79,7 @@ impl Arena {
         if ground == Ground::Annex
             && let Some(trouble) = self.trouble(&name)
         {
-            trial.verdicts.insert(program.name.clone(), Verdict::Failed(trouble));
+            trial.verdicts.insert(program.name.clone(), Verdict::Hung(trouble));
             eprintln!("annexd is started anew, after this:\n{}", self.bed.annexd_logs());
             self.bed = start();
         }
@@ -114,6 +119,15 @@ impl Arena {
         }
         Some(format!("annexd ended: {}", self.bed.annexd_logs()))
     }
+}
+
+/// Compiles tests/programs/ballast.c.
+fn ballast(dir: &Path) -> anyhow::Result<PathBuf> {
+    let library = dir.join("ballast.so");
+    let mut cc = Command::new("cc");
+    cc.args(["-shared", "-fPIC", "-O2", "-o"]).arg(&library).arg(bins::script("ballast.c"));
+    ensure!(cc.status().context("there is no C compiler")?.success(), "the ballast does not compile");
+    Ok(library)
 }
 
 fn start() -> Testbed {
