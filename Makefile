@@ -23,7 +23,8 @@ VM_PACKAGES := qemu-system-x86:qemu-system-x86_64 mmdebstrap:mmdebstrap e2fsprog
                binutils:strip
 # The tests of this Debian's Python.
 PYTHON_TESTS = $(shell /usr/bin/python3 -c 'import sys; print("libpython3.%d-testsuite" % sys.version_info.minor)')
-PROGRAMS_PACKAGES = stress-ng:stress-ng $(PYTHON_TESTS) build-essential:cc util-linux:setpriv
+PROGRAMS_PACKAGES = stress-ng:stress-ng $(PYTHON_TESTS) redis-server:redis-server redis-tools:redis-cli tcl:tclsh \
+                    postgresql golang-go:go golang-src default-jdk-headless:javac build-essential:cc util-linux:setpriv
 
 .PHONY: all setup build demo test test-peers test-programs check stress bench chaos vm-image vm-test clean
 all: build

@@ -45,7 +45,7 @@ pub fn suite() -> anyhow::Result<Suite> {
     ensure!(names.len() > 100, "Debian's libpython3.X-testsuite is not installed: {PYTHON} has {} tests", names.len());
     let left_out = |name: &str| LEFT_OUT.iter().any(|(_, names)| names.contains(&name));
     let programs = names.into_iter().filter(|name| !left_out(name)).map(program).collect();
-    Ok(Suite { name: "cpython", local: "4M", small: true, programs })
+    Ok(Suite { name: "cpython", local: "8M", small: true, programs })
 }
 
 fn program(name: &str) -> Program {
