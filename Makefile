@@ -66,7 +66,8 @@ test-peers: setup build
 	tests/redis/fetch.sh target/redis
 	ANNEX_REDIS_SUITE=$(CURDIR)/target/redis $(CARGO) test --release --workspace --test redis_suite $(RUNNER) -- --ignored --nocapture
 
-# The test suites of others natively and under annex, compared. PROGRAMS="--suite stress-ng" for one of them, PROGRAMS=--quick for what CI runs.
+# The test suites of others natively and under annex, compared. PROGRAMS="--suite stress-ng" for one
+# of them, PROGRAMS=--quick for what CI runs.
 test-programs: build
 	@$(MAKE) --no-print-directory setup PACKAGES="$(PROGRAMS_PACKAGES)"
 	$(SUDO) target/release/annex-programs $(PROGRAMS)

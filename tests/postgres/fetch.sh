@@ -1,5 +1,6 @@
 #!/bin/sh
-# Gets the regression tests of a PostgreSQL from the Debian mirror that this machine uses; apt verifies them.
+# Gets the regression tests of a PostgreSQL from the Debian mirror that this machine uses; apt
+# verifies them.
 # Sources of security updates are not on every mirror. Tests of another minor version do as well.
 #
 #   fetch.sh DIR MAJOR

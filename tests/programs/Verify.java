@@ -9,7 +9,7 @@ import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
 
-/** Objects of known content that live, die, move and are verified, on several threads: for each garbage collector. */
+/** Objects of known content that live, die, move and are verified, on several threads. */
 public class Verify {
     static final int THREADS = 3;
     static final int VALUES = 6_000;

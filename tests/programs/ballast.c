@@ -1,5 +1,5 @@
-/* Preloaded into programs that are too small to be paged: 12 MiB of memory with known content, so that they are not.
-   What a program touches is paged with it then. Some of it is looked at again when the program ends. */
+/* Preloaded into programs that are too small to be paged: 12 MiB of memory with known content.
+   What a program touches is paged with it then. Some of it is looked at again when it ends. */
 #define _GNU_SOURCE
 #include <stdint.h>
 #include <stdlib.h>

@@ -1,4 +1,5 @@
-//! A program on both grounds. One run on each is enough where they agree; where they don't, three on each tell chance apart.
+//! A program on both grounds. One run on each is enough where they agree; where they don't, three
+//! on each tell chance apart.
 
 use super::known;
 use super::program::{Program, Verdict};
@@ -80,7 +81,8 @@ pub fn compare(suite: &'static str, program: &Program, arena: &mut Arena) -> any
     })
 }
 
-/// True while a test that the first native run passed has not passed in all runs under annex, and nobody knows why.
+/// True while a test that the first native run passed has not passed in all runs under annex, and
+/// nobody knows why.
 fn differs(suite: &str, natively: &[Trial], under: &[Trial]) -> bool {
     let passed = natively[0].verdicts.iter().filter(|(_, verdict)| verdict.passed()).map(|(test, _)| test);
     let differs = |test: &&String| under.iter().any(|trial| !trial.verdicts.get(*test).is_some_and(Verdict::passed));

@@ -1,4 +1,5 @@
-//! The differences that docs/conformance.md tells of: rows of a table, `| suite | test | what differs | why |`.
+//! The differences that docs/conformance.md tells of: rows of a table, `| suite | test | what
+//! differs | why |`.
 
 use std::sync::LazyLock;
 

@@ -21,7 +21,8 @@ pub enum Verdict {
     /// It needs what this machine lacks.
     Skipped(String),
     Failed(String),
-    /// It had not ended when its time was up, or annexd did not let go of it; with where threads were.
+    /// It had not ended when its time was up, or annexd did not let go of it; with where threads
+    /// were.
     Hung(String),
 }
 

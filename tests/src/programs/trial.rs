@@ -134,12 +134,21 @@ fn start() -> Testbed {
     Testbed::builder().beside_another().shm()
 }
 
+/// Whether pages still come back tells a program that is slow from one that waits in vain.
 fn where_it_hangs(job: &Job, mark: &str, limit: Duration) -> String {
     let threads: String = strays(mark).into_iter().map(stacks::of).collect();
-    format!("not done within {limit:?}\n{threads}{}\n{}", stacks::of_all(), job.process.log())
+    let before = job.seen().faults;
+    std::thread::sleep(Duration::from_secs(2));
+    let served = job.seen().faults - before;
+    format!(
+        "not done within {limit:.0?}; {served} faults served in the two seconds after\n{threads}{}\n{}",
+        stacks::of_all(),
+        job.process.log()
+    )
 }
 
-/// The processes that a trial has started and that still live. annexd's own end with the memory they share.
+/// The processes that a trial has started and that still live. annexd's own end with the memory
+/// they share.
 fn strays(mark: &str) -> Vec<i32> {
     let sought = format!("{MARK}={mark}");
     let pids = fs::read_dir("/proc").into_iter().flatten().flatten();

@@ -1,4 +1,5 @@
-//! The tests of Go's standard library, a package at a time: Debian's golang-go and golang-src. What runs under annex is the test program alone.
+//! The tests of Go's standard library, a package at a time: Debian's golang-go and golang-src.
+//! What runs under annex is the test program alone.
 
 use crate::programs::program::{Ended, NOBODY, Program, Suite, Verdict, Verdicts, tail, unprivileged};
 use anyhow::{Context, ensure};

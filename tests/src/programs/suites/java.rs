@@ -1,6 +1,8 @@
-//! A Java program that verifies itself (tests/programs/Verify.java), with each garbage collector, and the compiler: Debian's default-jdk-headless.
+//! A Java program that verifies itself (tests/programs/Verify.java), with each garbage collector,
+//! and the compiler: Debian's default-jdk-headless.
 //!
-//! A collector moves objects, protects pages, gives memory back and, as ZGC does, maps the same memory at several addresses.
+//! A collector moves objects, protects pages, gives memory back and, as ZGC does, maps the same
+//! memory at several addresses.
 
 use crate::programs::program::{Ended, Program, Suite, Verdict, Verdicts, unprivileged};
 use crate::testbed::bins;
@@ -48,7 +50,7 @@ pub fn suite(dir: &Path) -> anyhow::Result<Suite> {
         limit: LIMIT,
         quick: false,
     });
-    Ok(Suite { name: "java", local: "24M", small: false, programs })
+    Ok(Suite { name: "java", local: "32M", small: false, programs })
 }
 
 fn program(name: &'static str, args: &'static [&'static str], built: PathBuf) -> Program {

@@ -1,6 +1,7 @@
 //! PostgreSQL's regression tests: initdb, the server, its processes and psql are one app.
 //!
-//! tests/postgres/fetch.sh gets the tests; pg_regress and the server are Debian's. Tests that need the suite's own C functions fail natively.
+//! tests/postgres/fetch.sh gets the tests; pg_regress and the server are Debian's. Tests that
+//! need the suite's own C functions fail natively.
 
 use crate::programs::program::{Ended, Program, Suite, Verdict, Verdicts, tail, unprivileged};
 use anyhow::{Context, ensure};
@@ -53,7 +54,8 @@ fn program(name: &'static str, version: u32, tests: PathBuf, which: fn(&Path) ->
     Program { name: name.into(), command: Box::new(command), read, limit: LIMIT, quick: name == "a-few" }
 }
 
-/// `test boolean ... ok 65 ms`, or indented within a group; `ok 1 - boolean 65 ms` since version 16.
+/// `test boolean ... ok 65 ms`, or indented within a group; `ok 1 - boolean 65 ms` since version
+/// 16.
 fn read(name: &str, ended: &Ended) -> Verdicts {
     let mut verdicts = Verdicts::from([(name.to_owned(), ended.verdict())]);
     for line in ended.stdout.lines() {

@@ -1,4 +1,5 @@
-//! Redis' own suite, with servers of its own: the suite's Tcl, each redis-server it starts and their forks are one app.
+//! Redis' own suite, with servers of its own: the suite's Tcl, each redis-server it starts and
+//! their forks are one app.
 //!
 //! tests/redis/fetch.sh gets the suite, as for the KV API. Servers are Debian's.
 
@@ -10,7 +11,8 @@ use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// Data types, scripts, persistence and replication: all that forks, defragments, blocks and expires. Those that take minutes are left out.
+/// Data types, scripts, persistence and replication: all that forks, defragments, blocks and
+/// expires. Those that take minutes are left out.
 const UNITS: &[&str] = &[
     "unit/type/string",
     "unit/type/incr",

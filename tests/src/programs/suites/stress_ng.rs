@@ -1,4 +1,5 @@
-//! stress-ng: every stressor of six classes, one at a time, verifying what it does. https://github.com/ColinIanKing/stress-ng
+//! stress-ng: every stressor of six classes, one at a time, verifying what it does.
+//! https://github.com/ColinIanKing/stress-ng
 
 use crate::programs::program::{Ended, Program, Suite, Verdict, Verdicts, tail, unprivileged};
 use anyhow::{Context, ensure};
@@ -19,7 +20,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 const NO_RESOURCE: i32 = 3;
 const NOT_IMPLEMENTED: i32 = 4;
 
-/// What is left out, and why. All run as nobody, in a second; what needs root says so itself and is skipped.
+/// What is left out, and why. All run as nobody, in a second; what needs root says so itself and
+/// is skipped.
 const LEFT_OUT: &[(&str, &[&str])] = &[
     ("takes as much memory as the machine has", &["dev-shm", "oom-pipe", "resources", "mmapfork", "vforkmany"]),
     ("touches swap", &["swap", "pageswap"]),
