@@ -55,6 +55,7 @@ fn main() -> anyhow::Result<()> {
             continue;
         }
         ensure!(!suite.programs.is_empty(), "{name} has no such program: see annex-programs --list");
+        suite.programs.iter().filter_map(|program| program.prepare.as_ref()).try_for_each(|prepare| prepare())?;
         let mut arena = Arena::new(args.local.as_deref().unwrap_or(suite.local), suite.small.then_some(&dir))?;
         let started = Instant::now();
         let mut rows = Vec::new();

@@ -74,6 +74,8 @@ pub fn tail(text: &str) -> String {
 /// A command of a suite.
 pub struct Program {
     pub name: String,
+    /// Builds what it needs, if that is not there yet.
+    pub prepare: Option<Box<dyn Fn() -> anyhow::Result<()>>>,
     /// The command line, to be run in an empty directory of its own.
     pub command: Box<dyn Fn(&Path) -> Command>,
     /// What is said of each test, the program itself included.

@@ -59,7 +59,14 @@ fn program(name: &str) -> Program {
         command.args(["-m", "test", "-u", "none", &module]);
         command
     };
-    Program { name: name.into(), command: Box::new(command), read, limit: LIMIT, quick: QUICK.contains(&name) }
+    Program {
+        name: name.into(),
+        prepare: None,
+        command: Box::new(command),
+        read,
+        limit: LIMIT,
+        quick: QUICK.contains(&name),
+    }
 }
 
 fn read(name: &str, ended: &Ended) -> Verdicts {

@@ -47,18 +47,19 @@ pub fn suite(dir: &Path) -> anyhow::Result<Suite> {
     let built = dir.join("go");
     fs::create_dir_all(&built)?;
     chown(&built, Some(NOBODY), Some(NOBODY))?;
-    let mut programs = Vec::new();
-    for package in PACKAGES {
-        let test = built.join(package.replace('/', "-"));
-        if !test.is_file() {
-            println!("building the tests of Go's {package}");
-            let mut go = unprivileged("go", &built);
-            go.args(["test", "-c", "-o"]).arg(&test).arg(package);
-            ensure!(with_cache(&mut go, &built).status()?.success(), "the tests of {package} do not build");
-        }
-        programs.push(program(package, test, root.join("src").join(package), built.clone()));
+    let program = |package: &&'static str| program(package, &root, built.clone());
+    Ok(Suite { name: "go", local: "8M", small: false, programs: PACKAGES.iter().map(program).collect() })
+}
+
+fn build(package: &str, test: &Path, built: &Path) -> anyhow::Result<()> {
+    if test.is_file() {
+        return Ok(());
     }
-    Ok(Suite { name: "go", local: "8M", small: false, programs })
+    println!("building the tests of Go's {package}");
+    let mut go = unprivileged("go", built);
+    go.args(["test", "-c", "-o"]).arg(test).arg(package);
+    ensure!(with_cache(&mut go, built).status()?.success(), "the tests of {package} do not build");
+    Ok(())
 }
 
 /// Some tests build programs.
@@ -66,15 +67,26 @@ fn with_cache<'a>(go: &'a mut Command, built: &Path) -> &'a mut Command {
     go.env("GOCACHE", built.join("cache")).env("GOFLAGS", "-mod=mod").env("GO111MODULE", "auto").env("GOPROXY", "off")
 }
 
-fn program(package: &'static str, test: PathBuf, sources: PathBuf, built: PathBuf) -> Program {
+fn program(package: &'static str, root: &Path, built: PathBuf) -> Program {
+    let (test, sources) = (built.join(package.replace('/', "-")), root.join("src").join(package));
+    let prepare = {
+        let (test, built) = (test.clone(), built.clone());
+        move || build(package, &test, &built)
+    };
     let command = move |dir: &Path| {
-        let test = test.to_string_lossy();
-        let mut command = unprivileged(&test, dir);
+        let mut command = unprivileged(&test.to_string_lossy(), dir);
         command.current_dir(&sources).args(["-test.short", "-test.v", "-test.timeout=20m"]);
         with_cache(&mut command, &built);
         command
     };
-    Program { name: package.into(), command: Box::new(command), read, limit: LIMIT, quick: QUICK.contains(&package) }
+    Program {
+        name: package.into(),
+        prepare: Some(Box::new(prepare)),
+        command: Box::new(command),
+        read,
+        limit: LIMIT,
+        quick: QUICK.contains(&package),
+    }
 }
 
 /// `--- PASS: TestName (0.00s)`; what is indented is a part of a test.

@@ -41,6 +41,7 @@ pub fn suite(dir: &Path) -> anyhow::Result<Suite> {
     let mut programs: Vec<Program> = RUNS.iter().map(|(name, args)| program(name, args, built.clone())).collect();
     programs.push(Program {
         name: "javac".into(),
+        prepare: None,
         command: Box::new(move |dir: &Path| {
             let mut command = unprivileged("javac", dir);
             command.args(["-J-Xmx128M", "-d"]).arg(dir).arg(&source);
@@ -59,7 +60,14 @@ fn program(name: &'static str, args: &'static [&'static str], built: PathBuf) ->
         command.args(args).args(["-Xmx96M", "-XX:-UsePerfData", "-cp"]).arg(&built).args(["Verify", ROUNDS]);
         command
     };
-    Program { name: name.into(), command: Box::new(command), read, limit: LIMIT, quick: QUICK.contains(&name) }
+    Program {
+        name: name.into(),
+        prepare: None,
+        command: Box::new(command),
+        read,
+        limit: LIMIT,
+        quick: QUICK.contains(&name),
+    }
 }
 
 fn read(name: &str, ended: &Ended) -> Verdicts {

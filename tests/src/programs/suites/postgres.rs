@@ -51,7 +51,7 @@ fn program(name: &'static str, version: u32, tests: PathBuf, which: fn(&Path) ->
         command.args(which(&tests));
         command
     };
-    Program { name: name.into(), command: Box::new(command), read, limit: LIMIT, quick: name == "a-few" }
+    Program { name: name.into(), prepare: None, command: Box::new(command), read, limit: LIMIT, quick: name == "a-few" }
 }
 
 /// `test boolean ... ok 65 ms`, or indented within a group; `ok 1 - boolean 65 ms` since version

@@ -63,7 +63,14 @@ fn program(unit: &'static str, sources: PathBuf) -> Program {
         command.args(["-c", script]).arg(&sources).arg(unit);
         command
     };
-    Program { name: unit.into(), command: Box::new(command), read, limit: LIMIT, quick: QUICK.contains(&unit) }
+    Program {
+        name: unit.into(),
+        prepare: None,
+        command: Box::new(command),
+        read,
+        limit: LIMIT,
+        quick: QUICK.contains(&unit),
+    }
 }
 
 /// `[ok]: name (n ms)` and `[err]: name in file`.

@@ -161,7 +161,7 @@ fn program(name: String, sizes: &[&'static str]) -> Program {
         command
     };
     let quick = QUICK.contains(&name.as_str());
-    Program { name, command: Box::new(command), read, limit: LIMIT, quick }
+    Program { name, prepare: None, command: Box::new(command), read, limit: LIMIT, quick }
 }
 
 fn read(name: &str, ended: &Ended) -> Verdicts {
