@@ -6,7 +6,7 @@ use std::fmt::Write;
 /// The first line of what was said in its place is enough for a line.
 const SHORT: usize = 160;
 
-/// A program's line, and one more for each of its tests that does not compare.
+/// A program's line, and one more for each of its tests that differs.
 pub fn line(program: &str, row: &Row) -> String {
     let natively = row.tests.iter().filter(|test| test.native.0 > 0).count();
     let same = row.tests.iter().filter(|test| test.agreement == Agreement::Same).count();
@@ -18,7 +18,8 @@ pub fn line(program: &str, row: &Row) -> String {
         row.pages_out,
         row.pages_back
     );
-    for test in row.tests.iter().filter(|test| test.agreement != Agreement::Same) {
+    let quiet = [Agreement::Same, Agreement::NotNatively];
+    for test in row.tests.iter().filter(|test| !quiet.contains(&test.agreement)) {
         let said: String = test.said.lines().filter(|line| !line.is_empty()).take(3).collect::<Vec<_>>().join(" / ");
         let said: String = said.chars().take(SHORT).collect();
         // Writing to a string can't fail.

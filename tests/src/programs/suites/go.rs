@@ -11,6 +11,9 @@ use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(180);
 
+/// Once takes a few milliseconds.
+const TIMES: &str = "-test.count=10";
+
 const PACKAGES: &[&str] = &[
     "runtime",
     "runtime/debug",
@@ -48,7 +51,7 @@ pub fn suite(dir: &Path) -> anyhow::Result<Suite> {
     fs::create_dir_all(&built)?;
     chown(&built, Some(NOBODY), Some(NOBODY))?;
     let program = |package: &&'static str| program(package, &root, built.clone());
-    Ok(Suite { name: "go", local: "8M", small: false, programs: PACKAGES.iter().map(program).collect() })
+    Ok(Suite { name: "go", local: "4M", small: false, programs: PACKAGES.iter().map(program).collect() })
 }
 
 fn build(package: &str, test: &Path, built: &Path) -> anyhow::Result<()> {
@@ -75,7 +78,9 @@ fn program(package: &'static str, root: &Path, built: PathBuf) -> Program {
     };
     let command = move |dir: &Path| {
         let mut command = unprivileged(&test.to_string_lossy(), dir);
-        command.current_dir(&sources).args(["-test.short", "-test.v", "-test.timeout=20m"]);
+        command.current_dir(&sources).args(["-test.short", "-test.v", "-test.timeout=20m", TIMES]);
+        // Else they are too small to be paged.
+        command.env("GOGC", "off").env("GOMEMLIMIT", "64MiB");
         with_cache(&mut command, &built);
         command
     };
@@ -103,7 +108,11 @@ fn read(name: &str, ended: &Ended) -> Verdicts {
             _ => continue,
         };
         let test = test.split_whitespace().next().unwrap_or(test);
-        verdicts.insert(format!("{name}: {test}"), verdict);
+        // Each comes several times: it passes if it always does.
+        let before = verdicts.entry(format!("{name}: {test}")).or_insert(Verdict::Passed);
+        if before.passed() {
+            *before = verdict;
+        }
     }
     verdicts
 }
