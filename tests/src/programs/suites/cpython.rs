@@ -19,6 +19,7 @@ const LEFT_OUT: &[(&str, &[&str])] = &[
         "takes more than a minute natively",
         &["test_multiprocessing_spawn", "test_multiprocessing_forkserver", "test_tools"],
     ),
+    ("walks over several times its local memory all the time, and takes that long", &["test_lzma", "test_weakref"]),
     ("builds, or installs from a network", &["test_ensurepip", "test_peg_generator", "test_venv", "test_distutils"]),
     ("attaches a debugger, which a paged program can't have", &["test_gdb"]),
     ("looks at the machine's clock and time zones", &["test_time", "test_timeout"]),
