@@ -7,6 +7,7 @@ CHAOS ?=
 SHAPES ?=
 DEMO ?=
 VM ?=
+PROGRAMS ?=
 
 CARGO ?= cargo
 CARGO_DENY_VERSION := 0.20.2
@@ -21,8 +22,12 @@ PACKAGES := build-essential:cc libclang-dev pkg-config:pkg-config curl:curl pyth
             util-linux:setpriv iproute2:ip
 VM_PACKAGES := qemu-system-x86:qemu-system-x86_64 mmdebstrap:mmdebstrap e2fsprogs:mke2fs busybox-static cpio:cpio kmod:depmod xz-utils:xz \
                binutils:strip
+# The tests of this Debian's Python.
+PYTHON_TESTS = $(shell /usr/bin/python3 -c 'import sys; print("libpython3.%d-testsuite" % sys.version_info.minor)')
+PROGRAMS_PACKAGES = stress-ng:stress-ng $(PYTHON_TESTS) redis-server:redis-server redis-tools:redis-cli tcl:tclsh \
+                    postgresql golang-go:go golang-src default-jdk-headless:javac build-essential:cc util-linux:setpriv
 
-.PHONY: all setup build demo test test-peers check stress shapes bench chaos vm-image vm-test clean
+.PHONY: all setup build demo test test-peers test-programs check stress shapes bench chaos vm-image vm-test clean
 all: build
 
 setup:
@@ -61,6 +66,12 @@ test: build
 test-peers: setup build
 	tests/redis/fetch.sh target/redis
 	ANNEX_REDIS_SUITE=$(CURDIR)/target/redis $(CARGO) test --release --workspace --test redis_suite $(RUNNER) -- --ignored --nocapture
+
+# The test suites of others natively and under annex, compared. PROGRAMS="--suite stress-ng" for one
+# of them, PROGRAMS=--quick for what CI runs.
+test-programs: build
+	@$(MAKE) --no-print-directory setup PACKAGES="$(PROGRAMS_PACKAGES)"
+	$(SUDO) target/release/annex-programs $(PROGRAMS)
 
 stress: build
 	ANNEX_STRESS_SECONDS=$(SECONDS) $(CARGO) test --release --workspace --test stress $(RUNNER) -- --nocapture

@@ -4,6 +4,7 @@
 //! - [`shapes`]: random programs of threads, forks and mappings (`annex-shapes`).
 //! - [`access`]: access patterns, timed (`annex-access`).
 //! - [`mod@bench`]: `make bench`.
+//! - [`programs`]: the test suites of others (`make test-programs`).
 //! - [`redis`]: a Redis server full of known values. [`demo`]: `make demo`.
 //! - [`testbed`]: real agents and annexd on loopback. [`vm`]: the same on machines of their own, with systemd and RDMA (`make vm-test`).
 //! - [`stacks`]: what a hang leaves to be read.
@@ -13,6 +14,7 @@ pub mod bench;
 pub mod chaos;
 pub mod demo;
 pub mod kv;
+pub mod programs;
 pub mod redis;
 pub mod shapes;
 pub mod stacks;

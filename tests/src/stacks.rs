@@ -14,7 +14,8 @@ pub fn of_all() -> String {
     pids.into_iter().map(of).collect()
 }
 
-fn of(pid: i32) -> String {
+/// A line for each thread of a process.
+pub fn of(pid: i32) -> String {
     let proc = Path::new("/proc").join(pid.to_string());
     let status = fs::read_to_string(proc.join("status")).unwrap_or_default();
     let field = |key| status.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_default().trim();
