@@ -8,6 +8,7 @@ use super::app::{App, Member};
 use super::attach::Means;
 use super::ledger::Ledger;
 use super::membership::{self, Census};
+use super::mm::Mark;
 use super::process::Stat;
 use super::restore;
 use super::space::Space;
@@ -214,8 +215,11 @@ impl Manager {
         let there = mark.processes(None);
         let Some((pid, stat)) = there.iter().find(|(_, stat)| stat.comm != stub::NAME).cloned() else {
             // Nobody can come but by a stub, and those make nobody.
-            for (pid, _) in there {
-                stub::end(pid, mark);
+            for (pid, _) in &there {
+                stub::end(*pid, mark);
+            }
+            if there.is_empty() {
+                end_unmapped(space, mark);
             }
             return;
         };
@@ -339,5 +343,14 @@ impl Manager {
     fn may_retry(&self, app: &App, pid: i32) -> bool {
         let now = Instant::now();
         app.members.lock().iter().any(|m| m.pid == pid && m.retry_at.is_none_or(|at| at <= now))
+    }
+}
+
+/// A program that unmaps all that it has, and ends by that, unmaps what tells its stub from others too. The stub then keeps an
+/// address space that nobody lives in.
+fn end_unmapped(space: &Space, mark: Mark) {
+    let Some(evicting) = space.evicting.try_lock() else { return };
+    if let Some(stub) = evicting.stub.as_ref().filter(|stub| mark.is_in(stub.pid()) != Some(true)) {
+        stub.kill();
     }
 }

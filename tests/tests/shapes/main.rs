@@ -120,6 +120,11 @@ const MAPPINGS: &[Case] = &[
     right("locked-while-paged-future", &["mlockall_while_paged", "fut"], LOCKED),
     right("locked-while-paged-both", &["mlockall_while_paged", "both"], LOCKED),
     right("locked-while-paged-both-again", &["mlockall_while_paged", "both"], LOCKED),
+    right(
+        "holes-are-filled",
+        &["fills_holes"],
+        &[Run, Says("ready"), Evicted(24), Go, Says("filled"), Faults(5000), Within(16), Go],
+    ),
     right("futex-wait", &["futexes", "wait"], PAGED),
     right("process-title", &["process_title"], PAGED),
     right("thread-id-cleared-elsewhere", &["cleartid_elsewhere"], PAGED),
@@ -177,6 +182,7 @@ const FAMILIES: &[Case] = &[
         &["sh", "-c", "(setsid ./holds 40 &)"],
         &[Run, Exits, Says("ready"), Evicted(24), Faults(1000), Within(16), Go],
     ),
+    right("a-child-unmaps-everything", &["sh", "-c", "./unmaps_everything; test $? = 139 && echo right"], PAGED),
     right("a-subreaper", &["subreaper_zombies"], &[Run]),
     right("wait-wall", &["wait_wall"], PAGED),
     right("wait-wall-of-a-shell", &["wait_wall.sh"], &[Run, Says("ready"), Evicted(4), Go]),
@@ -564,10 +570,10 @@ fn refused_inside() {
     bed.wait_app("app", LIMIT, |app| app.faults.major > faults + 500);
 }
 
-/// Kept seeds first, then random ones, for four times the length of a stress.
+/// Kept seeds first, then random ones, for one and a half times the length of a stress.
 #[test]
 fn random_shapes_find_no_wrong_byte() {
-    let time = 4 * Duration::from_secs(stress_seconds());
+    let time = Duration::from_secs(stress_seconds() * 3 / 2);
     let seed = seed() % 1_000_000_007;
     let kept = include_str!("../../shapes-seeds.txt").lines().filter_map(|line| line.split(' ').next()?.parse().ok());
     let kept: Vec<u64> = kept.collect();

@@ -1,6 +1,7 @@
 //! Putting a stub into an app: a thread of the app clones it, and it makes all else by itself while the app runs on. And taking it out again.
 
 use super::code::{self, Comm};
+use super::gap;
 use super::reap;
 use super::{Gate, HUGE, NAME, SHARED_PAGE_MEMFD, STAGING, Stub, StubError, system};
 use crate::pager::process;
@@ -14,6 +15,10 @@ use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use std::io::IoSlice;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
+
+/// Places that are tried for the stub's memory, and how far from each other they are.
+const TRIES: u64 = 8;
+const APART: u64 = 1 << 30;
 
 const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
 
@@ -42,16 +47,20 @@ pub struct Injected {
 /// thread that does nothing else with ptrace meanwhile.
 pub fn inject(pid: i32, suspend_seccomp: bool, seed: Seed<'_>) -> Result<Injected, StubError> {
     let is_init = process::number_in_own_namespace(pid) == Some(1);
+    // Looked for while the app runs: it may take long.
+    let block = gap::middle(pid).ok_or(TraceError::Died { tid: pid })?;
     let start = Instant::now();
     let (mut thread, mut beside) = tracee::borrow(pid, suspend_seccomp)?;
-    let cloned = clone_stub(&mut thread, &mut beside, pid, is_init);
+    let cloned = clone_stub(&mut thread, &mut beside, pid, (is_init, block));
     let released = thread.release();
     let pause = Pause(start.elapsed());
     beside.let_go();
     let (mut child, pid_there, scratch) = cloned?;
+    let block = scratch + HUGE;
     let stub_pid = child.tid();
-    let result =
-        released.map_err(StubError::from).and_then(|()| furnish(&mut child, stub_pid, pid_there, scratch, &seed));
+    let result = released
+        .map_err(StubError::from)
+        .and_then(|()| furnish(&mut child, (stub_pid, pid_there), (scratch, block), &seed));
     beside.let_go();
     match result {
         Ok(stub) => {
@@ -79,10 +88,10 @@ fn clone_stub(
     thread: &mut Tracee,
     beside: &mut Beside,
     pid: i32,
-    is_init: bool,
+    how: (bool, u64),
 ) -> Result<(Tracee, i32, u64), TraceError> {
     let (mut between, between_there) = clone_unlimited(thread, beside, pid)?;
-    let made = clone_from(&mut between, thread, beside, is_init);
+    let made = clone_from(&mut between, thread, beside, how);
     match made {
         Ok((Some((stub, pid_there)), scratch)) => {
             collect_own(between, between_there, thread);
@@ -101,10 +110,10 @@ fn clone_from(
     between: &mut Tracee,
     thread: &mut Tracee,
     beside: &mut Beside,
-    is_init: bool,
+    (is_init, block): (bool, u64),
 ) -> Result<(Option<(Tracee, i32)>, u64), TraceError> {
     process::lift_limits(between.tid());
-    let scratch = map(between, "mmap scratch", 4096, READ_WRITE, libc::MAP_ANONYMOUS, None)?;
+    let scratch = map_scratch(between, block)?;
     let adopts = is_init || {
         thread.syscall(libc::SYS_prctl, [libc::PR_GET_CHILD_SUBREAPER as u64, scratch, 0, 0, 0, 0])?;
         let mut is_subreaper = [0u8; 4];
@@ -132,7 +141,12 @@ fn clone_unlimited(thread: &mut Tracee, beside: &mut Beside, pid: i32) -> Result
 }
 
 /// Everything between the clone and the loop, done by the stub itself while the app runs on.
-fn furnish(child: &mut Tracee, pid: i32, pid_there: i32, scratch: u64, seed: &Seed<'_>) -> Result<Stub, StubError> {
+fn furnish(
+    child: &mut Tracee,
+    (pid, pid_there): (i32, i32),
+    (scratch, block): (u64, u64),
+    seed: &Seed<'_>,
+) -> Result<Stub, StubError> {
     let pidfd = process::pidfd_open(pid).map_err(system("open the stub's pidfd"))?;
     const UNSHARE: u64 = 2;
     child.poke(scratch, &[NAME.as_bytes(), b"\0"].concat())?;
@@ -143,7 +157,7 @@ fn furnish(child: &mut Tracee, pid: i32, pid_there: i32, scratch: u64, seed: &Se
     let memfd = memfd_create(SHARED_PAGE_MEMFD, MFdFlags::MFD_CLOEXEC)
         .and_then(|fd| nix::unistd::ftruncate(&fd, size_of::<Comm>() as i64).map(|()| fd))
         .map_err(|e| system("create the stub's shared page")(e.into()))?;
-    let comm = MmapRaw::map_raw(&memfd).map_err(system("map the stub's shared page"))?;
+    let shared = MmapRaw::map_raw(&memfd).map_err(system("map the stub's shared page"))?;
     let eventfd = |flags| EventFd::from_flags(flags).map_err(|e| system("create an eventfd")(e.into()));
     let command = eventfd(EfdFlags::EFD_CLOEXEC)?;
     let done = eventfd(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
@@ -164,13 +178,15 @@ fn furnish(child: &mut Tracee, pid: i32, pid_there: i32, scratch: u64, seed: &Se
         }
     };
 
-    let code_at = map(child, "mmap code", 4096, libc::PROT_READ | libc::PROT_EXEC, libc::MAP_ANONYMOUS, None)?;
+    let code = (block, 4096);
+    let code_at = map(child, "mmap code", code, libc::PROT_READ | libc::PROT_EXEC, libc::MAP_ANONYMOUS, None)?;
     child.poke(code_at, code::code())?;
-    let comm_at = map(child, "mmap comm", size_of::<Comm>() as u64, READ_WRITE, 0, Some(memfd_there))?;
+    let comm = (block + 4096, size_of::<Comm>() as u64);
+    let comm_at = map(child, "mmap comm", comm, READ_WRITE, 0, Some(memfd_there))?;
     // Not accessible yet: a program that has called mlockall would have all of it populated.
     let reserve = libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let len = STAGING + HUGE;
-    let staging_map = (map(child, "mmap staging", len, libc::PROT_NONE, reserve, None)?, len);
+    let staging_map = (map(child, "mmap staging", (block + HUGE, len), libc::PROT_NONE, reserve, None)?, len);
     for (at, len) in [(code_at, 4096), (comm_at, size_of::<Comm>() as u64), staging_map] {
         child.call("munlock", libc::SYS_munlock, [at, len, 0, 0, 0, 0])?;
         advise(child, at, len, libc::MADV_DONTFORK)?;
@@ -186,7 +202,7 @@ fn furnish(child: &mut Tracee, pid: i32, pid_there: i32, scratch: u64, seed: &Se
         pid,
         pid_there,
         pidfd,
-        gate: Gate::new(comm, command),
+        gate: Gate::new(shared, command),
         done,
         inode: nix::sys::stat::fstat(&memfd).map_or(0, |stat| stat.st_ino),
         fds_there: [memfd_there, command_there, done_there, uffd_there],
@@ -205,17 +221,32 @@ fn furnish(child: &mut Tracee, pid: i32, pid_there: i32, scratch: u64, seed: &Se
     Ok(stub)
 }
 
+/// A page to write into, with room above it for all that the stub will have. The program may have mapped
+/// something where the gap was: then it lies further up.
+fn map_scratch(child: &mut Tracee, block: u64) -> Result<u64, TraceError> {
+    let mut nth = 0;
+    loop {
+        let at = block + nth * APART;
+        nth += 1;
+        match map(child, "mmap scratch", (at, 4096), READ_WRITE, libc::MAP_ANONYMOUS, None) {
+            Err(error) if error.errno() == Some(libc::EEXIST) && nth < TRIES => {}
+            mapped => return mapped,
+        }
+    }
+}
+
 fn map(
     child: &mut Tracee,
     what: &'static str,
-    len: u64,
+    (at, len): (u64, u64),
     protection: i32,
     flags: i32,
     fd: Option<i32>,
 ) -> Result<u64, TraceError> {
     let sharing = if fd.is_some() { libc::MAP_SHARED } else { libc::MAP_PRIVATE };
     let fd = fd.unwrap_or(-1) as i64 as u64;
-    child.call(what, libc::SYS_mmap, [0, len, protection as u64, (flags | sharing) as u64, fd, 0])
+    let flags = (flags | sharing | libc::MAP_FIXED_NOREPLACE) as u64;
+    child.call(what, libc::SYS_mmap, [at, len, protection as u64, flags, fd, 0])
 }
 
 fn advise(child: &mut Tracee, at: u64, len: u64, advice: i32) -> Result<(), TraceError> {

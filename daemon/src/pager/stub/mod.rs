@@ -13,6 +13,7 @@
 
 mod code;
 mod found;
+mod gap;
 mod gate;
 mod injection;
 mod reap;
