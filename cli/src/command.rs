@@ -76,8 +76,10 @@ pub enum Command {
 pub enum DonorsCommand {
     /// Use the memory of one more donor from now on
     Add {
-        /// Its agent's address, HOST:PORT, with options as `annexd --donor` takes them:
-        /// HOST:PORT[,transport=auto|verbs|tcp|shm][,tcp_fallback=false][,name=NAME]
+        // No doc comment: its brackets would be links.
+        #[arg(
+            help = "Its agent's address, HOST:PORT, with options as annexd's --donor takes them: HOST:PORT[,transport=auto|verbs|tcp|shm][,tcp_fallback=false][,name=NAME]"
+        )]
         donor: DonorSpec,
         /// What to call it [default: the agent's own name]
         #[arg(long)]

@@ -1,5 +1,5 @@
 //! stress-ng: every stressor of six classes, one at a time, verifying what it does.
-//! https://github.com/ColinIanKing/stress-ng
+//! <https://github.com/ColinIanKing/stress-ng>
 
 use crate::programs::program::{Ended, Program, Suite, Verdict, Verdicts, tail, unprivileged};
 use anyhow::{Context, ensure};
