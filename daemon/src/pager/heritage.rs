@@ -13,15 +13,16 @@ use std::io;
 const MARKS: [&[u8; 2]; 2] = [b"wf", b"dc"];
 
 /// What a child of the address space in which this task lives does not inherit, in address order; nothing is known of one that has ended meanwhile.
-pub fn left_behind(task: Option<i32>, lives: impl FnOnce() -> bool) -> io::Result<Vec<Range>> {
+pub fn left_behind(task: Option<i32>, lives: impl Fn() -> bool) -> io::Result<Vec<Range>> {
     let nobody = || io::Error::other("no thread of it is known");
     judge(task.ok_or_else(nobody).and_then(process::flagged_maps), lives)
 }
 
-fn judge(looked: io::Result<Vec<(Mapping, Vec<[u8; 2]>)>>, lives: impl FnOnce() -> bool) -> io::Result<Vec<Range>> {
+fn judge(looked: io::Result<Vec<(Mapping, Vec<[u8; 2]>)>>, lives: impl Fn() -> bool) -> io::Result<Vec<Range>> {
     let mapped = match looked {
         // What the error is does not tell the two apart: a kernel without smaps has no such file either.
         Err(error) if lives() => return Err(error),
+        Ok(mapped) if mapped.is_empty() && lives() => return Err(io::Error::other("it shows no mapping")),
         looked => looked.unwrap_or_default(),
     };
     let marked = mapped.iter().filter(|(_, flags)| flags.iter().any(|flag| MARKS.contains(&flag)));
@@ -57,6 +58,7 @@ mod tests {
     fn a_parent_that_lives_and_does_not_show_its_marks_is_an_error_and_one_that_has_ended_is_not() {
         let refused = || Err(io::ErrorKind::NotFound.into());
         assert!(judge(refused(), || true).is_err());
+        assert!(judge(Ok(Vec::new()), || true).is_err());
         assert_eq!(judge(refused(), || false).unwrap(), []);
         assert_eq!(left_behind(Some(i32::MAX), || false).unwrap(), []);
         assert!(left_behind(None, || true).is_err());
