@@ -68,7 +68,7 @@ test-peers: setup build
 	ANNEX_REDIS_SUITE=$(CURDIR)/target/redis $(CARGO) test --release --workspace --test redis_suite $(RUNNER) -- --ignored --nocapture
 
 # The test suites of others natively and under annex, compared. PROGRAMS="--suite stress-ng" for one
-# of them, PROGRAMS=--quick for what CI runs.
+# of them, PROGRAMS=--quick for a few of each.
 test-programs: build
 	@$(MAKE) --no-print-directory setup PACKAGES="$(PROGRAMS_PACKAGES)"
 	$(SUDO) target/release/annex-programs $(PROGRAMS)
