@@ -22,7 +22,7 @@ int main(void) {
     if (t < 0) unable("clone");
     say("ready");
     await(1);
-    say("the page of the TID is %s", chill(tid));
+    say("the page of the TID is %s", linger(tid));
     if (write(gate[1], "x", 1) != 1) return UNABLE;
     while (syscall(SYS_tgkill, getpid(), t, 0) == 0) usleep(1000);
     struct timespec patience = {.tv_sec = 3};

@@ -19,7 +19,7 @@ int main(void) {
     if (prctl(PR_SET_MM, PR_SET_MM_MAP, &map, sizeof map, 0)) unable("set its title");
     say("ready");
     await(1);
-    say("the title's page is %s", chill(page));
+    say("the title's page is %s", linger(page));
     file = open("/proc/self/cmdline", O_RDONLY);
     if (read(file, shown, sizeof shown - 1) < 0) unable("read its title");
     say("title: \"%s\"", shown);

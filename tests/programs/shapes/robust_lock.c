@@ -28,7 +28,7 @@ int main(void) {
     while (!is_held) usleep(1000);
     say("ready");
     await(1);
-    say("the first lock's page is %s", chill(locks[0]));
+    say("the first lock's page is %s", linger(locks[0]));
     if (write(gate[1], "x", 1) != 1) return UNABLE;
     for (int i = 0; i < 3; i++) {
         struct timespec patience;
