@@ -115,10 +115,9 @@ fn robust_list(tid: i32) -> Option<u64> {
 fn in_glibc(mm: &Mm, tid: i32, head: u64) -> Cleared {
     let mut there = [0; 4];
     let word = head.saturating_sub(GLIBC_TID_BELOW);
-    let is_tid = head != 0 && mm.read(word, &mut there).is_ok() && {
-        let number = process::numbers(tid).last().copied();
-        number == Some(i32::from_le_bytes(there))
-    };
+    let is_tid = head != 0
+        && mm.read(word, &mut there).is_ok()
+        && process::number_in_own_namespace(tid) == Some(i32::from_le_bytes(there));
     if is_tid { Cleared::At(word) } else { Cleared::Unknown(None) }
 }
 
