@@ -318,7 +318,6 @@ mod tests {
         told.trim_end_matches(']').to_owned()
     }
 
-    /// A lease was said to last 10 s, and lasts 60.
     /// `annex-agent drain --control-socket …` was refused: it had to stand before `drain`.
     #[test]
     fn which_agent_is_asked_may_stand_behind_what_it_is_asked() {
@@ -335,6 +334,7 @@ mod tests {
         Flags::command().debug_assert();
     }
 
+    /// A lease was said to last 10 s, and lasts 60.
     #[test]
     fn the_help_tells_the_defaults_as_they_are() {
         let config = Config::default();
