@@ -332,15 +332,25 @@ impl App {
         }
         tracing::error!(app = self.name, id = self.id, "stopping the app: {why}");
         self.note(format!("stopped by annexd: {why}"));
+        self.kill_all(&[]);
+    }
+
+    /// Whether it was stopped. Whoever is found to belong to it afterwards must not run on either: see [`App::kill_all`].
+    pub fn is_stopped(&self) -> bool {
+        self.stopped.load(Relaxed)
+    }
+
+    /// Kills its members, and whoever lives in their memory or in one of these other spaces of its.
+    pub fn kill_all(&self, others: &[Arc<Space>]) {
         let members = self.members.lock();
-        let mut marks = Vec::new();
+        let mut spaces = others.to_vec();
         for member in members.iter() {
             let _ = process::pidfd_kill(member.pidfd.as_fd(), libc::SIGKILL);
-            marks.extend(member.space.as_ref().and_then(|space| Some((space.mark()?, space.stub_pid()))));
+            spaces.extend(member.space.clone());
         }
         drop(members);
         // Whoever shares their memory without being a member has the same pages.
-        for (mark, stub) in marks {
+        for (mark, stub) in spaces.iter().filter_map(|space| Some((space.mark()?, space.stub_pid()))) {
             for (pid, _) in mark.processes(stub) {
                 // Asked again once the PID can't become somebody else's.
                 let Ok(pidfd) = process::pidfd_open(pid) else { continue };

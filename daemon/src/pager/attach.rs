@@ -227,7 +227,8 @@ impl Means {
     /// The fork child's context that belongs to `pid`, if any of the app's does.
     ///
     /// A context does not say whose it is. But write-protecting a page through it shows in the pagemap of the right process only, and harms
-    /// nobody: the kernel lifts the protection at the next write.
+    /// nobody: the kernel lifts the protection at the next write. A child that only reads has none but protected pages: then one of
+    /// these is made to count as written before, and must show that too. What a page holds is compared before its copy in the pool is used.
     fn inherited(&self, app: &App, pid: i32) -> Option<Arc<Space>> {
         let orphans = self.registry.of_app(app.id).into_iter().filter(|s| s.pid().is_none() && !s.is_dead());
         let mut pagemap = Pagemap::open(pid).ok()?;
@@ -241,14 +242,18 @@ impl Means {
             let proofs = regions.iter().filter(|(start, end)| {
                 let mut runs = Vec::new();
                 let _ = pagemap.resident(*start, *end, 64, &mut runs);
-                let Some(run) = runs.iter().find(|r| r.written) else { return false };
+                let Some(run) = runs.iter().find(|r| r.written).or_else(|| runs.first()) else { return false };
                 let page = run.first.addr();
-                if space.uffd.probe(page, PAGE_SIZE as u64) != Probe::Registered {
+                let mut is_written = || {
+                    let mut seen = Vec::new();
+                    let _ = pagemap.resident(page, page + PAGE_SIZE as u64, 1, &mut seen);
+                    seen.first().map(|run| run.written)
+                };
+                let shows = run.written || (space.uffd.count_as_written(page) && is_written() == Some(true));
+                if !shows {
                     return false;
                 }
-                runs.clear();
-                let _ = pagemap.resident(page, page + PAGE_SIZE as u64, 1, &mut runs);
-                runs.first().is_some_and(|r| !r.written)
+                space.uffd.probe(page, PAGE_SIZE as u64) == Probe::Registered && is_written() == Some(false)
             });
             proofs.take(1).count() == 1
         })

@@ -139,6 +139,9 @@ impl Manager {
             let stubs: HashSet<i32> = self.means.registry.all().iter().filter_map(|s| s.stub_pid()).collect();
             // A program that has put itself into the background has ended, and goes on as another process.
             self.census.update(&apps, &stubs, apps.iter().any(|app| has_nobody(app)));
+            apps.iter()
+                .filter(|app| app.is_stopped())
+                .for_each(|app| app.kill_all(&self.means.registry.of_app(app.id)));
             apps.iter().for_each(|app| self.retire(app));
             // Before any of them gets a stub: what is evicted must have an owner that is known.
             self.roster.write_down();

@@ -46,6 +46,11 @@ impl Mm {
         self.pagemap.try_clone().map(Pagemap::over)
     }
 
+    /// Where the first guard page (MADV_GUARD_INSTALL) from `start` up to `end` is.
+    pub fn first_guard(&self, start: u64, end: u64) -> Option<u64> {
+        Pagemap::first_guard(&self.pagemap, start, end)
+    }
+
     /// Reads all of `into` at `addr`. Once the address space has ended there is nothing to be read (EFAULT).
     pub fn read(&self, addr: u64, into: &mut [u8]) -> io::Result<()> {
         match self.memory.read_exact_at(into, addr) {

@@ -98,6 +98,25 @@ impl Pagemap {
         self.scan(start, end, 0, ScanArg { category_mask: GUARD, return_mask: GUARD, ..ScanArg::default() }, runs)
     }
 
+    /// Where the first guard page from `start` up to `end` is. A kernel that knows no guards says that there is none.
+    pub fn first_guard(file: &File, start: u64, end: u64) -> Option<u64> {
+        let mut found = PageRegion::default();
+        let mut arg = ScanArg {
+            size: size_of::<ScanArg>() as u64,
+            start,
+            end,
+            vec: (&raw mut found) as u64,
+            vec_len: 1,
+            max_pages: 1,
+            category_mask: GUARD,
+            return_mask: GUARD,
+            ..ScanArg::default()
+        };
+        // SAFETY: `arg` is the struct this ioctl takes, and the vector that it names has room for one entry; both outlive the call.
+        let regions = unsafe { pagemap_scan(file.as_raw_fd(), &mut arg) };
+        matches!(regions, Ok(1)).then_some(found.start)
+    }
+
     fn scan(&mut self, start: u64, end: u64, max_pages: u64, mask: ScanArg, runs: &mut Vec<Run>) -> io::Result<u64> {
         let mut arg = ScanArg {
             size: size_of::<ScanArg>() as u64,

@@ -392,6 +392,13 @@ impl Space {
         {
             pages += 1;
         }
+        // UFFDIO_COPY would replace a guard. The page itself is none: its touch would have been a SIGSEGV.
+        let guard = |pages| self.mm()?.first_guard(page.plus(1).addr(), page.plus(pages).addr());
+        if pages > 1
+            && let Some(at) = guard(pages)
+        {
+            pages = PageIdx::of(at).0 - page.0;
+        }
         core.make_way(page, pages);
         let installed = loop {
             let len = pages * PAGE_SIZE as u64;

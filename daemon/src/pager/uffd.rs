@@ -411,6 +411,14 @@ impl Uffd {
         }
     }
 
+    /// Lifts the write protection of a page, so that it counts as written. Whether that could be done.
+    pub fn count_as_written(&self, addr: u64) -> bool {
+        const DONTWAKE: u64 = 1 << 1;
+        let mut arg = ModeArg { range: RangeArg { start: addr, len: 4096 }, mode: DONTWAKE };
+        // SAFETY: `arg` is the struct this ioctl takes and outlives the call.
+        unsafe { uffdio_writeprotect(self.as_raw_fd(), &mut arg) }.is_ok()
+    }
+
     /// Reads messages into `into`; the number read, 0 if there is none. `Err` means the context is of no use any more.
     ///
     /// # Safety

@@ -81,15 +81,13 @@ const WEIGHTS: &[(What, usize)] = &[
 /// The steps of a program: those that were asked for. If none were, all but what annexd is known not
 /// to follow yet, so that the rest is looked at meanwhile:
 ///
-/// - A guard beside a page that was never touched: zeros are installed around that page when it is,
-///   over the guard too (`zero_fill` in `daemon/src/pager/space.rs`).
 /// - A child that changes its mappings while threads of its parent move theirs: the program is
 ///   stopped (`remapped_around_fork` in `daemon/src/pager/changes.rs`). So a program forks or moves.
 pub fn allowed(seed: u64, only: &[What]) -> Vec<What> {
     let moves = [What::Resize, What::MoveOver, What::LeaveBehind];
     let forks = [What::Fork, What::Orphan, What::Share, What::Siblings, What::ForkExec];
     let without: &[What] = if (seed / 2).is_multiple_of(2) { &moves } else { &forks };
-    let is_known = |what: &What| *what == What::Guard || without.contains(what);
+    let is_known = |what: &What| without.contains(what);
     let all = WEIGHTS.iter().map(|(what, _)| *what);
     if only.is_empty() { all.filter(|what| !is_known(what)).collect() } else { only.to_vec() }
 }
@@ -109,9 +107,7 @@ impl What {
         match self {
             What::Visit => !matches!(role, Role::Child(_)),
             What::Sharer => role == Role::Thread,
-            // Nor does a sharer fork yet: if the program that it was made by and the stub have just ended,
-            // annexd finds nobody to ask what the child is to inherit (`left_behind` in `changes.rs`).
-            What::Fork | What::Orphan | What::Siblings | What::Share => !matches!(role, Role::Child(0) | Role::Sharer),
+            What::Fork | What::Orphan | What::Siblings | What::Share => role != Role::Child(0),
             // What a child that annexd does not know yet tells its own children is missed
             // (`docs/ARCHITECTURE.md`, limits of this version).
             What::Bequeath => !matches!(role, Role::Child(_)),
