@@ -12,13 +12,12 @@
 //! - a REMAP of what is displaced takes that; any other takes what is there now (it may be MREMAP_DONTUNMAP's, which unmaps nothing);
 //! - the UNMAP that follows a REMAP, of what that left, is known and passed over where something has landed since;
 //! - any other UNMAP of where a REMAP has landed makes those pages [*doubtful*](super::doubt): when the window closes, the kernel is asked what lies there;
-//! - changes read after a FORK may have happened before it: the child's pages concerned are doubtful too, and the child is asked.
+//! - changes read after a FORK may have happened before it: until the window closes the child is [*young*](super::young).
 //!
 //! While there are doubts, nothing is served, installed or evicted.
 //!
 //! Each change is one transaction of the table, the window with it, so that a kill in the middle leaves it to be applied again, whole. Slots that it lets go of
-//! are released after its end: they may be somebody else's at once. What a change of the parent does to its young children is a transaction of each
-//! child's; the child notes the change's number and does not follow it twice.
+//! are released after its end: they may be somebody else's at once.
 
 use super::doubt::{Doubt, Evidence, Origin, Verdict, judge};
 use super::heritage;
@@ -27,26 +26,28 @@ use super::process;
 use super::space::{Core, Space, SpaceId, Surroundings};
 use super::table::{PageIdx, Record, Table, TableFull};
 use super::uffd::{Event, Installed, Probe, Proof, Uffd};
-use super::window::{Displaced, Range, overlap, without};
+use super::window::{Displaced, Past, Range, overlap, without};
+use super::young::Read;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 /// An address that nobody maps.
 const NOWHERE: u64 = 1 << 16;
-
 impl Space {
     /// Applies a change that was read, the journal's `nth` message.
     pub(super) fn change(self: &Arc<Self>, core: &mut Core, nth: usize, change: Event, around: &Surroundings) {
         tracing::trace!(space = self.id.0, "{change:x?}");
         core.table.begin();
-        let number = core.table.count_change();
+        core.table.count_change();
+        if self.is_young() {
+            core.window.own.extend(concerned(change));
+        }
         match change {
             Event::Fork { uffd } => self.fork(core, nth, uffd, around),
-            Event::Unmap { start, end } => self.unmap(core, number, pages(start, end), around),
-            Event::Remap { from, to, len } => {
-                self.remap(core, number, pages(from, from + len), PageIdx::of(to), around);
-            }
+            Event::Unmap { start, end } => self.unmap(core, pages(start, end)),
+            Event::Remap { from, to, len } => self.remap(core, pages(from, from + len), PageIdx::of(to)),
             Event::Remove { start, end } => self.remove(core, start, end),
             Event::Fault { .. } => {}
             Event::Unknown(code) => self.app.stop(&format!("the kernel sent an unknown userfaultfd message ({code})")),
@@ -75,32 +76,16 @@ impl Space {
         }
     }
 
-    /// Lets the children forked in this window follow the parent's change with this number.
-    fn lead(core: &Core, number: u64, around: &Surroundings, follow: impl Fn(&Arc<Space>, &mut Core)) {
-        for child in core.window.children.iter().filter_map(Weak::upgrade) {
-            let mut childs = child.core();
-            if childs.table.followed() == number {
-                continue;
-            }
-            childs.table.begin();
-            follow(&child, &mut childs);
-            childs.table.follow(number);
-            let applied = childs.table.applied();
-            childs.commit(applied, around);
-            mortal::point("child-followed");
-        }
-    }
-
-    fn unmap(&self, core: &mut Core, number: u64, range: Range, around: &Surroundings) {
-        Self::lead(core, number, around, |_, childs| {
-            childs.window.doubtful.push(Doubt { range, origin: Origin::Parent });
-        });
+    fn unmap(&self, core: &mut Core, range: Range) {
         let lands_here = core.window.landed.iter().any(|landed| overlap(range, *landed).is_some());
         if let Some(nth) = core.window.echoes.iter().position(|echo| *echo == range) {
             core.window.echoes.remove(nth);
+            core.window.remember(Past::Echo(range));
             if lands_here {
                 return;
             }
+        } else {
+            core.window.remember(Past::Unmap(range));
         }
         let (gone, _) = core.window.vacate(range);
         core.let_go(gone);
@@ -113,9 +98,9 @@ impl Space {
         core.forget(range);
     }
 
-    fn remap(&self, core: &mut Core, number: u64, source: Range, to: PageIdx, around: &Surroundings) {
-        let target = (to, to.plus(source.1.0 - source.0.0));
-        Self::lead(core, number, around, |child, childs| child.remapped_around_fork(childs, source, to));
+    fn remap(&self, core: &mut Core, source: Range, to: PageIdx) {
+        let target = target_of(source, to);
+        core.window.remember(Past::Remap(source, to));
         let (leaving, mut carried) = core.leave(source, to);
         Self::settle_target(core, target);
         core.window.doubtful.append(&mut carried);
@@ -138,7 +123,7 @@ impl Space {
         }
     }
 
-    fn place(&self, core: &mut Core, records: Vec<(PageIdx, Record, u8)>, from: PageIdx, to: PageIdx) {
+    pub(super) fn place(&self, core: &mut Core, records: Vec<(PageIdx, Record, u8)>, from: PageIdx, to: PageIdx) {
         for (page, record, policy) in records {
             let target = to.plus(page.0 - from.0);
             if core.table.set(target, record).is_err() {
@@ -150,41 +135,6 @@ impl Space {
                 core.note_suspects();
             }
         }
-    }
-
-    /// A REMAP of the parent was read after the FORK that made this child: it happened before it if the child has the target.
-    fn remapped_around_fork(&self, core: &mut Core, source: Range, to: PageIdx) {
-        // The child is young: what it changes takes microseconds.
-        let probe = (0..10_000).map(|_| self.uffd.is_registered(to.addr())).find(|probe| {
-            let known = *probe != Probe::TryAgain;
-            if !known {
-                std::thread::yield_now();
-            }
-            known
-        });
-        let Some(probe) = probe else {
-            for start in [source.0, to] {
-                let range = (start, start.plus(source.1.0 - source.0.0));
-                for (page, record, _) in core.take(range) {
-                    core.released.extend(record.slot());
-                    // The page has a place in the table.
-                    let _ = core.table.set(page, Record::Poisoned);
-                }
-            }
-            return self
-                .app
-                .stop("a forked child's mappings did not come to rest: whether it has a moved mapping is not known");
-        };
-        if probe != Probe::Registered {
-            return;
-        }
-        let (leaving, mut carried) = core.leave(source, to);
-        let target = (to, to.plus(source.1.0 - source.0.0));
-        core.clear(target);
-        core.window.doubtful.append(&mut carried);
-        self.place(core, leaving, source.0, to);
-        core.forget(source);
-        core.forget(target);
     }
 
     /// The child has the same pages missing as its parent had at the fork, and the slots are theirs together.
@@ -243,7 +193,8 @@ impl Space {
             childs.save_window();
             childs.note_suspects();
         }
-        core.window.children.push(Arc::downgrade(&child));
+        *child.elder.lock() = Some((Arc::downgrade(self), Instant::now()));
+        core.window.past.push(Past::Fork(id, Arc::downgrade(&child)));
         around.registry.insert(child.clone());
         core.born.push(child);
     }
@@ -267,19 +218,27 @@ impl Space {
     /// Closes the window if no change is unread any more, and settles its doubts. False: there are doubts, and nothing may be
     /// served, installed or evicted yet.
     pub(super) fn settle_changes(&self, core: &mut Core, around: &Surroundings) -> bool {
+        if self.is_young() {
+            return false;
+        }
         if !core.window.is_open() {
             return true;
         }
         // What counts is that the answer is not EAGAIN.
         match self.uffd.is_registered(NOWHERE) {
-            Probe::TryAgain => return core.window.doubtful.is_empty(),
+            Probe::TryAgain => {
+                self.release_patient_children(core, around);
+                return core.window.doubtful.is_empty();
+            }
             Probe::Dead => {
                 self.set_dead();
+                self.release_orphans(core, around);
                 return false;
             }
             Probe::Registered | Probe::NotRegistered => {}
         }
         let window = std::mem::take(&mut core.window);
+        self.release_children(&window.past, Read::All, around);
         core.table.begin();
         core.let_go(window.displaced.into_iter().flat_map(|d| d.records).collect());
         let settled = self.settle_doubts(core, window.doubtful);
@@ -371,6 +330,19 @@ impl Space {
     }
 }
 
+/// The pages that a change is about.
+fn concerned(change: Event) -> Vec<Range> {
+    match change {
+        Event::Unmap { start, end } | Event::Remove { start, end } => vec![pages(start, end)],
+        Event::Remap { from, to, len } => vec![pages(from, from + len), pages(to, to + len)],
+        Event::Fork { .. } | Event::Fault { .. } | Event::Unknown(_) => Vec::new(),
+    }
+}
+
+pub(super) fn target_of(source: Range, to: PageIdx) -> Range {
+    (to, to.plus(source.1.0 - source.0.0))
+}
+
 fn pages(start: u64, end: u64) -> Range {
     (PageIdx::of(start), PageIdx::of(end))
 }
@@ -414,7 +386,7 @@ fn condemn(core: &Core, uffd: Uffd) {
 
 impl Core {
     /// Ends the transaction of a change: the window is saved with it, and what it let go of is released.
-    fn commit(&mut self, applied: usize, around: &Surroundings) {
+    pub(super) fn commit(&mut self, applied: usize, around: &Surroundings) {
         // What is still to be moved may lie in something else now.
         self.moves.iter_mut().for_each(|moves| moves.give_up());
         self.save_window();
@@ -440,12 +412,12 @@ impl Core {
     }
 
     /// Clears the records of a range.
-    fn clear(&mut self, (from, to): Range) {
+    pub(super) fn clear(&mut self, (from, to): Range) {
         self.table.clear(from, to, |slot| self.released.push(slot));
     }
 
     /// Takes the records of a range out of the table, with their references.
-    fn take(&mut self, range: Range) -> Vec<(PageIdx, Record, u8)> {
+    pub(super) fn take(&mut self, range: Range) -> Vec<(PageIdx, Record, u8)> {
         let mut taken = Vec::new();
         self.table.walk(range.0, range.1, |page, record| taken.push((page, record, self.table.policy(page))));
         for (page, ..) in &taken {
@@ -455,7 +427,7 @@ impl Core {
     }
 
     /// Takes what leaves a range for another address: what is displaced there, else what the table has, with the doubts there are about that.
-    fn leave(&mut self, range: Range, to: PageIdx) -> (Vec<(PageIdx, Record, u8)>, Vec<Doubt>) {
+    pub(super) fn leave(&mut self, range: Range, to: PageIdx) -> (Vec<(PageIdx, Record, u8)>, Vec<Doubt>) {
         let (mut leaving, rest) = self.window.vacate(range);
         let mut carried = Vec::new();
         for part in rest {
@@ -466,7 +438,7 @@ impl Core {
     }
 
     /// The range is not what it was: nothing is known of it but its records.
-    fn forget(&mut self, (from, to): Range) {
+    pub(super) fn forget(&mut self, (from, to): Range) {
         self.regions.cut(from.addr(), to.addr());
         let pinned: Vec<PageIdx> = self.pins.range(from..to).copied().collect();
         for page in pinned {

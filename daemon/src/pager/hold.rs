@@ -155,6 +155,11 @@ impl Space {
         Hold::at_rest(self, self.lock_within(limit)?, for_a_call(limit))
     }
 
+    /// The core, if nobody has it and nothing moves.
+    pub fn core_at_once(&self) -> Option<Hold<'_>> {
+        Hold::at_rest(self, self.core.try_lock()?, SOON)
+    }
+
     /// The same, for whoever reads no messages, and only looks at pages that he [has to himself](Hold::has_to_itself): the stub goes on meanwhile.
     pub fn core_beside(&self, limit: Duration) -> Option<Hold<'_>> {
         let core = self.lock_within(limit)?;

@@ -72,6 +72,7 @@ mod uffd;
 mod waiting;
 mod window;
 mod worker;
+mod young;
 
 use crate::control::{Apps, Caller};
 use crate::keeper::{Keeper, Kept};

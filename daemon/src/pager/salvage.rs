@@ -164,6 +164,7 @@ pub fn put_back(
         let Some(space) = registry.of_app(app.id).into_iter().find(|space| !done.contains(&space.id)) else { return };
         done.insert(space.id);
         for turn in 0..=PATIENCE {
+            space.grows_up(around);
             let mut core = space.core();
             let mut faults = Vec::new();
             space.drain(&mut core, around, Instant::now(), &mut faults);

@@ -40,8 +40,8 @@ use annex_shared::repeated;
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// Names a space among all that this annexd has had.
@@ -121,6 +121,8 @@ pub struct Space {
     /// The staging area, whose REMOVE events are our own: the annexd before may have had it emptied while it was registered.
     pub(super) staging: Mutex<(u64, u64)>,
     dead: AtomicBool,
+    /// The parent that a young child (see `young`) waits for, and since when it does.
+    pub(super) elder: Mutex<Option<(Weak<Space>, Instant)>>,
     last_evicted: AtomicU64,
     last_overhead: AtomicU64,
     /// The thread that faulted last, until somebody has looked.
@@ -168,6 +170,7 @@ impl Space {
             is_scattered: AtomicBool::new(false),
             staging: Mutex::new((0, 0)),
             dead: AtomicBool::new(false),
+            elder: Mutex::default(),
             last_evicted: AtomicU64::new(0),
             last_overhead: AtomicU64::new(0),
             faulted: AtomicI32::new(0),
@@ -280,8 +283,22 @@ impl Space {
     }
 
     /// Reads all messages (beside a stub that moves pages: only faults), applies the changes among them, and appends the faults to `faults`; they have waited
-    /// at least since `since`.
+    /// at least since `since`. A young child's messages wait.
     pub fn drain(
+        self: &Arc<Self>,
+        core: &mut Hold<'_>,
+        around: &Surroundings,
+        since: Instant,
+        faults: &mut Vec<Fault>,
+    ) {
+        if !self.is_young() {
+            self.read_messages(core, around, since, faults);
+            self.settle_changes(core, around);
+        }
+    }
+
+    /// Reads as [`Space::drain`] does, and settles nothing.
+    pub(super) fn read_messages(
         self: &Arc<Self>,
         core: &mut Hold<'_>,
         around: &Surroundings,
@@ -327,7 +344,6 @@ impl Space {
             }
         }
         faults.append(&mut core.faults);
-        self.settle_changes(core, around);
     }
 
     /// Looks at one fault. The caller holds the core and has applied every change read so far.
@@ -574,6 +590,7 @@ impl Space {
         self.set_dead();
         let (start, end) = Table::everything();
         let mut core = self.core();
+        self.release_orphans(&mut core, around);
         core.table.clear(start, end, |slot| around.pool.release(slot));
         // What an eviction under way had moved is nobody's any more.
         core.table.conclude();

@@ -31,6 +31,7 @@ use crate::keeper::{Inheritance, Kept};
 use crate::pool::SlotRun;
 use annex_shared::api::Target;
 use annex_shared::ids::SlotIdx;
+use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{AsFd, IntoRawFd, OwnedFd};
 use std::sync::Arc;
@@ -229,7 +230,12 @@ impl Legacy {
         for (space, words) in windows {
             let child = |id| spaces.iter().find(|(s, ..)| s.id == id).map(|(s, ..)| Arc::downgrade(s));
             match words.and_then(|words| Window::restored(&words, child)) {
-                Some(window) => space.core().window = window,
+                Some(window) => {
+                    for child in window.children() {
+                        *child.elder.lock() = Some((Arc::downgrade(&space), started));
+                    }
+                    space.core().window = window;
+                }
                 None => {
                     space.app.stop("annexd was killed while it was changing more mappings than can be kept track of")
                 }
@@ -247,6 +253,8 @@ impl Legacy {
         means.registry.keeper.complete(generation);
         mortal::point("adopted");
 
+        // Children first: what a young one has changed itself counts when its parent's changes are followed.
+        spaces.sort_by_key(|(space, ..)| Reverse(space.id));
         for (space, pending, forked) in spaces.iter_mut().map(|(s, p, f)| (&*s, &*p, f)) {
             catch_up(means, space, pending, forked);
         }

@@ -1,8 +1,9 @@
 //! Changes whose company is not known to be complete, see `changes`; and their saved form.
 //!
-//! What is displaced is in no table's records, so the window is saved with every change (`table`'s window words, u32): five lists, each its length first.
+//! What is displaced is in no table's records, so the window is saved with every change (`table`'s window words, u32): lists, each its length first.
 //! Ranges are four words (first page low, high, end low, high); a doubt is a range and two words for its origin; a displaced range is followed by its records (length, then page low, high, record,
-//! policy each); children are two words, their space's id.
+//! policy each); a past change is its kind, then the child's number (two words), a range, or a range and the page it moved to. The last list, of ranges, is what
+//! the space has changed of its own while it was young.
 
 use super::doubt::{Doubt, Origin};
 use super::space::{Space, SpaceId};
@@ -22,6 +23,11 @@ pub fn without(a: Range, b: Range) -> impl Iterator<Item = Range> {
     [(a.0, a.1.min(b.0)), (a.0.max(b.1), a.1)].into_iter().filter(|r| r.0 < r.1)
 }
 
+/// Kinds of past changes.
+const FORK: u32 = 1;
+const UNMAP: u32 = 2;
+const ECHO: u32 = 3;
+const REMAP: u32 = 4;
 /// Origins that are no pages.
 const PARENT: u64 = u64::MAX;
 const BELOW: u64 = u64::MAX - 1;
@@ -33,6 +39,16 @@ pub struct Displaced {
     pub records: Vec<(PageIdx, Record, u8)>,
 }
 
+/// A change of mappings, for the children that may have been forked after it.
+#[derive(Clone, Debug)]
+pub enum Past {
+    Fork(SpaceId, Weak<Space>),
+    Unmap(Range),
+    /// The UNMAP of what a REMAP had left.
+    Echo(Range),
+    Remap(Range, PageIdx),
+}
+
 /// Changes that were read since it was last known that none was unread.
 #[derive(Default)]
 pub struct Window {
@@ -42,12 +58,16 @@ pub struct Window {
     /// Oldest first.
     pub displaced: Vec<Displaced>,
     pub doubtful: Vec<Doubt>,
-    pub children: Vec<Weak<Space>>,
+    /// All changes since the first fork, and the forks.
+    pub past: Vec<Past>,
+    /// What a young child (see `young`) has changed of its own.
+    pub own: Vec<Range>,
 }
 
 impl Window {
     pub fn is_open(&self) -> bool {
-        !(self.landed.is_empty() && self.displaced.is_empty() && self.doubtful.is_empty() && self.children.is_empty())
+        let nothing_moved = self.landed.is_empty() && self.displaced.is_empty() && self.doubtful.is_empty();
+        !(nothing_moved && self.past.is_empty() && self.own.is_empty())
     }
 
     /// Takes what is displaced in `range` out: the records found, and the parts of the range in which nothing was displaced.
@@ -123,9 +143,29 @@ impl Window {
                 Origin::Parent => PARENT,
             });
         }
-        let children: Vec<Arc<Space>> = self.children.iter().filter_map(Weak::upgrade).collect();
-        words.0.push(children.len() as u32);
-        children.iter().for_each(|child| words.wide(child.id.0));
+        words.0.push(self.past.len() as u32);
+        for past in &self.past {
+            match past {
+                Past::Fork(child, _) => {
+                    words.0.push(FORK);
+                    words.wide(child.0);
+                }
+                Past::Unmap(range) => {
+                    words.0.push(UNMAP);
+                    words.range(*range);
+                }
+                Past::Echo(range) => {
+                    words.0.push(ECHO);
+                    words.range(*range);
+                }
+                Past::Remap(source, to) => {
+                    words.0.push(REMAP);
+                    words.range(*source);
+                    words.wide(to.0);
+                }
+            }
+        }
+        words.ranges(&self.own);
         words.0
     }
 
@@ -154,9 +194,41 @@ impl Window {
             window.doubtful.push(Doubt { range, origin });
         }
         for _ in 0..words.next()? {
-            window.children.extend(child(SpaceId(wide(&mut words)?)));
+            window.past.push(match words.next()? {
+                FORK => {
+                    let id = SpaceId(wide(&mut words)?);
+                    Past::Fork(id, child(id).unwrap_or_default())
+                }
+                UNMAP => Past::Unmap(range(&mut words)?),
+                ECHO => Past::Echo(range(&mut words)?),
+                REMAP => Past::Remap(range(&mut words)?, PageIdx(wide(&mut words)?)),
+                _ => return None,
+            });
         }
+        window.own = ranges(&mut words)?;
         Some(window)
+    }
+
+    /// A change, if there are children that may have it too.
+    pub fn remember(&mut self, change: Past) {
+        if !self.past.is_empty() {
+            self.past.push(change);
+        }
+    }
+
+    /// Those that were forked in this window, and live.
+    pub fn children(&self) -> Vec<Arc<Space>> {
+        let child = |past: &Past| if let Past::Fork(_, child) = past { child.upgrade() } else { None };
+        self.past.iter().filter_map(child).collect()
+    }
+
+    /// The first page of `range` that the space has not changed itself while it was young.
+    pub fn first_untouched(&self, range: Range) -> Option<PageIdx> {
+        let mut untouched = vec![range];
+        for own in &self.own {
+            untouched = untouched.into_iter().flat_map(|part| without(part, *own).collect::<Vec<_>>()).collect();
+        }
+        untouched.first().map(|part| part.0)
     }
 
     /// The slots of displaced records: they are referred to from nowhere else.
@@ -220,6 +292,14 @@ mod tests {
     }
 
     #[test]
+    fn a_page_that_was_not_touched_is_found_between_those_that_were() {
+        let window = Window { own: vec![range(10, 12), range(13, 20)], ..Window::default() };
+        assert_eq!(window.first_untouched(range(5, 30)), Some(PageIdx(5)));
+        assert_eq!(window.first_untouched(range(10, 20)), Some(PageIdx(12)));
+        assert_eq!(window.first_untouched(range(13, 20)), None);
+    }
+
+    #[test]
     fn a_saved_window_comes_back_and_half_of_one_does_not() {
         let mut window = Window { landed: vec![range(1, 2)], echoes: vec![range(3, 1 << 35)], ..Window::default() };
         let records = vec![(PageIdx(11), Record::Evicted(SlotIdx(4)), 3), (PageIdx(12), Record::Gone, 0)];
@@ -227,10 +307,14 @@ mod tests {
         window.doubtful.push(Doubt { range: range(7, 8), origin: Origin::Here(PageIdx(6)) });
         window.doubtful.push(Doubt { range: range(8, 9), origin: Origin::Below });
         window.doubtful.push(Doubt { range: range(9, 10), origin: Origin::Parent });
+        window.past.push(Past::Fork(SpaceId(1 << 33), Weak::new()));
+        window.past.extend([Past::Unmap(range(1, 2)), Past::Echo(range(3, 4)), Past::Remap(range(5, 6), PageIdx(7))]);
+        window.own.push(range(20, 22));
         let words = window.save();
         let back = Window::restored(&words, |_| None).unwrap();
         assert_eq!((back.landed, back.echoes, back.doubtful), (window.landed, window.echoes, window.doubtful));
         assert_eq!((back.displaced[0].at, &back.displaced[0].records), (range(10, 20), &records));
+        assert_eq!((format!("{:?}", back.past), back.own), (format!("{:?}", window.past), window.own));
         assert!((1..words.len()).all(|n| Window::restored(&words[..n], |_| None).is_none()));
         assert!(Window::default().save().is_empty());
     }

@@ -355,6 +355,9 @@ impl Worker {
     /// the space is busy.
     fn attend(&mut self, space: &Arc<Space>, since: Instant, also: Option<Fault>) -> bool {
         let around = self.around.clone();
+        if !space.grows_up(&around) {
+            return false;
+        }
         let Some(mut core) = self.core_of(space, |limit| space.core_for_messages(limit)) else { return false };
         let mut faults = std::mem::take(&mut self.faults);
         space.drain(&mut core, &around, since, &mut faults);

@@ -78,18 +78,9 @@ const WEIGHTS: &[(What, usize)] = &[
     (What::Sharer, 3),
 ];
 
-/// The steps of a program: those that were asked for. If none were, all but what annexd is known not
-/// to follow yet, so that the rest is looked at meanwhile:
-///
-/// - A child that changes its mappings while threads of its parent move theirs: the program is
-///   stopped (`remapped_around_fork` in `daemon/src/pager/changes.rs`). So a program forks or moves.
-pub fn allowed(seed: u64, only: &[What]) -> Vec<What> {
-    let moves = [What::Resize, What::MoveOver, What::LeaveBehind];
-    let forks = [What::Fork, What::Orphan, What::Share, What::Siblings, What::ForkExec];
-    let without: &[What] = if (seed / 2).is_multiple_of(2) { &moves } else { &forks };
-    let is_known = |what: &What| without.contains(what);
-    let all = WEIGHTS.iter().map(|(what, _)| *what);
-    if only.is_empty() { all.filter(|what| !is_known(what)).collect() } else { only.to_vec() }
+/// The steps of a program: those that were asked for, or all.
+pub fn allowed(only: &[What]) -> Vec<What> {
+    if only.is_empty() { WEIGHTS.iter().map(|(what, _)| *what).collect() } else { only.to_vec() }
 }
 
 /// Who takes steps.

@@ -188,6 +188,7 @@ const FAMILIES: &[Case] = &[
         &["child_reads"],
         &[Run, Says("ready"), Evicted(24), Go, Says("child"), Faults(5000), Within(16), Go],
     ),
+    right("a-thread-moves-a-mapping-as-children-are-forked", &["moves_around_forks"], PAGED),
     right("a-child-unmaps-everything", &["sh", "-c", "./unmaps_everything; test $? = 139 && echo right"], PAGED),
     right("a-subreaper", &["subreaper_zombies"], &[Run]),
     right("wait-wall", &["wait_wall"], PAGED),

@@ -3,14 +3,14 @@
 //! It lies in a memfd, so that it outlives this process. All numbers little-endian, offsets in bytes:
 //!
 //! ```text
-//! 0            header      magic "annexpgt" (8), version u32 = 4, chunks u32 (high-water mark),
+//! 0            header      magic "annexpgt" (8), version u32 = 5, chunks u32 (high-water mark),
 //!   16                     app id u64, pid u32 (0: unknown), stub pid u32, staging address u64, staging length u64
 //!   48                     progress u64: undo entries (low half), journal messages applied (high half)
 //!   56                     space id u64, stub: code u64, comm u64, staging mapping u64 (addresses),
 //!   88                     its pid in the app's namespace u32, its descriptor numbers u32 x 4 (comm, command, done, userfaultfd), version u32
 //!   112                    install under way: first page u64, pages u32; flags u32 (1: frozen)
 //!   128                    fork under way: child's space id u64, journal index + 1 u32; words of the window u32
-//!   144                    changes applied u64; the parent's change followed last u64 (a fork's child, see `changes`)
+//!   144                    changes applied u64; the space from which changes were inherited last u64 (a fork's child, see `young`)
 //!   160                    pages found in an install note at a take-over: ranges u32, pad u32, 64 x {first u64, pages u32, pad u32}
 //! 4096         journal     messages read but not yet applied: 64 x 32 bytes, as the kernel wrote them (event byte 0 = none)
 //! 8192         intent      the eviction under way, see `intent`
@@ -60,9 +60,9 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"annexpgt");
-const VERSION: u32 = 4;
-const UNSETTLED: u32 = 3;
-const WITHOUT_ORIGINS: u32 = 2;
+const VERSION: u32 = 5;
+/// The oldest version that can be taken over. Until the present one windows were written otherwise.
+const OLDEST: u32 = 2;
 const JOURNAL: usize = 4096;
 const PROGRESS: usize = 48;
 const SPACE: usize = 56;
@@ -72,7 +72,7 @@ const FLAGS: usize = 124;
 const FORKING: usize = 128;
 const WINDOW_WORDS: usize = 140;
 const CHANGES: usize = 144;
-const FOLLOWED: usize = 152;
+const INHERITED: usize = 152;
 const SUSPECTS: usize = 160;
 const SUSPECT_RANGES: usize = 64;
 const INTENT: usize = 8192;
@@ -235,12 +235,12 @@ impl Table {
         }
         let version = table.read(8);
         match version {
-            VERSION | UNSETTLED | WITHOUT_ORIGINS if len as usize == FILE_BYTES => {}
-            VERSION | UNSETTLED | WITHOUT_ORIGINS => return Err(TableError::Damaged("its length is not the layout's")),
+            OLDEST..=VERSION if len as usize == FILE_BYTES => {}
+            OLDEST..=VERSION => return Err(TableError::Damaged("its length is not the layout's")),
             other => return Err(TableError::Version(other)),
         }
         table.roll_back()?;
-        if version == WITHOUT_ORIGINS && table.has_window() {
+        if version < VERSION && table.has_window() {
             return Err(TableError::Version(version));
         }
         table.write(8, VERSION);

@@ -1,7 +1,7 @@
 //! What a successor must know of work under way that no record shows: installs, forks, suspects, the window.
 
 use super::{
-    CHANGES, FOLLOWED, FORKING, INSTALL, PageIdx, SUSPECT_RANGES, SUSPECTS, Table, WINDOW, WINDOW_ROOM, WINDOW_WORDS,
+    CHANGES, FORKING, INHERITED, INSTALL, PageIdx, SUSPECT_RANGES, SUSPECTS, Table, WINDOW, WINDOW_ROOM, WINDOW_WORDS,
 };
 
 impl Table {
@@ -73,13 +73,13 @@ impl Table {
         number
     }
 
-    /// The parent's change that this fork's child followed last.
-    pub fn followed(&self) -> u64 {
-        self.read_u64(FOLLOWED)
+    /// Whether this space has what its parent, or one of that's, had changed before the fork.
+    pub fn has_inherited_from(&self, ancestor: u64) -> bool {
+        self.read_u64(INHERITED) == ancestor
     }
 
-    pub fn follow(&self, number: u64) {
-        self.write_u64(FOLLOWED, number);
+    pub fn inherit_from(&self, ancestor: u64) {
+        self.write_u64(INHERITED, ancestor);
     }
 
     /// Saves the window; part of the transaction.

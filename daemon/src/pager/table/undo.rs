@@ -105,7 +105,7 @@ const _: () = assert!(JOURNAL + JOURNAL_MESSAGES * size_of::<Message>() <= super
 
 #[cfg(test)]
 mod tests {
-    use super::super::{PageIdx, Record, VERSION, WITHOUT_ORIGINS};
+    use super::super::{OLDEST, PageIdx, Record, VERSION};
     use super::*;
     use annex_shared::ids::SlotIdx;
 
@@ -161,17 +161,17 @@ mod tests {
     fn a_table_of_the_version_before_is_taken_over_unless_its_window_is_open() {
         let mut table = Table::new(1, 2).unwrap();
         table.set(PageIdx(5), Record::Evicted(SlotIdx(9))).unwrap();
-        table.write(8, WITHOUT_ORIGINS);
+        table.write(8, OLDEST);
         let successor = reopened(&table);
         assert_eq!((successor.read(8), records(&successor)), (VERSION, records(&table)));
 
-        table.write(8, WITHOUT_ORIGINS);
+        table.write(8, OLDEST);
         table.begin();
         table.save_window(&[0, 0, 0, 0, 0]);
         table.commit(1);
         let error = Table::open(nix::unistd::dup(table.fd()).unwrap()).unwrap_err();
-        assert!(matches!(error, TableError::Version(WITHOUT_ORIGINS)), "{error}");
-        assert_eq!(table.read(8), WITHOUT_ORIGINS);
+        assert!(matches!(error, TableError::Version(OLDEST)), "{error}");
+        assert_eq!(table.read(8), OLDEST);
     }
 
     #[test]
