@@ -26,7 +26,7 @@ use super::process;
 use super::space::{Core, Space, SpaceId, Surroundings};
 use super::table::{PageIdx, Record, Table, TableFull};
 use super::uffd::{Event, Installed, Probe, Proof, Uffd};
-use super::window::{Displaced, Past, Range, overlap, without};
+use super::window::{Displaced, Past, Range, overlap, target_of, without};
 use super::young::Read;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -42,7 +42,7 @@ impl Space {
         core.table.begin();
         core.table.count_change();
         if self.is_young() {
-            core.window.own.extend(concerned(change));
+            core.window.own.extend(own(change));
         }
         match change {
             Event::Fork { uffd } => self.fork(core, nth, uffd, around),
@@ -68,12 +68,7 @@ impl Space {
         if start >= staging.0 && end <= staging.0 + staging.1 {
             return;
         }
-        let (from, to) = pages(start, end);
-        core.clear((from, to));
-        if core.set_all(from, to, Record::Gone).is_err() {
-            // What can't be marked must not be evicted; nothing is then.
-            core.freeze();
-        }
+        core.remove(pages(start, end));
     }
 
     fn unmap(&self, core: &mut Core, range: Range) {
@@ -330,17 +325,14 @@ impl Space {
     }
 }
 
-/// The pages that a change is about.
-fn concerned(change: Event) -> Vec<Range> {
+/// A young child's own change, as far as it concerns what its parent had changed before.
+fn own(change: Event) -> Option<Past> {
     match change {
-        Event::Unmap { start, end } | Event::Remove { start, end } => vec![pages(start, end)],
-        Event::Remap { from, to, len } => vec![pages(from, from + len), pages(to, to + len)],
-        Event::Fork { .. } | Event::Fault { .. } | Event::Unknown(_) => Vec::new(),
+        Event::Unmap { start, end } => Some(Past::Unmap(pages(start, end))),
+        Event::Remove { start, end } => Some(Past::Remove(pages(start, end))),
+        Event::Remap { from, to, len } => Some(Past::Remap(pages(from, from + len), PageIdx::of(to))),
+        Event::Fork { .. } | Event::Fault { .. } | Event::Unknown(_) => None,
     }
-}
-
-pub(super) fn target_of(source: Range, to: PageIdx) -> Range {
-    (to, to.plus(source.1.0 - source.0.0))
 }
 
 fn pages(start: u64, end: u64) -> Range {
@@ -409,6 +401,15 @@ impl Core {
 
     fn let_go(&mut self, records: Vec<(PageIdx, Record, u8)>) {
         self.released.extend(records.iter().filter_map(|(_, record, _)| record.slot()));
+    }
+
+    /// The program throws away what the range holds.
+    pub(super) fn remove(&mut self, range: Range) {
+        self.clear(range);
+        if self.set_all(range.0, range.1, Record::Gone).is_err() {
+            // What can't be marked must not be evicted; nothing is then.
+            self.freeze();
+        }
     }
 
     /// Clears the records of a range.

@@ -409,11 +409,14 @@ impl Space {
             pages += 1;
         }
         // UFFDIO_COPY would replace a guard. The page itself is none: its touch would have been a SIGSEGV.
-        let guard = |pages| self.mm()?.first_guard(page.plus(1).addr(), page.plus(pages).addr());
-        if pages > 1
-            && let Some(at) = guard(pages)
-        {
-            pages = PageIdx::of(at).0 - page.0;
+        if pages > 1 {
+            let guard = |mm: Arc<Mm>| mm.first_guard(page.plus(1).addr(), page.plus(pages).addr());
+            pages = match self.mm().map(guard) {
+                // A forked child that is not known yet.
+                None => 1,
+                Some(None) => pages,
+                Some(Some(at)) => PageIdx::of(at).0 - page.0,
+            };
         }
         core.make_way(page, pages);
         let installed = loop {

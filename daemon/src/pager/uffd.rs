@@ -370,18 +370,24 @@ impl Uffd {
         installed
     }
 
+    /// Installs zeros where no page is.
+    pub fn zero(&self, addr: u64) -> Installed {
+        let range = RangeArg { start: addr, len: 4096 };
+        let mut arg = ModeCountArg { range, mode: ZEROPAGE_MODE_DONTWAKE, count: 0 };
+        // SAFETY: `arg` is the struct this ioctl takes and outlives the call.
+        let result = unsafe { uffdio_zeropage(self.as_raw_fd(), &mut arg) };
+        outcome(result, arg.count, 4096)
+    }
+
     /// Asks whether a resident page is registered, by an operation that can't succeed on a page that is there. Does not disturb the CPUs the app
     /// runs on, as write-protecting would. (On an absent page it would install zeros: ask only for pages that are resident, or whose
     /// content is zeros if they are not.)
     pub fn probe_resident(&self, addr: u64) -> Probe {
-        let range = RangeArg { start: addr, len: 4096 };
-        let mut arg = ModeCountArg { range, mode: ZEROPAGE_MODE_DONTWAKE, count: 0 };
-        // SAFETY: `arg` is the struct this ioctl takes and outlives the call.
-        match unsafe { uffdio_zeropage(self.as_raw_fd(), &mut arg) } {
-            Ok(_) | Err(Errno::EEXIST) => Probe::Registered,
-            Err(Errno::EAGAIN) => Probe::TryAgain,
-            Err(Errno::ESRCH) => Probe::Dead,
-            Err(_) => Probe::NotRegistered,
+        match self.zero(addr) {
+            Installed::Done | Installed::Partly(_) | Installed::Exists => Probe::Registered,
+            Installed::TryAgain => Probe::TryAgain,
+            Installed::Dead => Probe::Dead,
+            Installed::Gone => Probe::NotRegistered,
         }
     }
 

@@ -28,6 +28,7 @@ const FORK: u32 = 1;
 const UNMAP: u32 = 2;
 const ECHO: u32 = 3;
 const REMAP: u32 = 4;
+const REMOVE: u32 = 5;
 /// Origins that are no pages.
 const PARENT: u64 = u64::MAX;
 const BELOW: u64 = u64::MAX - 1;
@@ -47,6 +48,23 @@ pub enum Past {
     /// The UNMAP of what a REMAP had left.
     Echo(Range),
     Remap(Range, PageIdx),
+    /// Of a young child's own only: a parent's does not concern children.
+    Remove(Range),
+}
+
+impl Past {
+    /// Where other mappings lie than before it.
+    pub fn maps_anew(&self) -> Vec<Range> {
+        match *self {
+            Past::Fork(..) | Past::Remove(_) => Vec::new(),
+            Past::Unmap(range) | Past::Echo(range) => vec![range],
+            Past::Remap(source, to) => vec![source, target_of(source, to)],
+        }
+    }
+}
+
+pub fn target_of(source: Range, to: PageIdx) -> Range {
+    (to, to.plus(source.1.0 - source.0.0))
 }
 
 /// Changes that were read since it was last known that none was unread.
@@ -61,7 +79,7 @@ pub struct Window {
     /// All changes since the first fork, and the forks.
     pub past: Vec<Past>,
     /// What a young child (see `young`) has changed of its own.
-    pub own: Vec<Range>,
+    pub own: Vec<Past>,
 }
 
 impl Window {
@@ -143,29 +161,8 @@ impl Window {
                 Origin::Parent => PARENT,
             });
         }
-        words.0.push(self.past.len() as u32);
-        for past in &self.past {
-            match past {
-                Past::Fork(child, _) => {
-                    words.0.push(FORK);
-                    words.wide(child.0);
-                }
-                Past::Unmap(range) => {
-                    words.0.push(UNMAP);
-                    words.range(*range);
-                }
-                Past::Echo(range) => {
-                    words.0.push(ECHO);
-                    words.range(*range);
-                }
-                Past::Remap(source, to) => {
-                    words.0.push(REMAP);
-                    words.range(*source);
-                    words.wide(to.0);
-                }
-            }
-        }
-        words.ranges(&self.own);
+        words.past(&self.past);
+        words.past(&self.own);
         words.0
     }
 
@@ -193,19 +190,8 @@ impl Window {
             };
             window.doubtful.push(Doubt { range, origin });
         }
-        for _ in 0..words.next()? {
-            window.past.push(match words.next()? {
-                FORK => {
-                    let id = SpaceId(wide(&mut words)?);
-                    Past::Fork(id, child(id).unwrap_or_default())
-                }
-                UNMAP => Past::Unmap(range(&mut words)?),
-                ECHO => Past::Echo(range(&mut words)?),
-                REMAP => Past::Remap(range(&mut words)?, PageIdx(wide(&mut words)?)),
-                _ => return None,
-            });
-        }
-        window.own = ranges(&mut words)?;
+        window.past = past(&mut words, &child)?;
+        window.own = past(&mut words, &child)?;
         Some(window)
     }
 
@@ -222,11 +208,11 @@ impl Window {
         self.past.iter().filter_map(child).collect()
     }
 
-    /// The first page of `range` that the space has not changed itself while it was young.
+    /// The first page of `range` that the space has not unmapped or moved itself while it was young.
     pub fn first_untouched(&self, range: Range) -> Option<PageIdx> {
         let mut untouched = vec![range];
-        for own in &self.own {
-            untouched = untouched.into_iter().flat_map(|part| without(part, *own).collect::<Vec<_>>()).collect();
+        for own in self.own.iter().flat_map(Past::maps_anew) {
+            untouched = untouched.into_iter().flat_map(|part| without(part, own).collect::<Vec<_>>()).collect();
         }
         untouched.first().map(|part| part.0)
     }
@@ -250,10 +236,49 @@ impl Words {
         self.wide(range.1.0);
     }
 
+    fn past(&mut self, past: &[Past]) {
+        self.0.push(past.len() as u32);
+        for past in past {
+            let (kind, range) = match past {
+                Past::Fork(child, _) => {
+                    self.0.push(FORK);
+                    self.wide(child.0);
+                    continue;
+                }
+                Past::Unmap(range) => (UNMAP, range),
+                Past::Echo(range) => (ECHO, range),
+                Past::Remap(range, _) => (REMAP, range),
+                Past::Remove(range) => (REMOVE, range),
+            };
+            self.0.push(kind);
+            self.range(*range);
+            if let Past::Remap(_, to) = past {
+                self.wide(to.0);
+            }
+        }
+    }
+
     fn ranges(&mut self, ranges: &[Range]) {
         self.0.push(ranges.len() as u32);
         ranges.iter().for_each(|range| self.range(*range));
     }
+}
+
+fn past(words: &mut dyn Iterator<Item = u32>, child: &dyn Fn(SpaceId) -> Option<Weak<Space>>) -> Option<Vec<Past>> {
+    let one = |words: &mut dyn Iterator<Item = u32>| {
+        Some(match words.next()? {
+            FORK => {
+                let id = SpaceId(wide(words)?);
+                Past::Fork(id, child(id).unwrap_or_default())
+            }
+            UNMAP => Past::Unmap(range(words)?),
+            ECHO => Past::Echo(range(words)?),
+            REMAP => Past::Remap(range(words)?, PageIdx(wide(words)?)),
+            REMOVE => Past::Remove(range(words)?),
+            _ => return None,
+        })
+    };
+    (0..words.next()?).map(|_| one(words)).collect()
 }
 
 fn wide(words: &mut dyn Iterator<Item = u32>) -> Option<u64> {
@@ -293,7 +318,10 @@ mod tests {
 
     #[test]
     fn a_page_that_was_not_touched_is_found_between_those_that_were() {
-        let window = Window { own: vec![range(10, 12), range(13, 20)], ..Window::default() };
+        let own =
+            vec![Past::Unmap(range(10, 12)), Past::Remove(range(12, 13)), Past::Remap(range(13, 14), PageIdx(14))];
+        let own = own.into_iter().chain([Past::Unmap(range(15, 20))]).collect();
+        let window = Window { own, ..Window::default() };
         assert_eq!(window.first_untouched(range(5, 30)), Some(PageIdx(5)));
         assert_eq!(window.first_untouched(range(10, 20)), Some(PageIdx(12)));
         assert_eq!(window.first_untouched(range(13, 20)), None);
@@ -309,12 +337,12 @@ mod tests {
         window.doubtful.push(Doubt { range: range(9, 10), origin: Origin::Parent });
         window.past.push(Past::Fork(SpaceId(1 << 33), Weak::new()));
         window.past.extend([Past::Unmap(range(1, 2)), Past::Echo(range(3, 4)), Past::Remap(range(5, 6), PageIdx(7))]);
-        window.own.push(range(20, 22));
+        window.own.push(Past::Remove(range(20, 22)));
         let words = window.save();
         let back = Window::restored(&words, |_| None).unwrap();
         assert_eq!((back.landed, back.echoes, back.doubtful), (window.landed, window.echoes, window.doubtful));
         assert_eq!((back.displaced[0].at, &back.displaced[0].records), (range(10, 20), &records));
-        assert_eq!((format!("{:?}", back.past), back.own), (format!("{:?}", window.past), window.own));
+        assert_eq!(format!("{:?}", (back.past, back.own)), format!("{:?}", (window.past, window.own)));
         assert!((1..words.len()).all(|n| Window::restored(&words[..n], |_| None).is_none()));
         assert!(Window::default().save().is_empty());
     }

@@ -13,14 +13,13 @@
 //! Nothing of a young child is served: where a mapping had moved to it would find zeros. Its own messages are read only if one of them keeps the kernel from answering,
 //! and what those are about is remembered: there the kernel's answer says nothing about the fork.
 
-use super::changes::target_of;
 use super::doubt::{Doubt, Origin};
 use super::hold::Hold;
 use super::mortal;
 use super::space::{Core, Space, Surroundings};
 use super::table::{PageIdx, Record, Table};
-use super::uffd::Probe;
-use super::window::{Past, Range, overlap, without};
+use super::uffd::{Installed, Probe};
+use super::window::{Past, Range, overlap, target_of, without};
 use annex_shared::page::PAGE_SIZE;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -118,7 +117,13 @@ impl Space {
         match (inherited, is_all) {
             (Some(inherited), Some(true)) => self.inherit(&mut core, parent, &inherited, around),
             (Some(_), Some(false)) if read == Read::ForLong => return false,
-            _ => self.fail_closed(&mut core, since, around),
+            // It has ended itself.
+            _ if self.uffd.is_dead() => {}
+            (inherited, _) => {
+                let (own, evicted) = (&core.window.own, core.table.evicted());
+                tracing::debug!(space = self.id.0, ?inherited, ?own, evicted, "since the fork: {since:x?}");
+                self.fail_closed(&mut core, since, around)
+            }
         }
         true
     }
@@ -170,14 +175,23 @@ impl Space {
         let mut after = Vec::new();
         for (nth, past) in since.iter().enumerate() {
             match *past {
-                Past::Fork(..) | Past::Echo(_) => {}
+                Past::Fork(..) | Past::Echo(_) | Past::Remove(_) => {}
                 Past::Unmap(range) => inherited.push(Inherited::Unmap(range)),
                 Past::Remap(source, to) => {
                     let target = target_of(source, to);
-                    if was_before(since, nth, &mut after, |range| self.has(core, range, around))? {
-                        // What the child has changed since would have to be changed again.
-                        let is_own = |own: &Range| overlap(*own, source).or(overlap(*own, target)).is_some();
-                        if core.window.own.iter().any(is_own) {
+                    let before = match was_before(since, nth, &after, |range| self.has(core, range, around)) {
+                        None if self.has_pages(core, source) => Some(false),
+                        told => told,
+                    };
+                    if !before? {
+                        move_after(&mut after, source, target);
+                    } else {
+                        let moved_itself = |own: &Past| {
+                            let is_there =
+                                |range: &Range| overlap(*range, source).or(overlap(*range, target)).is_some();
+                            matches!(own, Past::Remap(..)) && own.maps_anew().iter().any(is_there)
+                        };
+                        if core.window.own.iter().any(moved_itself) {
                             return None;
                         }
                         inherited.push(Inherited::Remap(source, to));
@@ -213,6 +227,15 @@ impl Space {
             }
             std::thread::sleep(Duration::from_micros(20));
         }
+    }
+
+    /// Whether the child has a page in memory that is not evicted, in a range that it has mapped. What had been moved away before the fork left none, and its parent
+    /// could not get one there before the message was read.
+    fn has_pages(&self, core: &Core, range: Range) -> bool {
+        let resident = |page: &PageIdx| matches!(core.table.record(*page), Record::None | Record::Clean(_));
+        // If it is not there, it reads as zeros in either case.
+        let is_there = |page: PageIdx| self.uffd.zero(page.addr()) == Installed::Exists;
+        (range.0.0..range.1.0).map(PageIdx).filter(resident).any(is_there)
     }
 
     /// Reads a young child's messages, so that the kernel answers questions about it. Faults come again.
@@ -251,6 +274,14 @@ impl Space {
         self.place(core, leaving, source.0, to);
         core.forget(source);
         core.forget(target);
+        // What the child has changed since, it has changed there.
+        for own in core.window.own.clone() {
+            match own {
+                Past::Unmap(range) => overlap(range, target).into_iter().for_each(|both| core.clear(both)),
+                Past::Remove(range) => overlap(range, target).into_iter().for_each(|both| core.remove(both)),
+                Past::Fork(..) | Past::Echo(_) | Past::Remap(..) => {}
+            }
+        }
     }
 }
 
@@ -267,12 +298,7 @@ impl Core {
 
 /// Whether the REMAP that is the `nth` change read since a fork happened before it. `after`: where mappings lie that moved after it, by the changes before this one.
 /// `has`: whether the child had a range mapped. `None`: that can't be told.
-fn was_before(
-    since: &[Past],
-    nth: usize,
-    after: &mut Vec<Range>,
-    mut has: impl FnMut(Range) -> Option<bool>,
-) -> Option<bool> {
+fn was_before(since: &[Past], nth: usize, after: &[Range], mut has: impl FnMut(Range) -> Option<bool>) -> Option<bool> {
     let Past::Remap(source, to) = since[nth] else { return Some(false) };
     let target = target_of(source, to);
     let others = || since.iter().enumerate().filter(|(i, _)| *i != nth).map(|(_, past)| past);
@@ -282,7 +308,7 @@ fn was_before(
         // The child may have the target because something else lay there. Then the parent has left it since.
         let leaves_target = |past: &Past| match past {
             Past::Unmap(range) | Past::Remap(range, _) => overlap(*range, target).is_some(),
-            Past::Fork(..) | Past::Echo(_) => false,
+            Past::Fork(..) | Past::Echo(_) | Past::Remove(_) => false,
         };
         !others().any(leaves_target) || !has(source)? || {
             // It has both. A REMAP that unmaps its source was after the fork, unless something had landed there anew; of one that does not, nothing is known.
@@ -297,11 +323,13 @@ fn was_before(
             false
         }
     };
-    if !before {
-        *after = after.iter().flat_map(|moved| without(*moved, source)).collect();
-        after.push(target);
-    }
     Some(before)
+}
+
+/// A mapping that had moved after the fork is at `target` now.
+fn move_after(after: &mut Vec<Range>, source: Range, target: Range) {
+    *after = after.iter().flat_map(|moved| without(*moved, source)).collect();
+    after.push(target);
 }
 
 #[cfg(test)]
@@ -319,8 +347,10 @@ mod tests {
         let mut found = Vec::new();
         for nth in 0..since.len() {
             let is_mapped = |range: Range| Some(has.iter().any(|mapped| overlap(*mapped, range).is_some()));
-            if was_before(since, nth, &mut after, is_mapped)? {
+            if was_before(since, nth, &after, is_mapped)? {
                 found.push(nth);
+            } else if let Remap(source, to) = since[nth] {
+                move_after(&mut after, source, target_of(source, to));
             }
         }
         Some(found)
@@ -364,7 +394,6 @@ mod tests {
         assert_eq!(before(&[Unmap(B), Remap(A, B.0)], &[A, B]), None, "MREMAP_DONTUNMAP over a mapping");
         let landed = [Unmap(B), Remap(A, B.0), Echo(A), Remap(C, A.0), Echo(C)];
         assert_eq!(before(&landed, &[A, B]), None, "the source may have been landed upon before the fork");
-        let mut after = Vec::new();
-        assert_eq!(was_before(&[Remap(A, B.0)], 0, &mut after, |_| None), None);
+        assert_eq!(was_before(&[Remap(A, B.0)], 0, &[], |_| None), None);
     }
 }

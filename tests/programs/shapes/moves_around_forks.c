@@ -4,7 +4,7 @@
 #define FAR ((char *)0x200000000000)
 #define FARTHER ((char *)0x210000000000)
 #define PAGES 64ul
-#define CHILDREN 400
+#define CHILDREN 80
 
 static volatile int over;
 static volatile unsigned long moves;
@@ -17,6 +17,7 @@ static void *move_to_and_fro(void *_) {
         to = from;
         from = there;
         moves++;
+        usleep(10);
     }
     return _;
 }
