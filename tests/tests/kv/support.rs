@@ -39,6 +39,27 @@ impl TestServer {
         self.bed.kv_socket()
     }
 
+    /// Bytes of memory that annexd takes.
+    pub fn rss(&self) -> usize {
+        self.status("VmRSS:")
+    }
+
+    /// The most that it took since [`TestServer::forget_peak`].
+    pub fn peak(&self) -> usize {
+        self.status("VmHWM:")
+    }
+
+    pub fn forget_peak(&self) {
+        std::fs::write(format!("/proc/{}/clear_refs", self.bed.annexd.pid()), "5").expect("annexd is ours");
+    }
+
+    fn status(&self, field: &str) -> usize {
+        let path = format!("/proc/{}/status", self.bed.annexd.pid());
+        let status = std::fs::read_to_string(path).expect("annexd runs");
+        let line = status.lines().find_map(|line| line.strip_prefix(field)).expect("the kernel tells");
+        line.trim().trim_end_matches(" kB").parse::<usize>().expect("a number") << 10
+    }
+
     /// As soon as the server listens.
     pub fn connect(&self) -> Wire {
         let (address, began) = (format!("127.0.0.1:{}", self.port), Instant::now());

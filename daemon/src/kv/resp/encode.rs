@@ -102,6 +102,13 @@ impl Output {
         }
     }
 
+    /// Gives back what is not needed while nothing is sent.
+    pub fn shrink(&mut self) {
+        if self.is_empty() {
+            *self = Output::default();
+        }
+    }
+
     /// What goes out before all that is here.
     pub fn put_first(&mut self, mut other: Output) {
         other.set_apart();
