@@ -56,6 +56,7 @@ pub fn check() -> Result<(), HostError> {
 /// Returns what could not be had and is not vital.
 pub fn settle_in() -> Result<Vec<String>, HostError> {
     let mut warnings = Vec::new();
+    crate::heap::settle_in();
     let memlock = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
     if memlock.is_err() && !has(effective_capabilities().unwrap_or(0), 14) {
         // With a limit and no CAP_IPC_LOCK the lock would hold now and fail some later allocation.
@@ -84,7 +85,8 @@ pub fn hide_from_command_line(mark: &str, word: &str) -> io::Result<()> {
     let line = fs::read("/proc/self/cmdline")?;
     let stat = fs::read_to_string("/proc/self/stat")?;
     // proc_pid_stat(5): arg_start is field 48; the second may hold blanks and ends with the last parenthesis.
-    let start = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_ascii_whitespace().nth(48 - 3)?.parse::<u64>().ok());
+    let start =
+        stat.rsplit_once(')').and_then(|(_, rest)| rest.split_ascii_whitespace().nth(48 - 3)?.parse::<u64>().ok());
     let start = start.filter(|start| *start > 0).ok_or(io::ErrorKind::Unsupported)?;
     let memory = fs::OpenOptions::new().write(true).open("/proc/self/mem")?;
     for (at, _) in line.windows(marked.len()).enumerate().filter(|(_, part)| *part == marked) {

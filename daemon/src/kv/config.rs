@@ -164,7 +164,9 @@ pub struct KvFlag(pub KvConfig);
 pub enum KvFlagError {
     #[error("'{0}' is neither IP:PORT nor the path of a socket")]
     Where(String),
-    #[error("'{0}' is not KEY=VALUE with memory, min, max, policy, cache, password_file, password, client_memory, debug or io_threads as the key")]
+    #[error(
+        "'{0}' is not KEY=VALUE with memory, min, max, policy, cache, password_file, password, client_memory, debug or io_threads as the key"
+    )]
     Key(String),
     #[error("'{value}' is no good as {key}: {why}")]
     Value { key: String, value: String, why: String },

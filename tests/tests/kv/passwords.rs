@@ -115,8 +115,7 @@ fn half_requests_without_the_password_take_little_and_leave_nothing() {
     let server = TestServer::with(PASSWORD);
     let mut honest = server.connect();
     honest.talk("AUTH secret", "+OK\r\n");
-    let before = server.rss();
-    server.forget_peak();
+    let (before, most) = (server.memory(), server.watch_memory());
     let half = format!("*10\r\n{}$16384\r\n", format!("$16384\r\n{}\r\n", "x".repeat(16384)).repeat(8));
     let strangers: Vec<Wire> = (0..1000)
         .map(|_| {
@@ -127,9 +126,9 @@ fn half_requests_without_the_password_take_little_and_leave_nothing() {
             wire
         })
         .collect();
-    let most = server.peak();
+    let most = most();
     assert!(most < before + (64 << 20), "{before} bytes before and {most} with 1000 strangers");
     drop(strangers);
-    wait_for("the memory is given back", PATIENCE, || server.rss() < before + (16 << 20));
+    wait_for("the memory is given back", PATIENCE, || server.memory() < before + (16 << 20));
     honest.talk("PING", "+PONG\r\n");
 }

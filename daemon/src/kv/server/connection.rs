@@ -217,7 +217,7 @@ impl Connection {
 
     /// The client is to read before more is begun.
     fn is_owed_much(&self) -> bool {
-        let owed = self.outbox.gathered() + self.flights.answers();
+        let owed = self.outbox.unsent() + self.flights.answers();
         match self.session.must_authenticate() {
             true => owed >= MAX_OUTPUT_STRANGER,
             false => owed >= MAX_OUTPUT.max(self.inbox.len()),
@@ -528,7 +528,7 @@ impl Connection {
         client.input_room.set(self.inbox.room());
         client.input_memory.set(self.inbox.memory());
         client.arguments.set(self.inbox.arguments() + self.flights.bytes() + held);
-        client.output.set(self.outbox.held() + self.flights.answers());
+        client.output.set(self.outbox.memory() + self.flights.answers());
         self.session.server.weigh(client);
     }
 

@@ -28,7 +28,7 @@ const STRANGERS: usize = 16;
 /// How long somebody waits for room before those have to go who are [`STUCK`].
 const PATIENCE: Duration = Duration::from_secs(1);
 /// A client that has neither taken anything of what it is owed nor sent anything for so long is stuck.
-const STUCK: Duration = Duration::from_secs(5);
+const STUCK: Duration = Duration::from_secs(2);
 /// When nobody has got room for so long, some have to go who are not stuck.
 const LAST_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -148,10 +148,12 @@ impl Server {
         let may_go = |client: &Client| {
             client.held.get() >= LARGE
                 && (waited >= LAST_PATIENCE || client.stuck_for(now) >= STUCK)
-                && !waiting.iter().any(|waiting| waiting.client.id == client.id)
+                // Who is owed nothing and waits is not to blame.
+                && (client.output.get() >= LARGE || !waiting.iter().any(|waiting| waiting.client.id == client.id))
         };
-        let limit = self.config.live.client_memory.get();
-        self.evict_clients(limit.saturating_sub(first.bytes), may_go);
+        // Room for all of them: what one of them gets may be stuck next.
+        let wanted = waiting.iter().map(|waiting| waiting.bytes).sum();
+        self.evict_clients(self.config.live.client_memory.get().saturating_sub(wanted), may_go);
     }
 
     /// Closes some of those that `may` be closed, until the others hold no more than `most`.
@@ -203,9 +205,38 @@ impl Server {
 /// Commands that bring whole values here.
 pub fn brings_values(name: &str) -> bool {
     const NAMES: [&str; 32] = [
-        "get", "getdel", "getset", "getex", "getrange", "substr", "mget", "lcs", "append", "setrange", "set", "rename",
-        "renamenx", "copy", "move", "expire", "pexpire", "expireat", "pexpireat", "persist", "incr", "decr", "incrby",
-        "decrby", "incrbyfloat", "setbit", "bitcount", "bitpos", "bitop", "bitfield", "bitfield_ro", "dump",
+        "get",
+        "getdel",
+        "getset",
+        "getex",
+        "getrange",
+        "substr",
+        "mget",
+        "lcs",
+        "append",
+        "setrange",
+        "set",
+        "rename",
+        "renamenx",
+        "copy",
+        "move",
+        "expire",
+        "pexpire",
+        "expireat",
+        "pexpireat",
+        "persist",
+        "incr",
+        "decr",
+        "incrby",
+        "decrby",
+        "incrbyfloat",
+        "setbit",
+        "bitcount",
+        "bitpos",
+        "bitop",
+        "bitfield",
+        "bitfield_ro",
+        "dump",
     ];
     NAMES.contains(&name)
 }
@@ -214,7 +245,9 @@ pub fn brings_values(name: &str) -> bool {
 fn part(name: &str, args: &[Bytes]) -> usize {
     match (name, args) {
         ("getrange" | "substr", [_, _, first, last]) => match (integer(first), integer(last)) {
-            (Ok(first @ 0..), Ok(last @ 0..)) => usize::try_from(last.saturating_sub(first).saturating_add(1)).unwrap_or(0),
+            (Ok(first @ 0..), Ok(last @ 0..)) => {
+                usize::try_from(last.saturating_sub(first).saturating_add(1)).unwrap_or(0)
+            }
             _ => usize::MAX,
         },
         _ => usize::MAX,

@@ -72,8 +72,13 @@ impl Outbox {
     }
 
     /// Bytes that are not sent, as far as is known.
-    pub fn held(&self) -> usize {
+    pub fn unsent(&self) -> usize {
         self.output.len() + self.away
+    }
+
+    /// Bytes of memory for these.
+    pub fn memory(&self) -> usize {
+        self.output.memory() + self.away
     }
 
     /// All has been sent, as far as is known.
