@@ -129,6 +129,17 @@ pub fn kv(kv: &KvInfo, width: Option<u16>) -> String {
     wrap(&mut text, width, "gone:", &gone);
     let per_key = kv.local.checked_div(kv.keys).map_or(String::new(), |bytes| format!(", {bytes} bytes per key"));
     wrap(&mut text, width, "index:", &format!("{}{per_key}", format_bytes(kv.local)));
+    let limit = match kv.client_memory_limit {
+        0 => "no limit".into(),
+        limit => format!("of {}", format_bytes(limit)),
+    };
+    let closed = match kv.clients_evicted {
+        0 => String::new(),
+        closed => format!("; {} were closed for want of it", count(closed)),
+    };
+    let clients =
+        format!("{}, {} {limit} of annexd's memory{closed}", count(kv.clients), format_bytes(kv.client_memory));
+    wrap(&mut text, width, "clients:", &clients);
     let donors: Vec<String> =
         kv.donors.iter().map(|(name, bytes)| format!("{name} {}", format_bytes(*bytes))).collect();
     wrap(

@@ -2,6 +2,7 @@
 
 pub mod config;
 pub mod control;
+mod heap;
 pub mod keeper;
 pub mod kv;
 mod latency;

@@ -42,7 +42,7 @@ const KEYS_ALONE: &str = "the keys of the annexd before can't be read: the pool'
 
 const DONOR_HELP: &str = "A donor: HOST:PORT[,transport=auto|verbs|tcp|shm][,tcp_fallback=false][,name=NAME][,faults=PLAN]; may be repeated, and replaces the file's donors [default: the file's]";
 
-const KV_HELP: &str = "Serve the KV API (Redis protocol) there: IP:PORT or a socket's path[,memory=SIZE][,policy=POLICY][,cache=SIZE][,password=TEXT][,debug=true][,io_threads=N]; may be repeated, and replaces the file's [kv] [default: none]";
+const KV_HELP: &str = "Serve the KV API (Redis protocol) there: IP:PORT or a socket's path[,memory=SIZE][,policy=POLICY][,cache=SIZE][,password_file=PATH][,client_memory=SIZE][,debug=true][,io_threads=N]; may be repeated, and replaces the file's [kv] [default: none]";
 
 /// Pages the cold memory of programs to other machines and back.
 #[derive(Debug, Parser)]
@@ -137,9 +137,10 @@ fn unusable(error: impl Into<anyhow::Error>) -> Failure {
 
 fn main() -> ExitCode {
     let flags = Flags::parse();
+    let hidden = hide_passwords(&flags.kv);
     let result = match &flags.command {
         Some(Command::CheckConfig { file }) => check_config(file.clone(), flags),
-        None => run(flags),
+        None => run(flags, hidden),
     };
     let (error, code) = match result {
         Ok(()) => return ExitCode::SUCCESS,
@@ -209,10 +210,23 @@ fn configure(flags: Flags) -> Result<Config, Failure> {
     Ok(config)
 }
 
-fn run(flags: Flags) -> Result<(), Failure> {
+/// Takes passwords off the command line. What is to be said about them once there is a log.
+fn hide_passwords(flags: &[KvFlag]) -> Option<String> {
+    let passwords: Vec<&String> = flags.iter().filter_map(|flag| flag.0.password.as_ref()).collect();
+    let hidden: std::io::Result<()> =
+        passwords.iter().try_for_each(|password| host::hide_from_command_line(",password=", password));
+    let said = match hidden {
+        Ok(()) => "others could read --kv …,password= on annexd's command line until it was overwritten".to_owned(),
+        Err(error) => format!("others can read --kv …,password= on annexd's command line ({error})"),
+    };
+    (!passwords.is_empty()).then(|| format!("{said}: write it to a file and give password_file=PATH"))
+}
+
+fn run(flags: Flags, hidden: Option<String>) -> Result<(), Failure> {
     let take_over = flags.take_over;
     let config = configure(flags)?;
     start_log(&config)?;
+    hidden.inspect(|said| tracing::warn!("{said}"));
     host::check().map_err(unusable)?;
     let shortcomings = host::settle_in().map_err(unusable)?;
     // Before anything is built up: a second annexd must not even talk to the donors.

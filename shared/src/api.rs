@@ -304,6 +304,16 @@ pub struct KvInfo {
     pub evicted: u64,
     /// Keys that no replica had when they were taken over.
     pub lost: u64,
+    /// Connections, the bytes of annexd's memory that they hold (requests, answers, values on the way), and how many these may be; 0: any.
+    #[serde(default)]
+    pub clients: u64,
+    #[serde(default)]
+    pub client_memory: u64,
+    #[serde(default)]
+    pub client_memory_limit: u64,
+    /// Connections that were closed because all held too much.
+    #[serde(default)]
+    pub clients_evicted: u64,
     /// Bytes on each donor, by its name.
     pub donors: std::collections::BTreeMap<String, u64>,
 }

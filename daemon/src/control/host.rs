@@ -7,6 +7,7 @@ use nix::sys::mman::{MlockAllFlags, mlockall};
 use nix::sys::resource::{RLIM_INFINITY, Resource, UsageWho, getrlimit, getrusage, setrlimit};
 use std::fs;
 use std::io;
+use std::os::unix::fs::FileExt;
 
 /// The oldest kernel with UFFDIO_MOVE.
 const OLDEST_KERNEL: (u32, u32) = (6, 8);
@@ -55,6 +56,7 @@ pub fn check() -> Result<(), HostError> {
 /// Returns what could not be had and is not vital.
 pub fn settle_in() -> Result<Vec<String>, HostError> {
     let mut warnings = Vec::new();
+    crate::heap::settle_in();
     let memlock = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
     if memlock.is_err() && !has(effective_capabilities().unwrap_or(0), 14) {
         // With a limit and no CAP_IPC_LOCK the lock would hold now and fail some later allocation.
@@ -75,6 +77,22 @@ pub fn settle_in() -> Result<Vec<String>, HostError> {
         ));
     }
     Ok(warnings)
+}
+
+/// Overwrites what stands behind `mark` on the command line, which everybody on this host may read. Whoever looked before has seen it.
+pub fn hide_from_command_line(mark: &str, word: &str) -> io::Result<()> {
+    let marked = [mark.as_bytes(), word.as_bytes()].concat();
+    let line = fs::read("/proc/self/cmdline")?;
+    let stat = fs::read_to_string("/proc/self/stat")?;
+    // proc_pid_stat(5): arg_start is field 48; the second may hold blanks and ends with the last parenthesis.
+    let start =
+        stat.rsplit_once(')').and_then(|(_, rest)| rest.split_ascii_whitespace().nth(48 - 3)?.parse::<u64>().ok());
+    let start = start.filter(|start| *start > 0).ok_or(io::ErrorKind::Unsupported)?;
+    let memory = fs::OpenOptions::new().write(true).open("/proc/self/mem")?;
+    for (at, _) in line.windows(marked.len()).enumerate().filter(|(_, part)| *part == marked) {
+        memory.write_all_at(&vec![b'x'; word.len()], start + (at + mark.len()) as u64)?;
+    }
+    Ok(())
 }
 
 /// `uname -r`.

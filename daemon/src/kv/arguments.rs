@@ -3,9 +3,23 @@
 use super::call::Failure;
 use super::store::{DATABASES, Db};
 use super::text::integer;
+use bytes::Bytes;
 
 pub const SYNTAX: &str = "ERR syntax error";
 pub const NOT_AN_INTEGER: &str = "ERR value is not an integer or out of range";
+
+/// What the heap adds to an argument, at most.
+const HEAP: usize = 32;
+
+/// The memory that an argument takes: an empty one, only what it is held by.
+pub fn weight(argument: &[u8]) -> usize {
+    size_of::<Bytes>() + if argument.is_empty() { 0 } else { argument.len() + HEAP }
+}
+
+/// The memory of all arguments of a call, and of what holds them.
+pub fn weight_of_all(args: &[Bytes]) -> usize {
+    HEAP + args.iter().map(|argument| weight(argument)).sum::<usize>()
+}
 
 /// An option, in upper or lower case.
 pub fn is(argument: &[u8], word: &str) -> bool {

@@ -7,6 +7,8 @@
 //! socket = "/run/annex/kv.sock"
 //! memory = "20G"                  # of records, one replica counted; 0: what the pool has
 //! policy = "allkeys-lru"
+//! password_file = "/etc/annex/kv.password"
+//! client_memory = "1G"            # that all clients may make annexd hold
 //! io_threads = 1                  # that send replies on a busy server; 0: none
 //! pool_min = "10%"                # of the pool, kept free of programs' pages
 //! pool_max = "90%"                # left to them above that
@@ -16,6 +18,7 @@ use super::store::Policy;
 use annex_shared::api::Limit;
 use annex_shared::config::ByteSize;
 use serde::{Deserialize, Serialize};
+use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -34,8 +37,12 @@ pub struct KvConfig {
     pub socket_mode: String,
     /// What clients must give to AUTH.
     pub password: Option<String>,
+    /// A file whose first line is that.
+    pub password_file: Option<PathBuf>,
     /// Connections at a time.
     pub max_clients: u32,
+    /// What all clients together may make annexd hold: requests, answers, and values on the way. 0: as much as they like.
+    pub client_memory: ByteSize,
     /// What records may take in the pool, one replica counted, before keys are evicted or writes refused. 0: as much as the pool has.
     pub memory: ByteSize,
     /// How much of the pool programs leave to the KV API, and how much it takes at most: sizes, or parts of what the pool can hold.
@@ -59,7 +66,9 @@ impl Default for KvConfig {
             socket: None,
             socket_mode: "0700".into(),
             password: None,
+            password_file: None,
             max_clients: 10_000,
+            client_memory: ByteSize(1 << 30),
             memory: ByteSize(0),
             pool_min: Limit::Percent(10),
             pool_max: Limit::Percent(90),
@@ -85,8 +94,19 @@ pub enum ConfigError {
     Shares { min: Limit, max: Limit },
     #[error("max_clients = 0 in [kv] lets nobody in: give 1 or more, or set enabled = false")]
     NoClients,
+    #[error("[kv] has both password and password_file: give one of them")]
+    TwoPasswords,
     #[error("io_threads = {0} in [kv]: give 0 (none) to {MAX_IO_THREADS}, or leave it out")]
     IoThreads(u8),
+}
+
+/// There is no password to be had.
+#[derive(Debug, thiserror::Error)]
+pub enum PasswordError {
+    #[error("failed to read password_file {}: {source}", path.display())]
+    Unreadable { path: PathBuf, source: io::Error },
+    #[error("the first line of password_file {} is empty: write the password there", path.display())]
+    Empty { path: PathBuf },
 }
 
 impl KvConfig {
@@ -96,6 +116,9 @@ impl KvConfig {
         }
         if self.max_clients == 0 {
             return Err(ConfigError::NoClients);
+        }
+        if self.password.is_some() && self.password_file.is_some() {
+            return Err(ConfigError::TwoPasswords);
         }
         if let Some(many) = self.io_threads.filter(|many| *many > MAX_IO_THREADS) {
             return Err(ConfigError::IoThreads(many));
@@ -114,6 +137,18 @@ impl KvConfig {
         self.mode().map(drop)
     }
 
+    /// What clients must give to AUTH, from wherever it stands.
+    pub fn secret(&self) -> Result<Option<String>, PasswordError> {
+        let Some(path) = self.password_file.clone() else { return Ok(self.password.clone()) };
+        match std::fs::read_to_string(&path) {
+            Err(source) => Err(PasswordError::Unreadable { path, source }),
+            Ok(text) => match text.lines().next().filter(|line| !line.is_empty()) {
+                None => Err(PasswordError::Empty { path }),
+                Some(line) => Ok(Some(line.into())),
+            },
+        }
+    }
+
     /// The socket's permissions.
     pub fn mode(&self) -> Result<u32, ConfigError> {
         let mode = u32::from_str_radix(&self.socket_mode, 8).ok().filter(|mode| *mode <= 0o777);
@@ -121,7 +156,7 @@ impl KvConfig {
     }
 }
 
-/// `--kv WHERE[,memory=SIZE][,min=SHARE][,max=SHARE][,policy=POLICY][,cache=SIZE][,password=TEXT][,debug=true][,io_threads=N]`; WHERE is HOST:PORT or a socket's path.
+/// `--kv WHERE[,memory=SIZE][,min=SHARE][,max=SHARE][,policy=POLICY][,cache=SIZE][,password_file=PATH][,password=TEXT][,client_memory=SIZE][,debug=true][,io_threads=N]`; WHERE is HOST:PORT or a socket's path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvFlag(pub KvConfig);
 
@@ -129,7 +164,9 @@ pub struct KvFlag(pub KvConfig);
 pub enum KvFlagError {
     #[error("'{0}' is neither IP:PORT nor the path of a socket")]
     Where(String),
-    #[error("'{0}' is not KEY=VALUE with memory, min, max, policy, cache, password, debug or io_threads as the key")]
+    #[error(
+        "'{0}' is not KEY=VALUE with memory, min, max, policy, cache, password_file, password, client_memory, debug or io_threads as the key"
+    )]
     Key(String),
     #[error("'{value}' is no good as {key}: {why}")]
     Value { key: String, value: String, why: String },
@@ -159,6 +196,8 @@ impl FromStr for KvFlag {
                 "cache" => config.cache = size()?,
                 "policy" => config.policy = value.into(),
                 "password" => config.password = Some(value.into()),
+                "password_file" => config.password_file = Some(value.into()),
+                "client_memory" => config.client_memory = size()?,
                 "io_threads" => config.io_threads = Some(value.parse().map_err(|_| bad("give a number".into()))?),
                 "debug" => config.debug = value.parse().map_err(|_| bad("give true or false".into()))?,
                 _ => return Err(KvFlagError::Key(word.into())),
@@ -202,6 +241,19 @@ mod tests {
     }
 
     #[test]
+    fn a_password_is_read_from_the_first_line_of_its_file() {
+        let path = std::env::temp_dir().join(format!("annex-kv-password-{}", std::process::id()));
+        let flag: KvFlag = format!("127.0.0.1:1,password_file={}", path.display()).parse().unwrap();
+        let secret = || flag.0.secret();
+        assert!(matches!(secret(), Err(PasswordError::Unreadable { .. })));
+        std::fs::write(&path, "\nsecret").unwrap();
+        assert!(matches!(secret(), Err(PasswordError::Empty { .. })));
+        std::fs::write(&path, "se cret\nand more\n").unwrap();
+        assert_eq!(secret().unwrap().as_deref(), Some("se cret"));
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
     fn what_cannot_work_is_refused_and_the_remedy_named() {
         let refused = |change: fn(&mut KvConfig)| {
             let mut config = KvConfig { enabled: true, ..KvConfig::default() };
@@ -211,6 +263,8 @@ mod tests {
         assert_eq!(KvConfig::default().check(), Ok(()));
         assert_eq!(refused(|c| c.listen.clear()), ConfigError::Nowhere);
         assert_eq!(refused(|c| c.max_clients = 0), ConfigError::NoClients);
+        let both = |c: &mut KvConfig| (c.password, c.password_file) = (Some("x".into()), Some("/y".into()));
+        assert_eq!(refused(both), ConfigError::TwoPasswords);
         assert_eq!(refused(|c| c.socket_mode = "rwx".into()), ConfigError::Mode("rwx".into()));
         assert_eq!(refused(|c| c.io_threads = Some(17)), ConfigError::IoThreads(17));
         let (min, max) = (Limit::Percent(60), Limit::Percent(50));

@@ -49,6 +49,19 @@ impl Reply {
         Reply::Bulk(Bytes::from_static(text.as_bytes()))
     }
 
+    /// The memory it takes.
+    pub fn weight(&self) -> usize {
+        let of = |replies: &[Reply]| replies.iter().map(Reply::weight).sum();
+        size_of::<Reply>()
+            + match self {
+                Reply::Bulk(bytes) | Reply::Verbatim(bytes) => bytes.len(),
+                Reply::Error(text) => text.len(),
+                Reply::Array(replies) | Reply::Set(replies) => of(replies),
+                Reply::Map(pairs) => pairs.iter().map(|(key, value)| key.weight() + value.weight()).sum(),
+                _ => 0,
+            }
+    }
+
     pub fn verbatim(text: impl Into<String>) -> Reply {
         Reply::Verbatim(Bytes::from(text.into()))
     }

@@ -1,6 +1,6 @@
 //! The KV API as annexd runs it: one thread with an event loop, on which server and store live, and those that help it send.
 
-use super::config::KvConfig;
+use super::config::{KvConfig, PasswordError};
 use super::sections;
 use super::server::{Config, Hooks, IoThreads, Listener, Server, serve};
 use super::session::Facts;
@@ -10,6 +10,7 @@ use annex_shared::api::KvInfo;
 use parking_lot::Mutex;
 use std::io;
 use std::pin::Pin;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
@@ -27,6 +28,8 @@ const REPORT: Duration = Duration::from_millis(250);
 pub enum KvError {
     #[error("failed to start the KV API's thread: {0}")]
     Thread(io::Error),
+    #[error(transparent)]
+    Password(#[from] PasswordError),
     #[error(transparent)]
     Store(#[from] OpenError),
     #[error("the KV API's thread ended as it started")]
@@ -70,19 +73,35 @@ impl Places {
 struct Told {
     stats: Stats,
     settings: Settings,
+    clients: Clients,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Clients {
+    connected: u64,
+    /// Bytes that they make annexd hold, and how many they may; 0: any.
+    memory: u64,
+    limit: u64,
+    /// That were closed since they held too much.
+    evicted: u64,
 }
 
 impl Kv {
     /// Starts it over a table, which is empty or another annexd's. While what is there is taken over, commands on keys are answered with LOADING.
     pub fn start(config: &KvConfig, pool: Arc<Pool>, table: Arc<SheetTable>) -> Result<Kv, KvError> {
+        let config = KvConfig { password: config.secret()?, ..config.clone() };
         let terms = Terms { min: config.pool_min, max: config.pool_max };
         pool.divide(terms, table.sheets().count() as u64);
         let stop = Arc::new(Notify::new());
-        let told = Arc::new(Mutex::new(Told { stats: Stats::default(), settings: settings_at_start(config) }));
+        let told = Arc::new(Mutex::new(Told {
+            stats: Stats::default(),
+            settings: settings_at_start(&config),
+            clients: Clients::default(),
+        }));
         let (ready, is_ready) = mpsc::channel();
         let places = Arc::new(Places::default());
         let thread = {
-            let (config, pool, table) = (config.clone(), pool.clone(), table.clone());
+            let (pool, table) = (pool.clone(), table.clone());
             let (stop, told, places) = (stop.clone(), told.clone(), places.clone());
             let run = move || run(&config, (pool, table), &stop, &told, &places, &ready);
             std::thread::Builder::new().name("annex-kv".into()).spawn(run).map_err(KvError::Thread)?
@@ -92,7 +111,7 @@ impl Kv {
     }
 
     pub fn info(&self) -> KvInfo {
-        let Told { stats, settings } = *self.told.lock();
+        let Told { stats, settings, clients } = *self.told.lock();
         let (pool_min, pool_max) = self.pool.share_of_kv().unwrap_or_default();
         KvInfo {
             enabled: true,
@@ -114,6 +133,10 @@ impl Kv {
             expired: stats.expired,
             evicted: stats.evicted,
             lost: stats.lost,
+            clients: clients.connected,
+            client_memory: clients.memory,
+            client_memory_limit: clients.limit,
+            clients_evicted: clients.evicted,
             donors: self.pool.bytes_by_donor(self.table.sheets().map(|(_, slot)| slot)),
         }
     }
@@ -154,9 +177,9 @@ fn run(
         let _ = ready.send(Ok(()));
         let loads = store.clone();
         tokio::task::spawn_local(async move { loads.load().await });
-        tokio::task::spawn_local(report(store.clone(), told.clone()));
         let server = Server::new(store.clone(), settings_of(config), hooks(&store, of_donors), io_threads);
         follow(&server.config, &store);
+        tokio::task::spawn_local(report(Rc::downgrade(&server), told.clone()));
         serve(server, listeners(config, places), stop.notified()).await;
     });
 }
@@ -243,6 +266,7 @@ fn settings_of(config: &KvConfig) -> Config {
         ("unixsocket", socket.unwrap_or_default()),
         ("requirepass", config.password.clone().unwrap_or_default()),
         ("maxclients", config.max_clients.to_string()),
+        ("maxmemory-clients", config.client_memory.0.to_string()),
         // Redis counts the thread that does all else too.
         ("io-threads", (u32::from(io_threads(config)) + 1).to_string()),
         ("maxmemory", config.memory.0.to_string()),
@@ -299,9 +323,16 @@ fn hooks(store: &Store, pool: Arc<Pool>) -> Hooks {
     }
 }
 
-async fn report(store: Store, told: Arc<Mutex<Told>>) {
-    loop {
-        *told.lock() = Told { stats: store.stats(), settings: store.settings() };
+async fn report(server: Weak<Server>, told: Arc<Mutex<Told>>) {
+    while let Some(server) = server.upgrade() {
+        let clients = Clients {
+            connected: server.clients.borrow().len() as u64,
+            memory: server.memory.held() as u64,
+            limit: server.config.live.client_memory.get() as u64,
+            evicted: server.stats.evicted_clients.get(),
+        };
+        *told.lock() = Told { stats: server.store.stats(), settings: server.store.settings(), clients };
+        drop(server);
         tokio::time::sleep(REPORT).await;
     }
 }

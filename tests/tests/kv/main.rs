@@ -1,5 +1,8 @@
 //! The KV API from outside, as annexd serves it: bytes in, bytes out; and with the clients that people use.
 
+mod memory;
+mod passwords;
+mod pipelines;
 mod protected;
 mod shares;
 mod support;

@@ -3,6 +3,8 @@
 use annex_tests::kv::wire::Wire;
 use annex_tests::testbed::{Donor, Testbed};
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// annexd listens by then, however busy the host is.
@@ -39,6 +41,33 @@ impl TestServer {
         self.bed.kv_socket()
     }
 
+    /// Bytes of memory that annexd has for itself: not the pool of a donor in shared memory.
+    pub fn memory(&self) -> usize {
+        private_bytes(self.bed.annexd.pid()).expect("annexd runs")
+    }
+
+    /// Watches that memory until it is asked for the most that it was.
+    pub fn watch_memory(&self) -> impl FnOnce() -> usize + use<> {
+        let (pid, over) = (self.bed.annexd.pid(), Arc::new(AtomicBool::new(false)));
+        let watching = std::thread::spawn({
+            let over = over.clone();
+            move || {
+                let mut most = 0;
+                while !over.load(Ordering::Relaxed)
+                    && let Some(now) = private_bytes(pid)
+                {
+                    most = most.max(now);
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                most
+            }
+        });
+        move || {
+            over.store(true, Ordering::Relaxed);
+            watching.join().expect("no panic")
+        }
+    }
+
     /// As soon as the server listens.
     pub fn connect(&self) -> Wire {
         let (address, began) = (format!("127.0.0.1:{}", self.port), Instant::now());
@@ -50,4 +79,11 @@ impl TestServer {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
+}
+
+/// `None`: it has ended.
+fn private_bytes(pid: i32) -> Option<usize> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
+    Some(line.trim().trim_end_matches(" kB").parse::<usize>().expect("a number") << 10)
 }

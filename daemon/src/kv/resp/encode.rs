@@ -22,6 +22,8 @@ pub struct Output {
     pieces: VecDeque<Bytes>,
     gathered: BytesMut,
     queued: usize,
+    /// Bytes of the first of these that are sent: they go with the rest of it.
+    sent: usize,
 }
 
 impl Output {
@@ -32,6 +34,11 @@ impl Output {
 
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Bytes of memory for these.
+    pub fn memory(&self) -> usize {
+        self.len() + self.sent
     }
 
     /// Large values that wait to be sent, as `CLIENT LIST` counts them.
@@ -86,14 +93,18 @@ impl Output {
             if written < piece.len() {
                 piece.advance(written);
                 self.queued -= written;
+                self.sent += written;
                 return;
             }
             written -= piece.len();
             self.queued -= piece.len();
+            self.sent = 0;
             self.pieces.pop_front();
         }
         self.gathered.advance(written.min(self.gathered.len()));
+        self.sent += written;
         if self.gathered.is_empty() {
+            self.sent = 0;
             if self.gathered.capacity() > KEEP_BUFFER {
                 self.gathered = BytesMut::new();
             } else {
@@ -102,10 +113,18 @@ impl Output {
         }
     }
 
+    /// Gives back what is not needed while nothing is sent.
+    pub fn shrink(&mut self) {
+        if self.is_empty() {
+            *self = Output::default();
+        }
+    }
+
     /// What goes out before all that is here.
     pub fn put_first(&mut self, mut other: Output) {
         other.set_apart();
         self.queued += other.queued;
+        self.sent += other.sent;
         for piece in other.pieces.into_iter().rev() {
             self.pieces.push_front(piece);
         }

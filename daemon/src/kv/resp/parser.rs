@@ -7,6 +7,7 @@
 //! Nothing is allocated because a client *says* that much will come: only what has arrived takes memory.
 
 use super::inline;
+use crate::kv::arguments::weight;
 use crate::kv::text::integer;
 use bytes::{Buf, Bytes, BytesMut};
 
@@ -67,7 +68,7 @@ pub struct Parser {
     /// Length of the argument being read, once its line has been.
     bulk: Option<usize>,
     args: Vec<Bytes>,
-    /// Bytes of these.
+    /// The memory that these take.
     held: usize,
     /// So much of the line at the head of the buffer is known not to end it.
     searched: usize,
@@ -119,7 +120,7 @@ impl Parser {
         self.bulk.map_or(0, |length| (length + 2).saturating_sub(buffered))
     }
 
-    /// Bytes of the arguments that are complete while their request is not.
+    /// The memory of the arguments that are complete while their request is not.
     pub fn held(&self) -> usize {
         self.held
     }
@@ -149,14 +150,15 @@ impl Parser {
                 self.bulk = Some(length);
                 return Ok(false);
             }
-            self.args.push(if length >= KEEP_IN_PLACE {
+            let argument = if length >= KEEP_IN_PLACE {
                 buffer.split_to(length).freeze()
             } else {
                 let argument = Bytes::copy_from_slice(&buffer[..length]);
                 buffer.advance(length);
                 argument
-            });
-            self.held += length;
+            };
+            self.held += weight(&argument);
+            self.args.push(argument);
             // Redis does not look at the two bytes behind an argument either.
             buffer.advance(2);
             self.bulk = None;

@@ -1,6 +1,7 @@
 //! The table of commands: the session's own and those on keys, and what is counted of each.
 
 use super::histogram::Histogram;
+use super::memory::brings_values;
 use crate::kv::call::Handler;
 use crate::kv::session::{self, Run};
 use crate::kv::spec::Spec;
@@ -20,6 +21,8 @@ pub struct Command {
     /// The command that this one is a part of.
     pub parent: Option<CommandId>,
     pub children: Vec<CommandId>,
+    /// It brings whole values here.
+    pub brings_values: bool,
     pub stats: Stats,
 }
 
@@ -67,7 +70,14 @@ impl Default for Commands {
 impl Commands {
     fn add(&mut self, spec: &'static Spec, run: Run) {
         self.by_name.insert(spec.name, CommandId(self.all.len() as u16));
-        self.all.push(Command { spec, run, parent: None, children: Vec::new(), stats: Stats::default() });
+        self.all.push(Command {
+            spec,
+            run,
+            parent: None,
+            children: Vec::new(),
+            brings_values: brings_values(spec.name),
+            stats: Stats::default(),
+        });
     }
 
     pub fn get(&self, id: CommandId) -> &Command {

@@ -16,6 +16,8 @@ pub struct Live {
     pub max_bulk: Cell<u64>,
     pub max_query: Cell<u64>,
     pub max_clients: Cell<u64>,
+    /// Bytes that all clients may make annexd hold. 0: as many as they like.
+    pub client_memory: Cell<usize>,
     /// Zero: never.
     pub idle_timeout: Cell<Duration>,
     pub hard_output: Cell<u64>,
@@ -171,6 +173,12 @@ impl Config {
         live.max_bulk.set(unsigned("proto-max-bulk-len"));
         live.max_query.set(unsigned("client-query-buffer-limit"));
         live.max_clients.set(unsigned("maxclients"));
+        let client_memory = self.value("maxmemory-clients");
+        let part = client_memory.strip_suffix('%').and_then(|percent| percent.parse::<u64>().ok());
+        live.client_memory.set(match part {
+            Some(percent) => (unsigned("maxmemory") / 100 * percent) as usize,
+            None => unsigned("maxmemory-clients") as usize,
+        });
         live.idle_timeout.set(Duration::from_secs(unsigned("timeout")));
         live.slow.set(u64::try_from(number("slowlog-log-slower-than")).ok().map(Duration::from_micros));
         live.slow_entries.set(unsigned("slowlog-max-len") as usize);
@@ -212,6 +220,14 @@ impl Kind {
                 let number = parameters::memory(text).ok_or("argument must be a memory value")?;
                 within(i128::from(number), *least, *most)
             }
+            Kind::MemoryOrPercent => match text.strip_suffix('%').map(str::parse::<u64>) {
+                Some(Ok(percent @ 0..=100)) => Ok(format!("{percent}%")),
+                Some(_) => Err("argument must be a memory or percent value".into()),
+                None => parameters::memory(text)
+                    .filter(|bytes| *bytes <= i64::MAX as u64)
+                    .map(|bytes| bytes.to_string())
+                    .ok_or_else(|| "argument must be a memory or percent value".into()),
+            },
             Kind::Enum(names) => {
                 let found = names.iter().find(|name| name.eq_ignore_ascii_case(text));
                 found

@@ -11,20 +11,28 @@
 //! barrier: it begins when all before it are done, and nothing behind it begins before it is.
 //!
 //! Replies are gathered and written together: while more are about to come, those that are there wait one turn of
-//! the thread. A client that does not read is not read from either, beyond [`MAX_OUTPUT`] bytes of replies. Commands
-//! that have begun are brought to their end even if the client is gone: none is left half done.
+//! the thread. Commands that have begun are brought to their end even if the client is gone: none is left half done.
+//!
+//! A client that does not read has nothing more begun above [`MAX_OUTPUT`] bytes of answers, or as many as the requests
+//! that it has sent ahead: so these and their answers take no more than twice the memory that the smaller of the two
+//! would. It is read from all the same, since it may be about to read once it has sent all it has. What that takes is
+//! counted (`memory`), and what is too much ends the connection.
 
 use super::flights::Flights;
+use super::inbox::Inbox;
+use super::memory::Room;
 use super::outbox::{Outbox, Sent};
 use super::placing::Placed;
 use super::stream::Stream;
 use super::{CommandId, Server, Statistics};
+use crate::kv::arguments::weight_of_all;
 use crate::kv::call::{Failure, Outcome};
 use crate::kv::reply::Reply;
-use crate::kv::resp::{Ahead, Limits, Parser, ProtocolError, ahead};
+use crate::kv::resp::{Ahead, Limits, ProtocolError};
 use crate::kv::session::{Admission, Client, Replies, Run, Session};
 use crate::kv::store::{Soon, TOGETHER};
-use bytes::{Bytes, BytesMut};
+use annex_shared::repeated;
+use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::{LocalBoxFuture, poll_fn};
 use std::io;
@@ -38,13 +46,13 @@ use tokio::sync::watch;
 const MAX_FLIGHTS: usize = 256;
 /// Bytes of the arguments of these; one command may have more.
 const MAX_FLIGHT_BYTES: usize = 8 << 20;
-/// Above this nothing new begins until the client has read some of it.
+/// Above this nothing new begins until the client has read some of it, or has sent as much.
 const MAX_OUTPUT: usize = 1 << 20;
+/// The same for a client that has not authenticated, and what it may hold in all.
+const MAX_OUTPUT_STRANGER: usize = 4 << 10;
+const MAX_STRANGER: usize = 32 << 10;
 /// So much output does not wait for more.
 const FULL_WRITE: usize = 16 << 10;
-/// What a read is given room for, at least and, if the client keeps filling it, at most.
-const READ: usize = 16 << 10;
-const MAX_READ: usize = 256 << 10;
 /// Commands that begin in one round: none of them may have to wait.
 const AT_ONCE: usize = 64;
 /// So many records are written without waiting for those of other connections.
@@ -61,14 +69,13 @@ enum Event {
 
 struct Connection {
     session: Session,
-    parser: Parser,
-    input: BytesMut,
+    inbox: Inbox,
     outbox: Outbox,
     flights: Flights<LocalBoxFuture<'static, Reply>, Placed>,
     /// So many of the next requests were looked at.
     foreseen: usize,
-    /// A barrier that waits for those before it.
-    held: Option<Vec<Bytes>>,
+    /// A command that can't begin yet.
+    held: Option<Held>,
     /// There may be whole requests in the input that had no room to begin.
     backlog: bool,
     /// Nothing more is read or begun; the connection ends when all is answered.
@@ -76,14 +83,18 @@ struct Connection {
     /// The output has waited its turn.
     waited: bool,
     rounds: u32,
-    read_size: usize,
+}
+
+/// A command that waits: if it is a barrier, for those before it, else for room for so many bytes of values.
+struct Held {
+    args: Vec<Bytes>,
+    wanted: usize,
 }
 
 pub async fn run(stream: Stream, server: Rc<Server>, client: Rc<Client>, mut stopping: watch::Receiver<bool>) {
     let mut connection = Connection {
         session: Session::new(server.clone(), client.clone()),
-        parser: Parser::default(),
-        input: BytesMut::new(),
+        inbox: Inbox::default(),
         outbox: Outbox::new(stream),
         flights: Flights::new({
             let client = client.clone();
@@ -95,7 +106,6 @@ pub async fn run(stream: Stream, server: Rc<Server>, client: Rc<Client>, mut sto
         ending: false,
         waited: false,
         rounds: 0,
-        read_size: READ,
     };
     let mut stopped = pin!(stopping.changed());
     loop {
@@ -112,6 +122,8 @@ pub async fn run(stream: Stream, server: Rc<Server>, client: Rc<Client>, mut sto
     }
     server.clients.borrow_mut().remove(&client.id);
     poll_fn(|context| connection.poll_rest(context)).await;
+    drop(connection);
+    server.forget(&client);
 }
 
 impl Connection {
@@ -120,7 +132,7 @@ impl Connection {
         let mut begun = 0;
         while !self.ending && !self.session.client.is_killed() {
             let mut args = match self.held.take() {
-                Some(args) => args,
+                Some(held) => held.args,
                 None if !self.has_room() || begun == AT_ONCE => {
                     self.backlog = true;
                     return;
@@ -148,7 +160,7 @@ impl Connection {
             begun += 1;
             let found = self.session.server.commands.find(&args);
             if !self.flights.is_empty() && self.must_wait(found) {
-                self.held = Some(args);
+                self.held = Some(Held { args, wanted: 0 });
                 return;
             }
             if found.is_none() && is_http(&args) {
@@ -160,30 +172,31 @@ impl Connection {
                     let is_muted = self.session.mutes();
                     self.answer(if is_muted { Reply::Silence } else { reply });
                 }
-                Admission::Run(id) => self.begin(id, args).await,
+                Admission::Run(id) => {
+                    self.held = self.begin(id, args).await;
+                    if self.held.is_some() {
+                        return;
+                    }
+                }
             }
         }
     }
 
     fn parse(&mut self) -> Result<Option<Vec<Bytes>>, ProtocolError> {
-        if self.input.is_empty() {
-            return Ok(None);
-        }
         let limits = Limits {
             bulk: self.session.server.config.live.max_bulk.get(),
             authenticated: !self.session.must_authenticate(),
         };
         self.foreseen = self.foreseen.saturating_sub(1);
-        self.parser.next(&mut self.input, &limits)
+        self.inbox.next(&limits)
     }
 
     /// Announces what the next requests will need, so that it is looked for together. False: there is nothing, or one request only, which may not wait for others.
     fn announce(&mut self, may_wait: bool) -> bool {
         let (server, db) = (&self.session.server, self.session.client.db.get());
-        if self.session.must_authenticate() || self.parser.is_within_request() {
-            return false;
-        }
-        let next = ahead(&self.input).take(TOGETHER).map_while(wanted);
+        let ahead = self.inbox.ahead().filter(|_| !self.session.must_authenticate());
+        let Some(ahead) = ahead else { return false };
+        let next = ahead.take(TOGETHER).map_while(wanted);
         self.foreseen = next.clone().count();
         let has_company = self.foreseen > 1 || (may_wait && server.clients.borrow().len() > 1);
         if self.foreseen == 0 || !has_company {
@@ -194,9 +207,21 @@ impl Connection {
     }
 
     fn has_room(&self) -> bool {
-        self.flights.len() < MAX_FLIGHTS
-            && self.flights.bytes() < MAX_FLIGHT_BYTES
-            && self.outbox.gathered() < MAX_OUTPUT
+        !self.is_busy() && !self.is_owed_much()
+    }
+
+    /// Enough is under way; it comes to its end whatever the client does.
+    fn is_busy(&self) -> bool {
+        self.flights.len() >= MAX_FLIGHTS || self.flights.bytes() >= MAX_FLIGHT_BYTES
+    }
+
+    /// The client is to read before more is begun.
+    fn is_owed_much(&self) -> bool {
+        let owed = self.outbox.unsent() + self.flights.answers();
+        match self.session.must_authenticate() {
+            true => owed >= MAX_OUTPUT_STRANGER,
+            false => owed >= MAX_OUTPUT.max(self.inbox.len()),
+        }
     }
 
     /// Whether a command can't begin while others of this connection are under way.
@@ -207,7 +232,8 @@ impl Connection {
         !is_on_keys || self.session.server.pause.holds_up(command.spec.flags.write)
     }
 
-    async fn begin(&mut self, id: CommandId, args: Vec<Bytes>) {
+    /// Gives it back if there is no room for the values it brings.
+    async fn begin(&mut self, id: CommandId, args: Vec<Bytes>) -> Option<Held> {
         let server = self.session.server.clone();
         let client = self.session.client.clone();
         let command = server.commands.get(id);
@@ -215,23 +241,35 @@ impl Connection {
         if server.pause.holds_up(writes) {
             self.wait_for_pause(writes).await;
             if client.is_killed() {
-                return;
+                return None;
             }
         }
         client.last_command.set(command.spec.name);
-        let is_muted = self.session.mutes();
         let reply = match command.run {
             Run::Keys(_) => {
                 if let Some(reply) = server.read_now(id, &client, &args) {
-                    return self.answer(if is_muted { Reply::Silence } else { reply });
+                    let is_muted = self.session.mutes();
+                    self.answer(if is_muted { Reply::Silence } else { reply });
+                    return None;
                 }
+                let expected = server.expected(id, client.db.get(), &args);
+                let is_muted = match server.room_for(&client, expected) {
+                    Ok(Room::There) => self.session.mutes(),
+                    Ok(Room::Later) => return Some(Held { args, wanted: expected }),
+                    Err(failure) => {
+                        server.stats.count_error(&failure);
+                        let is_muted = self.session.mutes();
+                        self.answer(if is_muted { Reply::Silence } else { Reply::Error(failure.0) });
+                        return None;
+                    }
+                };
                 let (mut ticket, mut args) = (server.lock(id, &args), args);
-                let (db, bytes) = (client.db.get(), args.iter().map(Bytes::len).sum());
+                let (db, bytes) = (client.db.get(), weight_of_all(&args));
                 if ticket.is_placement() && ticket.is_granted() && !self.must_wait(Some(id)) {
                     let placed = Placed::new(&server, &client, id, args, ticket, is_muted);
                     let place = |placed: &Placed, hears: &_, number| placed.place(hears, number);
                     match self.flights.place(placed, bytes, place) {
-                        Ok(()) => return,
+                        Ok(()) => return None,
                         Err(placed) => (args, ticket) = placed.give_back(),
                     }
                 }
@@ -253,14 +291,23 @@ impl Connection {
                     match poll_fn(|context| Poll::Ready(future.as_mut().poll(context))).await {
                         Poll::Ready(reply) => reply,
                         Poll::Pending => {
-                            self.flights.push(future, bytes);
-                            return;
+                            self.flights.push(future, bytes, expected);
+                            if expected > 0 {
+                                // The next one is to know of it.
+                                self.weigh();
+                            }
+                            return None;
                         }
                     }
                 }
             }
             _ => {
+                let is_muted = self.session.mutes();
+                // While a transaction runs, it is not queued any more.
+                client.exec_output.set(client.queued_bytes.get());
                 let reply = self.session.run(id, &args).await;
+                client.exec_output.set(0);
+                self.wait_for_penalty().await;
                 self.ending |= client.closing.get();
                 // The answer to CLIENT REPLY ON is the first that is sent again.
                 let speaks_again = command.spec.name == "client|reply" && reply == Reply::OK;
@@ -269,6 +316,21 @@ impl Connection {
             }
         };
         self.answer(reply);
+        None
+    }
+
+    /// The answer to a wrong password may have to wait.
+    async fn wait_for_penalty(&self) {
+        let client = &self.session.client;
+        let penalty = client.penalty.take();
+        if !penalty.is_zero() {
+            let mut over = pin!(tokio::time::sleep(penalty));
+            poll_fn(|context| {
+                client.watch(context);
+                if client.is_killed() { Poll::Ready(()) } else { over.as_mut().poll(context) }
+            })
+            .await;
+        }
     }
 
     async fn wait_for_pause(&mut self, writes: bool) {
@@ -308,6 +370,10 @@ impl Connection {
         if self.session.client.is_killed() || self.poll_write(context).is_err() {
             return Poll::Ready(Event::Closed);
         }
+        self.weigh();
+        if self.session.client.is_killed() {
+            return Poll::Ready(Event::Closed);
+        }
         if self.ending {
             let is_done = self.flights.is_empty() && self.outbox.is_empty();
             return if is_done { Poll::Ready(Event::Closed) } else { Poll::Pending };
@@ -317,13 +383,17 @@ impl Connection {
             context.waker().wake_by_ref();
             return Poll::Pending;
         }
-        if self.held.is_some() {
-            return if self.flights.is_empty() { Poll::Ready(Event::Work) } else { Poll::Pending };
+        if let Some(held) = &self.held {
+            let may_begin = match held.wanted {
+                0 => self.flights.is_empty(),
+                wanted => self.session.server.has_room_for(&self.session.client, wanted),
+            };
+            return if may_begin { Poll::Ready(Event::Work) } else { Poll::Pending };
         }
-        if !self.has_room() {
+        if self.is_busy() || (self.is_owed_much() && self.session.must_authenticate()) {
             return Poll::Pending;
         }
-        if self.backlog {
+        if self.backlog && !self.is_owed_much() {
             self.rounds += 1;
             return Poll::Ready(Event::Work);
         }
@@ -397,11 +467,19 @@ impl Connection {
             self.waited = false;
         }
         // What an I/O thread has does not wait for the client.
-        client.output.set(self.outbox.gathered());
+        let is_stuck = self.outbox.gathered() > 0;
+        if !is_stuck {
+            client.stuck_since.set(None);
+        } else if self.outbox.gathered() < due || client.stuck_since.get().is_none() {
+            client.stuck_since.set(Some(Instant::now()));
+        }
         client.output_pieces.set(self.outbox.pieces());
         let hard = server.config.live.hard_output.get();
         if hard > 0 && self.outbox.gathered() as u64 > hard {
-            tracing::warn!(client = client.id, "closed: its output is above client-output-buffer-limit");
+            repeated!(
+                WARN, "a client was closed: its output is above client-output-buffer-limit" of "",
+                "client {} at {} was closed: its output is above client-output-buffer-limit", client.id, client.peer
+            );
             return Err(io::ErrorKind::OutOfMemory.into());
         }
         Ok(())
@@ -409,40 +487,49 @@ impl Connection {
 
     /// Ready with false at the end of the input.
     fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<io::Result<bool>> {
-        if self.session.client.is_quiet.take() && self.input.is_empty() {
-            self.input = BytesMut::new();
-            self.session.client.input.set(0);
-            self.session.client.input_room.set(0);
-            self.outbox.shrink();
-        }
-        // Room is made when there is something to put there: most connections are idle most of the time.
-        ready!(self.outbox.stream().poll_readable(context))?;
-        let wanted = self.parser.wanted(self.input.len());
-        // A large argument gets room as it comes, twice as much each time, and never because it was announced.
-        let room = self.read_size.max(wanted.min(self.input.len()));
-        if self.input.capacity() - self.input.len() < self.read_size.min(READ) {
-            self.input.reserve(room);
-        }
-        let before = self.input.len();
-        let count = match ready!(self.outbox.stream().poll_read(&mut self.input, context)) {
-            Ok(0) => return Poll::Ready(Ok(false)),
-            Ok(count) => count,
-            Err(error) => return Poll::Ready(Err(error)),
-        };
-        let is_full = self.input.len() == self.input.capacity();
-        self.read_size = if is_full { (self.read_size * 2).min(MAX_READ) } else { READ };
         let (server, client) = (&self.session.server, &self.session.client);
+        if client.is_quiet.take() {
+            self.inbox.shrink();
+            self.outbox.shrink();
+            self.weigh();
+        }
+        let is_stranger = self.session.must_authenticate();
+        let count = ready!(self.inbox.poll_read(self.outbox.stream(), is_stranger, context))?;
+        if count == 0 {
+            return Poll::Ready(Ok(false));
+        }
         Statistics::add(&server.stats.input, count);
         Statistics::add(&server.stats.reads, 1);
         client.last_active.set(Instant::now());
-        client.input.set(before + count);
-        client.input_room.set(self.input.capacity() - self.input.len());
-        let query = self.input.len() + self.parser.held() + client.queued_bytes.get();
+        self.weigh();
+        let query = self.inbox.len() + self.inbox.arguments() + client.queued_bytes.get();
         if query as u64 > server.config.live.max_query.get() {
-            tracing::warn!(client = client.id, "closed: its requests are above client-query-buffer-limit");
+            repeated!(
+                WARN, "a client was closed: its requests are above client-query-buffer-limit" of "",
+                "client {} at {} was closed: its requests are above client-query-buffer-limit", client.id, client.peer
+            );
+            return Poll::Ready(Err(io::ErrorKind::OutOfMemory.into()));
+        }
+        if is_stranger && client.memory() > MAX_STRANGER {
+            repeated!(
+                WARN, "a client was closed: it sent too much and no password" of "",
+                "client {} at {} was closed: it sent more than {MAX_STRANGER} bytes and no password", client.id, client.peer
+            );
             return Poll::Ready(Err(io::ErrorKind::OutOfMemory.into()));
         }
         Poll::Ready(Ok(true))
+    }
+
+    /// Brings the client's account up to date.
+    fn weigh(&self) {
+        let client = &self.session.client;
+        let held = self.held.as_ref().map_or(0, |held| weight_of_all(&held.args));
+        client.input.set(self.inbox.len());
+        client.input_room.set(self.inbox.room());
+        client.input_memory.set(self.inbox.memory());
+        client.arguments.set(self.inbox.arguments() + self.flights.bytes() + held);
+        client.output.set(self.outbox.memory() + self.flights.answers());
+        self.session.server.weigh(client);
     }
 
     /// The client is gone; what has begun comes to its end.
@@ -503,7 +590,16 @@ impl Session {
 
     /// Runs a queued command; EXEC holds the locks.
     pub async fn run_within_exec(&mut self, id: CommandId, args: &[Bytes]) -> Reply {
-        self.run(id, args).await
+        let (server, client) = (self.server.clone(), self.client.clone());
+        let expected = server.expected(id, self.db(), args);
+        if let Some(failure) = server.never_has_room_for(expected) {
+            return Reply::Error(failure.0);
+        }
+        let reply = self.run(id, args).await;
+        client.exec_output.set(client.exec_output.get() + reply.weight());
+        server.weigh(&client);
+        // What it has begun is done, but nobody reads the answer.
+        if client.is_killed() { Reply::Silence } else { reply }
     }
 
     /// Whether the next reply is not to be sent; that of one command after CLIENT REPLY SKIP.

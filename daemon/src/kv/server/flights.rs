@@ -31,6 +31,8 @@ struct Board<P> {
     placed: Cell<usize>,
     /// Bytes of the arguments of whatever is under way.
     bytes: Cell<usize>,
+    /// Bytes of the answers that are there or are expected.
+    answers: Cell<usize>,
     /// Called when a placement is heard of, unless that is expected just now.
     wake: Box<dyn Fn()>,
     is_expected: Cell<bool>,
@@ -40,7 +42,8 @@ enum Slot<P> {
     Running,
     /// With the bytes of its arguments.
     Placed(P, usize),
-    Done(Reply),
+    /// With its bytes.
+    Done(Reply, usize),
 }
 
 impl<P: Placement> Hears for Board<P> {
@@ -49,7 +52,9 @@ impl<P: Placement> Hears for Board<P> {
         let slot = self.replies.borrow_mut().get_mut(at).map(|slot| std::mem::replace(slot, Slot::Running));
         if let Some(Slot::Placed(placement, bytes)) = slot {
             let reply = placement.end(outcome);
-            self.replies.borrow_mut()[at] = Slot::Done(reply);
+            let weight = reply.weight();
+            self.answers.set(self.answers.get() + weight);
+            self.replies.borrow_mut()[at] = Slot::Done(reply, weight);
             self.placed.set(self.placed.get() - 1);
             self.bytes.set(self.bytes.get() - bytes);
             if !self.is_expected.get() {
@@ -62,15 +67,17 @@ impl<P: Placement> Hears for Board<P> {
 struct Numbered<F> {
     number: u64,
     bytes: usize,
+    /// Bytes of the answer, or of the values that are looked at for it, as far as is known before.
+    expected: usize,
     future: F,
 }
 
 impl<F: Future<Output = Reply> + Unpin> Future for Numbered<F> {
-    type Output = (u64, usize, Reply);
+    type Output = (u64, usize, usize, Reply);
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let reply = ready!(Pin::new(&mut self.future).poll(context));
-        Poll::Ready((self.number, self.bytes, reply))
+        Poll::Ready((self.number, self.bytes, self.expected, reply))
     }
 }
 
@@ -82,6 +89,7 @@ impl<F: Future<Output = Reply> + Unpin, P: Placement + 'static> Flights<F, P> {
             first: Cell::new(0),
             placed: Cell::new(0),
             bytes: Cell::new(0),
+            answers: Cell::new(0),
             wake: Box::new(wake),
             is_expected: Cell::new(false),
         });
@@ -101,6 +109,11 @@ impl<F: Future<Output = Reply> + Unpin, P: Placement + 'static> Flights<F, P> {
         self.board.bytes.get()
     }
 
+    /// Bytes of the answers whose turn has not come, and of those that are expected.
+    pub fn answers(&self) -> usize {
+        self.board.answers.get()
+    }
+
     /// Placements that nothing was heard of.
     pub fn placed(&self) -> usize {
         self.board.placed.get()
@@ -113,15 +126,18 @@ impl<F: Future<Output = Reply> + Unpin, P: Placement + 'static> Flights<F, P> {
     }
 
     /// A command that has begun.
-    pub fn push(&mut self, future: F, bytes: usize) {
+    pub fn push(&mut self, future: F, bytes: usize, expected: usize) {
         let number = self.add(Slot::Running);
         self.board.bytes.set(self.bytes() + bytes);
-        self.running.push(Numbered { number, bytes, future });
+        self.board.answers.set(self.answers() + expected);
+        self.running.push(Numbered { number, bytes, expected, future });
     }
 
     /// A command that is answered already, behind those before it.
     pub fn push_done(&mut self, reply: Reply) {
-        self.add(Slot::Done(reply));
+        let weight = reply.weight();
+        self.board.answers.set(self.answers() + weight);
+        self.add(Slot::Done(reply, weight));
     }
 
     /// Has `place` put a record into the log; who is to hear of it, and under which number, it is told. Gives the placement back if it did not.
@@ -151,20 +167,23 @@ impl<F: Future<Output = Reply> + Unpin, P: Placement + 'static> Flights<F, P> {
     /// Drives all of them on, as far as they go now.
     pub fn poll(&mut self, context: &mut Context<'_>) {
         while !self.running.is_empty()
-            && let Poll::Ready(Some((number, bytes, reply))) = self.running.poll_next_unpin(context)
+            && let Poll::Ready(Some((number, bytes, expected, reply))) = self.running.poll_next_unpin(context)
         {
+            let weight = reply.weight();
             self.board.bytes.set(self.bytes() - bytes);
+            self.board.answers.set(self.answers() - expected + weight);
             if let Some(slot) = self.board.replies.borrow_mut().get_mut((number - self.board.first.get()) as usize) {
-                *slot = Slot::Done(reply);
+                *slot = Slot::Done(reply, weight);
             }
         }
     }
 
     /// The oldest command's reply, once it is there.
     pub fn pop(&mut self) -> Option<Reply> {
-        let is_done = |slot: &mut Slot<P>| matches!(slot, Slot::Done(_));
+        let is_done = |slot: &mut Slot<P>| matches!(slot, Slot::Done(..));
         match self.board.replies.borrow_mut().pop_front_if(is_done) {
-            Some(Slot::Done(reply)) => {
+            Some(Slot::Done(reply, weight)) => {
+                self.board.answers.set(self.answers() - weight);
                 self.board.first.set(self.board.first.get() + 1);
                 Some(reply)
             }
@@ -216,7 +235,7 @@ mod tests {
         flights.forward(|| heard[0].0.hear(heard[0].1, Ok(())));
         let replies = [flights.pop(), flights.pop(), flights.pop(), flights.pop()];
         assert_eq!(replies, [Some(Reply::OK), Some(Reply::Null), Some(Reply::Integer(3)), None]);
-        assert!(flights.is_empty() && flights.placed() + flights.bytes() == 0 && woken.get() == 1);
+        assert!(flights.is_empty() && flights.placed() + flights.bytes() + flights.answers() == 0 && woken.get() == 1);
     }
 
     #[test]
@@ -224,17 +243,19 @@ mod tests {
         let mut flights = Flights::<_, Told>::new(|| ());
         let (first, one) = oneshot::channel();
         let (second, two) = oneshot::channel();
-        flights.push(reply_of(one), 3);
+        flights.push(reply_of(one), 3, 100);
         flights.push_done(Reply::OK);
-        flights.push(reply_of(two), 4);
+        flights.push(reply_of(two), 4, 100);
+        let of_each = Reply::OK.weight();
+        assert_eq!(flights.answers(), 200 + of_each);
         let mut context = Context::from_waker(std::task::Waker::noop());
         assert_eq!(second.send(2), Ok(()));
         flights.poll(&mut context);
-        assert_eq!((flights.pop(), flights.bytes()), (None, 3));
+        assert_eq!((flights.pop(), flights.bytes(), flights.answers()), (None, 3, 100 + 2 * of_each));
         assert_eq!(first.send(1), Ok(()));
         flights.poll(&mut context);
         let replies = [flights.pop(), flights.pop(), flights.pop(), flights.pop()];
         assert_eq!(replies, [Some(Reply::Integer(1)), Some(Reply::OK), Some(Reply::Integer(2)), None]);
-        assert!(flights.is_empty());
+        assert!(flights.is_empty() && flights.answers() == 0);
     }
 }

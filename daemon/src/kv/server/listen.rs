@@ -25,6 +25,8 @@ const LAST_REPLIES: Duration = Duration::from_secs(2);
 const TICK: Duration = Duration::from_secs(1);
 /// A client that sent nothing for so long gives back its read buffer.
 const QUIET: Duration = Duration::from_secs(2);
+/// How long a client may take to authenticate.
+const LOGIN: Duration = Duration::from_secs(10);
 
 const NO_ROOM: &str = "-ERR max number of clients reached\r\n";
 const DENIED: &str = "-DENIED Redis is running in protected mode because protected \
@@ -190,7 +192,8 @@ async fn finish(connections: &mut JoinSet<()>) -> bool {
 fn admit(server: &Server, stream: &Stream, peer: Address, local: Address) -> Option<Rc<Client>> {
     Statistics::add(&server.stats.connections, 1);
     let live = &server.config.live;
-    let refusal = if server.clients.borrow().len() as u64 >= live.max_clients.get() {
+    let is_full = || server.clients.borrow().len() as u64 >= live.max_clients.get();
+    let refusal = if is_full() && !dismiss_stranger(server) {
         Some(NO_ROOM)
     } else if live.protected.get() && !server.config.needs_password() && !peer.is_local() {
         Some(DENIED)
@@ -208,6 +211,24 @@ fn admit(server: &Server, stream: &Stream, peer: Address, local: Address) -> Opt
     Some(client)
 }
 
+/// Closes the connection that has gone longest without authenticating. False: there is none.
+fn dismiss_stranger(server: &Server) -> bool {
+    if !server.config.needs_password() {
+        return false;
+    }
+    let is_stranger = |client: &&Rc<Client>| !client.authenticated.get();
+    let Some(oldest) = server.clients.borrow().values().find(is_stranger).cloned() else { return false };
+    repeated!(
+        WARN, "a client without a password made way for another" of "",
+        "client {} at {} made way for another: there are {} (maxclients), and it has not given the password",
+        oldest.id, oldest.peer, server.config.live.max_clients.get()
+    );
+    oldest.kill();
+    // Its task ends later; its place is free now.
+    server.clients.borrow_mut().remove(&oldest.id);
+    true
+}
+
 /// What happens by the clock.
 async fn tick(server: Rc<Server>, mut stopping: watch::Receiver<bool>) {
     let mut ticks = tokio::time::interval(TICK);
@@ -220,7 +241,16 @@ async fn tick(server: Rc<Server>, mut stopping: watch::Receiver<bool>) {
         let live = &server.config.live;
         let (idle, soft, patience) = (live.idle_timeout.get(), live.soft_output.get(), live.soft_time.get());
         let now = Instant::now();
+        server.make_room(now);
+        let needs_password = server.config.needs_password();
         for client in server.clients.borrow().values() {
+            let is_late = needs_password
+                && !client.authenticated.get()
+                && now.duration_since(client.stranger_since.get()) > LOGIN;
+            if is_late {
+                tracing::debug!(client = client.id, "closed: it has not authenticated");
+                client.kill();
+            }
             let is_idle =
                 !idle.is_zero() && now.duration_since(client.last_active.get()) > idle && !client.blocked.get();
             let is_over = soft > 0 && client.output.get() as u64 > soft;
@@ -230,7 +260,7 @@ async fn tick(server: Rc<Server>, mut stopping: watch::Receiver<bool>) {
                 client.kill();
             }
             let quiet = now.duration_since(client.last_active.get()) >= QUIET;
-            if quiet && client.input.get() + client.input_room.get() > 0 {
+            if quiet && client.has_idle_memory() {
                 client.is_quiet.set(true);
                 client.wake();
             }

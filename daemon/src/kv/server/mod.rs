@@ -3,7 +3,9 @@
 //! - [`Server`]: what all connections share.
 //! - [`Listener`]: where they come in; [`serve`] takes them.
 //! - `connection`: one task per connection: reads, runs, writes.
-//! - `outbox`, `io_threads`: what clients are sent, and by whom.
+//! - `inbox`: what clients have sent. `outbox`, `io_threads`: what they are sent, and by whom.
+//! - [`Memory`]: what all that takes, and what becomes of it when that is too much.
+//! - [`Guesses`]: wrong passwords.
 //! - `flights`: a connection's commands that are under way together.
 //! - `placing`, `reading`: plain SETs, and GETs of what is near, which need no task.
 //! - [`Locks`]: what keeps commands on one key apart.
@@ -21,11 +23,14 @@ mod commands;
 mod config;
 mod connection;
 mod flights;
+mod guesses;
 mod histogram;
+mod inbox;
 mod io_threads;
 mod latency;
 mod listen;
 mod locks;
+mod memory;
 mod outbox;
 mod parameters;
 mod pause;
@@ -39,10 +44,12 @@ mod tests;
 
 pub use commands::{Command, CommandId, Commands};
 pub use config::{Config, OnChange, SetError};
+pub use guesses::Guesses;
 pub use io_threads::IoThreads;
 pub use latency::Latency;
 pub use listen::{BindError, Listener, serve};
 pub use locks::{Locks, Mode, Ticket};
+pub use memory::Memory;
 pub use pause::{Pause, Paused};
 pub use slow::SlowLog;
 pub use statistics::Statistics;
@@ -91,6 +98,8 @@ pub struct Server {
     pub latency: Latency,
     pub pause: Pause,
     pub io_threads: IoThreads,
+    pub memory: Memory,
+    pub guesses: Guesses,
     pub clients: RefCell<BTreeMap<u64, Rc<Client>>>,
     pub run_id: String,
     pub started: Instant,
@@ -112,6 +121,8 @@ impl Server {
             latency: Latency::default(),
             pause: Pause::default(),
             io_threads,
+            memory: Memory::default(),
+            guesses: Guesses::default(),
             clients: RefCell::default(),
             run_id: format!("{:032x}{:08x}", rand::random::<u128>(), rand::random::<u32>()),
             started: Instant::now(),

@@ -13,6 +13,9 @@ use std::io::{self, ErrorKind, IoSlice};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
+/// A larger parcel's memory is counted until it is told that it was sent.
+const LARGE: usize = 64 << 10;
+
 pub struct Outbox {
     shared: Arc<Shared>,
     output: Output,
@@ -68,6 +71,16 @@ impl Outbox {
         self.output.len()
     }
 
+    /// Bytes that are not sent, as far as is known.
+    pub fn unsent(&self) -> usize {
+        self.output.len() + self.away
+    }
+
+    /// Bytes of memory for these.
+    pub fn memory(&self) -> usize {
+        self.output.memory() + self.away
+    }
+
     /// All has been sent, as far as is known.
     pub fn is_empty(&self) -> bool {
         self.output.is_empty() && self.away == 0
@@ -81,6 +94,7 @@ impl Outbox {
     /// Gives back what an idle connection needs no memory for.
     pub fn shrink(&mut self) {
         self.spare = Output::default();
+        self.output.shrink();
     }
 
     /// Takes back what was handed over, if that is over: with how many bytes of it were not sent. `None`: it is not; the task is told when it is, if it waits for that.
@@ -111,7 +125,8 @@ impl Outbox {
         if threads.is_wanted() && !self.is_stuck {
             let output = std::mem::replace(&mut self.output, std::mem::take(&mut self.spare));
             self.away = output.len();
-            *self.shared.desk.lock() = Desk::default();
+            // Nobody is to wait for room that there is.
+            *self.shared.desk.lock() = Desk { is_awaited: self.away > LARGE, ..Desk::default() };
             threads.send(Parcel { shared: self.shared.clone(), output, task: context.waker().clone() });
             return Ok(Sent::HandedOver);
         }

@@ -14,6 +14,8 @@ pub enum Kind {
     Integer(i64, i64),
     /// The same, with a unit.
     Memory(i64, i64),
+    /// The same, or a part of `maxmemory`.
+    MemoryOrPercent,
     Enum(&'static [&'static str]),
     Text,
     OutputLimits,
@@ -76,7 +78,8 @@ pub static TABLE: &[Parameter] = &[
         "normal 0 0 0 slave 268435456 67108864 60 pubsub 33554432 8388608 60",
         Kind::OutputLimits,
     ),
-    plain("maxmemory-clients", "0", Kind::Fixed("clients are not evicted")),
+    // Redis has none. Here it is the memory that annexd has locked.
+    plain("maxmemory-clients", "1073741824", Kind::MemoryOrPercent),
     plain("tcp-keepalive", "300", Kind::Integer(0, INT)),
     immutable("tcp-backlog", "511", Kind::Integer(0, INT)),
     plain("bind", "127.0.0.1", Kind::Fixed(LISTENING)),

@@ -21,6 +21,8 @@ pub struct Statistics {
     pub io_threaded_writes: Cell<u64>,
     pub errors: Cell<u64>,
     pub blocked: Cell<u64>,
+    /// Clients that were closed because clients held too much.
+    pub evicted_clients: Cell<u64>,
     pub error_codes: RefCell<BTreeMap<String, u64>>,
     /// Per second, in the last second: commands, bytes in, bytes out.
     pub rates: Cell<[f64; 3]>,
@@ -59,7 +61,7 @@ impl Statistics {
         let counters = [&self.connections, &self.rejected, &self.commands, &self.input, &self.output];
         counters
             .iter()
-            .chain(&[&self.reads, &self.writes, &self.io_threaded_writes, &self.errors])
+            .chain(&[&self.reads, &self.writes, &self.io_threaded_writes, &self.errors, &self.evicted_clients])
             .for_each(|counter| counter.set(0));
         self.error_codes.borrow_mut().clear();
         self.before.set([0; 3]);

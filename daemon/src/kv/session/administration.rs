@@ -143,7 +143,7 @@ pub fn memory_stats(session: &mut Session, _: &[Bytes]) -> Outcome {
         (Reply::word("startup.allocated"), number(0)),
         (Reply::word("replication.backlog"), number(0)),
         (Reply::word("clients.slaves"), number(0)),
-        (Reply::word("clients.normal"), number(0)),
+        (Reply::word("clients.normal"), number(session.server.memory.held() as u64)),
         (Reply::word("cluster.links"), number(0)),
         (Reply::word("aof.buffer"), number(0)),
         (Reply::word("lua.caches"), number(0)),

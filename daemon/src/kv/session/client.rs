@@ -7,7 +7,10 @@ use bytes::Bytes;
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::task::{Context, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// What each connection takes besides what it is sent and sends.
+const CONNECTION: usize = 4096;
 
 /// Where a connection comes from or goes to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,10 +54,27 @@ pub struct Client {
     pub is_never_evicted: Cell<bool>,
     pub closing: Cell<bool>,
     pub last_command: Cell<&'static str>,
+    /// It has given the password, or came when there was none.
+    pub authenticated: Cell<bool>,
+    /// Since when it is connected, or must authenticate again.
+    pub stranger_since: Cell<Instant>,
+    /// What it has sent and is not parsed, the room behind that, and all memory of its read buffer.
     pub input: Cell<usize>,
     pub input_room: Cell<usize>,
+    pub input_memory: Cell<usize>,
+    /// Arguments of commands that have not begun or are under way.
+    pub arguments: Cell<usize>,
+    /// Answers that are not sent, and values on the way to be.
     pub output: Cell<usize>,
     pub output_pieces: Cell<usize>,
+    /// Answers of a transaction under way.
+    pub exec_output: Cell<usize>,
+    /// What it has in [`Memory`](crate::kv::server::Memory).
+    pub held: Cell<usize>,
+    /// Since when it has taken nothing of what it is owed; `None`: it is owed nothing.
+    pub stuck_since: Cell<Option<Instant>>,
+    /// The answer to a wrong password waits for so long.
+    pub penalty: Cell<Duration>,
     /// Since when the output is above the soft limit.
     pub over_limit: Cell<Option<Instant>>,
     /// The connection has been quiet, and need not keep room for its next request.
@@ -81,10 +101,18 @@ impl Client {
             is_never_evicted: Cell::default(),
             closing: Cell::default(),
             last_command: Cell::new("NULL"),
+            authenticated: Cell::default(),
+            stranger_since: Cell::new(now),
             input: Cell::default(),
             input_room: Cell::default(),
+            input_memory: Cell::default(),
+            arguments: Cell::default(),
             output: Cell::default(),
             output_pieces: Cell::default(),
+            exec_output: Cell::default(),
+            held: Cell::default(),
+            stuck_since: Cell::default(),
+            penalty: Cell::default(),
             over_limit: Cell::default(),
             is_quiet: Cell::default(),
             killed: Cell::default(),
@@ -118,6 +146,28 @@ impl Client {
         }
     }
 
+    /// The memory that it makes annexd hold.
+    pub fn memory(&self) -> usize {
+        CONNECTION
+            + self.name.borrow().len()
+            + self.input_memory.get()
+            + self.arguments.get()
+            + self.queued_bytes.get()
+            + self.output.get()
+            + self.exec_output.get()
+    }
+
+    /// Whether it keeps memory for its next request or answer.
+    pub fn has_idle_memory(&self) -> bool {
+        self.input_memory.get() + self.input_room.get() + self.output.get() > self.input.get()
+            || self.held.get() != self.memory()
+    }
+
+    /// For how long it has taken nothing of what it is owed or, if it is owed nothing, sent nothing.
+    pub fn stuck_for(&self, now: Instant) -> Duration {
+        now.duration_since(self.stuck_since.get().unwrap_or(self.last_active.get()))
+    }
+
     /// Names are shown in CLIENT LIST, whose fields blanks separate.
     pub fn rename(&self, name: &Bytes) -> Result<(), Failure> {
         if name.iter().any(|byte| !(b'!'..=b'~').contains(byte)) {
@@ -142,10 +192,9 @@ impl Client {
         if flags.is_empty() {
             flags.push('N');
         }
-        let memory = self.input.get() + self.input_room.get() + self.output.get() + self.queued_bytes.get();
         format!(
             "id={} addr={} laddr={} fd=-1 name={} age={} idle={} flags={} db={} sub=0 psub=0 ssub=0 multi={} qbuf={} \
-             qbuf-free={} argv-mem=0 multi-mem={} rbs=0 rbp=0 obl={} oll={} omem={} tot-mem={} events=r cmd={} \
+             qbuf-free={} argv-mem={} multi-mem={} rbs=0 rbp=0 obl={} oll={} omem={} tot-mem={} events=r cmd={} \
              user=default redir=-1 resp={}",
             self.id,
             self.peer,
@@ -158,11 +207,12 @@ impl Client {
             self.queued.get().map_or(-1, |count| count as i64),
             self.input.get(),
             self.input_room.get(),
+            self.arguments.get(),
             self.queued_bytes.get(),
             self.output.get(),
             self.output_pieces.get(),
             self.output.get(),
-            memory,
+            self.memory(),
             self.last_command.get(),
             match self.protocol.get() {
                 Protocol::Resp2 => 2,

@@ -5,20 +5,25 @@ use super::state::{OK, Session, wrong_arity};
 use crate::kv::call::{Failure, Outcome};
 use crate::kv::reply::{Protocol, Reply};
 use crate::kv::server::REDIS_VERSION;
+use annex_shared::repeated;
 use bytes::Bytes;
+use std::time::Instant;
 
+/// So much of a user's name is logged.
+const LONGEST_USER: usize = 64;
 const WRONG_PASSWORD: &str = "WRONGPASS invalid username-password pair or user is disabled.";
 
 pub fn ping(_: &mut Session, args: &[Bytes]) -> Outcome {
     match args {
         [_] => Ok(Reply::Simple("PONG".into())),
-        [_, text] => Ok(Reply::Bulk(text.clone())),
+        // Not the argument itself, which may keep a larger read buffer alive.
+        [_, text] => Ok(Reply::Bulk(Bytes::copy_from_slice(text))),
         _ => Err(wrong_arity("ping")),
     }
 }
 
 pub fn echo(_: &mut Session, args: &[Bytes]) -> Outcome {
-    Ok(Reply::Bulk(args[1].clone()))
+    Ok(Reply::Bulk(Bytes::copy_from_slice(&args[1])))
 }
 
 pub fn quit(session: &mut Session, _: &[Bytes]) -> Outcome {
@@ -102,9 +107,15 @@ pub fn hello(session: &mut Session, args: &[Bytes]) -> Outcome {
 impl Session {
     fn authenticate(&mut self, user: &[u8], password: &[u8]) -> Result<(), Failure> {
         if !self.server.config.authenticates(user, password) {
+            repeated!(
+                WARN, "a client gave a wrong password" of "",
+                "client {} at {} gave a wrong password for user '{}'",
+                self.client.id, self.client.peer, text(&user[..user.len().min(LONGEST_USER)]).escape_debug()
+            );
+            self.client.penalty.set(self.server.guesses.wrong(Instant::now()));
             return Err(WRONG_PASSWORD.into());
         }
-        self.authenticated = true;
+        self.client.authenticated.set(true);
         Ok(())
     }
 }

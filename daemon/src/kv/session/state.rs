@@ -8,6 +8,7 @@ use crate::kv::server::{CommandId, Server};
 use crate::kv::store::{Db, StoreError};
 use bytes::Bytes;
 use std::rc::Rc;
+use std::time::Instant;
 
 /// How many characters of a client's words an error repeats.
 const REPEATED: usize = 128;
@@ -15,7 +16,6 @@ const REPEATED: usize = 128;
 pub struct Session {
     pub server: Rc<Server>,
     pub client: Rc<Client>,
-    pub authenticated: bool,
     pub transaction: Transaction,
     pub replies: Replies,
     /// EXEC is under way and holds all locks.
@@ -41,11 +41,10 @@ pub enum Admission {
 
 impl Session {
     pub fn new(server: Rc<Server>, client: Rc<Client>) -> Session {
-        let authenticated = !server.config.needs_password();
+        client.authenticated.set(!server.config.needs_password());
         Session {
             server,
             client,
-            authenticated,
             transaction: Transaction::default(),
             replies: Replies::default(),
             runs_transaction: false,
@@ -58,7 +57,7 @@ impl Session {
 
     /// Whether requests are limited, because the client has not authenticated and should.
     pub fn must_authenticate(&self) -> bool {
-        !self.authenticated && self.server.config.needs_password()
+        !self.client.authenticated.get() && self.server.config.needs_password()
     }
 
     /// Checks a request and, within MULTI, queues it.
@@ -156,7 +155,8 @@ impl Session {
         self.client.db.set(Db(0));
         self.client.protocol.set(Default::default());
         self.client.name.replace(Bytes::new());
-        self.authenticated = !self.server.config.needs_password();
+        self.client.authenticated.set(!self.server.config.needs_password());
+        self.client.stranger_since.set(Instant::now());
         self.replies = Replies::On;
     }
 }

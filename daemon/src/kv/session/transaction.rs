@@ -2,6 +2,7 @@
 //! watched.
 
 use super::state::{OK, Session};
+use crate::kv::arguments::{weight, weight_of_all};
 use crate::kv::call::Outcome;
 use crate::kv::reply::Reply;
 use crate::kv::server::CommandId;
@@ -9,6 +10,9 @@ use crate::kv::store::{Db, Watch};
 use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::LocalBoxFuture;
+
+/// What a watched key takes besides its name.
+const WATCH: usize = 128;
 
 #[derive(Default)]
 pub struct Transaction {
@@ -42,7 +46,9 @@ impl Transaction {
     pub fn queue(&mut self, id: CommandId, args: Vec<Bytes>) {
         let refused = self.refused;
         if let Some(commands) = self.commands.as_mut().filter(|_| !refused) {
-            self.bytes += args.iter().map(|argument| argument.len() + size_of::<Bytes>()).sum::<usize>();
+            // Arguments of their own: one may keep a larger read buffer alive.
+            let args: Vec<Bytes> = args.iter().map(|argument| Bytes::copy_from_slice(argument)).collect();
+            self.bytes += weight_of_all(&args) + size_of::<(CommandId, Vec<Bytes>)>();
             commands.push((id, args));
         }
     }
@@ -86,14 +92,19 @@ pub fn watch(session: &mut Session, args: &[Bytes]) -> Outcome {
     for key in &args[1..] {
         let watched = &mut session.transaction.watched;
         if !watched.iter().any(|(known_db, known, _)| *known_db == db && known == key) {
-            watched.push((db, key.clone(), session.server.store.watch(db, key)));
+            let watch = session.server.store.watch(db, key);
+            watched.push((db, Bytes::copy_from_slice(key), watch));
+            session.transaction.bytes += WATCH + weight(key);
         }
     }
+    session.show_transaction();
     OK
 }
 
 pub fn unwatch(session: &mut Session, _: &[Bytes]) -> Outcome {
-    session.transaction.watched.clear();
+    let watched = session.transaction.watched.drain(..).map(|(_, key, _)| WATCH + weight(&key));
+    session.transaction.bytes -= watched.sum::<usize>();
+    session.show_transaction();
     OK
 }
 

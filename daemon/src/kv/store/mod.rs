@@ -261,6 +261,11 @@ impl Store {
         was_there
     }
 
+    /// Bytes of a key's record, 0 if there is none. Does not count as a use.
+    pub fn bytes(&self, db: Db, key: &[u8]) -> usize {
+        self.find(db, self.hash(key)).map_or(0, |entry| entry.bytes() as usize)
+    }
+
     /// `None`: there is no such key. Does not count as a use.
     pub fn known(&self, db: Db, key: &[u8]) -> Option<Known> {
         let entry = self.find(db, self.hash(key))?;

@@ -1,0 +1,50 @@
+//! Pipelines that are sent whole before any of their answers is read, as client libraries do it.
+
+use super::support::TestServer;
+use annex_tests::kv::wire::Wire;
+
+const TCP: fn(&TestServer) -> Wire = TestServer::connect;
+const UNIX: fn(&TestServer) -> Wire = |server| Wire::unix(&server.socket()).expect("it listens");
+
+/// So many GETs of a value of so many bytes, and the most that annexd held for it, as CLIENT LIST tells.
+fn send_whole(server: &TestServer, connect: fn(&TestServer) -> Wire, count: usize, bytes: usize) -> usize {
+    let (mut wire, mut other) = (connect(server), server.connect());
+    let value = "x".repeat(bytes);
+    wire.ask(&["SET", "k", &value]).expect("it is taken");
+    wire.send(&"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n".repeat(count));
+    // Only now is anything read.
+    let list = String::from_utf8_lossy(&other.ask(&["CLIENT", "LIST"]).expect("the list")).into_owned();
+    let answer = format!("${bytes}\r\n{value}\r\n");
+    (0..count).for_each(|_| wire.expect(&answer));
+    wire.talk("PING", "+PONG\r\n");
+    let totals = list.split("tot-mem=").skip(1).filter_map(|rest| rest.split(' ').next()?.parse::<usize>().ok());
+    totals.max().expect("there are clients")
+}
+
+#[test]
+fn half_a_million_requests_sent_whole_are_answered_over_tcp() {
+    let held = send_whole(&TestServer::start(), TCP, 500_000, 100);
+    assert!(held < 64 << 20, "{held} bytes for 11 MB of requests");
+}
+
+#[test]
+fn a_million_requests_sent_whole_are_answered_over_a_unix_socket() {
+    let held = send_whole(&TestServer::start(), UNIX, 1_000_000, 100);
+    assert!(held < 128 << 20, "{held} bytes for 22 MB of requests");
+}
+
+#[test]
+fn thousands_of_kilobytes_sent_for_whole_are_answered_over_a_unix_socket() {
+    for count in [2000, 5000, 50_000] {
+        send_whole(&TestServer::start(), UNIX, count, 1000);
+    }
+}
+
+/// What does not fit into memory waits as requests, which are small.
+#[test]
+fn gigabytes_asked_for_at_once_are_answered_and_never_held() {
+    for connect in [TCP, UNIX] {
+        let held = send_whole(&TestServer::start(), connect, 20_000, 100_000);
+        assert!(held < 16 << 20, "{held} bytes for 2 GB of answers");
+    }
+}
