@@ -24,6 +24,7 @@ use crate::kv::reply::Reply;
 use crate::kv::resp::{Ahead, Limits, Parser, ProtocolError, ahead};
 use crate::kv::session::{Admission, Client, Replies, Run, Session};
 use crate::kv::store::{Soon, TOGETHER};
+use crate::kv::turn;
 use bytes::{Bytes, BytesMut};
 use futures::FutureExt;
 use futures::future::{LocalBoxFuture, poll_fn};
@@ -312,9 +313,9 @@ impl Connection {
             let is_done = self.flights.is_empty() && self.outbox.is_empty();
             return if is_done { Poll::Ready(Event::Closed) } else { Poll::Pending };
         }
-        if self.rounds >= ROUNDS {
+        if self.rounds >= ROUNDS || (self.rounds > 1 && turn::is_over()) {
             self.rounds = 0;
-            context.waker().wake_by_ref();
+            turn::again(context);
             return Poll::Pending;
         }
         if self.held.is_some() {

@@ -8,6 +8,7 @@ use super::io_threads::IoThreads;
 use super::stream::Stream;
 use crate::kv::reply::{Protocol, Reply};
 use crate::kv::resp::{Output, PIECES};
+use crate::kv::turn;
 use parking_lot::Mutex;
 use std::io::{self, ErrorKind, IoSlice};
 use std::sync::Arc;
@@ -123,6 +124,10 @@ impl Outbox {
                 Poll::Pending => break,
             }
             writes += 1;
+            if !self.output.is_empty() && turn::is_over() {
+                turn::again(context);
+                break;
+            }
         }
         self.is_stuck = !self.output.is_empty();
         Ok(Sent::Here { writes })
@@ -139,11 +144,14 @@ pub enum Sent {
 }
 
 impl Parcel {
-    /// Writes what the socket takes, and puts the rest back.
-    pub fn deliver(self) {
+    /// Writes what the socket takes, by so many writes at most, and puts the rest back.
+    pub fn deliver(self, most: usize) {
         let Parcel { shared, mut output, task } = self;
         let mut sent = Ok(());
-        while !output.is_empty() && sent.is_ok() {
+        for _ in 0..most {
+            if output.is_empty() || sent.is_err() {
+                break;
+            }
             match write(&mut output, |slices| Poll::Ready(shared.stream.try_write(slices))) {
                 Poll::Ready(Err(error)) if error.kind() == ErrorKind::WouldBlock => break,
                 Poll::Ready(written) => sent = written,

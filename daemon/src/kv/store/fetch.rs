@@ -1,5 +1,7 @@
 //! Reading records: which slots hold one, and whether what they brought is it.
 
+use super::super::apart;
+use super::super::turn;
 use super::record::RecordError;
 use super::space::parts;
 use super::*;
@@ -7,10 +9,12 @@ use crate::pool::SlotRun;
 use annex_shared::ids::SlotIdx;
 use annex_shared::repeated;
 use bytes::BytesMut;
-use futures::future::try_join_all;
+use futures::stream::{self, StreamExt, TryStreamExt};
 
 /// Slots of one READ at most; the rest of a large record has READs of its own.
-const PIECE: u32 = 256;
+const PIECE: u32 = 64;
+/// READs of one record under way at a time.
+const TOGETHER: usize = 64;
 /// Records of at most so many bytes are read alone, not with the sheet they lie in.
 const SMALL: u32 = 2048;
 /// Bytes of a record that is read on the spot, at most: nobody else is served meanwhile.
@@ -108,6 +112,7 @@ impl Store {
     /// Reads a key's value, from wherever it is nearest.
     pub(super) async fn fetch(&self, db: Db, key: &[u8]) -> Result<Option<Value>, StoreError> {
         self.is_loaded()?;
+        turn::pause().await;
         let hash = self.hash(key);
         let mut missed = String::new();
         for _ in 0..TRIES {
@@ -172,7 +177,10 @@ impl Store {
             return read.map_err(Missed::Io)?.ok_or(Missed::Gone)?.map_err(Missed::Bad);
         }
         let whole = self.pieces(place, units).await?;
-        split_shared(whole.slice_ref(place.within(&whole)), of).map_err(Missed::Bad)
+        let (record, key) = (whole.slice_ref(place.within(&whole)), of.map(Bytes::copy_from_slice));
+        drop(whole);
+        let split = apart::run(record.len() as u64, move || split_shared(record, key.as_deref())).await;
+        split.map_err(|_| Missed::Gone)?.map_err(Missed::Bad)
     }
 
     /// All bytes of the sheets that a record lies in.
@@ -186,14 +194,20 @@ impl Store {
         let whole = RefCell::new(BytesMut::zeroed(pinned.1.len() * PAGE_SIZE));
         let reads = self.runs(&pinned.1).into_iter().map(|(nth, run)| {
             let whole = &whole;
-            self.0.way.read(run, move |bytes| {
+            let take = move |bytes: &[u8]| {
                 let from = nth * PAGE_SIZE;
                 let bytes = &bytes[..run.count as usize * PAGE_SIZE];
                 whole.borrow_mut()[from..from + bytes.len()].copy_from_slice(bytes);
-            })
+            };
+            async move {
+                turn::pause().await;
+                self.0.way.read(run, take).await
+            }
         });
-        try_join_all(reads).await.map_err(Missed::Io)?;
-        Ok(whole.into_inner().freeze())
+        let mut reads = stream::iter(reads).buffer_unordered(TOGETHER);
+        while reads.try_next().await.map_err(Missed::Io)?.is_some() {}
+        drop(reads);
+        Ok(apart::shared(whole.into_inner()))
     }
 
     /// Slots in a row, as runs that one READ each can bring, with the place of each among them.

@@ -60,7 +60,8 @@ impl Store {
         // What was left out between the first sheet and the others.
         let gap = (sheets.start - 1) * PAGE_SIZE;
         let cut = |at: usize| if at < PAGE_SIZE { at } else { at - gap };
-        let part = Bytes::copy_from_slice(&read[cut(bytes.start)..cut(bytes.start) + bytes.len()]);
-        Some(part)
+        let part = read.slice(cut(bytes.start)..cut(bytes.start) + bytes.len());
+        // A small part is not to keep whole sheets in memory.
+        Some(if part.len() < PAGE_SIZE { Bytes::copy_from_slice(&part) } else { part })
     }
 }
