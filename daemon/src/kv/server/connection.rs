@@ -18,7 +18,7 @@ use super::flights::Flights;
 use super::outbox::{Outbox, Sent};
 use super::placing::Placed;
 use super::stream::Stream;
-use super::{CommandId, Server, Statistics};
+use super::{CommandId, MANY, Server, Statistics};
 use crate::kv::call::{Failure, Outcome};
 use crate::kv::reply::Reply;
 use crate::kv::resp::{Ahead, Limits, Parser, ProtocolError, ahead};
@@ -148,7 +148,7 @@ impl Connection {
             };
             begun += 1;
             let found = self.session.server.commands.find(&args);
-            if !self.flights.is_empty() && self.must_wait(found) {
+            if !self.flights.is_empty() && self.must_wait(found, args.len()) {
                 self.held = Some(args);
                 return;
             }
@@ -201,11 +201,11 @@ impl Connection {
     }
 
     /// Whether a command can't begin while others of this connection are under way.
-    fn must_wait(&self, found: Option<CommandId>) -> bool {
+    fn must_wait(&self, found: Option<CommandId>, words: usize) -> bool {
         let Some(id) = found else { return false };
         let command = self.session.server.commands.get(id);
         let is_on_keys = matches!(command.run, Run::Keys(_)) && command.spec.keys.first > 0 && !command.spec.alone;
-        !is_on_keys || self.session.server.pause.holds_up(command.spec.flags.write)
+        !is_on_keys || words > MANY || self.session.server.pause.holds_up(command.spec.flags.write)
     }
 
     async fn begin(&mut self, id: CommandId, args: Vec<Bytes>) {
@@ -226,9 +226,12 @@ impl Connection {
                 if let Some(reply) = server.read_now(id, &client, &args) {
                     return self.answer(if is_muted { Reply::Silence } else { reply });
                 }
-                let (mut ticket, mut args) = (server.lock(id, &args), args);
+                let is_slow = command.spec.alone || args.len() > MANY;
+                let ticket = if is_slow { server.lock_slowly(id, &args).await } else { server.lock(id, &args) };
+                let must_wait = self.must_wait(Some(id), args.len());
+                let (mut ticket, mut args) = (ticket, args);
                 let (db, bytes) = (client.db.get(), args.iter().map(Bytes::len).sum());
-                if ticket.is_placement() && ticket.is_granted() && !self.must_wait(Some(id)) {
+                if ticket.is_placement() && ticket.is_granted() && !must_wait {
                     let placed = Placed::new(&server, &client, id, args, ticket, is_muted);
                     let place = |placed: &Placed, hears: &_, number| placed.place(hears, number);
                     match self.flights.place(placed, bytes, place) {
@@ -246,7 +249,7 @@ impl Connection {
                         if is_muted { Reply::Silence } else { reply }
                     }
                 };
-                if self.must_wait(Some(id)) {
+                if must_wait {
                     future.await
                 } else {
                     // Much is known without a round trip: a key that isn't there, a time to live.
