@@ -13,6 +13,9 @@ use std::time::{Duration, Instant};
 /// How long a task goes on before the others have their turn. A step comes on top.
 const TURN: Duration = Duration::from_micros(250);
 
+/// So many small things need not ask for a turn each.
+pub const STEP: usize = 16;
+
 thread_local! {
     /// When the present turn is over; `None` before somebody asks.
     static END: Cell<Option<Instant>> = const { Cell::new(None) };
@@ -54,6 +57,16 @@ pub async fn pause() {
         // Of a task that nobody says it of, the next turn begins here.
         if END.get() == over {
             END.set(None);
+        }
+    }
+}
+
+/// Drops many things, in turns.
+pub async fn drop_all<T>(many: Vec<T>) {
+    for (nth, thing) in many.into_iter().enumerate() {
+        drop(thing);
+        if nth % STEP == 0 {
+            pause().await;
         }
     }
 }

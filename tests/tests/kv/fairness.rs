@@ -8,9 +8,9 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::thread;
 
 /// Keys of a large request, commands of a large transaction.
-const MANY: usize = 100_000;
+const MANY: usize = 50_000;
 /// Answers that others get at least while one such is under way.
-const ENOUGH: usize = 20;
+const ENOUGH: usize = 10;
 /// Commands that are sent together: their answers fit in the socket.
 const TOGETHER: usize = 1000;
 

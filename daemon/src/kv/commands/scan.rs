@@ -37,14 +37,14 @@ fn keys(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
         let mut found = Vec::new();
         loop {
             let (next, batch) = call.store.scan(call.db, cursor, BATCH).await?;
-            found.extend(batch.into_iter().filter(|key| matches(pattern, key)));
+            found.extend(batch.into_iter().filter(|key| matches(pattern, key)).map(Reply::Bulk));
             cursor = next;
             if cursor == 0 {
                 break;
             }
             turn::pause().await;
         }
-        Ok(Reply::Array(found.into_iter().map(Reply::Bulk).collect()))
+        Ok(Reply::Array(found))
     })
 }
 
@@ -77,7 +77,8 @@ fn scan(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
         loop {
             let (next, batch) = call.store.scan(call.db, cursor, left.min(BATCH)).await?;
             left = left.saturating_sub(batch.len().max(1));
-            found.extend(batch.into_iter().filter(|key| pattern.is_none_or(|pattern| matches(pattern, key))));
+            let wanted = |key: &Bytes| pattern.is_none_or(|pattern| matches(pattern, key));
+            found.extend(batch.into_iter().filter(wanted).map(Reply::Bulk));
             cursor = next;
             if cursor == 0 || left == 0 {
                 break;
@@ -89,6 +90,6 @@ fn scan(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
             found.clear();
         }
         let cursor = Reply::Bulk(Bytes::from(cursor.to_string()));
-        Ok(Reply::Array(vec![cursor, Reply::Array(found.into_iter().map(Reply::Bulk).collect())]))
+        Ok(Reply::Array(vec![cursor, Reply::Array(found)]))
     })
 }

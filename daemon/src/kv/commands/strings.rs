@@ -4,12 +4,12 @@ use super::super::apart;
 use super::super::call::{Call, Failure, Outcome};
 use super::super::reply::Reply;
 use super::super::spec::Spec;
-use super::super::store::{Db, Store};
+use super::super::store::{Db, Store, Value};
 use super::super::text::span;
 use super::super::turn;
 use super::arguments::{LONGEST, TOO_LONG, integer, lower};
 use super::describe::*;
-use super::together::{read_all, write_all};
+use super::together::{read_each, write_all};
 use bytes::Bytes;
 use futures::future::LocalBoxFuture;
 use std::collections::HashSet;
@@ -181,8 +181,11 @@ fn getrange(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
 
 fn mget(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
     Box::pin(async move {
-        let values = read_all(call.store, call.db, &call.args[1..]).await?;
-        Ok(Reply::Array(values.into_iter().map(|v| v.map_or(Reply::Null, |v| Reply::Bulk(v.bytes))).collect()))
+        let keys = &call.args[1..];
+        let mut values = Vec::with_capacity(keys.len());
+        let take = |value: Option<Value>| values.push(value.map_or(Reply::Null, |value| Reply::Bulk(value.bytes)));
+        read_each(call.store, call.db, keys, take).await?;
+        Ok(Reply::Array(values))
     })
 }
 

@@ -11,10 +11,20 @@ const TOGETHER: usize = 512;
 
 /// The values in the order of their keys.
 pub async fn read_all(store: &Store, db: Db, keys: &[Bytes]) -> Result<Vec<Option<Value>>, StoreError> {
-    let reads = stream::iter(keys).map(|key| store.read(db, key));
     let mut values = Vec::with_capacity(keys.len());
-    for_each(reads.buffered(TOGETHER), |value| values.push(value)).await?;
+    read_each(store, db, keys, |value| values.push(value)).await?;
     Ok(values)
+}
+
+/// Has `take` have the values in the order of their keys.
+pub async fn read_each(
+    store: &Store,
+    db: Db,
+    keys: &[Bytes],
+    take: impl FnMut(Option<Value>),
+) -> Result<(), StoreError> {
+    let reads = stream::iter(keys).map(|key| store.read(db, key));
+    for_each(reads.buffered(TOGETHER), take).await
 }
 
 /// Writes values without an expiry, each to a key of its own. An error leaves some of them written.

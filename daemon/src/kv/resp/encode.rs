@@ -75,6 +75,11 @@ impl Output {
         }
     }
 
+    /// The head of an array: its items are to follow.
+    pub fn push_array(&mut self, items: usize) {
+        self.number(b'*', items as i64);
+    }
+
     /// What to write next, as one gathered write.
     pub fn slices<'a>(&'a self, into: &mut [IoSlice<'a>; PIECES]) -> usize {
         let gathered = (!self.gathered.is_empty()).then_some(&self.gathered[..]);

@@ -245,6 +245,9 @@ impl Connection {
                         ticket.granted().await;
                         let outcome = server.run(id, &client, db, &args, Some(&ticket)).await;
                         drop(ticket);
+                        if args.len() > MANY {
+                            turn::drop_all(args).await;
+                        }
                         let reply = outcome.unwrap_or_else(|failure| Reply::Error(failure.0));
                         if is_muted { Reply::Silence } else { reply }
                     }
@@ -272,7 +275,12 @@ impl Connection {
                 if is_muted { Reply::Silence } else { reply }
             }
         };
-        self.answer(reply);
+        match reply {
+            Reply::Array(_) if self.flights.is_empty() => {
+                self.outbox.push_in_turns(reply, self.session.client.protocol.get()).await;
+            }
+            reply => self.answer(reply),
+        }
     }
 
     async fn wait_for_pause(&mut self, writes: bool) {

@@ -64,6 +64,28 @@ impl Outbox {
         self.output.push(reply, protocol);
     }
 
+    /// The same with one that may be an array of very many.
+    pub async fn push_in_turns(&mut self, reply: Reply, protocol: Protocol) {
+        let Reply::Array(items) = reply else { return self.push(&reply, protocol) };
+        self.output.push_array(items.len());
+        let mut open = vec![items.into_iter()];
+        let mut pushed = 0;
+        while let Some(items) = open.last_mut() {
+            match items.next() {
+                Some(Reply::Array(items)) => {
+                    self.output.push_array(items.len());
+                    open.push(items.into_iter());
+                }
+                Some(reply) => self.output.push(&reply, protocol),
+                None => drop(open.pop()),
+            }
+            pushed += 1;
+            if pushed % turn::STEP == 0 {
+                turn::pause().await;
+            }
+        }
+    }
+
     /// Bytes that nobody has begun to send.
     pub fn gathered(&self) -> usize {
         self.output.len()

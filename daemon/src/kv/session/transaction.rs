@@ -150,7 +150,7 @@ pub fn exec<'a>(session: &'a mut Session, _: &'a [Bytes]) -> LocalBoxFuture<'a, 
         session.runs_transaction = true;
         for (id, args) in commands {
             replies.push(session.run_within_exec(id, &args).await);
-            turn::pause().await;
+            turn::drop_all(args).await;
         }
         session.runs_transaction = false;
         drop(ticket);

@@ -12,7 +12,7 @@ use bytes::BytesMut;
 use futures::stream::{self, StreamExt, TryStreamExt};
 
 /// Slots of one READ at most; the rest of a large record has READs of its own.
-const PIECE: u32 = 64;
+const PIECE: u32 = 32;
 /// READs of one record under way at a time.
 const TOGETHER: usize = 64;
 /// Records of at most so many bytes are read alone, not with the sheet they lie in.

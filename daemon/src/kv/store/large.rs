@@ -7,9 +7,9 @@ use crate::pool::Part;
 use futures::{StreamExt, TryStreamExt};
 
 /// Sheets of a piece.
-const PIECE: usize = 64;
+const PIECE: usize = 32;
 /// Pieces of one record under way at a time.
-const TOGETHER: usize = 16;
+const TOGETHER: usize = 32;
 /// How long a piece waits for slots.
 const PATIENCE: Duration = Duration::from_secs(5);
 
