@@ -121,6 +121,10 @@ impl Store {
     /// Gives back what was cleared, and empties sheets that are mostly holes.
     async fn tidy(&self) {
         loop {
+            if self.free_some() {
+                tokio::task::yield_now().await;
+                continue;
+            }
             let cleared = self.0.cleared.borrow_mut().pop();
             if let Some(mut index) = cleared {
                 let mut entries = Vec::new();

@@ -37,9 +37,18 @@ pub(super) enum Missed {
 pub(super) struct Pinned<'a>(&'a Pool, Vec<SlotIdx>);
 
 impl Pinned<'_> {
-    pub fn new(pool: &Pool, slots: Vec<SlotIdx>) -> Pinned<'_> {
-        slots.iter().for_each(|slot| pool.retain(*slot));
-        Pinned(pool, slots)
+    fn add(&mut self, slot: SlotIdx) {
+        self.0.retain(slot);
+        self.1.push(slot);
+    }
+
+    async fn let_go(mut self) {
+        while let Some(slot) = self.1.pop() {
+            self.0.release(slot);
+            if self.1.len().is_multiple_of(turn::STEP) {
+                turn::pause().await;
+            }
+        }
     }
 }
 
@@ -185,12 +194,19 @@ impl Store {
 
     /// All bytes of the sheets that a record lies in.
     async fn pieces(&self, place: Place, units: u32) -> Result<Bytes, Missed> {
-        let slots: Option<Vec<SlotIdx>> = parts(place, units).map(|(sheet, _)| self.0.table.slot(sheet)).collect();
-        self.pinned(Pinned::new(&self.0.pool, slots.ok_or(Missed::Gone)?)).await
+        self.sheets(parts(place, units).map(|(sheet, _)| sheet)).await
     }
 
-    /// All bytes of some slots, one after the other.
-    pub(super) async fn pinned(&self, pinned: Pinned<'_>) -> Result<Bytes, Missed> {
+    /// All bytes of some sheets, one after the other.
+    pub(super) async fn sheets(&self, sheets: impl Iterator<Item = SheetIdx>) -> Result<Bytes, Missed> {
+        let mut pinned = Pinned(&self.0.pool, Vec::new());
+        for (nth, sheet) in sheets.enumerate() {
+            pinned.add(self.0.table.slot(sheet).ok_or(Missed::Gone)?);
+            if nth % turn::STEP == 0 {
+                // If the record goes meanwhile, what is read is not it, and its entry tells.
+                turn::pause().await;
+            }
+        }
         let whole = RefCell::new(BytesMut::zeroed(pinned.1.len() * PAGE_SIZE));
         let reads = self.runs(&pinned.1).into_iter().map(|(nth, run)| {
             let whole = &whole;
@@ -207,6 +223,7 @@ impl Store {
         let mut reads = stream::iter(reads).buffer_unordered(TOGETHER);
         while reads.try_next().await.map_err(Missed::Io)?.is_some() {}
         drop(reads);
+        pinned.let_go().await;
         Ok(apart::shared(whole.into_inner()))
     }
 
