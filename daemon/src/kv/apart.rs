@@ -1,10 +1,11 @@
-//! Work on large values that takes so long that other clients would notice: it is done on another thread, and so are
-//! the making and the giving back of their memory.
+//! Work on large values that takes so long that other clients would notice: it is done on another
+//! thread, and so are the making and the giving back of their memory.
 
 use bytes::{Bytes, BytesMut};
 use tokio::runtime::Handle;
 
-/// Steps of work (bytes looked at, cells of a table) that nobody notices: well below a millisecond.
+/// Steps of work (bytes looked at, cells of a table) that nobody notices: well below a
+/// millisecond.
 const UNNOTICED: u64 = 1 << 18;
 
 /// The thread did not come to the end of the work: the server is stopping.

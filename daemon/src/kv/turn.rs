@@ -1,8 +1,9 @@
 //! Turns of the KV API's thread, so that no request keeps the others waiting for long.
 //!
-//! Whatever takes many steps calls [`pause`] before each: when the task that it is a part of has had the thread for
-//! [`TURN`], it goes on after all others, and the sockets, have had their turn. A task says by [`in_turns`] when it
-//! gets the thread; all that it has under way at a time shares one turn.
+//! Whatever takes many steps calls [`pause`] before each: when the task that it is a part of has
+//! had the thread for [`TURN`], it goes on after all others, and the sockets, have had their turn.
+//! A task says by [`in_turns`] when it gets the thread; all that it has under way at a time shares
+//! one turn.
 
 use std::cell::Cell;
 use std::future::poll_fn;

@@ -1,4 +1,5 @@
-//! One client's request does not stop the others: not by keeping the thread, nor by holding what they need.
+//! One client's request does not stop the others: not by keeping the thread, nor by holding what
+//! they need.
 
 use super::support::TestServer;
 use annex_tests::kv::wire::{Wire, text};
@@ -28,7 +29,8 @@ fn queue(wire: &mut Wire, commands: impl Iterator<Item = Vec<String>>) {
     }
 }
 
-/// How many answers another client gets between the sending of a request and the first byte of its answer.
+/// How many answers another client gets between the sending of a request and the first byte of its
+/// answer.
 fn answers_beside(wire: &mut Wire, other: &mut Wire, request: &str, answer: &str) -> usize {
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -71,7 +73,8 @@ fn others_are_answered_while_a_long_transaction_or_one_with_many_keys_is_under_w
     ];
     for (name, commands) in transactions {
         let mut wire = server.connect();
-        // One that is about all keys stops the others as long as it holds all of them: it runs by itself.
+        // One that is about all keys stops the others as long as it holds all of them: it runs by
+        // itself.
         let (request, answer) = match name {
             "KEYS" => ("KEYS nothing*\r\n", "*0\r\n"),
             _ => {

@@ -1,8 +1,8 @@
-//! MULTI, EXEC and WATCH: commands that run one after the other with nothing in between, if nobody has touched what was
-//! watched.
+//! MULTI, EXEC and WATCH: commands that run one after the other with nothing in between, if nobody
+//! has touched what was watched.
 //!
-//! EXEC holds the locks of all keys that it names or has watched, or of everything if one of its commands is about all
-//! keys. So others go on meanwhile, with other keys.
+//! EXEC holds the locks of all keys that it names or has watched, or of everything if one of its
+//! commands is about all keys. So others go on meanwhile, with other keys.
 
 use super::Run;
 use super::state::{OK, Session};

@@ -1,5 +1,5 @@
-//! What one client's request costs the others: another connection asks for a small value every millisecond, and each
-//! heavy request in turn runs beside it.
+//! What one client's request costs the others: another connection asks for a small value every
+//! millisecond, and each heavy request in turn runs beside it.
 
 use super::super::wire::Wire;
 use crate::testbed::{Donor, Testbed};
@@ -38,7 +38,8 @@ struct Seen {
     latency: Histogram<u64>,
 }
 
-/// Runs all of them against the KV API over shared memory, and tells what the other client saw, as Markdown.
+/// Runs all of them against the KV API over shared memory, and tells what the other client saw, as
+/// Markdown.
 ///
 /// # Errors
 /// annexd does not answer, or answers an error.

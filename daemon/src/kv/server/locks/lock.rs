@@ -10,7 +10,8 @@ use std::task::Waker;
 pub enum Mode {
     Read,
     Write,
-    /// A write that looks at nothing: alone until it has its place, then beside others of its kind.
+    /// A write that looks at nothing: alone until it has its place, then beside others of its
+    /// kind.
     Place,
     /// Beside others of its kind, and nobody else.
     Beside,

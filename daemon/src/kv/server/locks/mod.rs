@@ -1,28 +1,31 @@
-//! Locks on keys, for one thread: commands on different keys are under way together, commands on one key one after the
-//! other.
+//! Locks on keys, for one thread: commands on different keys are under way together, commands on
+//! one key one after the other.
 //!
-//! A command asks for all its keys *at once*, when it is dispatched, and takes its place in each of their queues at
-//! that moment, whatever their database. So every queue holds commands in one and the same order, the order of
-//! dispatch, which means that
+//! A command asks for all its keys *at once*, when it is dispatched, and takes its place in each
+//! of their queues at that moment, whatever their database. So every queue holds commands in one
+//! and the same order, the order of dispatch, which means that
 //! - no two commands can wait for each other,
-//! - a connection's commands on a key run in the order they were sent, even if one of them has other keys and still
-//!   waits for those,
+//! - a connection's commands on a key run in the order they were sent, even if one of them has
+//!   other keys and still waits for those,
 //! - nobody overtakes a waiting writer.
 //!
-//! A write that looks at nothing (SET without options) is a *placement*: alone like any write until it has its place
-//! in the store's log ([`Ticket::placed`]), and from then on side by side with other placements, which come after it.
-//! So writes to one key need not wait for each other's round trips.
+//! A write that looks at nothing (SET without options) is a *placement*: alone like any write
+//! until it has its place in the store's log ([`Ticket::placed`]), and from then on side by side
+//! with other placements, which come after it. So writes to one key need not wait for each other's
+//! round trips.
 //!
 //! Three more locks stand for more than a key:
-//! - *everything*: each command holds it for reading, one that must run alone (FLUSHALL) for writing;
-//! - *survey*: who looks at all keys (KEYS, DBSIZE) reads, and who writes several keys, or more than once, is beside
-//!   others who do; so nobody sees half of a transaction;
+//! - *everything*: each command holds it for reading, one that must run alone (FLUSHALL) for
+//!   writing;
+//! - *survey*: who looks at all keys (KEYS, DBSIZE) reads, and who writes several keys, or more
+//!   than once, is beside others who do; so nobody sees half of a transaction;
 //! - *crowd*: see below.
 //!
 //! # Crowds
-//! A large transaction has hundreds of thousands of keys. Its ticket has a set of them, which is made in turns before
-//! it asks, and asks for all of them in one step: a key's lock is made, with the crowd as its holder, when the next
-//! command asks for that key. There is one crowd at a time; others wait for their turn.
+//! A large transaction has hundreds of thousands of keys. Its ticket has a set of them, which is
+//! made in turns before it asks, and asks for all of them in one step: a key's lock is made, with
+//! the crowd as its holder, when the next command asks for that key. There is one crowd at a time;
+//! others wait for their turn.
 
 mod lock;
 mod table;
@@ -96,7 +99,8 @@ impl Locks {
         self.ask(wanted, mode)
     }
 
-    /// Asks for keys between whose uses nobody else is to come, however many they are. What `is_long` keeps them for long.
+    /// Asks for keys, however many they are, that nobody else is to have in the midst of what is
+    /// done with them. What `is_long` is a crowd, though its keys be few.
     pub async fn together<'a>(&self, keys: impl Iterator<Item = &'a [u8]>, mode: Mode, is_long: bool) -> Ticket {
         let mut hashes = Vec::new();
         for key in keys {
@@ -114,8 +118,8 @@ impl Locks {
         self.ask(Wanted::Crowd(Rc::new(crowd)), mode)
     }
 
-    /// Whether one who asked to read these keys would be let in at once. Who reads them before anybody else has a turn
-    /// need not ask.
+    /// Whether one who asked to read these keys would be let in at once. Who reads them before
+    /// anybody else has a turn need not ask.
     pub fn may_read<'a>(&self, mut keys: impl Iterator<Item = &'a [u8]>) -> bool {
         let table = self.0.table.borrow();
         table.may_read(Spot::Everything) && keys.all(|key| table.may_read(Spot::Key(self.hash(key))))
@@ -126,7 +130,8 @@ impl Locks {
         self.ask(Wanted::Everything, Mode::Write)
     }
 
-    /// The same, which everybody else waits for, when no long command is under way: what comes meanwhile need not wait.
+    /// The same, which everybody else waits for, when no long command is under way: what comes
+    /// meanwhile need not wait.
     pub async fn everything_soon(&self) -> Ticket {
         for _ in 0..PATIENCE {
             let fewer = self.0.fewer.notified();

@@ -1,4 +1,5 @@
-//! All locks: those of keys that somebody holds or waits for, and those that stand for more than a key.
+//! All locks: those of keys that somebody holds or waits for, and those that stand for more than a
+//! key.
 
 use super::lock::{Lock, Mode, State};
 use hashbrown::HashTable;
@@ -15,7 +16,8 @@ const KEPT: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spot {
     Everything,
-    /// Those who look at all keys, and those who write several: neither is to see half of the other.
+    /// Those who look at all keys, and those who write several: neither is to see half of the
+    /// other.
     Survey,
     /// Those who ask for a crowd of keys: one at a time.
     Crowd,
@@ -37,7 +39,8 @@ struct KeyLock {
     lock: Lock,
 }
 
-/// Many keys, for which one ticket has asked. Their locks are made only when somebody else asks for one.
+/// Many keys, for which one ticket has asked. Their locks are made only when somebody else asks
+/// for one.
 pub struct Crowd {
     keys: HashTable<u64>,
     pub mode: Mode,
