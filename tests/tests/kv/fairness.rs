@@ -135,9 +135,18 @@ fn until_done(done: impl FnOnce(), others: Vec<Box<dyn FnMut() + Send + '_>>) {
                 }
             });
         }
+        // However it ends: the others would go on for ever.
+        let _ends = OnDrop(&is_over);
         done();
-        is_over.store(true, SeqCst);
     });
+}
+
+struct OnDrop<'a>(&'a AtomicBool);
+
+impl Drop for OnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, SeqCst);
+    }
 }
 
 #[test]
