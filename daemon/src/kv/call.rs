@@ -1,5 +1,6 @@
 //! One call of a command, and what comes of it.
 
+use super::apart::GivenUp;
 use super::reply::Reply;
 use super::server::Ticket;
 use super::store::{Db, Store, StoreError};
@@ -39,6 +40,12 @@ pub type AtOnce = fn(&Store, Db, &[Bytes]) -> Option<Reply>;
 impl From<StoreError> for Failure {
     fn from(error: StoreError) -> Failure {
         Failure(error.to_string().into())
+    }
+}
+
+impl From<GivenUp> for Failure {
+    fn from(error: GivenUp) -> Failure {
+        Failure(format!("ERR {error}").into())
     }
 }
 

@@ -20,6 +20,8 @@ use tokio::task::LocalSet;
 
 /// How often an address that is in use is tried again.
 const RETRY: Duration = Duration::from_secs(1);
+/// Threads for what would keep the clients waiting, at most.
+const WORKERS: usize = 4;
 /// How often others are told how it stands.
 const REPORT: Duration = Duration::from_millis(250);
 
@@ -162,6 +164,7 @@ fn run(
 ) {
     let started = IoThreads::start(io_threads(config)).and_then(|io_threads| {
         let mut runtime = tokio::runtime::Builder::new_current_thread();
+        runtime.max_blocking_threads(WORKERS);
         Ok((runtime.enable_all().on_thread_park(io_threads.round_ends()).build()?, io_threads))
     });
     let (runtime, io_threads) = match started {

@@ -1,6 +1,7 @@
 //! What there is to know about a command: COMMAND tells it, the dispatcher goes by it.
 
 use super::call::{AtOnce, Handler};
+use bytes::Bytes;
 
 /// Flags as COMMAND INFO names them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -140,6 +141,11 @@ impl Spec {
 
     pub fn has_keys(&self) -> bool {
         self.keys.first > 0
+    }
+
+    /// The keys of a call.
+    pub fn keys_of<'a>(&self, args: &'a [Bytes]) -> impl Iterator<Item = &'a [u8]> + use<'a> {
+        self.key_positions(args.len()).filter_map(|at| args.get(at)).map(|key| &key[..])
     }
 
     /// Which of so many words are keys.

@@ -1,6 +1,6 @@
 //! `annex-kv-bench`: the KV API beside redis-server and memcached. See `annex_tests::kv::bench`.
 
-use annex_tests::kv::bench::{self, Plan, contender::Contender, load::Mix, report};
+use annex_tests::kv::bench::{self, Plan, contender::Contender, fairness, load::Mix, report};
 use clap::Parser;
 use std::path::PathBuf;
 
@@ -11,6 +11,9 @@ struct Args {
     /// Within three minutes: one round, small and large values.
     #[arg(long)]
     quick: bool,
+    /// Instead: how long another client waits while one has a large request under way. Needs 8 GiB of memory.
+    #[arg(long)]
+    fairness: bool,
     #[arg(long)]
     rounds: Option<usize>,
     /// How long one figure takes, besides the time to settle.
@@ -34,6 +37,10 @@ struct Args {
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
+    if args.fairness {
+        print!("{}", fairness::run()?);
+        return Ok(());
+    }
     let plan = Plan {
         rounds: args.rounds.unwrap_or(if args.quick { 1 } else { 5 }),
         seconds: args.seconds,

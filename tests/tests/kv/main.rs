@@ -1,5 +1,6 @@
 //! The KV API from outside, as annexd serves it: bytes in, bytes out; and with the clients that people use.
 
+mod fairness;
 mod memory;
 mod passwords;
 mod pipelines;

@@ -1,15 +1,15 @@
 //! Strings as rows of bits.
 
+use super::super::apart;
 use super::super::call::{Call, Failure, Outcome};
 use super::super::reply::Reply;
 use super::super::spec::Spec;
 use super::super::text::bits::{self, Operation};
 use super::super::text::{integer, span};
-use super::apart;
 use super::arguments::{LONGEST, SYNTAX, integer, is};
 use super::describe::*;
 use super::together::read_all;
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use futures::future::LocalBoxFuture;
 
 pub const SETBIT: Spec = command("setbit", 4, GROWING_WRITE, ONE_KEY, setbit).about(
@@ -50,15 +50,9 @@ pub fn offset(argument: &[u8], scale: u64) -> Result<u64, Failure> {
         .ok_or_else(|| BAD_OFFSET.into())
 }
 
-/// A string to write bits in, made long enough for this bit. True if it had to be.
-pub fn room(bytes: Bytes, bit: u64) -> (BytesMut, bool) {
-    let needed = (bit >> 3) as usize + 1;
-    let mut bytes = BytesMut::from(bytes);
-    let grows = bytes.len() < needed;
-    if grows {
-        bytes.resize(needed, 0);
-    }
-    (bytes, grows)
+/// Bytes of a string that has this bit.
+pub fn with_bit(bit: u64) -> usize {
+    (bit >> 3) as usize + 1
 }
 
 fn setbit(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
@@ -72,10 +66,11 @@ fn setbit(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
         };
         let old = call.store.read(call.db, key).await?;
         let (bytes, expires) = old.map_or((Bytes::new(), None), |old| (old.bytes, old.expires));
-        let (mut bytes, grown) = room(bytes, bit);
-        let was = bits::put(&mut bytes, bit, set);
-        if grown || was != set {
-            call.store.write(call.db, key, bytes.freeze(), expires).await?;
+        let was = bits::is_set(&bytes, bit);
+        if bytes.len() < with_bit(bit) || was != set {
+            let put = move |bytes: &mut [u8]| bits::put(bytes, bit, set);
+            let (bytes, _) = apart::changed(bytes, with_bit(bit), put).await?;
+            call.store.write(call.db, key, bytes, expires).await?;
         }
         Ok(Reply::Integer(i64::from(was)))
     })
@@ -187,12 +182,13 @@ fn bitop(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
         let values = read_all(call.store, call.db, sources).await?;
         let values: Vec<Bytes> = values.into_iter().map(|v| v.map_or(Bytes::new(), |v| v.bytes)).collect();
         let bytes = values.iter().map(|value| value.len() as u64).sum();
-        let result = apart::run(bytes, move || bits::combine(operation, &values)).await?;
+        let combine = move || apart::shared(bits::combine(operation, &values));
+        let result = apart::run(bytes, combine).await?;
         let len = result.len() as i64;
         if result.is_empty() {
             call.store.remove(call.db, target);
         } else {
-            call.store.write(call.db, target, Bytes::from(result), None).await?;
+            call.store.write(call.db, target, result, None).await?;
         }
         Ok(Reply::Integer(len))
     })

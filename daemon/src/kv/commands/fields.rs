@@ -3,14 +3,15 @@
 //! All operations are parsed before the first is done, so that a mistake in the last leaves nothing half done; then
 //! they work one after the other on one copy of the string, which is written once.
 
+use super::super::apart;
 use super::super::call::{Call, Failure, Outcome};
 use super::super::reply::Reply;
 use super::super::spec::Spec;
 use super::super::text::field::{Kind, Overflow};
 use super::arguments::{SYNTAX, integer, is};
-use super::bits::{offset, room};
+use super::bits::{offset, with_bit};
 use super::describe::*;
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use futures::future::LocalBoxFuture;
 
 pub const BITFIELD: Spec = command("bitfield", -2, GROWING_WRITE, ONE_KEY, bitfield).about(
@@ -120,10 +121,14 @@ fn bitfield(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
         let old = call.store.read(call.db, key).await?;
         let (bytes, expires) = old.map_or((Bytes::new(), None), |old| (old.bytes, old.expires));
         // Even if all operations fail, the string has grown.
-        let (mut bytes, mut changed) = room(bytes, last);
-        let replies = operations.iter().map(|operation| apply(operation, &mut bytes, &mut changed)).collect();
+        let mut changed = bytes.len() < with_bit(last);
+        let apply_all = move |bytes: &mut [u8]| {
+            let replies = operations.iter().map(|operation| apply(operation, bytes, &mut changed)).collect();
+            (replies, changed)
+        };
+        let (bytes, (replies, changed)) = apart::changed(bytes, with_bit(last), apply_all).await?;
         if changed {
-            call.store.write(call.db, key, bytes.freeze(), expires).await?;
+            call.store.write(call.db, key, bytes, expires).await?;
         }
         Ok(Reply::Array(replies))
     })
@@ -135,7 +140,7 @@ async fn read_only(call: &Call<'_>, operations: &[Operation]) -> Outcome {
     Ok(Reply::Array(operations.iter().map(|o| Reply::Integer(o.kind.read(&bytes, o.offset))).collect()))
 }
 
-fn apply(operation: &Operation, bytes: &mut BytesMut, changed: &mut bool) -> Reply {
+fn apply(operation: &Operation, bytes: &mut [u8], changed: &mut bool) -> Reply {
     let Operation { kind, offset, action } = operation;
     let old = kind.read(bytes, *offset);
     let (fitted, answer_old) = match action {

@@ -1,10 +1,10 @@
 //! LCS: what two values have in common.
 
+use super::super::apart;
 use super::super::call::{Call, Failure, Outcome};
 use super::super::reply::Reply;
 use super::super::spec::Spec;
 use super::super::text::lcs::{self, Common, Run};
-use super::apart;
 use super::arguments::{SYNTAX, integer, is};
 use super::describe::*;
 use super::together::read_all;

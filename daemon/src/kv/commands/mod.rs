@@ -6,7 +6,6 @@
 //! another machine: a handler that only needs to know whether a key is there, or until when, asks the index (`known`),
 //! and one that works on several keys has all their operations under way together.
 
-mod apart;
 mod arguments;
 mod bits;
 mod describe;

@@ -1,17 +1,16 @@
 //! KEYS and SCAN: which keys there are.
 //!
-//! Both go through the index in batches and let others have their turn after each, however many keys are asked for at
-//! once.
+//! Both go through the index in batches, however many keys are asked for at once. Others have their turn meanwhile.
 
 use super::super::call::{Call, Outcome};
 use super::super::reply::Reply;
 use super::super::spec::Spec;
 use super::super::text::{glob, integer};
+use super::super::turn;
 use super::arguments::{SYNTAX, integer, is};
 use super::describe::*;
 use bytes::Bytes;
 use futures::future::LocalBoxFuture;
-use std::collections::HashSet;
 
 pub const KEYS: Spec = command("keys", 2, READ, NO_KEY, keys).about(
     "generic",
@@ -35,18 +34,17 @@ fn keys(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
     Box::pin(async move {
         let pattern = &call.args[1];
         let mut cursor = 0;
-        // An index that grows meanwhile may tell of a key twice.
-        let mut found = HashSet::new();
+        let mut found = Vec::new();
         loop {
             let (next, batch) = call.store.scan(call.db, cursor, BATCH).await?;
-            found.extend(batch.into_iter().filter(|key| matches(pattern, key)));
+            found.extend(batch.into_iter().filter(|key| matches(pattern, key)).map(Reply::Bulk));
             cursor = next;
             if cursor == 0 {
                 break;
             }
-            tokio::task::yield_now().await;
+            turn::pause().await;
         }
-        Ok(Reply::Array(found.into_iter().map(Reply::Bulk).collect()))
+        Ok(Reply::Array(found))
     })
 }
 
@@ -79,18 +77,19 @@ fn scan(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
         loop {
             let (next, batch) = call.store.scan(call.db, cursor, left.min(BATCH)).await?;
             left = left.saturating_sub(batch.len().max(1));
-            found.extend(batch.into_iter().filter(|key| pattern.is_none_or(|pattern| matches(pattern, key))));
+            let wanted = |key: &Bytes| pattern.is_none_or(|pattern| matches(pattern, key));
+            found.extend(batch.into_iter().filter(wanted).map(Reply::Bulk));
             cursor = next;
             if cursor == 0 || left == 0 {
                 break;
             }
-            tokio::task::yield_now().await;
+            turn::pause().await;
         }
         // There is only one type: who asks for another gets nothing, but has to go all the way round for it.
         if kind.is_some_and(|kind| !is(kind, "string")) {
             found.clear();
         }
         let cursor = Reply::Bulk(Bytes::from(cursor.to_string()));
-        Ok(Reply::Array(vec![cursor, Reply::Array(found.into_iter().map(Reply::Bulk).collect())]))
+        Ok(Reply::Array(vec![cursor, Reply::Array(found)]))
     })
 }

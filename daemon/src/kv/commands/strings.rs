@@ -1,14 +1,16 @@
 //! Whole strings and parts of them.
 
+use super::super::apart;
 use super::super::call::{Call, Failure, Outcome};
 use super::super::reply::Reply;
 use super::super::spec::Spec;
-use super::super::store::{Db, Store};
+use super::super::store::{Db, Store, Value};
 use super::super::text::span;
+use super::super::turn;
 use super::arguments::{LONGEST, TOO_LONG, integer, lower};
 use super::describe::*;
-use super::together::{read_all, write_all};
-use bytes::{Bytes, BytesMut};
+use super::together::{read_each, write_all};
+use bytes::Bytes;
 use futures::future::LocalBoxFuture;
 use std::collections::HashSet;
 
@@ -125,10 +127,11 @@ fn append(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
         let (bytes, expires) = match call.store.read(call.db, key).await? {
             None => (more.clone(), None),
             Some(old) => {
-                within_limit(old.bytes.len() as u64, more.len() as u64)?;
-                let mut bytes = BytesMut::from(old.bytes);
-                bytes.extend_from_slice(more);
-                (bytes.freeze(), old.expires)
+                let (at, more) = (old.bytes.len(), more.clone());
+                let end = within_limit(at as u64, more.len() as u64)? as usize;
+                let append = move |bytes: &mut [u8]| bytes[at..].copy_from_slice(&more);
+                let (bytes, ()) = apart::changed(old.bytes, end, append).await?;
+                (bytes, old.expires)
             }
         };
         let len = bytes.len() as i64;
@@ -149,13 +152,11 @@ fn setrange(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
         let old = call.store.read(call.db, key).await?;
         let end = within_limit(offset, patch.len() as u64)? as usize;
         let (bytes, expires) = old.map_or((Bytes::new(), None), |old| (old.bytes, old.expires));
-        let mut bytes = BytesMut::from(bytes);
-        if bytes.len() < end {
-            bytes.resize(end, 0);
-        }
-        bytes[offset as usize..end].copy_from_slice(patch);
+        let patch = patch.clone();
+        let overwrite = move |bytes: &mut [u8]| bytes[offset as usize..end].copy_from_slice(&patch);
+        let (bytes, ()) = apart::changed(bytes, end, overwrite).await?;
         let len = bytes.len() as i64;
-        call.store.write(call.db, key, bytes.freeze(), expires).await?;
+        call.store.write(call.db, key, bytes, expires).await?;
         Ok(Reply::Integer(len))
     })
 }
@@ -180,23 +181,29 @@ fn getrange(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
 
 fn mget(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
     Box::pin(async move {
-        let values = read_all(call.store, call.db, &call.args[1..]).await?;
-        Ok(Reply::Array(values.into_iter().map(|v| v.map_or(Reply::Null, |v| Reply::Bulk(v.bytes))).collect()))
+        let keys = &call.args[1..];
+        let mut values = Vec::with_capacity(keys.len());
+        let take = |value: Option<Value>| values.push(value.map_or(Reply::Null, |value| Reply::Bulk(value.bytes)));
+        read_each(call.store, call.db, keys, take).await?;
+        Ok(Reply::Array(values))
     })
 }
 
 fn mset(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
     Box::pin(async move {
-        write_all(call.store, call.db, &pairs(call.args)?).await?;
+        write_all(call.store, call.db, &pairs(call.args).await?).await?;
         Ok(Reply::OK)
     })
 }
 
 fn msetnx(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
     Box::pin(async move {
-        let pairs = pairs(call.args)?;
-        if pairs.iter().any(|(key, _)| call.store.known(call.db, key).is_some()) {
-            return Ok(Reply::Integer(0));
+        let pairs = pairs(call.args).await?;
+        for (key, _) in &pairs {
+            if call.store.known(call.db, key).is_some() {
+                return Ok(Reply::Integer(0));
+            }
+            turn::pause().await;
         }
         write_all(call.store, call.db, &pairs).await?;
         Ok(Reply::Integer(1))
@@ -205,10 +212,17 @@ fn msetnx(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
 
 /// Keys and their values. Of a key that is named twice the last value counts: since all are written at the same time,
 /// the others are left out.
-fn pairs(arguments: &[Bytes]) -> Result<Vec<(&Bytes, &Bytes)>, Failure> {
+async fn pairs(arguments: &[Bytes]) -> Result<Vec<(&Bytes, &Bytes)>, Failure> {
     let (pairs, []) = arguments[1..].as_chunks::<2>() else {
         return Err(Failure(format!("ERR wrong number of arguments for '{}' command", lower(&arguments[0])).into()));
     };
     let mut seen = HashSet::with_capacity(pairs.len());
-    Ok(pairs.iter().rev().filter(|[key, _]| seen.insert(key)).map(|[key, value]| (key, value)).collect())
+    let mut wanted = Vec::with_capacity(pairs.len());
+    for [key, value] in pairs.iter().rev() {
+        if seen.insert(key) {
+            wanted.push((key, value));
+        }
+        turn::pause().await;
+    }
+    Ok(wanted)
 }

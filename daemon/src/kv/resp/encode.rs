@@ -12,6 +12,8 @@ use std::io::IoSlice;
 const SEND_IN_PLACE: usize = 16 << 10;
 /// A gathering buffer that has grown beyond this is given back once it is empty.
 const KEEP_BUFFER: usize = 64 << 10;
+/// One write takes about so many bytes at most: the kernel copies them, and nobody else has a turn meanwhile.
+const WRITE: usize = 256 << 10;
 /// How many pieces one write takes at most.
 pub const PIECES: usize = 16;
 
@@ -80,11 +82,27 @@ impl Output {
         }
     }
 
+    /// The head of an array: its items are to follow.
+    pub fn push_array(&mut self, items: usize) {
+        self.number(b'*', items as i64);
+    }
+
     /// What to write next, as one gathered write.
     pub fn slices<'a>(&'a self, into: &mut [IoSlice<'a>; PIECES]) -> usize {
         let gathered = (!self.gathered.is_empty()).then_some(&self.gathered[..]);
         let all = self.pieces.iter().map(|piece| &piece[..]).chain(gathered);
-        all.zip(into.iter_mut()).map(|(piece, slot)| *slot = IoSlice::new(piece)).count()
+        let mut room = WRITE;
+        let mut count = 0;
+        for (piece, slot) in all.zip(into.iter_mut()) {
+            if room == 0 {
+                break;
+            }
+            let piece = &piece[..piece.len().min(room)];
+            room -= piece.len();
+            *slot = IoSlice::new(piece);
+            count += 1;
+        }
+        count
     }
 
     /// So many bytes were written.

@@ -24,13 +24,14 @@ use super::memory::Room;
 use super::outbox::{Outbox, Sent};
 use super::placing::Placed;
 use super::stream::Stream;
-use super::{CommandId, Server, Statistics};
+use super::{CommandId, MANY, Server, Statistics};
 use crate::kv::arguments::weight_of_all;
 use crate::kv::call::{Failure, Outcome};
 use crate::kv::reply::Reply;
 use crate::kv::resp::{Ahead, Limits, ProtocolError};
 use crate::kv::session::{Admission, Client, Replies, Run, Session};
 use crate::kv::store::{Soon, TOGETHER};
+use crate::kv::turn;
 use annex_shared::repeated;
 use bytes::Bytes;
 use futures::FutureExt;
@@ -159,7 +160,7 @@ impl Connection {
             };
             begun += 1;
             let found = self.session.server.commands.find(&args);
-            if !self.flights.is_empty() && self.must_wait(found) {
+            if !self.flights.is_empty() && self.must_wait(found, args.len()) {
                 self.held = Some(Held { args, wanted: 0 });
                 return;
             }
@@ -225,11 +226,11 @@ impl Connection {
     }
 
     /// Whether a command can't begin while others of this connection are under way.
-    fn must_wait(&self, found: Option<CommandId>) -> bool {
+    fn must_wait(&self, found: Option<CommandId>, words: usize) -> bool {
         let Some(id) = found else { return false };
         let command = self.session.server.commands.get(id);
         let is_on_keys = matches!(command.run, Run::Keys(_)) && command.spec.keys.first > 0 && !command.spec.alone;
-        !is_on_keys || self.session.server.pause.holds_up(command.spec.flags.write)
+        !is_on_keys || words > MANY || self.session.server.pause.holds_up(command.spec.flags.write)
     }
 
     /// Gives it back if there is no room for the values it brings.
@@ -263,9 +264,12 @@ impl Connection {
                         return None;
                     }
                 };
-                let (mut ticket, mut args) = (server.lock(id, &args), args);
+                let is_slow = command.spec.alone || args.len() > MANY;
+                let ticket = if is_slow { server.lock_slowly(id, &args).await } else { server.lock(id, &args) };
+                let must_wait = self.must_wait(Some(id), args.len());
+                let (mut ticket, mut args) = (ticket, args);
                 let (db, bytes) = (client.db.get(), weight_of_all(&args));
-                if ticket.is_placement() && ticket.is_granted() && !self.must_wait(Some(id)) {
+                if ticket.is_placement() && ticket.is_granted() && !must_wait {
                     let placed = Placed::new(&server, &client, id, args, ticket, is_muted);
                     let place = |placed: &Placed, hears: &_, number| placed.place(hears, number);
                     match self.flights.place(placed, bytes, place) {
@@ -279,11 +283,14 @@ impl Connection {
                         ticket.granted().await;
                         let outcome = server.run(id, &client, db, &args, Some(&ticket)).await;
                         drop(ticket);
+                        if args.len() > MANY {
+                            turn::drop_all(args).await;
+                        }
                         let reply = outcome.unwrap_or_else(|failure| Reply::Error(failure.0));
                         if is_muted { Reply::Silence } else { reply }
                     }
                 };
-                if self.must_wait(Some(id)) {
+                if must_wait {
                     future.await
                 } else {
                     // Much is known without a round trip: a key that isn't there, a time to live.
@@ -315,7 +322,12 @@ impl Connection {
                 if is_muted { Reply::Silence } else { reply }
             }
         };
-        self.answer(reply);
+        match reply {
+            Reply::Array(_) if self.flights.is_empty() => {
+                self.outbox.push_in_turns(reply, self.session.client.protocol.get()).await;
+            }
+            reply => self.answer(reply),
+        }
         None
     }
 
@@ -378,9 +390,9 @@ impl Connection {
             let is_done = self.flights.is_empty() && self.outbox.is_empty();
             return if is_done { Poll::Ready(Event::Closed) } else { Poll::Pending };
         }
-        if self.rounds >= ROUNDS {
+        if self.rounds >= ROUNDS || (self.rounds > 1 && turn::is_over()) {
             self.rounds = 0;
-            context.waker().wake_by_ref();
+            turn::again(context);
             return Poll::Pending;
         }
         if let Some(held) = &self.held {

@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 
 /// Replies of one round from which on handing over pays.
 const BUSY: u32 = 4;
+/// Writes of one parcel that the KV API's thread does itself: the connection's task sends the rest.
+const IN_PASSING: usize = 2;
 /// How long an I/O thread looks for more before it sleeps: whoever wakes it pays for that.
 const LINGER: Duration = Duration::from_micros(20);
 
@@ -57,7 +59,7 @@ impl IoThreads {
     pub fn round_ends(&self) -> impl Fn() + Send + Sync + 'static {
         let (rounds, parcels) = (self.rounds.clone(), self.parcels.clone());
         move || {
-            parcels.try_iter().for_each(Parcel::deliver);
+            parcels.try_iter().for_each(|parcel| parcel.deliver(IN_PASSING));
             rounds.before.store(rounds.now.swap(0, Relaxed), Relaxed);
         }
     }
@@ -102,12 +104,12 @@ impl Drop for IoThreads {
 
 fn send_all(parcels: &Receiver<Parcel>) {
     while let Ok(parcel) = parcels.recv() {
-        parcel.deliver();
+        parcel.deliver(usize::MAX);
         let mut last = Instant::now();
         while last.elapsed() < LINGER {
             match parcels.try_recv() {
                 Ok(parcel) => {
-                    parcel.deliver();
+                    parcel.deliver(usize::MAX);
                     last = Instant::now();
                 }
                 Err(_) => std::thread::yield_now(),

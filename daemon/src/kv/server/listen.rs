@@ -3,6 +3,7 @@
 use super::stream::Stream;
 use super::{Server, Statistics, connection};
 use crate::kv::session::{Address, Client};
+use crate::kv::turn;
 use annex_shared::repeated;
 use std::fs::Permissions;
 use std::future::Future;
@@ -163,7 +164,8 @@ async fn accept(server: Rc<Server>, listener: impl Future<Output = Listener>, mu
             accepted = listener.accept() => match accepted {
                 Ok((stream, peer, local)) => {
                     if let Some(client) = admit(&server, &stream, peer, local) {
-                        connections.spawn_local(connection::run(stream, server.clone(), client, stopping.clone()));
+                        let run = connection::run(stream, server.clone(), client, stopping.clone());
+                        connections.spawn_local(turn::in_turns(run));
                     }
                 }
                 Err(error) => {

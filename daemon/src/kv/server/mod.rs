@@ -48,7 +48,7 @@ pub use guesses::Guesses;
 pub use io_threads::IoThreads;
 pub use latency::Latency;
 pub use listen::{BindError, Listener, serve};
-pub use locks::{Locks, Mode, Ticket};
+pub use locks::{Locks, MANY, Mode, Ticket};
 pub use memory::Memory;
 pub use pause::{Pause, Paused};
 pub use slow::SlowLog;
@@ -138,16 +138,22 @@ impl Server {
     /// Asks for the locks a command needs. It has its place among the others when this returns.
     pub fn lock(&self, id: CommandId, args: &[Bytes]) -> Ticket {
         let spec = self.commands.get(id).spec;
-        if spec.alone {
-            return self.locks.everything();
-        }
-        let keys = spec.key_positions(args.len()).filter_map(|at| args.get(at)).map(|key| &key[..]);
         let mode = match (spec.flags.write, (spec.blind)(args.len())) {
             (true, true) => Mode::Place,
             (true, false) => Mode::Write,
             (false, _) => Mode::Read,
         };
-        self.locks.keys(keys, mode)
+        self.locks.keys(spec.keys_of(args), mode)
+    }
+
+    /// The same for one that has many keys or runs alone, which is not asked for in one step.
+    pub async fn lock_slowly(&self, id: CommandId, args: &[Bytes]) -> Ticket {
+        let spec = self.commands.get(id).spec;
+        if spec.alone {
+            return self.locks.everything_soon().await;
+        }
+        let mode = if spec.flags.write { Mode::Write } else { Mode::Read };
+        self.locks.together(spec.keys_of(args), mode, true).await
     }
 
     /// Runs a command on keys, whose locks are held: the ticket's, or else everything.

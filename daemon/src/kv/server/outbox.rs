@@ -8,6 +8,7 @@ use super::io_threads::IoThreads;
 use super::stream::Stream;
 use crate::kv::reply::{Protocol, Reply};
 use crate::kv::resp::{Output, PIECES};
+use crate::kv::turn;
 use parking_lot::Mutex;
 use std::io::{self, ErrorKind, IoSlice};
 use std::sync::Arc;
@@ -64,6 +65,28 @@ impl Outbox {
 
     pub fn push(&mut self, reply: &Reply, protocol: Protocol) {
         self.output.push(reply, protocol);
+    }
+
+    /// The same with one that may be an array of very many.
+    pub async fn push_in_turns(&mut self, reply: Reply, protocol: Protocol) {
+        let Reply::Array(items) = reply else { return self.push(&reply, protocol) };
+        self.output.push_array(items.len());
+        let mut open = vec![items.into_iter()];
+        let mut pushed = 0;
+        while let Some(items) = open.last_mut() {
+            match items.next() {
+                Some(Reply::Array(items)) => {
+                    self.output.push_array(items.len());
+                    open.push(items.into_iter());
+                }
+                Some(reply) => self.output.push(&reply, protocol),
+                None => drop(open.pop()),
+            }
+            pushed += 1;
+            if pushed % turn::STEP == 0 {
+                turn::pause().await;
+            }
+        }
     }
 
     /// Bytes that nobody has begun to send.
@@ -138,6 +161,10 @@ impl Outbox {
                 Poll::Pending => break,
             }
             writes += 1;
+            if !self.output.is_empty() && turn::is_over() {
+                turn::again(context);
+                break;
+            }
         }
         self.is_stuck = !self.output.is_empty();
         Ok(Sent::Here { writes })
@@ -154,11 +181,14 @@ pub enum Sent {
 }
 
 impl Parcel {
-    /// Writes what the socket takes, and puts the rest back.
-    pub fn deliver(self) {
+    /// Writes what the socket takes, by so many writes at most, and puts the rest back.
+    pub fn deliver(self, most: usize) {
         let Parcel { shared, mut output, task } = self;
         let mut sent = Ok(());
-        while !output.is_empty() && sent.is_ok() {
+        for _ in 0..most {
+            if output.is_empty() || sent.is_err() {
+                break;
+            }
             match write(&mut output, |slices| Poll::Ready(shared.stream.try_write(slices))) {
                 Poll::Ready(Err(error)) if error.kind() == ErrorKind::WouldBlock => break,
                 Poll::Ready(written) => sent = written,

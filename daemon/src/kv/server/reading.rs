@@ -11,8 +11,7 @@ impl Server {
     pub fn read_now(&self, id: CommandId, client: &Client, args: &[Bytes]) -> Option<Reply> {
         let spec = self.commands.get(id).spec;
         let at_once = spec.at_once?;
-        let keys = spec.key_positions(args.len()).filter_map(|at| args.get(at)).map(|key| &key[..]);
-        if !self.locks.may_read(keys) {
+        if !self.locks.may_read(spec.keys_of(args)) {
             return None;
         }
         let begun = Instant::now();

@@ -4,6 +4,7 @@ use super::stream::Stream;
 use super::*;
 use crate::kv::session::Address;
 use crate::kv::store::testbed::Alone;
+use crate::kv::turn;
 use std::io::ErrorKind::WouldBlock;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -22,7 +23,8 @@ impl Wire {
         let client = Rc::new(Client::new(server.next_client(), address(), address()));
         server.clients.borrow_mut().insert(client.id, client.clone());
         let (stop, stopping) = watch::channel(false);
-        tokio::task::spawn_local(connection::run(Stream::Unix(theirs), server.clone(), client, stopping));
+        let run = connection::run(Stream::Unix(theirs), server.clone(), client, stopping);
+        tokio::task::spawn_local(turn::in_turns(run));
         Wire { stream: ours, _stop: stop }
     }
 

@@ -68,11 +68,12 @@ pub fn debug<'a>(session: &'a mut Session, args: &'a [Bytes]) -> LocalBoxFuture<
                 let seconds = text(seconds).parse::<f64>().map_err(|_| wrong())?;
                 let time = Duration::try_from_secs_f64(seconds).map_err(|_| wrong())?;
                 // Within EXEC the locks are held already.
-                let ticket = (!session.runs_transaction).then(|| session.server.locks.everything());
-                if let Some(ticket) = &ticket {
-                    ticket.granted().await;
+                let mut ticket = None;
+                if !session.runs_transaction {
+                    ticket.insert(session.server.locks.everything_soon().await).granted().await;
                 }
                 tokio::time::sleep(time).await;
+                drop(ticket);
                 OK
             }
             [sub, flag] if is(sub, "set-active-expire") => {

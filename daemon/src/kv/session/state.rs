@@ -18,7 +18,7 @@ pub struct Session {
     pub client: Rc<Client>,
     pub transaction: Transaction,
     pub replies: Replies,
-    /// EXEC is under way and holds all locks.
+    /// EXEC is under way and holds the locks of its commands.
     pub runs_transaction: bool,
 }
 

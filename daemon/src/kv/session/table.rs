@@ -82,7 +82,7 @@ static TABLE: &[Row] = &[
     row("multi", 1, "sltFb", Run::Now(transaction::multi)).about("transactions", "1.2.0", "O(1)", "Mark the start of a transaction block"),
     row("exec", 1, "slt", Run::Later(transaction::exec)).about("transactions", "1.2.0", "Depends on commands in the transaction", "Execute all commands issued after MULTI"),
     row("discard", 1, "sltFb", Run::Now(transaction::discard)).about("transactions", "2.0.0", "O(N), when N is the number of queued commands", "Discard all commands issued after MULTI"),
-    row("watch", -2, "sltFb", Run::Now(transaction::watch)).about("transactions", "2.2.0", "O(1) for every key.", "Watch the given keys to determine execution of the MULTI/EXEC block").on_keys(1, -1, 1),
+    row("watch", -2, "sltFb", Run::Later(transaction::watch)).about("transactions", "2.2.0", "O(1) for every key.", "Watch the given keys to determine execution of the MULTI/EXEC block").on_keys(1, -1, 1),
     row("unwatch", 1, "sltFb", Run::Now(transaction::unwatch)).about("transactions", "2.2.0", "O(1)", "Forget about all watched keys"),
     row("client", -2, "", Run::Container).about("connection", "2.4.0", "Depends on subcommand.", "A container for client connection commands"),
     row("command", -1, "lt", Run::Now(introspection::all)).about("server", "2.8.13", "O(N) where N is the total number of Redis commands", "Get array of Redis command details"),

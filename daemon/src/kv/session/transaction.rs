@@ -1,12 +1,17 @@
-//! MULTI, EXEC and WATCH: commands that run one after the other with nothing in between, if nobody has touched what was
-//! watched.
+//! MULTI, EXEC and WATCH: commands that run one after the other with nothing in between, if nobody
+//! has touched what was watched.
+//!
+//! EXEC holds the locks of all keys that it names or has watched, or of everything if one of its
+//! commands is about all keys. So others go on meanwhile, with other keys.
 
+use super::Run;
 use super::state::{OK, Session};
 use crate::kv::arguments::{weight, weight_of_all};
 use crate::kv::call::Outcome;
 use crate::kv::reply::Reply;
-use crate::kv::server::CommandId;
+use crate::kv::server::{CommandId, MANY, Mode, Ticket};
 use crate::kv::store::{Db, Watch};
+use crate::kv::turn;
 use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::LocalBoxFuture;
@@ -60,6 +65,26 @@ impl Transaction {
 }
 
 impl Session {
+    /// Asks for the locks that a transaction needs.
+    async fn lock_transaction(&self) -> Ticket {
+        let (server, transaction) = (&self.server, &self.transaction);
+        let spec = |id: CommandId| server.commands.get(id).spec;
+        let is_about_all = |id| match server.commands.get(id).run {
+            Run::Keys(_) => spec(id).alone || !spec(id).has_keys(),
+            // It may sleep, and nobody is to do anything meanwhile.
+            _ => spec(id).name == "debug",
+        };
+        if transaction.has(is_about_all) {
+            return server.locks.everything_soon().await;
+        }
+        let queued = transaction.commands.iter().flatten();
+        let keys = queued.flat_map(|(id, args)| spec(*id).keys_of(args));
+        let watched = transaction.watched.iter().map(|(_, key, _)| &key[..]);
+        let mode = if transaction.has(|id| spec(id).flags.write) { Mode::Write } else { Mode::Read };
+        let is_long = transaction.queued().is_some_and(|count| count >= MANY);
+        server.locks.together(keys.chain(watched), mode, is_long).await
+    }
+
     /// Leaves MULTI and forgets what was watched.
     pub fn discard(&mut self) {
         self.transaction = Transaction::default();
@@ -84,21 +109,28 @@ pub fn discard(session: &mut Session, _: &[Bytes]) -> Outcome {
     OK
 }
 
-pub fn watch(session: &mut Session, args: &[Bytes]) -> Outcome {
-    if session.transaction.is_open() {
-        return Err("ERR WATCH inside MULTI is not allowed".into());
-    }
-    let db = session.db();
-    for key in &args[1..] {
-        let watched = &mut session.transaction.watched;
-        if !watched.iter().any(|(known_db, known, _)| *known_db == db && known == key) {
-            let watch = session.server.store.watch(db, key);
-            watched.push((db, Bytes::copy_from_slice(key), watch));
-            session.transaction.bytes += WATCH + weight(key);
+pub fn watch<'a>(session: &'a mut Session, args: &'a [Bytes]) -> LocalBoxFuture<'a, Outcome> {
+    async move {
+        if session.transaction.is_open() {
+            return Err("ERR WATCH inside MULTI is not allowed".into());
         }
+        // What a transaction that is under way will write has not changed since.
+        let ticket = session.server.locks.together(args[1..].iter().map(|key| &key[..]), Mode::Read, false).await;
+        ticket.granted().await;
+        let db = session.db();
+        for key in &args[1..] {
+            let watched = &mut session.transaction.watched;
+            if !watched.iter().any(|(known_db, known, _)| *known_db == db && known == key) {
+                let watch = session.server.store.watch(db, key);
+                watched.push((db, Bytes::copy_from_slice(key), watch));
+                session.transaction.bytes += WATCH + weight(key);
+            }
+            turn::pause().await;
+        }
+        session.show_transaction();
+        OK
     }
-    session.show_transaction();
-    OK
+    .boxed_local()
 }
 
 pub fn unwatch(session: &mut Session, _: &[Bytes]) -> Outcome {
@@ -113,7 +145,7 @@ pub fn exec<'a>(session: &'a mut Session, _: &'a [Bytes]) -> LocalBoxFuture<'a, 
         if !session.transaction.is_open() {
             return Err("ERR EXEC without MULTI".into());
         }
-        let ticket = session.server.locks.everything();
+        let ticket = session.lock_transaction().await;
         ticket.granted().await;
         let transaction = std::mem::take(&mut session.transaction);
         session.show_transaction();
@@ -129,8 +161,10 @@ pub fn exec<'a>(session: &'a mut Session, _: &'a [Bytes]) -> LocalBoxFuture<'a, 
         session.runs_transaction = true;
         for (id, args) in commands {
             replies.push(session.run_within_exec(id, &args).await);
+            turn::drop_all(args).await;
         }
         session.runs_transaction = false;
+        drop(ticket);
         Ok(Reply::Array(replies))
     }
     .boxed_local()

@@ -1,14 +1,14 @@
 //! What goes on beside requests: the driver that moves everything forward, expiry, and the giving back of what was cleared.
 
+use super::super::turn;
 use super::*;
-use std::time::Instant;
 
 /// How often keys are looked at whose time may be over.
 const EXPIRY_EVERY: Duration = Duration::from_millis(100);
 /// Looks in which all keys have had their turn, unless there are too many.
 const EXPIRY_ROUND: usize = 10;
-/// What one look may cost.
-const EXPIRY_BUDGET: Duration = Duration::from_millis(2);
+/// Turns of the thread that one look may cost.
+const EXPIRY_TURNS: usize = 8;
 
 impl Store {
     /// Starts the tasks that the store needs, on the local task set that this runs in.
@@ -19,9 +19,9 @@ impl Store {
         let store = self.clone();
         tokio::task::spawn_local(async move { store.stock_up(deliveries).await });
         let store = self.clone();
-        tokio::task::spawn_local(async move { store.expire().await });
+        tokio::task::spawn_local(turn::in_turns(async move { store.expire().await }));
         let store = self.clone();
-        tokio::task::spawn_local(async move { store.tidy().await });
+        tokio::task::spawn_local(turn::in_turns(async move { store.tidy().await }));
         Ok(())
     }
 
@@ -90,12 +90,16 @@ impl Store {
             if !self.settings().expires_actively || self.0.loading.get() {
                 continue;
             }
-            let until = Instant::now() + EXPIRY_BUDGET;
+            let mut turns = 0;
             for _ in 0..index::SHARDS.div_ceil(EXPIRY_ROUND) {
                 shard = (shard + 1) % index::SHARDS;
                 self.expire_shard(shard);
-                if Instant::now() > until {
-                    break;
+                if turn::is_over() {
+                    turns += 1;
+                    if turns == EXPIRY_TURNS {
+                        break;
+                    }
+                    turn::pause().await;
                 }
             }
         }
@@ -117,6 +121,10 @@ impl Store {
     /// Gives back what was cleared, and empties sheets that are mostly holes.
     async fn tidy(&self) {
         loop {
+            if self.free_some() {
+                tokio::task::yield_now().await;
+                continue;
+            }
             let cleared = self.0.cleared.borrow_mut().pop();
             if let Some(mut index) = cleared {
                 let mut entries = Vec::new();

@@ -1,5 +1,7 @@
 //! Reading records: which slots hold one, and whether what they brought is it.
 
+use super::super::apart;
+use super::super::turn;
 use super::record::RecordError;
 use super::space::parts;
 use super::*;
@@ -7,10 +9,12 @@ use crate::pool::SlotRun;
 use annex_shared::ids::SlotIdx;
 use annex_shared::repeated;
 use bytes::BytesMut;
-use futures::future::try_join_all;
+use futures::stream::{self, StreamExt, TryStreamExt};
 
 /// Slots of one READ at most; the rest of a large record has READs of its own.
-const PIECE: u32 = 256;
+const PIECE: u32 = 32;
+/// READs of one record under way at a time.
+const TOGETHER: usize = 64;
 /// Records of at most so many bytes are read alone, not with the sheet they lie in.
 const SMALL: u32 = 2048;
 /// Bytes of a record that is read on the spot, at most: nobody else is served meanwhile.
@@ -33,9 +37,18 @@ pub(super) enum Missed {
 pub(super) struct Pinned<'a>(&'a Pool, Vec<SlotIdx>);
 
 impl Pinned<'_> {
-    pub fn new(pool: &Pool, slots: Vec<SlotIdx>) -> Pinned<'_> {
-        slots.iter().for_each(|slot| pool.retain(*slot));
-        Pinned(pool, slots)
+    fn add(&mut self, slot: SlotIdx) {
+        self.0.retain(slot);
+        self.1.push(slot);
+    }
+
+    async fn let_go(mut self) {
+        while let Some(slot) = self.1.pop() {
+            self.0.release(slot);
+            if self.1.len().is_multiple_of(turn::STEP) {
+                turn::pause().await;
+            }
+        }
     }
 }
 
@@ -108,6 +121,7 @@ impl Store {
     /// Reads a key's value, from wherever it is nearest.
     pub(super) async fn fetch(&self, db: Db, key: &[u8]) -> Result<Option<Value>, StoreError> {
         self.is_loaded()?;
+        turn::pause().await;
         let hash = self.hash(key);
         let mut missed = String::new();
         for _ in 0..TRIES {
@@ -172,28 +186,45 @@ impl Store {
             return read.map_err(Missed::Io)?.ok_or(Missed::Gone)?.map_err(Missed::Bad);
         }
         let whole = self.pieces(place, units).await?;
-        split_shared(whole.slice_ref(place.within(&whole)), of).map_err(Missed::Bad)
+        let (record, key) = (whole.slice_ref(place.within(&whole)), of.map(Bytes::copy_from_slice));
+        drop(whole);
+        let split = apart::run(record.len() as u64, move || split_shared(record, key.as_deref())).await;
+        split.map_err(|_| Missed::Gone)?.map_err(Missed::Bad)
     }
 
     /// All bytes of the sheets that a record lies in.
     async fn pieces(&self, place: Place, units: u32) -> Result<Bytes, Missed> {
-        let slots: Option<Vec<SlotIdx>> = parts(place, units).map(|(sheet, _)| self.0.table.slot(sheet)).collect();
-        self.pinned(Pinned::new(&self.0.pool, slots.ok_or(Missed::Gone)?)).await
+        self.sheets(parts(place, units).map(|(sheet, _)| sheet)).await
     }
 
-    /// All bytes of some slots, one after the other.
-    pub(super) async fn pinned(&self, pinned: Pinned<'_>) -> Result<Bytes, Missed> {
+    /// All bytes of some sheets, one after the other.
+    pub(super) async fn sheets(&self, sheets: impl Iterator<Item = SheetIdx>) -> Result<Bytes, Missed> {
+        let mut pinned = Pinned(&self.0.pool, Vec::new());
+        for (nth, sheet) in sheets.enumerate() {
+            pinned.add(self.0.table.slot(sheet).ok_or(Missed::Gone)?);
+            if nth % turn::STEP == 0 {
+                // If the record goes meanwhile, what is read is not it, and its entry tells.
+                turn::pause().await;
+            }
+        }
         let whole = RefCell::new(BytesMut::zeroed(pinned.1.len() * PAGE_SIZE));
         let reads = self.runs(&pinned.1).into_iter().map(|(nth, run)| {
             let whole = &whole;
-            self.0.way.read(run, move |bytes| {
+            let take = move |bytes: &[u8]| {
                 let from = nth * PAGE_SIZE;
                 let bytes = &bytes[..run.count as usize * PAGE_SIZE];
                 whole.borrow_mut()[from..from + bytes.len()].copy_from_slice(bytes);
-            })
+            };
+            async move {
+                turn::pause().await;
+                self.0.way.read(run, take).await
+            }
         });
-        try_join_all(reads).await.map_err(Missed::Io)?;
-        Ok(whole.into_inner().freeze())
+        let mut reads = stream::iter(reads).buffer_unordered(TOGETHER);
+        while reads.try_next().await.map_err(Missed::Io)?.is_some() {}
+        drop(reads);
+        pinned.let_go().await;
+        Ok(apart::shared(whole.into_inner()))
     }
 
     /// Slots in a row, as runs that one READ each can bring, with the place of each among them.

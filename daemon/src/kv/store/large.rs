@@ -1,14 +1,15 @@
 //! Records that are too large for the log: whoever has one writes it to sheets of its own, piece by piece, and it counts when all are written.
 
+use super::super::{apart, turn};
 use super::sheets::UNITS;
 use super::*;
 use crate::pool::Part;
 use futures::{StreamExt, TryStreamExt};
 
 /// Sheets of a piece.
-const PIECE: usize = 256;
+const PIECE: usize = 32;
 /// Pieces of one record under way at a time.
-const TOGETHER: usize = 4;
+const TOGETHER: usize = 32;
 /// How long a piece waits for slots.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -28,11 +29,18 @@ impl Drop for Reserved<'_> {
 impl Store {
     pub(super) async fn write_large(
         &self,
-        header: &Header,
+        db: Db,
         key: &[u8],
         value: &Bytes,
-        access: u32,
+        expires: Option<UnixMs>,
     ) -> Result<(), StoreError> {
+        let hash = self.hash(key);
+        let access = self.access_of_written(db, hash);
+        let (of, version) = (self.0.table.database(db), self.next_version());
+        let (whole_key, bytes) = (Bytes::copy_from_slice(key), value.clone());
+        let header = move || Header::new(of, version, expires, hash, &whole_key, &bytes);
+        let header = apart::run(value.len() as u64, header).await;
+        let header = header.map_err(|_| StoreError::Unwritten(IoError::Lost))?;
         let units = log::room(header.bytes());
         let sheets = units / UNITS;
         let place = self.0.space.borrow_mut().append_sheets(sheets).map_err(|_| StoreError::NoRoom)?;
@@ -46,7 +54,7 @@ impl Store {
         while pieces.try_next().await?.is_some() {}
         drop(pieces);
         std::mem::forget(reserved);
-        let entry = Entry::new(header, place, access);
+        let entry = Entry::new(&header, place, access);
         self.apply(&log::Change { db: header.db, entry, from: None, told: log::Told::Nobody });
         Ok(())
     }
@@ -60,6 +68,7 @@ impl Store {
         head: &[u8],
         value: &[u8],
     ) -> Result<(), StoreError> {
+        turn::pause().await;
         let mut runs = Vec::new();
         let mut got = 0;
         while got < count {

@@ -75,6 +75,8 @@ use way::Way;
 pub const DATABASES: u8 = 16;
 /// Pages of the lane's arena.
 const ARENA: usize = 4096;
+/// Sheets of a record that are given back as soon as it goes; those of a larger one are given back bit by bit.
+const FREED_AT_ONCE: usize = 4096;
 /// Sheets that wait to be written before writers wait too.
 const MAX_DIRTY: usize = 1024;
 
@@ -184,6 +186,8 @@ struct Inner {
     indexes: RefCell<Indexes>,
     /// Indexes of databases that were cleared, whose records are given back bit by bit.
     cleared: RefCell<Vec<Index>>,
+    /// Sheets of which nothing is in use, and which nobody has given back.
+    empty: RefCell<Vec<SheetIdx>>,
     space: RefCell<Space>,
     log: RefCell<Log>,
     way: Way,
@@ -470,7 +474,21 @@ impl Store {
     fn give_back(&self, place: Place, units: u32) {
         let mut empty = Vec::new();
         self.0.space.borrow_mut().remove(place, units, &mut empty);
+        if empty.len() > FREED_AT_ONCE {
+            self.0.empty.borrow_mut().append(&mut empty);
+            self.0.work.notify_one();
+        }
         empty.into_iter().for_each(|sheet| self.free_sheet(sheet));
+    }
+
+    /// Gives back some of the sheets of very large records. False: there are none.
+    fn free_some(&self) -> bool {
+        let mut empty = self.0.empty.borrow_mut();
+        let left = empty.len().saturating_sub(FREED_AT_ONCE);
+        let some = empty.split_off(left);
+        drop(empty);
+        some.iter().for_each(|sheet| self.free_sheet(*sheet));
+        !some.is_empty()
     }
 
     /// Gives a sheet's slot back if nothing of the sheet is in use.

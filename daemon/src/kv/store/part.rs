@@ -3,7 +3,6 @@
 //! The record's own checksum is over all of it, so what vouches for a part is the pool's: of every sheet that is read the pool knows what was written. That these
 //! sheets are the record's is told by its first one, which is read too: header, tag and key are there.
 
-use super::fetch::Pinned;
 use super::*;
 use std::ops::Range;
 
@@ -45,9 +44,8 @@ impl Store {
             return None;
         }
         let sheets = (bytes.start / PAGE_SIZE).max(1)..bytes.end.div_ceil(PAGE_SIZE).max(1);
-        let slot = |nth: usize| self.0.table.slot(SheetIdx(place.sheet.0 + nth as u32));
-        let slots: Option<Vec<_>> = std::iter::once(0).chain(sheets.clone()).map(slot).collect();
-        let read = self.pinned(Pinned::new(&self.0.pool, slots?)).await.ok()?;
+        let wanted = std::iter::once(0).chain(sheets.clone()).map(|nth| SheetIdx(place.sheet.0 + nth as u32));
+        let read = self.sheets(wanted).await.ok()?;
         let header = Header::decode(place.within(&read[..PAGE_SIZE])).ok()?;
         let is_it = header.hash == hash
             && header.bytes() == entry.bytes()
@@ -60,7 +58,8 @@ impl Store {
         // What was left out between the first sheet and the others.
         let gap = (sheets.start - 1) * PAGE_SIZE;
         let cut = |at: usize| if at < PAGE_SIZE { at } else { at - gap };
-        let part = Bytes::copy_from_slice(&read[cut(bytes.start)..cut(bytes.start) + bytes.len()]);
-        Some(part)
+        let part = read.slice(cut(bytes.start)..cut(bytes.start) + bytes.len());
+        // A small part is not to keep whole sheets in memory.
+        Some(if part.len() < PAGE_SIZE { Bytes::copy_from_slice(&part) } else { part })
     }
 }

@@ -27,6 +27,7 @@ impl Store {
             table,
             indexes: RefCell::new(std::array::from_fn(|_| Index::default())),
             cleared: RefCell::new(Vec::new()),
+            empty: RefCell::default(),
             space: RefCell::new(Space::default()),
             log: RefCell::new(Log::default()),
             way: Way::new(lane),

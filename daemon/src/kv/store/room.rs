@@ -3,12 +3,15 @@
 //! Over the limit single keys go, the least useful ones of a sample. When the pool itself has no more room that would free nothing: slots come back only by whole sheets.
 //! So then all keys go that lie in one sheet with such a key.
 
+use super::super::turn;
 use super::*;
 
 /// Keys looked at before one is chosen, if there are as many. Whole shards are looked at.
 const SAMPLE: usize = 16;
 /// Keys that may go for one write. A write that needs more is refused, and the next one finds more room.
 const AT_ONCE: usize = 10_000;
+/// Keys that go in one turn, at least.
+const IN_A_ROW: usize = 32;
 /// Sheets that are emptied at a time when the pool is full: one in so many, and at least and at most these; and how often for one write.
 const SHEETS_PART: u64 = 64;
 const SHEETS_LEAST: u64 = 16;
@@ -21,7 +24,13 @@ impl Store {
     /// Makes room for so many bytes of records.
     pub(super) async fn make_room(&self, bytes: u64) -> Result<(), StoreError> {
         let policy = self.settings().policy;
-        if !self.evict_for(bytes) {
+        for _ in 0..AT_ONCE / IN_A_ROW {
+            if self.evict_some(bytes, IN_A_ROW) != Some(false) {
+                break;
+            }
+            turn::pause().await;
+        }
+        if self.evict_some(bytes, 0) != Some(true) {
             return Err(StoreError::NoRoom);
         }
         let mut tries = 0;
@@ -49,14 +58,28 @@ impl Store {
 
     /// Has keys go until so many bytes more are within the limit. False: the policy allows not enough to go.
     pub(super) fn evict_for(&self, bytes: u64) -> bool {
+        self.evict_some(bytes, AT_ONCE) == Some(true)
+    }
+
+    /// The same with a few keys only.
+    pub(super) fn has_room_for(&self, bytes: u64) -> bool {
+        self.evict_some(bytes, IN_A_ROW) == Some(true)
+    }
+
+    /// Has at most so many keys go until so many bytes more are within the limit. False: more have to go. `None`: the
+    /// policy allows none.
+    fn evict_some(&self, bytes: u64, most: usize) -> Option<bool> {
         let Settings { limit, policy, .. } = self.settings();
         let fits = || limit == 0 || self.used_bytes() + bytes <= limit;
-        for _ in 0..AT_ONCE {
-            if fits() || !self.evict_one(policy) {
-                break;
+        for _ in 0..most {
+            if fits() {
+                return Some(true);
+            }
+            if !self.evict_one(policy) {
+                return None;
             }
         }
-        fits()
+        Some(fits())
     }
 
     /// Removes one key by the policy. False: it allows none to go.

@@ -1,5 +1,6 @@
 //! Going through keys. The index knows hashes only, so each key's record is read.
 
+use super::super::turn;
 use super::*;
 use futures::future::try_join_all;
 
@@ -35,6 +36,7 @@ impl Store {
 
     /// The key with this hash, from its record.
     async fn name(&self, db: Db, hash: KeyHash) -> Result<Option<Bytes>, StoreError> {
+        turn::pause().await;
         loop {
             let Some(entry) = self.find(db, hash) else { return Ok(None) };
             match self.record(entry.place(), entry.units(), None).await {

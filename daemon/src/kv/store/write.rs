@@ -1,5 +1,6 @@
 //! Writing: a record's way into the log, and what it changes when it is on all replicas.
 
+use super::super::turn;
 use super::log::{Change, Flight, Told};
 use super::*;
 use std::rc::Weak;
@@ -27,6 +28,7 @@ impl Store {
         placed: impl Fn(),
     ) -> Result<(), StoreError> {
         self.is_loaded()?;
+        turn::pause().await;
         if expires.is_some_and(|at| at <= now()) {
             self.remove(db, key);
             return Ok(());
@@ -36,8 +38,8 @@ impl Store {
         while self.0.held_up.get() {
             self.0.drained.notified().await;
         }
-        let (header, access) = self.record_of(db, key, &bytes, expires);
         if log::takes(units) {
+            let (header, access) = self.record_of(db, key, &bytes, expires);
             while self.is_full() {
                 self.0.drained.notified().await;
             }
@@ -47,7 +49,7 @@ impl Store {
             placed();
             over.await.unwrap_or(Err(StoreError::Unwritten(IoError::Lost)))?;
         } else {
-            self.write_large(&header, key, &bytes, access).await?;
+            self.write_large(db, key, &bytes, expires).await?;
         }
         self.count(|s| s.writes += 1);
         Ok(())
@@ -58,7 +60,7 @@ impl Store {
     pub fn place(&self, db: Db, key: &[u8], bytes: &[u8], hears: &Weak<dyn Hears>, number: u64) -> bool {
         let units = log::room((HEADER + key.len() + bytes.len()) as u32);
         let is_busy = self.is_full() || self.0.held_up.get() || self.0.loading.get() || self.0.stock.is_out();
-        if is_busy || !log::takes(units) || !self.evict_for(u64::from(units) * UNIT as u64) {
+        if is_busy || !log::takes(units) || !self.has_room_for(u64::from(units) * UNIT as u64) {
             return false;
         }
         let (header, access) = self.record_of(db, key, bytes, None);
@@ -88,14 +90,18 @@ impl Store {
     fn record_of(&self, db: Db, key: &[u8], bytes: &[u8], expires: Option<UnixMs>) -> (Header, u32) {
         let hash = self.hash(key);
         let header = Header::new(self.0.table.database(db), self.next_version(), expires, hash, key, bytes);
+        (header, self.access_of_written(db, hash))
+    }
+
+    /// Rewritten is used.
+    pub(super) fn access_of_written(&self, db: Db, hash: KeyHash) -> u32 {
         let policy = self.settings().policy;
-        let is_looked_up = policy.counts() || self.0.indexes.borrow()[at(header.db)].volatile() > 0;
-        // Rewritten is used. Where nobody counts how often, and no key's time can be over, what is there makes no difference.
-        let access = match is_looked_up.then(|| self.find(db, hash)).flatten() {
+        let is_looked_up = policy.counts() || self.0.indexes.borrow()[at(self.0.table.database(db))].volatile() > 0;
+        // Where nobody counts how often, and no key's time can be over, what is there makes no difference.
+        match is_looked_up.then(|| self.find(db, hash)).flatten() {
             Some(entry) => self.used(entry.access()),
             None => policy.fresh(about_now()),
-        };
-        (header, access)
+        }
     }
 
     /// Too much waits to be written.
