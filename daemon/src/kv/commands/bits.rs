@@ -3,11 +3,13 @@
 use super::super::call::{Call, Failure, Outcome};
 use super::super::reply::Reply;
 use super::super::spec::Spec;
+use super::super::store::{Db, Encoding, Store, StoreError, Value};
 use super::super::text::bits::{self, Operation};
 use super::super::text::{integer, span};
 use super::apart;
-use super::arguments::{LONGEST, SYNTAX, integer, is};
+use super::arguments::{SYNTAX, integer, is};
 use super::describe::*;
+use super::object::tells_raw;
 use super::together::read_all;
 use bytes::{Bytes, BytesMut};
 use futures::future::LocalBoxFuture;
@@ -43,10 +45,12 @@ pub const BAD_OFFSET: &str = "ERR bit offset is not an integer or out of range";
 const BAD_BIT: &str = "ERR bit is not an integer or out of range";
 
 /// A bit's offset, times `scale`.
-pub fn offset(argument: &[u8], scale: u64) -> Result<u64, Failure> {
+///
+/// `longest`: bytes of the longest string.
+pub fn offset(argument: &[u8], scale: u64, longest: u64) -> Result<u64, Failure> {
     integer::parse(argument)
         .and_then(|offset| u64::try_from(offset).ok()?.checked_mul(scale))
-        .filter(|offset| offset >> 3 < LONGEST)
+        .filter(|offset| offset >> 3 < longest)
         .ok_or_else(|| BAD_OFFSET.into())
 }
 
@@ -64,26 +68,45 @@ pub fn room(bytes: Bytes, bit: u64) -> (BytesMut, bool) {
 fn setbit(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
     Box::pin(async move {
         let key = &call.args[1];
-        let bit = offset(&call.args[2], 1)?;
+        let bit = offset(&call.args[2], 1, call.longest)?;
         let set = match integer::parse(&call.args[3]) {
             Some(0) => false,
             Some(1) => true,
             _ => return Err(BAD_BIT.into()),
         };
         let old = call.store.read(call.db, key).await?;
-        let (bytes, expires) = old.map_or((Bytes::new(), None), |old| (old.bytes, old.expires));
-        let (mut bytes, grown) = room(bytes, bit);
+        let old = old.unwrap_or_else(nothing);
+        let (mut bytes, grown) = room(old.bytes.clone(), bit);
         let was = bits::put(&mut bytes, bit, set);
-        if grown || was != set {
-            call.store.write(call.db, key, bytes.freeze(), expires).await?;
-        }
+        let changed = grown || was != set;
+        write_bits(call.store, call.db, key, old, changed.then(|| bytes.freeze())).await?;
         Ok(Reply::Integer(i64::from(was)))
     })
 }
 
+/// What a key that is not there stands for.
+pub fn nothing() -> Value {
+    Value { bytes: Bytes::new(), expires: None, encoding: Encoding::Plain }
+}
+
+/// Writes bits that have changed, or none: Redis keeps the value in another way then all the same.
+pub async fn write_bits(
+    store: &Store,
+    db: Db,
+    key: &[u8],
+    old: Value,
+    changed: Option<Bytes>,
+) -> Result<(), StoreError> {
+    match changed {
+        Some(bytes) => store.write_as(db, key, Value { bytes, expires: old.expires, encoding: Encoding::Raw }).await,
+        None if tells_raw(&old) => Ok(()),
+        None => store.mark_raw(db, key, old).await,
+    }
+}
+
 fn getbit(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
     Box::pin(async move {
-        let bit = offset(&call.args[2], 1)?;
+        let bit = offset(&call.args[2], 1, call.longest)?;
         let byte = bit / 8;
         let wanted = |len: u64| byte.min(len)..(byte + 1).min(len);
         let part = call.store.read_part(call.db, &call.args[1], wanted).await?;
@@ -192,7 +215,8 @@ fn bitop(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
         if result.is_empty() {
             call.store.remove(call.db, target);
         } else {
-            call.store.write(call.db, target, Bytes::from(result), None).await?;
+            let value = Value { bytes: Bytes::from(result), expires: None, encoding: Encoding::Raw };
+            call.store.write_as(call.db, target, value).await?;
         }
         Ok(Reply::Integer(len))
     })

@@ -293,12 +293,14 @@ impl Connection {
         }
     }
 
-    /// The client does not speak the protocol: it is told so, behind what it is owed, and that is the end.
+    /// The client does not speak the protocol: it is told so, behind what it is owed, and that is the end. If it wants
+    /// no replies it gets none here either.
     fn refuse(&mut self, error: ProtocolError) {
         let failure = Failure(format!("ERR {error}").into());
         self.session.server.stats.count_error(&failure);
         tracing::debug!(client = self.session.client.id, "{error}");
-        self.answer(Reply::Error(failure.0));
+        let is_muted = self.session.mutes();
+        self.answer(if is_muted { Reply::Silence } else { Reply::Error(failure.0) });
         self.ending = true;
     }
 

@@ -12,7 +12,9 @@ pub enum Kind {
     Bool,
     /// Least and most.
     Integer(i64, i64),
-    /// The same, with a unit.
+    /// The same; any number from 0 on may be given, and becomes the nearest of these.
+    Clamped(i64, i64),
+    /// Least and most, with a unit.
     Memory(i64, i64),
     Enum(&'static [&'static str]),
     Text,
@@ -25,6 +27,8 @@ pub enum Kind {
 const INT: i64 = i32::MAX as i64;
 const LONG: i64 = i64::MAX;
 const MEGABYTE: i64 = 1 << 20;
+/// Bytes of the longest string there can be.
+const LONGEST: i64 = 512 * MEGABYTE;
 const NOT_ON_DISK: &str = "values live in the memory of other machines, nothing is written to disk";
 const NO_REPLICAS: &str = "replication is the pool's, not a Redis server's";
 const LISTENING: &str = "the server is listening already";
@@ -69,7 +73,7 @@ pub static TABLE: &[Parameter] = &[
     plain("timeout", "0", Kind::Integer(0, INT)),
     plain("requirepass", "", Kind::Text),
     plain("protected-mode", "yes", Kind::Bool),
-    plain("proto-max-bulk-len", "536870912", Kind::Memory(MEGABYTE, LONG)),
+    plain("proto-max-bulk-len", "536870912", Kind::Memory(MEGABYTE, LONGEST)),
     plain("client-query-buffer-limit", "1073741824", Kind::Memory(MEGABYTE, LONG)),
     plain(
         "client-output-buffer-limit",
@@ -102,7 +106,7 @@ pub static TABLE: &[Parameter] = &[
     immutable("cluster-enabled", "no", Kind::Bool),
     immutable("io-threads", "1", Kind::Integer(1, 128)),
     immutable("aclfile", "", Kind::Text),
-    plain("hz", "10", Kind::Integer(1, 500)),
+    plain("hz", "10", Kind::Clamped(1, 500)),
     plain("dynamic-hz", "yes", Kind::Bool),
     plain("activerehashing", "yes", Kind::Bool),
     plain("shutdown-timeout", "10", Kind::Integer(0, INT)),
