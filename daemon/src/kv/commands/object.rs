@@ -86,7 +86,9 @@ fn encoding(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
         match call.store.read(call.db, key).await? {
             None => Ok(Reply::Null),
             Some(value) if tells_raw(&value) => encoding("raw"),
-            Some(value) if value.encoding == Encoding::Plain && integer::parse(&value.bytes).is_some() => encoding("int"),
+            Some(value) if value.encoding == Encoding::Plain && integer::parse(&value.bytes).is_some() => {
+                encoding("int")
+            }
             Some(_) => encoding("embstr"),
         }
     })

@@ -152,7 +152,8 @@ impl Server {
             return Err(Failure("ERR this command can't be run here".into()));
         };
         let begun = Instant::now();
-        let outcome = handler(Call { store: &self.store, db, args, longest: self.config.live.max_bulk.get(), ticket }).await;
+        let outcome =
+            handler(Call { store: &self.store, db, args, longest: self.config.live.max_bulk.get(), ticket }).await;
         self.account(id, client, args, begun.elapsed(), &outcome);
         outcome
     }

@@ -141,7 +141,7 @@ pub fn find(name: &str) -> Option<usize> {
     TABLE.iter().position(|parameter| is(parameter.name) || parameter.alias.is_some_and(is))
 }
 
-/// A number with a unit as Redis reads it: `k` is 1000, `kb` 1024.
+/// A number with a unit as Redis reads it: `k` is 1000, `kb` 1024, and no digits are 0.
 pub fn memory(text: &str) -> Option<u64> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
@@ -155,7 +155,8 @@ pub fn memory(text: &str) -> Option<u64> {
         "gb" => 1 << 30,
         _ => return None,
     };
-    number.parse::<u64>().ok()?.checked_mul(factor)
+    let number = if number.is_empty() { 0 } else { number.parse::<u64>().ok()? };
+    number.checked_mul(factor)
 }
 
 /// `class hard soft seconds`, for any of the classes; the others stay as they were.

@@ -40,10 +40,7 @@ pub fn functions(_: &mut Session, args: &[Bytes]) -> Outcome {
 pub fn function_statistics(_: &mut Session, _: &[Bytes]) -> Outcome {
     let counts = ["libraries_count", "functions_count"].map(|count| (Reply::word(count), Reply::Integer(0)));
     let engines = vec![(Reply::word("LUA"), Reply::Map(counts.to_vec()))];
-    Ok(Reply::Map(vec![
-        (Reply::word("running_script"), Reply::Null),
-        (Reply::word("engines"), Reply::Map(engines)),
-    ]))
+    Ok(Reply::Map(vec![(Reply::word("running_script"), Reply::Null), (Reply::word("engines"), Reply::Map(engines))]))
 }
 
 pub fn flush_functions(_: &mut Session, args: &[Bytes]) -> Outcome {

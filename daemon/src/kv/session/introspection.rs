@@ -24,8 +24,7 @@ pub fn info(session: &mut Session, args: &[Bytes]) -> Outcome {
         return all(session, args);
     }
     let commands = &session.server.commands;
-    let one =
-        |name: &Bytes| commands.by_full_name(name).map_or(Reply::Null, |id| describe(commands, commands.get(id)));
+    let one = |name: &Bytes| commands.by_full_name(name).map_or(Reply::Null, |id| describe(commands, commands.get(id)));
     Ok(Reply::Array(args[2..].iter().map(one).collect()))
 }
 

@@ -1,7 +1,8 @@
 //! The session's commands, with what COMMAND tells about them; the texts are Redis'.
 
 use super::{
-    Run, administration, clients, configuration, connection, extensions, info, introspection, keyspace, logs, transaction,
+    Run, administration, clients, configuration, connection, extensions, info, introspection, keyspace, logs,
+    transaction,
 };
 use crate::kv::spec::{Flags, Keys, Spec};
 

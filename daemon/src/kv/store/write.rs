@@ -23,13 +23,7 @@ impl Store {
     }
 
     /// As [`Store::write`]. `placed` is called, if it can be, as soon as the record is in the log: it counts before any that is appended later.
-    pub async fn write_and_tell(
-        &self,
-        db: Db,
-        key: &[u8],
-        value: Value,
-        placed: impl Fn(),
-    ) -> Result<(), StoreError> {
+    pub async fn write_and_tell(&self, db: Db, key: &[u8], value: Value, placed: impl Fn()) -> Result<(), StoreError> {
         self.is_loaded()?;
         let Value { bytes, expires, encoding } = value;
         if expires.is_some_and(|at| at <= now()) {

@@ -241,7 +241,10 @@ fn spoil(words: &mut Vec<Vec<u8>>, random: &mut StdRng) {
         1 => words.push(odd),
         2 => words.insert(at, odd),
         3 => words[at] = odd,
-        4 => words[at] = words[at].iter().map(|b| if b.is_ascii_lowercase() { b - 32 } else { b.to_ascii_lowercase() }).collect(),
+        4 => {
+            words[at] =
+                words[at].iter().map(|b| if b.is_ascii_lowercase() { b - 32 } else { b.to_ascii_lowercase() }).collect()
+        }
         _ => words.push(words[at].clone()),
     }
     if words.is_empty() {
@@ -280,7 +283,9 @@ fn word(text: &str, random: &mut StdRng) -> Vec<u8> {
             0 => one_of(&["-1", "4294967296", "9223372036854775807", "x", "01", "", "40000"], random),
             _ => random.random_range(0..400).to_string().into_bytes(),
         },
-        "O" => one_of(&["0", "0", "1", "3", "44", "50", "-1", "x", "1048576", "536870912", "9223372036854775807"], random),
+        "O" => {
+            one_of(&["0", "0", "1", "3", "44", "50", "-1", "x", "1048576", "536870912", "9223372036854775807"], random)
+        }
         // Lifetimes: over, far away, or none.
         "T" => one_of(
             &["100000", "100000", "3000000", "90000000", "0", "-1", "x", "9223372036854775807", "9223372036854000"],

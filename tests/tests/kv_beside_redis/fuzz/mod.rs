@@ -26,6 +26,8 @@ const REPEATS: usize = 3;
 
 /// Bytes of a reply that a failure repeats.
 const SHOWN: usize = 1000;
+/// What takes longer than this is told.
+const SLOW: Duration = Duration::from_secs(5);
 
 struct Both {
     redis: Peer,
@@ -52,10 +54,14 @@ impl Both {
         self.redis.begin();
         self.ours.begin();
         for (nth, step) in steps.iter().enumerate() {
+            let began = Instant::now();
             self.redis.send(step);
             let theirs = self.redis.answer(step);
             self.ours.send(step);
             let ours = self.ours.answer_like(step, &theirs);
+            if began.elapsed() > SLOW {
+                println!("{:.1?} for {step:.200}, after\n{}", began.elapsed(), step::show(&steps[..nth]));
+            }
             if judge::are_alike(step, &theirs, &ours) {
                 continue;
             }
@@ -70,8 +76,9 @@ impl Both {
         match pairs().find(differs) {
             None if theirs.len() == ours.len() => Outcome::Same,
             found => {
-                let (theirs, ours) = found.map_or_else(|| (theirs.concat(), ours.concat()), |(a, b)| (a.clone(), b.clone()));
-                let answer = |bytes| show(&Answer { replies: vec![bytes], is_closed: false });
+                let (theirs, ours) =
+                    found.map_or_else(|| (theirs.concat(), ours.concat()), |(a, b)| (a.clone(), b.clone()));
+                let answer = |bytes| show(&Answer { replies: vec![bytes], ..Answer::default() });
                 let text = format!("what is there in the end\nredis: {}\nours:  {}\n", answer(theirs), answer(ours));
                 match reasons::of(steps, &Answer::default(), &Answer::default()) {
                     Some(reason) => Outcome::Meant(reason.why),
@@ -95,7 +102,8 @@ impl Both {
 }
 
 fn show(answer: &Answer) -> String {
-    let shown = |reply: &Vec<u8>| format!("\"{}\" ({} bytes)", reply[..reply.len().min(SHOWN)].escape_ascii(), reply.len());
+    let shown =
+        |reply: &Vec<u8>| format!("\"{}\" ({} bytes)", reply[..reply.len().min(SHOWN)].escape_ascii(), reply.len());
     let replies: Vec<String> = answer.replies.iter().map(shown).collect();
     format!("{}{}", replies.join(" "), if answer.is_closed { " and closes" } else { "" })
 }
@@ -132,7 +140,10 @@ fn random_sessions_are_as_beside_redis() {
         sequences += 1;
         steps += sequence.len();
     }
-    println!("{sequences} sequences, {steps} steps in {:.0?} from seed {first} on; differed once: {once}", began.elapsed());
+    println!(
+        "{sequences} sequences, {steps} steps in {:.0?} from seed {first} on; differed once: {once}",
+        began.elapsed()
+    );
     meant.iter().for_each(|(why, times)| println!("{times} ended early: {why}"));
     // If it came and went that often, it would not be the host's doing.
     assert!(once <= 1 + sequences / 1000, "{once} of {sequences} sequences differed once and not again");

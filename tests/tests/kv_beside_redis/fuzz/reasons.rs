@@ -1,7 +1,7 @@
 //! Differences that are meant, each with its reason. A sequence ends at one: what follows may differ because of it.
 
 use super::peer::Answer;
-use super::step::Step;
+use super::step::{Sent, Step};
 
 pub struct Reason {
     pub why: &'static str,
@@ -16,6 +16,45 @@ pub const REASONS: &[Reason] = &[
         holds: |steps, _, _| steps.iter().any(|step| step.has(&["bitfield"]) && step.has(&["sat"])),
     },
     Reason {
+        why: "BITFIELD with an offset that is beyond 64 bits once it is multiplied: Redis' multiplication overflows, and \
+              some of these offsets come out as another one. Here they are out of range.",
+        holds: |steps, _, _| {
+            let is_far = |word: &Vec<u8>| word.len() > 16 && word.starts_with(b"#");
+            let has_far = |step: &Step| step.sent.iter().any(|sent| sent.words().iter().any(is_far));
+            steps.iter().any(|step| step.has(&["bitfield", "bitfield_ro"]) && has_far(step))
+        },
+    },
+    Reason {
+        why: "CONFIG GET with a pattern finds the parameters there are here.",
+        holds: |steps, _, _| {
+            let has_star = |sent: &Sent| sent.words().iter().any(|word| word.contains(&b'*') || word.contains(&b'?'));
+            let is_get = |sent: &Sent| sent.has(&["config"]) && sent.has(&["get"]) && has_star(sent);
+            steps.iter().any(|step| step.sent.iter().any(is_get))
+        },
+    },
+    Reason {
+        why: "CONFIG SET proto-max-bulk-len: a string has 512 MiB at most here, whatever is set.",
+        holds: |steps, theirs, ours| {
+            let is_range =
+                |a: &Answer| a.replies.iter().any(|r| r.escape_ascii().to_string().contains("must be between"));
+            steps.iter().any(|step| step.has(&["proto-max-bulk-len"])) && is_range(theirs) && is_range(ours)
+        },
+    },
+    Reason {
+        why: "CLIENT REPLY within a transaction: Redis sends the head of EXEC's answer, or some of its parts, and no client \
+              knows what comes next. Here the answer is sent or not.",
+        holds: |steps, _, _| {
+            steps.iter().any(|step| step.has(&["multi"])) && steps.iter().any(|step| step.has(&["reply"]))
+        },
+    },
+    Reason {
+        why: "DBSIZE: Redis sets a key whose time is over already, and counts it until it comes across it. Here it is gone.",
+        holds: |steps, _, _| {
+            let counts = steps.iter().any(|step| step.has(&["dbsize"]));
+            counts && steps.iter().any(|step| step.has(&["exat", "pxat"]))
+        },
+    },
+    Reason {
         why: "A client that wants no replies and breaks the protocol: Redis neither reads on nor closes the connection, \
               for ever. We close it.",
         holds: |steps, theirs, ours| {
@@ -27,9 +66,11 @@ pub const REASONS: &[Reason] = &[
     Reason {
         why: "COMMAND tells of the commands there are here, and without the hints for a cluster's proxies.",
         holds: |steps, theirs, ours| {
-            let tells = |step: &Step| step.has(&["command"]) && !step.has(&["getkeys", "getkeysandflags"]);
+            let tells = |sent: &Sent| sent.has(&["command"]) && !sent.has(&["getkeys", "getkeysandflags"]);
+            let told = |step: &Step| step.sent.iter().any(tells);
+            let is_exec = steps.last().is_some_and(|step| step.has(&["exec"])) && steps.iter().any(told);
             let is_about = |answer: &Answer| answer.replies.iter().any(|reply| reply.starts_with(b"*"));
-            steps.last().is_some_and(tells) && is_about(theirs) && is_about(ours)
+            (steps.last().is_some_and(told) || is_exec) && is_about(theirs) && is_about(ours)
         },
     },
     Reason {
@@ -50,6 +91,14 @@ pub const REASONS: &[Reason] = &[
         holds: |steps, theirs, ours| {
             let is_http = |step: &Step| step.has(&["post", "host:"]);
             steps.last().is_some_and(is_http) && theirs.is_closed && ours.is_closed
+        },
+    },
+    Reason {
+        why: "TIME and MEMORY USAGE tell of the moment and of the server, within a transaction too.",
+        holds: |steps, theirs, ours| {
+            let is_exec = steps.last().is_some_and(|step| step.has(&["exec"]));
+            let tells = steps.iter().any(|step| step.has(&["time", "usage"]));
+            is_exec && tells && theirs.replies.len() == ours.replies.len()
         },
     },
     Reason {

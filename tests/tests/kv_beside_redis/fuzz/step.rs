@@ -75,7 +75,7 @@ impl fmt::Display for Sent {
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let sent: Vec<String> = self.sent.iter().map(Sent::to_string).collect();
-        write!(f, "{}: {}", self.wire, sent.join(" ; "))
+        f.pad(&format!("{}: {}", self.wire, sent.join(" ; ")))
     }
 }
 
