@@ -260,10 +260,14 @@ impl Connection {
                 }
             }
             _ => {
+                let was_off = self.session.replies == Replies::Off;
                 let reply = self.session.run(id, &args).await;
                 self.ending |= client.closing.get();
-                // The answer to CLIENT REPLY ON is the first that is sent again.
-                let speaks_again = command.spec.name == "client|reply" && reply == Reply::OK;
+                // The answer to CLIENT REPLY ON is the first that is sent again, or that to RESET.
+                let speaks_again = match command.spec.name {
+                    "client|reply" => reply == Reply::OK,
+                    name => name == "reset" && was_off,
+                };
                 let is_muted = (is_muted && !speaks_again) || self.session.replies == Replies::Off;
                 if is_muted { Reply::Silence } else { reply }
             }

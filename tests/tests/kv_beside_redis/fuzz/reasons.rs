@@ -29,7 +29,7 @@ pub const REASONS: &[Reason] = &[
         holds: |steps, _, _| {
             let has_star = |sent: &Sent| sent.words().iter().any(|word| word.contains(&b'*') || word.contains(&b'?'));
             let is_get = |sent: &Sent| sent.has(&["config"]) && sent.has(&["get"]) && has_star(sent);
-            steps.iter().any(|step| step.sent.iter().any(is_get))
+            is_about(steps, &["config"]) && steps.iter().any(|step| step.sent.iter().any(is_get))
         },
     },
     Reason {
@@ -37,22 +37,17 @@ pub const REASONS: &[Reason] = &[
         holds: |steps, theirs, ours| {
             let is_range =
                 |a: &Answer| a.replies.iter().any(|r| r.escape_ascii().to_string().contains("must be between"));
-            steps.iter().any(|step| step.has(&["proto-max-bulk-len"])) && is_range(theirs) && is_range(ours)
+            is_about(steps, &["proto-max-bulk-len"]) && is_range(theirs) && is_range(ours)
         },
     },
     Reason {
         why: "CLIENT REPLY within a transaction: Redis sends the head of EXEC's answer, or some of its parts, and no client \
               knows what comes next. Here the answer is sent or not.",
-        holds: |steps, _, _| {
-            steps.iter().any(|step| step.has(&["multi"])) && steps.iter().any(|step| step.has(&["reply"]))
-        },
+        holds: |steps, _, _| steps.last().is_some_and(|step| step.has(&["exec"])) && is_about(steps, &["reply"]),
     },
     Reason {
         why: "DBSIZE: Redis sets a key whose time is over already, and counts it until it comes across it. Here it is gone.",
-        holds: |steps, _, _| {
-            let counts = steps.iter().any(|step| step.has(&["dbsize"]));
-            counts && steps.iter().any(|step| step.has(&["exat", "pxat"]))
-        },
+        holds: |steps, _, _| is_about(steps, &["dbsize"]) && steps.iter().any(|step| step.has(&["exat", "pxat"])),
     },
     Reason {
         why: "A client that wants no replies and breaks the protocol: Redis neither reads on nor closes the connection, \
@@ -75,15 +70,13 @@ pub const REASONS: &[Reason] = &[
     },
     Reason {
         why: "OBJECT REFCOUNT: Redis shares small integers between keys. Here each value is its key's own.",
-        holds: |steps, theirs, ours| {
-            steps.iter().any(|step| step.has(&["refcount"])) && theirs.replies.len() == ours.replies.len()
-        },
+        holds: |steps, theirs, ours| is_about(steps, &["refcount"]) && theirs.replies.len() == ours.replies.len(),
     },
     Reason {
         why: "SCAN: cursors are the server's own, and a part of the keys is any part.",
         holds: |steps, theirs, ours| {
             let both = |start: &[u8]| [theirs, ours].map(|a| a.replies.iter().any(|reply| reply.starts_with(start)));
-            steps.iter().any(|step| step.has(&["scan"])) && both(b"*") == [true, true]
+            is_about(steps, &["scan"]) && both(b"*") == [true, true]
         },
     },
     Reason {
@@ -101,11 +94,14 @@ pub const REASONS: &[Reason] = &[
             is_exec && tells && theirs.replies.len() == ours.replies.len()
         },
     },
-    Reason {
-        why: "LOLWUT shows what each server likes.",
-        holds: |steps, _, _| steps.iter().any(|step| step.has(&["lolwut"])),
-    },
+    Reason { why: "LOLWUT shows what each server likes.", holds: |steps, _, _| is_about(steps, &["lolwut"]) },
 ];
+
+/// Whether the last step is about one of these words, or runs a transaction with one that may be.
+fn is_about(steps: &[Step], words: &[&str]) -> bool {
+    let Some((last, before)) = steps.split_last() else { return false };
+    last.has(words) || (last.has(&["exec"]) && before.iter().any(|step| step.has(words)))
+}
 
 /// Why the answers to the last of these steps may differ, if they may.
 pub fn of(steps: &[Step], theirs: &Answer, ours: &Answer) -> Option<&'static Reason> {
