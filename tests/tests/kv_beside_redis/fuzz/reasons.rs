@@ -61,7 +61,9 @@ pub const REASONS: &[Reason] = &[
     Reason {
         why: "COMMAND tells of the commands there are here, and without the hints for a cluster's proxies.",
         holds: |steps, theirs, ours| {
-            let tells = |sent: &Sent| sent.has(&["command"]) && !sent.has(&["getkeys", "getkeysandflags"]);
+            let is_nobody = |sent: &Sent| sent.words() == [&b"command"[..], b"info", b"nosuch"];
+            let asks_for_keys = |sent: &Sent| sent.has(&["getkeys", "getkeysandflags"]);
+            let tells = |sent: &Sent| sent.has(&["command"]) && !asks_for_keys(sent) && !is_nobody(sent);
             let told = |step: &Step| step.sent.iter().any(tells);
             let is_exec = steps.last().is_some_and(|step| step.has(&["exec"])) && steps.iter().any(told);
             let is_about = |answer: &Answer| answer.replies.iter().any(|reply| reply.starts_with(b"*"));
@@ -94,7 +96,13 @@ pub const REASONS: &[Reason] = &[
             is_exec && tells && theirs.replies.len() == ours.replies.len()
         },
     },
-    Reason { why: "LOLWUT shows what each server likes.", holds: |steps, _, _| is_about(steps, &["lolwut"]) },
+    Reason {
+        why: "LOLWUT shows what each server likes.",
+        holds: |steps, theirs, ours| {
+            let is_art = |a: &Answer| a.replies.iter().any(|r| r.escape_ascii().to_string().contains("Redis ver"));
+            is_about(steps, &["lolwut"]) && is_art(theirs) && is_art(ours)
+        },
+    },
 ];
 
 /// Whether the last step is about one of these words, or runs a transaction with one that may be.
