@@ -31,7 +31,9 @@ pub fn functions(_: &mut Session, args: &[Bytes]) -> Outcome {
         } else if library.is_none() && is(option, "libraryname") {
             library = Some(options.next().ok_or("ERR library name argument was not given")?);
         } else {
-            return Err(Failure(format!("ERR Unknown argument {}", repeated(option)).into()));
+            // Here Redis does not leave out a line break at the end.
+            let option = repeated(option).replace(['\r', '\n'], " ");
+            return Err(Failure(format!("ERR Unknown argument {option}").into()));
         }
     }
     Ok(Reply::Array(Vec::new()))
