@@ -34,10 +34,10 @@ pub const REASONS: &[Reason] = &[
     },
     Reason {
         why: "CONFIG SET proto-max-bulk-len: a string has 512 MiB at most here, whatever is set.",
-        holds: |steps, theirs, ours| {
+        holds: |steps, _, ours| {
             let is_range =
                 |a: &Answer| a.replies.iter().any(|r| r.escape_ascii().to_string().contains("must be between"));
-            is_about(steps, &["proto-max-bulk-len"]) && is_range(theirs) && is_range(ours)
+            is_about(steps, &["proto-max-bulk-len"]) && is_range(ours)
         },
     },
     Reason {
