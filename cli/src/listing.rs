@@ -97,6 +97,10 @@ pub fn kv(kv: &KvInfo, width: Option<u16>) -> String {
         part => format!("; {} % of the annexd before are taken over", part / 10),
     };
     wrap(&mut text, width, "keys:", &format!("{}{loading}", count(kv.keys)));
+    if kv.keys > 0 {
+        let lasts = "survives annexd being killed or replaced (--take-over); goes when annexd is stopped in order";
+        wrap(&mut text, width, "content:", lasts);
+    }
     let limit = match kv.limit {
         0 => "no limit of its own".into(),
         limit => format!("of {}", format_bytes(limit)),

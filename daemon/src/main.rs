@@ -201,6 +201,7 @@ fn configure(flags: Flags) -> Result<Config, Failure> {
     config.socket = flags.socket.unwrap_or(config.socket);
     config.local = flags.local.unwrap_or(config.local);
     config.takeover_wait = flags.takeover_wait.unwrap_or(config.takeover_wait);
+    config.pool.takeover_wait = config.takeover_wait;
     config.log = flags.log.unwrap_or(config.log);
     config.pool.replicas = flags.replicas.unwrap_or(config.pool.replicas);
     config.pager.fault_workers = flags.fault_workers.unwrap_or(config.pager.fault_workers);

@@ -26,6 +26,12 @@ pub fn is(argument: &[u8], word: &str) -> bool {
     argument.eq_ignore_ascii_case(word.as_bytes())
 }
 
+/// A client's words as an error repeats them: up to a zero byte as in Redis, and each byte one character, of which
+/// [`Reply::Error`](super::reply::Reply::Error) makes that byte again.
+pub fn repeated(words: &[u8]) -> String {
+    words.iter().take_while(|byte| **byte != 0).map(|byte| char::from(*byte)).collect()
+}
+
 pub fn integer(argument: &[u8]) -> Result<i64, Failure> {
     integer_or(argument, NOT_AN_INTEGER)
 }

@@ -14,6 +14,8 @@ pub struct Call<'a> {
     pub db: Db,
     /// The command's name first.
     pub args: &'a [Bytes],
+    /// Bytes of the longest string: `proto-max-bulk-len`.
+    pub longest: u64,
     /// The locks that are held for it, if they are not held for a transaction.
     pub ticket: Option<&'a Ticket>,
 }

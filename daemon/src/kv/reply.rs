@@ -14,7 +14,8 @@ pub enum Protocol {
 pub enum Reply {
     /// `+…`
     Simple(Cow<'static, str>),
-    /// `-…`, code first.
+    /// `-…`, code first. A character up to U+00FF is the byte of that number: a client's words may be in it. A zero
+    /// byte ends the text.
     Error(Cow<'static, str>),
     Integer(i64),
     Bulk(Bytes),
@@ -33,6 +34,8 @@ pub enum Reply {
     Boolean(bool),
     /// Text for people (INFO, LATENCY DOCTOR). RESP2: a bulk string.
     Verbatim(Bytes),
+    /// A reply that was made already, in the protocol of its time (EXEC with a HELLO in it).
+    Encoded(Bytes),
     /// Nothing is sent at all (CLIENT REPLY OFF).
     Silence,
 }

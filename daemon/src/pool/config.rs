@@ -52,6 +52,10 @@ pub struct PoolConfig {
     pub control_timeout: TimeSpan,
     /// How long an extent stays leased after its last page was released.
     pub idle_return: TimeSpan,
+    /// annexd's own `takeover_wait`, which every lease should outlast: what was in the pool is lost if the leases end
+    /// before the next annexd comes.
+    #[serde(skip)]
+    pub takeover_wait: TimeSpan,
 }
 
 impl Default for PoolConfig {
@@ -74,6 +78,7 @@ impl Default for PoolConfig {
             op_timeout: TimeSpan(Duration::from_millis(3000)),
             control_timeout: TimeSpan(Duration::from_millis(5000)),
             idle_return: TimeSpan(Duration::from_millis(10_000)),
+            takeover_wait: TimeSpan(Duration::ZERO),
         }
     }
 }

@@ -16,6 +16,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 /// Shared by the pool's handle, its lanes, the keeper and the donor threads.
 pub(super) struct Core {
@@ -159,6 +160,8 @@ pub(super) struct DonorView {
     pub capacity: u32,
     /// It is to be removed.
     pub draining: bool,
+    /// How long its leases last; `None`: it was not reached yet.
+    pub lease: Option<Duration>,
 }
 
 impl Core {

@@ -13,6 +13,7 @@ use super::traffic::Traffic;
 use super::transport;
 use crate::sentinel::Sentinel;
 use annex_shared::api::DonorState;
+use annex_shared::config::TimeSpan;
 use annex_shared::fabric::{Arena, Endpoint};
 use annex_shared::ids::{DonorId, Rkey, SlabId};
 use annex_shared::page::PAGE_SIZE;
@@ -120,6 +121,7 @@ impl Donor {
             free: 0,
             capacity: 0,
             draining: false,
+            lease: None,
         };
         Donor {
             id,
@@ -130,6 +132,17 @@ impl Donor {
             silent: AtomicBool::new(false),
             view: Mutex::new(view),
         }
+    }
+
+    /// What its terms mean for those who rely on annexd being away for a while.
+    pub fn warning(&self, core: &Core) -> Option<String> {
+        let (view, wait) = (lock(&self.view), core.config.takeover_wait);
+        let lease = view.lease.filter(|lease| *lease < wait.0 && !core.is_spill(self.id)).map(TimeSpan)?;
+        Some(format!(
+            "donor {} ends leases after {lease}, and annexd's takeover_wait is {wait}: should annexd be away for longer than \
+             the leases last, the KV API's keys and programs' pages there are lost. Give annex-agent a longer lease_ttl",
+            view.name
+        ))
     }
 }
 
@@ -281,7 +294,9 @@ impl Keep {
             view.why = fabric.why;
             view.free = free;
             view.capacity = capacity;
+            view.lease = Some(ttl);
         });
+        self.core.donor(self.id).and_then(|donor| donor.warning(&self.core)).inspect(|w| tracing::warn!("{w}"));
         Ok(())
     }
 

@@ -23,6 +23,7 @@ impl Pool {
                 warnings.push(format!("donor {} gave wrong bytes {n} times (caught by checksum)", donor.name));
             }
         }
+        warnings.extend(self.core.donors().filter_map(|donor| donor.warning(&self.core)));
         let info = self.info();
         if info.lost_extents > 0 {
             warnings.push(format!("{} extents have no replica left: their pages can't be read", info.lost_extents));

@@ -131,6 +131,26 @@ fn one_client_too_many_is_turned_away() {
 }
 
 #[test]
+fn what_became_of_keys_is_counted_anew_after_resetstat() {
+    let server = TestServer::start();
+    let mut wire = server.connect();
+    wire.talk("SET k v", "+OK\r\n");
+    wire.talk("GET k", "$1\r\nv\r\n");
+    wire.talk("GET none", "$-1\r\n");
+    let mut told = |count: &str| {
+        let info = wire.ask(&["INFO", "stats"]).expect("an answer");
+        let info = String::from_utf8_lossy(&info).into_owned();
+        let value = info.lines().find_map(|line| line.strip_prefix(count)?.strip_prefix(':')).map(str::to_owned);
+        value.unwrap_or_else(|| panic!("no {count} in {info}"))
+    };
+    assert_eq!((told("keyspace_hits"), told("keyspace_misses")), ("1".into(), "1".into()));
+    server.connect().talk("CONFIG RESETSTAT", "+OK\r\n");
+    for count in ["keyspace_hits", "keyspace_misses", "expired_keys", "evicted_keys"] {
+        assert_eq!(told(count), "0", "{count}");
+    }
+}
+
+#[test]
 fn an_idle_client_is_closed() {
     let server = TestServer::with(&[("timeout", "1")]);
     let begun = Instant::now();

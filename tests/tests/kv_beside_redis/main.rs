@@ -7,6 +7,7 @@
 //! Needs `redis-server` (Debian: `redis-server`) and fails without it.
 
 mod commands;
+mod fuzz;
 mod memory;
 mod ours;
 mod redis;

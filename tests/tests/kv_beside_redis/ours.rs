@@ -12,12 +12,16 @@ pub struct Ours {
 
 impl Ours {
     pub fn start(resp3: bool) -> Ours {
-        let bed = Testbed::builder().donor(Donor::shm()).donor(Donor::shm()).kv(",cache=64K").start();
+        let bed = Testbed::builder().donor(Donor::shm()).donor(Donor::shm()).kv(",cache=64K,debug=true").start();
         let mut wire = Wire::unix(&bed.kv_socket()).expect("the KV API listens");
         if resp3 {
             wire.ask(&["HELLO", "3"]).expect("an answer");
         }
         Ours { wire, bed }
+    }
+
+    pub fn socket(&self) -> std::path::PathBuf {
+        self.bed.kv_socket()
     }
 
     /// Two more connections.

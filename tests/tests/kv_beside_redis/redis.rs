@@ -47,9 +47,13 @@ impl Redis {
         Some(redis)
     }
 
+    pub fn socket(&self) -> std::path::PathBuf {
+        self.directory.join("socket")
+    }
+
     /// Two more connections.
     pub fn wires(&self) -> [Wire; 2] {
-        [(); 2].map(|()| Wire::unix(&self.directory.join("socket")).expect("redis-server listens"))
+        [(); 2].map(|()| Wire::unix(&self.socket()).expect("redis-server listens"))
     }
 
     pub fn ask(&mut self, request: &[Vec<u8>]) -> Vec<u8> {

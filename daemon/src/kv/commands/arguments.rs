@@ -2,15 +2,12 @@
 
 use bytes::Bytes;
 
-pub use super::super::arguments::{NOT_AN_INTEGER, SYNTAX, database, integer, is};
+pub use super::super::arguments::{NOT_AN_INTEGER, SYNTAX, database, integer, is, repeated};
 
 pub const SAME_OBJECTS: &str = "ERR source and destination objects are the same";
 pub const TOO_LONG: &str = "ERR string exceeds maximum allowed size (proto-max-bulk-len)";
 
-/// Bytes of the longest string.
-pub const LONGEST: u64 = 512 << 20;
-
 /// A command that was called by this argument, as error texts name it.
 pub fn lower(name: &Bytes) -> String {
-    String::from_utf8_lossy(name).to_ascii_lowercase()
+    repeated(name).to_ascii_lowercase()
 }

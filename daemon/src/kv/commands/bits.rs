@@ -4,10 +4,12 @@ use super::super::apart;
 use super::super::call::{Call, Failure, Outcome};
 use super::super::reply::Reply;
 use super::super::spec::Spec;
+use super::super::store::{Db, Encoding, Store, StoreError, Value};
 use super::super::text::bits::{self, Operation};
 use super::super::text::{integer, span};
-use super::arguments::{LONGEST, SYNTAX, integer, is};
+use super::arguments::{SYNTAX, integer, is};
 use super::describe::*;
+use super::object::tells_raw;
 use super::together::read_all;
 use bytes::Bytes;
 use futures::future::LocalBoxFuture;
@@ -43,10 +45,12 @@ pub const BAD_OFFSET: &str = "ERR bit offset is not an integer or out of range";
 const BAD_BIT: &str = "ERR bit is not an integer or out of range";
 
 /// A bit's offset, times `scale`.
-pub fn offset(argument: &[u8], scale: u64) -> Result<u64, Failure> {
+///
+/// `longest`: bytes of the longest string.
+pub fn offset(argument: &[u8], scale: u64, longest: u64) -> Result<u64, Failure> {
     integer::parse(argument)
         .and_then(|offset| u64::try_from(offset).ok()?.checked_mul(scale))
-        .filter(|offset| offset >> 3 < LONGEST)
+        .filter(|offset| offset >> 3 < longest)
         .ok_or_else(|| BAD_OFFSET.into())
 }
 
@@ -58,27 +62,48 @@ pub fn with_bit(bit: u64) -> usize {
 fn setbit(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
     Box::pin(async move {
         let key = &call.args[1];
-        let bit = offset(&call.args[2], 1)?;
+        let bit = offset(&call.args[2], 1, call.longest)?;
         let set = match integer::parse(&call.args[3]) {
             Some(0) => false,
             Some(1) => true,
             _ => return Err(BAD_BIT.into()),
         };
         let old = call.store.read(call.db, key).await?;
-        let (bytes, expires) = old.map_or((Bytes::new(), None), |old| (old.bytes, old.expires));
-        let was = bits::is_set(&bytes, bit);
-        if bytes.len() < with_bit(bit) || was != set {
+        let mut old = old.unwrap_or_else(nothing);
+        let was = bits::is_set(&old.bytes, bit);
+        let mut changed = None;
+        if old.bytes.len() < with_bit(bit) || was != set {
             let put = move |bytes: &mut [u8]| bits::put(bytes, bit, set);
-            let (bytes, _) = apart::changed(bytes, with_bit(bit), put).await?;
-            call.store.write(call.db, key, bytes, expires).await?;
+            changed = Some(apart::changed(std::mem::take(&mut old.bytes), with_bit(bit), put).await?.0);
         }
+        write_bits(call.store, call.db, key, old, changed).await?;
         Ok(Reply::Integer(i64::from(was)))
     })
 }
 
+/// What a key that is not there stands for.
+pub fn nothing() -> Value {
+    Value { bytes: Bytes::new(), expires: None, encoding: Encoding::Plain }
+}
+
+/// Writes bits that have changed, or none: Redis keeps the value in another way then all the same.
+pub async fn write_bits(
+    store: &Store,
+    db: Db,
+    key: &[u8],
+    old: Value,
+    changed: Option<Bytes>,
+) -> Result<(), StoreError> {
+    match changed {
+        Some(bytes) => store.write_as(db, key, Value { bytes, expires: old.expires, encoding: Encoding::Raw }).await,
+        None if tells_raw(&old) => Ok(()),
+        None => store.mark_raw(db, key, old).await,
+    }
+}
+
 fn getbit(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
     Box::pin(async move {
-        let bit = offset(&call.args[2], 1)?;
+        let bit = offset(&call.args[2], 1, call.longest)?;
         let byte = bit / 8;
         let wanted = |len: u64| byte.min(len)..(byte + 1).min(len);
         let part = call.store.read_part(call.db, &call.args[1], wanted).await?;
@@ -188,7 +213,8 @@ fn bitop(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
         if result.is_empty() {
             call.store.remove(call.db, target);
         } else {
-            call.store.write(call.db, target, result, None).await?;
+            let value = Value { bytes: result, expires: None, encoding: Encoding::Raw };
+            call.store.write_as(call.db, target, value).await?;
         }
         Ok(Reply::Integer(len))
     })

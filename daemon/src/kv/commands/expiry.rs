@@ -4,7 +4,7 @@ use super::super::call::{Call, Failure, Outcome};
 use super::super::reply::Reply;
 use super::super::spec::Spec;
 use super::super::store::{UnixMs, now};
-use super::arguments::{integer, is, lower};
+use super::arguments::{integer, is, lower, repeated};
 use super::describe::*;
 use bytes::Bytes;
 use futures::future::LocalBoxFuture;
@@ -82,7 +82,7 @@ impl Conditions {
                 o if is(o, "XX") => conditions.present = true,
                 o if is(o, "GT") => conditions.later = true,
                 o if is(o, "LT") => conditions.earlier = true,
-                o => return Err(Failure(format!("ERR Unsupported option {}", String::from_utf8_lossy(o)).into())),
+                o => return Err(Failure(format!("ERR Unsupported option {}", repeated(o)).into())),
             }
         }
         if conditions.missing && (conditions.present || conditions.later || conditions.earlier) {

@@ -9,7 +9,7 @@ use super::super::reply::Reply;
 use super::super::spec::Spec;
 use super::super::text::field::{Kind, Overflow};
 use super::arguments::{SYNTAX, integer, is};
-use super::bits::{offset, with_bit};
+use super::bits::{nothing, offset, with_bit, write_bits};
 use super::describe::*;
 use bytes::Bytes;
 use futures::future::LocalBoxFuture;
@@ -52,7 +52,7 @@ impl Operation {
     }
 }
 
-fn parse(mut arguments: &[Bytes]) -> Result<Vec<Operation>, Failure> {
+fn parse(mut arguments: &[Bytes], longest: u64) -> Result<Vec<Operation>, Failure> {
     let mut operations = Vec::new();
     let mut overflow = Overflow::Wrap;
     while let [name, rest @ ..] = arguments {
@@ -62,17 +62,17 @@ fn parse(mut arguments: &[Bytes]) -> Result<Vec<Operation>, Failure> {
                 rest
             }
             [kind, at, rest @ ..] if is(name, "GET") => {
-                let (kind, offset) = parse_place(kind, at)?;
+                let (kind, offset) = parse_place(kind, at, longest)?;
                 operations.push(Operation { kind, offset, action: Action::Read });
                 rest
             }
             [kind, at, number, rest @ ..] if is(name, "SET") => {
-                let (kind, offset) = parse_place(kind, at)?;
+                let (kind, offset) = parse_place(kind, at, longest)?;
                 operations.push(Operation { kind, offset, action: Action::Set(integer(number)?, overflow) });
                 rest
             }
             [kind, at, number, rest @ ..] if is(name, "INCRBY") => {
-                let (kind, offset) = parse_place(kind, at)?;
+                let (kind, offset) = parse_place(kind, at, longest)?;
                 operations.push(Operation { kind, offset, action: Action::Add(integer(number)?, overflow) });
                 rest
             }
@@ -80,6 +80,19 @@ fn parse(mut arguments: &[Bytes]) -> Result<Vec<Operation>, Failure> {
         };
     }
     Ok(operations)
+}
+
+/// Whether this call of BITFIELD may change the key, for those who ask without calling it. One with a mistake may.
+pub fn may_write(call: &[Bytes]) -> bool {
+    let mut arguments = call.get(2..).unwrap_or_default();
+    while let [name, rest @ ..] = arguments {
+        arguments = match rest {
+            [_, _, rest @ ..] if is(name, "GET") => rest,
+            [_, rest @ ..] if is(name, "OVERFLOW") => rest,
+            _ => return true,
+        };
+    }
+    false
 }
 
 fn parse_overflow(how: &[u8]) -> Result<Overflow, Failure> {
@@ -92,18 +105,18 @@ fn parse_overflow(how: &[u8]) -> Result<Overflow, Failure> {
 }
 
 /// `#` before an offset: it counts integers of this kind instead of bits.
-fn parse_place(kind: &[u8], at: &[u8]) -> Result<(Kind, u64), Failure> {
+fn parse_place(kind: &[u8], at: &[u8], longest: u64) -> Result<(Kind, u64), Failure> {
     let kind = Kind::parse(kind).ok_or(BAD_KIND)?;
     let offset = match at {
-        [b'#', index @ ..] => offset(index, kind.bits())?,
-        bit => offset(bit, 1)?,
+        [b'#', index @ ..] => offset(index, kind.bits(), longest)?,
+        bit => offset(bit, 1, longest)?,
     };
     Ok((kind, offset))
 }
 
 fn bitfield_ro(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
     Box::pin(async move {
-        let operations = parse(&call.args[2..])?;
+        let operations = parse(&call.args[2..], call.longest)?;
         if operations.iter().any(Operation::writes) {
             return Err("ERR BITFIELD_RO only supports the GET subcommand".into());
         }
@@ -114,22 +127,20 @@ fn bitfield_ro(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
 fn bitfield(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
     Box::pin(async move {
         let key = &call.args[1];
-        let operations = parse(&call.args[2..])?;
+        let operations = parse(&call.args[2..], call.longest)?;
         let Some(last) = operations.iter().filter(|o| o.writes()).map(Operation::last_bit).max() else {
             return read_only(&call, &operations).await;
         };
         let old = call.store.read(call.db, key).await?;
-        let (bytes, expires) = old.map_or((Bytes::new(), None), |old| (old.bytes, old.expires));
+        let old = old.unwrap_or_else(nothing);
         // Even if all operations fail, the string has grown.
-        let mut changed = bytes.len() < with_bit(last);
+        let mut changed = old.bytes.len() < with_bit(last);
         let apply_all = move |bytes: &mut [u8]| {
             let replies = operations.iter().map(|operation| apply(operation, bytes, &mut changed)).collect();
             (replies, changed)
         };
-        let (bytes, (replies, changed)) = apart::changed(bytes, with_bit(last), apply_all).await?;
-        if changed {
-            call.store.write(call.db, key, bytes, expires).await?;
-        }
+        let (bytes, (replies, changed)) = apart::changed(old.bytes.clone(), with_bit(last), apply_all).await?;
+        write_bits(call.store, call.db, key, old, changed.then_some(bytes)).await?;
         Ok(Reply::Array(replies))
     })
 }

@@ -118,7 +118,7 @@ async fn rename_to(call: &Call<'_>, over: bool) -> Result<bool, Failure> {
     }
     // It may have expired since.
     let value = call.store.read(call.db, old).await?.ok_or(NO_SUCH_KEY)?;
-    call.store.write(call.db, new, value.bytes, value.expires).await?;
+    call.store.write_as(call.db, new, value).await?;
     call.store.remove(call.db, old);
     Ok(true)
 }
@@ -146,7 +146,7 @@ fn copy(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
             return Ok(Reply::Integer(0));
         }
         let Some(value) = call.store.read(call.db, from).await? else { return Ok(Reply::Integer(0)) };
-        call.store.write(db, to, value.bytes, value.expires).await?;
+        call.store.write_as(db, to, value).await?;
         Ok(Reply::Integer(1))
     })
 }
@@ -162,7 +162,7 @@ fn move_away(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
             return Ok(Reply::Integer(0));
         }
         let Some(value) = call.store.read(call.db, key).await? else { return Ok(Reply::Integer(0)) };
-        call.store.write(db, key, value.bytes, value.expires).await?;
+        call.store.write_as(db, key, value).await?;
         call.store.remove(call.db, key);
         Ok(Reply::Integer(1))
     })

@@ -10,7 +10,7 @@ mod arguments;
 mod bits;
 mod describe;
 mod expiry;
-mod fields;
+pub mod fields;
 mod keys;
 mod lcs;
 mod numbers;

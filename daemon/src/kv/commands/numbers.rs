@@ -3,6 +3,7 @@
 use super::super::call::{Call, Outcome};
 use super::super::reply::Reply;
 use super::super::spec::Spec;
+use super::super::store::{Encoding, Value};
 use super::super::text::extended::Extended;
 use super::super::text::integer;
 use super::arguments::{NOT_AN_INTEGER, integer};
@@ -87,7 +88,8 @@ fn incrbyfloat(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
         let increment = Extended::parse(&call.args[2]).ok_or(NOT_A_FLOAT)?;
         let sum = number.plus(increment).filter(|sum| sum.is_finite()).ok_or(NO_SUM)?;
         let text = Bytes::from(sum.to_string());
-        call.store.write(call.db, key, text.clone(), expires).await?;
+        let value = Value { bytes: text.clone(), expires, encoding: Encoding::Text };
+        call.store.write_as(call.db, key, value).await?;
         Ok(Reply::Bulk(text))
     })
 }

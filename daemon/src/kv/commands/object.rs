@@ -3,7 +3,7 @@
 use super::super::call::{Call, Outcome};
 use super::super::reply::Reply;
 use super::super::spec::Spec;
-use super::super::store::Known;
+use super::super::store::{Encoding, Known, Value};
 use super::super::text::integer;
 use super::arguments::{SYNTAX, integer, is};
 use super::describe::*;
@@ -69,7 +69,12 @@ fn tell(call: Call<'_>, answer: fn(Known) -> i64) -> LocalBoxFuture<'_, Outcome>
     })
 }
 
-/// As Redis would keep a value that was just set: it is kept as bytes here, whatever they say.
+/// Whether Redis would keep it as a string that has memory of its own.
+pub fn tells_raw(value: &Value) -> bool {
+    value.encoding == Encoding::Raw || value.bytes.len() as u64 > LONGEST_EMBEDDED
+}
+
+/// As Redis would keep the value: it is kept as bytes here, and what was done to it besides.
 fn encoding(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
     Box::pin(async move {
         let key = &call.args[2];
@@ -80,7 +85,10 @@ fn encoding(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
         }
         match call.store.read(call.db, key).await? {
             None => Ok(Reply::Null),
-            Some(value) if integer::parse(&value.bytes).is_some() => encoding("int"),
+            Some(value) if tells_raw(&value) => encoding("raw"),
+            Some(value) if value.encoding == Encoding::Plain && integer::parse(&value.bytes).is_some() => {
+                encoding("int")
+            }
             Some(_) => encoding("embstr"),
         }
     })

@@ -3,7 +3,7 @@
 use super::super::call::{Call, Failure, Outcome};
 use super::super::reply::Reply;
 use super::super::spec::Spec;
-use super::super::store::{UnixMs, now};
+use super::super::store::{Encoding, UnixMs, Value, now};
 use super::arguments::{SYNTAX, integer, is, lower};
 use super::describe::*;
 use bytes::Bytes;
@@ -156,7 +156,8 @@ fn set(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
             Lifetime::Keep => known.and_then(|known| known.expires),
             _ => until,
         };
-        call.store.write_and_tell(call.db, key, value.clone(), expires, || call.placed()).await?;
+        let value = Value { bytes: value.clone(), expires, encoding: Encoding::Plain };
+        call.store.write_and_tell(call.db, key, value, || call.placed()).await?;
         Ok(answer(true))
     })
 }

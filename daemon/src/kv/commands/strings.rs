@@ -4,10 +4,10 @@ use super::super::apart;
 use super::super::call::{Call, Failure, Outcome};
 use super::super::reply::Reply;
 use super::super::spec::Spec;
-use super::super::store::{Db, Store, Value};
+use super::super::store::{Db, Encoding, Store, Value};
 use super::super::text::span;
 use super::super::turn;
-use super::arguments::{LONGEST, TOO_LONG, integer, lower};
+use super::arguments::{TOO_LONG, integer, lower};
 use super::describe::*;
 use super::together::{read_each, write_all};
 use bytes::Bytes;
@@ -124,18 +124,18 @@ fn strlen(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
 fn append(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
     Box::pin(async move {
         let (key, more) = (&call.args[1], &call.args[2]);
-        let (bytes, expires) = match call.store.read(call.db, key).await? {
-            None => (more.clone(), None),
+        let value = match call.store.read(call.db, key).await? {
+            None => Value { bytes: more.clone(), expires: None, encoding: Encoding::Plain },
             Some(old) => {
                 let (at, more) = (old.bytes.len(), more.clone());
-                let end = within_limit(at as u64, more.len() as u64)? as usize;
+                let end = within_limit(&call, at as u64, more.len() as u64)? as usize;
                 let append = move |bytes: &mut [u8]| bytes[at..].copy_from_slice(&more);
                 let (bytes, ()) = apart::changed(old.bytes, end, append).await?;
-                (bytes, old.expires)
+                Value { bytes, expires: old.expires, encoding: Encoding::Raw }
             }
         };
-        let len = bytes.len() as i64;
-        call.store.write(call.db, key, bytes, expires).await?;
+        let len = value.bytes.len() as i64;
+        call.store.write_as(call.db, key, value).await?;
         Ok(Reply::Integer(len))
     })
 }
@@ -150,20 +150,20 @@ fn setrange(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
             return Ok(Reply::Integer(call.store.length(call.db, key).map_or(0, |length| length as i64)));
         }
         let old = call.store.read(call.db, key).await?;
-        let end = within_limit(offset, patch.len() as u64)? as usize;
+        let end = within_limit(&call, offset, patch.len() as u64)? as usize;
         let (bytes, expires) = old.map_or((Bytes::new(), None), |old| (old.bytes, old.expires));
         let patch = patch.clone();
         let overwrite = move |bytes: &mut [u8]| bytes[offset as usize..end].copy_from_slice(&patch);
         let (bytes, ()) = apart::changed(bytes, end, overwrite).await?;
         let len = bytes.len() as i64;
-        call.store.write(call.db, key, bytes, expires).await?;
+        call.store.write_as(call.db, key, Value { bytes, expires, encoding: Encoding::Raw }).await?;
         Ok(Reply::Integer(len))
     })
 }
 
 /// The sum, if a string may be as long.
-fn within_limit(len: u64, more: u64) -> Result<u64, Failure> {
-    len.checked_add(more).filter(|total| *total <= LONGEST).ok_or_else(|| TOO_LONG.into())
+fn within_limit(call: &Call<'_>, len: u64, more: u64) -> Result<u64, Failure> {
+    len.checked_add(more).filter(|total| *total <= call.longest).ok_or_else(|| TOO_LONG.into())
 }
 
 fn getrange(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {

@@ -28,6 +28,17 @@ pub struct Output {
     sent: usize,
 }
 
+impl Reply {
+    /// As this protocol has it now, whatever the connection speaks when it is sent.
+    pub fn encoded(&self, protocol: Protocol) -> Reply {
+        let mut output = Output::default();
+        output.push(self, protocol);
+        output.set_apart();
+        let pieces: Vec<&[u8]> = output.pieces.iter().map(|piece| &piece[..]).collect();
+        Reply::Encoded(Bytes::from(pieces.concat()))
+    }
+}
+
 impl Output {
     /// Bytes not sent yet.
     pub fn len(&self) -> usize {
@@ -52,7 +63,7 @@ impl Output {
         let v3 = protocol == Protocol::Resp3;
         match reply {
             Reply::Simple(text) => self.text(b'+', text),
-            Reply::Error(text) => self.text(b'-', text),
+            Reply::Error(text) => self.error(text),
             Reply::Integer(value) => self.number(b':', *value),
             Reply::Bulk(bytes) => self.bulk(bytes),
             Reply::Null | Reply::NullArray if v3 => self.raw(b"_\r\n"),
@@ -78,6 +89,7 @@ impl Output {
                 self.body(bytes);
             }
             Reply::Verbatim(bytes) => self.bulk(bytes),
+            Reply::Encoded(bytes) => self.raw(bytes),
             Reply::Silence => {}
         }
     }
@@ -188,6 +200,22 @@ impl Output {
             self.raw(text.replace(['\r', '\n'], " ").as_bytes());
         } else {
             self.raw(text.as_bytes());
+        }
+        self.raw(b"\r\n");
+    }
+
+    fn error(&mut self, text: &str) {
+        let text = text.split('\0').next().unwrap_or_default().trim_matches(['\r', '\n']);
+        if text.is_ascii() {
+            return self.text(b'-', text);
+        }
+        self.raw(b"-");
+        for character in text.chars() {
+            match u8::try_from(character) {
+                Ok(b'\r' | b'\n') => self.raw(b" "),
+                Ok(byte) => self.raw(&[byte]),
+                Err(_) => self.raw(character.encode_utf8(&mut [0; 4]).as_bytes()),
+            }
         }
         self.raw(b"\r\n");
     }

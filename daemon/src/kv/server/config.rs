@@ -72,16 +72,16 @@ impl Config {
     }
 
     pub fn value(&self, name: &str) -> String {
-        parameters::find(name).map(|index| self.values.borrow()[index].clone()).unwrap_or_default()
+        self.get(name).unwrap_or_default()
     }
 
-    /// Parameters with a name that fits, under the name they were asked for.
-    pub fn matching(&self, fits: impl Fn(&str) -> bool) -> Vec<(String, String)> {
-        let values = self.values.borrow();
-        let named = parameters::TABLE.iter().zip(values.iter()).flat_map(|(parameter, value)| {
-            [Some(parameter.name), parameter.alias].into_iter().flatten().map(move |name| (name, value))
-        });
-        named.filter(|(name, _)| fits(name)).map(|(name, value)| (name.to_string(), value.clone())).collect()
+    /// The parameters' names, aliases too.
+    pub fn names(&self) -> impl Iterator<Item = &'static str> {
+        parameters::TABLE.iter().flat_map(|parameter| [Some(parameter.name), parameter.alias]).flatten()
+    }
+
+    pub fn get(&self, name: &str) -> Option<String> {
+        parameters::find(name).map(|index| self.values.borrow()[index].clone())
     }
 
     /// Sets all of them or none.
@@ -145,11 +145,11 @@ impl Config {
         is_right && user == b"default"
     }
 
-    /// DEBUG and MODULE are for those whom the configuration names.
+    /// DEBUG, and loading modules, is for those whom the configuration names.
     pub fn allows(&self, command: &str, client: &Client) -> Result<(), Failure> {
-        let option = match command {
-            "debug" => "enable-debug-command",
-            "module" => "enable-module-command",
+        let (command, option) = match command {
+            "debug" => ("DEBUG", "enable-debug-command"),
+            "module|load" | "module|loadex" | "module|unload" => ("MODULE", "enable-module-command"),
             _ => return Ok(()),
         };
         match self.value(option).as_str() {
@@ -157,9 +157,8 @@ impl Config {
             "local" if client.peer.is_local() => Ok(()),
             _ => Err(Failure(
                 format!(
-                    "ERR {} command not allowed. If the {option} option is set to \"local\", you can run it from a local \
-                     connection, otherwise you need to set this option in the configuration file, and then restart the server.",
-                    command.to_uppercase()
+                    "ERR {command} command not allowed. If the {option} option is set to \"local\", you can run it from a local \
+                     connection, otherwise you need to set this option in the configuration file, and then restart the server."
                 )
                 .into(),
             )),
@@ -215,6 +214,12 @@ impl Kind {
                 let number = crate::kv::text::integer::parse(text.as_bytes());
                 let number = number.ok_or("argument couldn't be parsed into an integer")?;
                 within(i128::from(number), *least, *most)
+            }
+            Kind::Clamped(least, most) => {
+                let number = crate::kv::text::integer::parse(text.as_bytes());
+                let number = number.ok_or("argument couldn't be parsed into an integer")?;
+                within(i128::from(number), 0, i64::from(i32::MAX))?;
+                Ok(number.clamp(*least, *most).to_string())
             }
             Kind::Memory(least, most) => {
                 let number = parameters::memory(text).ok_or("argument must be a memory value")?;

@@ -309,6 +309,7 @@ impl Connection {
                 }
             }
             _ => {
+                let was_off = self.session.replies == Replies::Off;
                 let is_muted = self.session.mutes();
                 // While a transaction runs, it is not queued any more.
                 client.exec_output.set(client.queued_bytes.get());
@@ -316,8 +317,11 @@ impl Connection {
                 client.exec_output.set(0);
                 self.wait_for_penalty().await;
                 self.ending |= client.closing.get();
-                // The answer to CLIENT REPLY ON is the first that is sent again.
-                let speaks_again = command.spec.name == "client|reply" && reply == Reply::OK;
+                // The answer to CLIENT REPLY ON is the first that is sent again, or that to RESET.
+                let speaks_again = match command.spec.name {
+                    "client|reply" => reply == Reply::OK,
+                    name => name == "reset" && was_off,
+                };
                 let is_muted = (is_muted && !speaks_again) || self.session.replies == Replies::Off;
                 if is_muted { Reply::Silence } else { reply }
             }
@@ -367,12 +371,14 @@ impl Connection {
         }
     }
 
-    /// The client does not speak the protocol: it is told so, behind what it is owed, and that is the end.
+    /// The client does not speak the protocol: it is told so, behind what it is owed, and that is the end. If it wants
+    /// no replies it gets none here either.
     fn refuse(&mut self, error: ProtocolError) {
         let failure = Failure(format!("ERR {error}").into());
         self.session.server.stats.count_error(&failure);
         tracing::debug!(client = self.session.client.id, "{error}");
-        self.answer(Reply::Error(failure.0));
+        let is_muted = self.session.mutes();
+        self.answer(if is_muted { Reply::Silence } else { Reply::Error(failure.0) });
         self.ending = true;
     }
 

@@ -169,7 +169,8 @@ impl Server {
             return Err(Failure("ERR this command can't be run here".into()));
         };
         let begun = Instant::now();
-        let outcome = handler(Call { store: &self.store, db, args, ticket }).await;
+        let outcome =
+            handler(Call { store: &self.store, db, args, longest: self.config.live.max_bulk.get(), ticket }).await;
         self.account(id, client, args, begun.elapsed(), &outcome);
         outcome
     }
@@ -200,6 +201,7 @@ impl Server {
     /// Forgets what INFO, but not the logs, has counted.
     pub fn reset_statistics(&self) {
         self.stats.reset();
+        self.store.reset_statistics();
         self.commands.iter().for_each(|command| command.stats.reset());
     }
 }

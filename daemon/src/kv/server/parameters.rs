@@ -12,7 +12,9 @@ pub enum Kind {
     Bool,
     /// Least and most.
     Integer(i64, i64),
-    /// The same, with a unit.
+    /// The same; any number from 0 on may be given, and becomes the nearest of these.
+    Clamped(i64, i64),
+    /// Least and most, with a unit.
     Memory(i64, i64),
     /// The same, or a part of `maxmemory`.
     MemoryOrPercent,
@@ -27,6 +29,8 @@ pub enum Kind {
 const INT: i64 = i32::MAX as i64;
 const LONG: i64 = i64::MAX;
 const MEGABYTE: i64 = 1 << 20;
+/// Bytes of the longest string there can be.
+const LONGEST: i64 = 512 * MEGABYTE;
 const NOT_ON_DISK: &str = "values live in the memory of other machines, nothing is written to disk";
 const NO_REPLICAS: &str = "replication is the pool's, not a Redis server's";
 const LISTENING: &str = "the server is listening already";
@@ -71,7 +75,7 @@ pub static TABLE: &[Parameter] = &[
     plain("timeout", "0", Kind::Integer(0, INT)),
     plain("requirepass", "", Kind::Text),
     plain("protected-mode", "yes", Kind::Bool),
-    plain("proto-max-bulk-len", "536870912", Kind::Memory(MEGABYTE, LONG)),
+    plain("proto-max-bulk-len", "536870912", Kind::Memory(MEGABYTE, LONGEST)),
     plain("client-query-buffer-limit", "1073741824", Kind::Memory(MEGABYTE, LONG)),
     plain(
         "client-output-buffer-limit",
@@ -105,7 +109,7 @@ pub static TABLE: &[Parameter] = &[
     immutable("cluster-enabled", "no", Kind::Bool),
     immutable("io-threads", "1", Kind::Integer(1, 128)),
     immutable("aclfile", "", Kind::Text),
-    plain("hz", "10", Kind::Integer(1, 500)),
+    plain("hz", "10", Kind::Clamped(1, 500)),
     plain("dynamic-hz", "yes", Kind::Bool),
     plain("activerehashing", "yes", Kind::Bool),
     plain("shutdown-timeout", "10", Kind::Integer(0, INT)),
@@ -140,7 +144,7 @@ pub fn find(name: &str) -> Option<usize> {
     TABLE.iter().position(|parameter| is(parameter.name) || parameter.alias.is_some_and(is))
 }
 
-/// A number with a unit as Redis reads it: `k` is 1000, `kb` 1024.
+/// A number with a unit as Redis reads it: `k` is 1000, `kb` 1024, and no digits are 0.
 pub fn memory(text: &str) -> Option<u64> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
@@ -154,7 +158,8 @@ pub fn memory(text: &str) -> Option<u64> {
         "gb" => 1 << 30,
         _ => return None,
     };
-    number.parse::<u64>().ok()?.checked_mul(factor)
+    let number = if number.is_empty() { 0 } else { number.parse::<u64>().ok()? };
+    number.checked_mul(factor)
 }
 
 /// `class hard soft seconds`, for any of the classes; the others stay as they were.

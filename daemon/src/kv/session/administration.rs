@@ -1,7 +1,7 @@
 //! Commands about things that are not there, or hardly: replicas, scripts, modules, users, an allocator to be purged.
 //! They answer so that a tool that asks goes on.
 
-use super::arguments::{SYNTAX, help as help_of, integer, integer_or, is, text, wrong_form};
+use super::arguments::{SYNTAX, help as help_of, integer, integer_or, is, repeated, text, wrong_form};
 use super::introspection::CATEGORIES;
 use super::state::{OK, Session};
 use crate::kv::call::{Failure, Outcome};
@@ -18,7 +18,19 @@ pub fn time(_: &mut Session, _: &[Bytes]) -> Outcome {
     Ok(Reply::Array(parts.into_iter().map(Reply::bulk).collect()))
 }
 
-pub fn lolwut(_: &mut Session, _: &[Bytes]) -> Outcome {
+/// When the server was started, as of one that has not been told to save since.
+pub fn last_save(session: &mut Session, _: &[Bytes]) -> Outcome {
+    let started = SystemTime::now().checked_sub(session.server.started.elapsed());
+    let since = started.and_then(|started| started.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
+    Ok(Reply::Integer(since.as_secs() as i64))
+}
+
+pub fn lolwut(_: &mut Session, args: &[Bytes]) -> Outcome {
+    if let [_, option, version, ..] = args
+        && is(option, "version")
+    {
+        integer(version)?;
+    }
     Ok(Reply::verbatim(format!(
         "annex {}\nRedis ver. {}\n",
         env!("CARGO_PKG_VERSION"),
@@ -83,7 +95,7 @@ pub fn debug<'a>(session: &'a mut Session, args: &'a [Bytes]) -> LocalBoxFuture<
             }
             [sub, _] if is(sub, "set-disable-deny-scripts") => OK,
             [sub, _] if is(sub, "log") => OK,
-            [sub, text_of] if is(sub, "error") => Err(Failure(text(text_of).into())),
+            [sub, text_of] if is(sub, "error") => Err(Failure(repeated(text_of).into())),
             [sub, kind] if is(sub, "protocol") => protocol(&text(kind)),
             _ => Err(wrong_form(args)),
         }
@@ -180,33 +192,13 @@ pub fn cat(session: &mut Session, args: &[Bytes]) -> Outcome {
             let args: Vec<Bytes> = filter.into_iter().chain([category.clone()]).collect();
             super::introspection::list(session, &args)
         }
-        [category] => Err(Failure(format!("ERR Unknown category '{:.128}'", text(category)).into())),
+        [category] => Err(Failure(format!("ERR Unknown category '{:.128}'", repeated(category)).into())),
         _ => Err(wrong_form(args)),
     }
 }
 
 pub fn acl_help(_: &mut Session, args: &[Bytes]) -> Outcome {
     Ok(help_of(args, &ACL_HELP))
-}
-
-pub fn modules(_: &mut Session, _: &[Bytes]) -> Outcome {
-    Ok(Reply::Array(Vec::new()))
-}
-
-pub fn module_help(_: &mut Session, args: &[Bytes]) -> Outcome {
-    Ok(help_of(args, &["LIST", "    Return a list of loaded modules."]))
-}
-
-pub fn function_flush(_: &mut Session, args: &[Bytes]) -> Outcome {
-    match &args[2..] {
-        [] => OK,
-        [mode] if is(mode, "sync") || is(mode, "async") => OK,
-        _ => Err("ERR FUNCTION FLUSH only supports SYNC|ASYNC option".into()),
-    }
-}
-
-pub fn function_help(_: &mut Session, args: &[Bytes]) -> Outcome {
-    Ok(help_of(args, &["FLUSH [ASYNC|SYNC]", "    Delete all the libraries."]))
 }
 
 const ACL_HELP: [&str; 7] = [

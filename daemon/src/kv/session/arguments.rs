@@ -4,7 +4,7 @@ use crate::kv::call::Failure;
 use crate::kv::reply::Reply;
 use bytes::Bytes;
 
-pub use crate::kv::arguments::{SYNTAX, database, integer, integer_or, is};
+pub use crate::kv::arguments::{SYNTAX, database, integer, integer_or, is, repeated};
 
 pub fn text(argument: &[u8]) -> String {
     String::from_utf8_lossy(argument).into_owned()
@@ -12,7 +12,7 @@ pub fn text(argument: &[u8]) -> String {
 
 /// The arguments don't fit a sub-command that takes several forms.
 pub fn wrong_form(args: &[Bytes]) -> Failure {
-    let (parent, sub) = (text(&args[0]).to_uppercase(), text(&args[1]));
+    let (parent, sub) = (text(&args[0]).to_uppercase(), repeated(&args[1]));
     Failure(format!("ERR unknown subcommand or wrong number of arguments for '{sub:.128}'. Try {parent} HELP.").into())
 }
 

@@ -1,6 +1,6 @@
 //! CLIENT: about this connection and the others.
 
-use super::arguments::{SYNTAX, help as help_of, integer, integer_or, is, text, wrong_form};
+use super::arguments::{SYNTAX, help as help_of, integer, integer_or, is, repeated, text, wrong_form};
 use super::client::Client;
 use super::state::{OK, Replies, Session};
 use crate::kv::call::{Failure, Outcome};
@@ -61,7 +61,7 @@ impl Kind {
         match text(name).to_ascii_lowercase().as_str() {
             "normal" => Ok(Kind::Normal),
             "master" | "replica" | "slave" | "pubsub" => Ok(Kind::Other),
-            _ => Err(Failure(format!("ERR Unknown client type '{}'", text(name)).into())),
+            _ => Err(Failure(format!("ERR Unknown client type '{}'", repeated(name)).into())),
         }
     }
 }

@@ -1,25 +1,38 @@
 //! CONFIG.
 
-use super::arguments::{SYNTAX, help as help_of, text};
+use super::arguments::{SYNTAX, help as help_of, repeated, text};
 use super::state::{OK, Session};
 use crate::kv::call::{Failure, Outcome};
 use crate::kv::reply::Reply;
 use crate::kv::server::SetError;
 use crate::kv::text::glob;
 use bytes::Bytes;
+use std::collections::BTreeMap;
 
 pub fn get(session: &mut Session, args: &[Bytes]) -> Outcome {
-    let patterns: Vec<Vec<u8>> = args[2..].iter().map(|pattern| pattern.to_ascii_lowercase()).collect();
-    let fits = |name: &str| patterns.iter().any(|pattern| glob::matches(pattern, name.as_bytes()));
-    let found = session.server.config.matching(fits);
-    Ok(Reply::Map(found.into_iter().map(|(name, value)| (Reply::bulk(name), Reply::bulk(value))).collect()))
+    let config = &session.server.config;
+    // By their names in lower case, under the name that was asked for first.
+    let mut found = BTreeMap::new();
+    for asked in &args[2..] {
+        let lower = asked.to_ascii_lowercase();
+        if asked.iter().any(|byte| b"[*?".contains(byte)) {
+            let names = config.names().filter(|name| glob::matches(&lower, name.as_bytes()));
+            for name in names {
+                found.entry(name.as_bytes().to_vec()).or_insert_with(|| name.into());
+            }
+        } else {
+            found.entry(lower).or_insert_with(|| text(asked));
+        }
+    }
+    let pairs = found.into_values().filter_map(|name| Some((config.get(&name)?, name)));
+    Ok(Reply::Map(pairs.map(|(value, name)| (Reply::bulk(name), Reply::bulk(value))).collect()))
 }
 
 pub fn set(session: &mut Session, args: &[Bytes]) -> Outcome {
     if !args.len().is_multiple_of(2) {
         return Err(SYNTAX.into());
     }
-    let pairs: Vec<(String, String)> = args[2..].chunks(2).map(|pair| (text(&pair[0]), text(&pair[1]))).collect();
+    let pairs: Vec<(String, String)> = args[2..].chunks(2).map(|pair| (repeated(&pair[0]), text(&pair[1]))).collect();
     let text = match session.server.config.set(&pairs) {
         Ok(()) => return OK,
         Err(SetError::Unknown(name)) => {

@@ -1,6 +1,6 @@
 //! PING, ECHO, SELECT, HELLO, AUTH, RESET, QUIT.
 
-use super::arguments::{SYNTAX, database, integer_or, is, text};
+use super::arguments::{SYNTAX, database, integer_or, is, repeated, text};
 use super::state::{OK, Session, wrong_arity};
 use crate::kv::call::{Failure, Outcome};
 use crate::kv::reply::{Protocol, Reply};
@@ -78,7 +78,7 @@ pub fn hello(session: &mut Session, args: &[Bytes]) -> Outcome {
                 session.client.rename(name)?;
                 rest
             }
-            _ => return Err(Failure(format!("ERR Syntax error in HELLO option '{}'", text(option)).into())),
+            _ => return Err(Failure(format!("ERR Syntax error in HELLO option '{}'", repeated(option)).into())),
         };
     }
     if session.must_authenticate() {

@@ -3,6 +3,7 @@
 use super::arguments::{SYNTAX, help as help_of, is};
 use super::state::Session;
 use crate::kv::call::{Failure, Outcome};
+use crate::kv::commands::fields;
 use crate::kv::reply::Reply;
 use crate::kv::server::{Command, Commands};
 use crate::kv::spec::Spec;
@@ -23,8 +24,7 @@ pub fn info(session: &mut Session, args: &[Bytes]) -> Outcome {
         return all(session, args);
     }
     let commands = &session.server.commands;
-    let one =
-        |name: &Bytes| commands.by_full_name(name).map_or(Reply::NullArray, |id| describe(commands, commands.get(id)));
+    let one = |name: &Bytes| commands.by_full_name(name).map_or(Reply::Null, |id| describe(commands, commands.get(id)));
     Ok(Reply::Array(args[2..].iter().map(one).collect()))
 }
 
@@ -65,10 +65,13 @@ pub fn keys(session: &mut Session, args: &[Bytes]) -> Outcome {
 
 pub fn keys_and_flags(session: &mut Session, args: &[Bytes]) -> Outcome {
     let (spec, keys) = keys_of(session, &args[2..])?;
-    let reads_too = args[4..].iter().any(|option| is(option, "get"));
+    let call = &args[2..];
+    let is_set_get = || call.iter().skip(3).any(|option| is(option, "get"));
     let with_flags = |(nth, key)| {
         let flags = match spec.name {
-            "set" if reads_too => &["RW", "access", "update"][..],
+            "bitfield" if !fields::may_write(call) => &["RO", "access"][..],
+            "bitfield" => &["RW", "access", "update"],
+            "set" if is_set_get() => &["RW", "access", "update"],
             "set" => &["OW", "update"],
             _ => access(spec, nth),
         };

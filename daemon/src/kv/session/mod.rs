@@ -11,6 +11,7 @@
 //! - `info`: INFO.
 //! - `logs`: SLOWLOG and LATENCY.
 //! - `keyspace`: commands on whole databases.
+//! - `extensions`: MODULE and FUNCTION.
 //! - `administration`: the rest, most of which answers for things that are not there.
 //! - `table`: all of them with what COMMAND tells about them.
 //!
@@ -23,6 +24,7 @@ mod client;
 mod clients;
 mod configuration;
 mod connection;
+mod extensions;
 mod info;
 mod introspection;
 mod keyspace;

@@ -1,5 +1,6 @@
 //! A connection's state, and the checks a command passes before it runs, in Redis' order.
 
+use super::arguments::repeated;
 use super::client::Client;
 use super::transaction::Transaction;
 use crate::kv::call::{Failure, Outcome};
@@ -69,7 +70,7 @@ impl Session {
                 if let Some(id) = found {
                     let rejected = &self.server.commands.get(id).stats.rejected;
                     rejected.set(rejected.get() + 1);
-                    if self.server.commands.get(id).spec.name == "exec" && self.transaction.is_open() {
+                    if self.server.commands.get(id).spec.name == "exec" {
                         self.discard();
                         let text = failure.0.strip_prefix("ERR ").unwrap_or(&failure.0);
                         let text = format!("EXECABORT Transaction discarded because of: {text}");
@@ -93,7 +94,7 @@ impl Session {
         if !spec.takes(args.len()) {
             return Err(wrong_arity(spec.name));
         }
-        self.server.config.allows(spec.name.split('|').next().unwrap_or_default(), &self.client)?;
+        self.server.config.allows(spec.name, &self.client)?;
         if self.must_authenticate() && !spec.flags.no_auth {
             return Err("NOAUTH Authentication required.".into());
         }
@@ -122,7 +123,7 @@ impl Session {
     }
 
     fn unknown(&self, args: &[Bytes]) -> Failure {
-        let words = |bytes: &[u8], limit: usize| String::from_utf8_lossy(&bytes[..bytes.len().min(limit)]).into_owned();
+        let words = |bytes: &[u8], limit: usize| repeated(&bytes[..bytes.len().min(limit)]);
         let (name, rest) = args.split_first().map_or((&[][..], args), |(name, rest)| (&name[..], rest));
         if self.server.commands.by_full_name(name).is_some()
             && !name.contains(&b'|')
@@ -132,15 +133,17 @@ impl Session {
             let sub = words(sub, REPEATED);
             return Failure(format!("ERR unknown subcommand '{sub}'. Try {parent} HELP.").into());
         }
-        let mut repeated = String::new();
+        let (mut beginning, mut length) = (String::new(), 0);
         for word in rest {
-            if repeated.len() >= REPEATED {
+            if length >= REPEATED {
                 break;
             }
-            repeated += &format!("'{}' ", words(word, REPEATED - repeated.len()));
+            let word = format!("'{}' ", words(word, REPEATED - length));
+            length += word.chars().count();
+            beginning += &word;
         }
         let name = words(name, REPEATED);
-        Failure(format!("ERR unknown command '{name}', with args beginning with: {repeated}").into())
+        Failure(format!("ERR unknown command '{name}', with args beginning with: {beginning}").into())
     }
 
     /// Brings CLIENT LIST up to date.

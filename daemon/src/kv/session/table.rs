@@ -1,7 +1,8 @@
 //! The session's commands, with what COMMAND tells about them; the texts are Redis'.
 
 use super::{
-    Run, administration, clients, configuration, connection, info, introspection, keyspace, logs, transaction,
+    Run, administration, clients, configuration, connection, extensions, info, introspection, keyspace, logs,
+    transaction,
 };
 use crate::kv::spec::{Flags, Keys, Spec};
 
@@ -98,6 +99,7 @@ static TABLE: &[Row] = &[
     row("shutdown", -1, "asltMb", Run::Now(administration::shutdown)).about("server", "1.0.0", "O(N) when saving, where N is the total number of keys in all databases when saving data, otherwise O(1)", "Synchronously save the dataset to disk and then shut down the server"),
     row("debug", -2, "aslt", Run::Later(administration::debug)).about("server", "1.0.0", "Depends on subcommand.", "A container for debugging commands"),
     row("time", 1, "ltF", Run::Now(administration::time)).about("server", "2.6.0", "O(1)", "Return the current server time"),
+    row("lastsave", 1, "ltF", Run::Now(administration::last_save)).about("server", "1.0.0", "O(1)", "Get the UNIX time stamp of the last successful save to disk"),
     row("lolwut", -1, "rF", Run::Now(administration::lolwut)).about("server", "5.0.0", "", "Display some computer art and the Redis version"),
     row("role", 1, "sltF", Run::Now(administration::role)).about("server", "2.8.12", "O(1)", "Return the role of the instance in the context of replication"),
     row("dbsize", 1, "rF", Run::Keys(keyspace::dbsize)).about("server", "1.0.0", "O(1)", "Return the number of keys in the selected database"),
@@ -152,8 +154,13 @@ static TABLE: &[Row] = &[
     row("acl|cat", -2, "slt", Run::Now(administration::cat)).about("server", "6.0.0", "O(1) since the categories and commands are a fixed set.", "List the ACL categories or the commands inside a category"),
     row("acl|users", 2, "aslt", Run::Now(administration::users)).about("server", "6.0.0", "O(N). Where N is the number of configured users.", "List the username of all the configured ACL rules"),
     row("acl|help", 2, "lt", Run::Now(administration::acl_help)).about("server", "6.0.0", "O(1)", "Show helpful text about the different subcommands"),
-    row("module|list", 2, "as", Run::Now(administration::modules)).about("server", "4.0.0", "O(N) where N is the number of loaded modules.", "List all modules loaded by the server"),
-    row("module|help", 2, "lt", Run::Now(administration::module_help)).about("server", "5.0.0", "O(1)", "Show helpful text about the different subcommands"),
-    row("function|flush", -2, "sw", Run::Now(administration::function_flush)).about("scripting", "7.0.0", "O(N) where N is the number of functions deleted", "Deleting all functions"),
-    row("function|help", 2, "lt", Run::Now(administration::function_help)).about("scripting", "7.0.0", "O(1)", "Show helpful text about the different subcommands"),
+    row("module|list", 2, "as", Run::Now(extensions::modules)).about("server", "4.0.0", "O(N) where N is the number of loaded modules.", "List all modules loaded by the server"),
+    row("module|load", -3, "asM", Run::Now(extensions::load_module)).about("server", "4.0.0", "O(1)", "Load a module"),
+    row("module|loadex", -3, "asM", Run::Now(extensions::load_module)).about("server", "7.0.0", "O(1)", "Load a module with extended parameters"),
+    row("module|unload", 3, "asM", Run::Now(extensions::unload_module)).about("server", "4.0.0", "O(1)", "Unload a module"),
+    row("module|help", 2, "lt", Run::Now(extensions::module_help)).about("server", "5.0.0", "O(1)", "Show helpful text about the different subcommands"),
+    row("function|flush", -2, "sw", Run::Now(extensions::flush_functions)).about("scripting", "7.0.0", "O(N) where N is the number of functions deleted", "Deleting all functions"),
+    row("function|list", -2, "s", Run::Now(extensions::functions)).about("scripting", "7.0.0", "O(N) where N is the number of functions", "List information about all the functions"),
+    row("function|stats", 2, "sb", Run::Now(extensions::function_statistics)).about("scripting", "7.0.0", "O(1)", "Return information about the function currently running (name, description, duration)"),
+    row("function|help", 2, "lt", Run::Now(extensions::function_help)).about("scripting", "7.0.0", "O(1)", "Show helpful text about the different subcommands"),
 ];

@@ -160,7 +160,13 @@ pub fn exec<'a>(session: &'a mut Session, _: &'a [Bytes]) -> LocalBoxFuture<'a, 
         let mut replies = Vec::with_capacity(commands.len());
         session.runs_transaction = true;
         for (id, args) in commands {
-            replies.push(session.run_within_exec(id, &args).await);
+            let protocol = session.client.protocol.get();
+            let reply = session.run_within_exec(id, &args).await;
+            if session.client.protocol.get() != protocol {
+                // HELLO: what came before it is answered as before.
+                replies.iter_mut().for_each(|earlier: &mut Reply| *earlier = earlier.encoded(protocol));
+            }
+            replies.push(reply);
             turn::drop_all(args).await;
         }
         session.runs_transaction = false;

@@ -66,7 +66,7 @@ mod tests {
     fn the_budget_is_kept_and_what_is_used_again_stays() {
         let mut cache = Cache::new(64 << 10);
         let place = |n| Place { sheet: SheetIdx(n), unit: 0 };
-        let value = Value { bytes: bytes::Bytes::from(vec![1; 900]), expires: None };
+        let value = Value { bytes: bytes::Bytes::from(vec![1; 900]), expires: None, encoding: Default::default() };
         for n in 0..1000 {
             cache.insert(place(n), b"k", &value);
             assert!(n == 0 || cache.find(place(0), b"k").is_some(), "{n}");
@@ -75,7 +75,7 @@ mod tests {
         assert!(cache.find(place(0), b"other").is_none());
         cache.remove(place(0));
         assert!(cache.find(place(0), b"k").is_none());
-        let large = Value { bytes: bytes::Bytes::from(vec![1; 5 << 10]), expires: None };
+        let large = Value { bytes: bytes::Bytes::from(vec![1; 5 << 10]), expires: None, encoding: Default::default() };
         cache.insert(place(5000), b"k", &large);
         assert!(cache.find(place(5000), b"k").is_none());
     }
@@ -84,7 +84,7 @@ mod tests {
     fn without_a_budget_nothing_is_kept() {
         let mut cache = Cache::new(0);
         let place = Place { sheet: SheetIdx(1), unit: 0 };
-        cache.insert(place, b"", &Value { bytes: bytes::Bytes::new(), expires: None });
+        cache.insert(place, b"", &Value { bytes: bytes::Bytes::new(), expires: None, encoding: Default::default() });
         assert!(cache.find(place, b"").is_none());
     }
 }

@@ -71,7 +71,7 @@ impl Store {
         let place = entry.place();
         // What a memcpy brings is not looked for in the cache, nor kept there: finding it, and making room for it, costs more than the copy.
         let value = match self.record_now(&entry, key) {
-            Some((header, _, bytes)) => Value { bytes, expires: header.expires },
+            Some((header, _, bytes)) => Value { bytes, expires: header.expires, encoding: header.encoding },
             None => {
                 let value = self.0.cache.borrow().find(place, key)?;
                 self.count(|s| s.cache_hits += 1);
@@ -138,7 +138,7 @@ impl Store {
             };
             match read {
                 Ok((header, _, bytes)) => {
-                    let value = Value { bytes, expires: header.expires };
+                    let value = Value { bytes, expires: header.expires, encoding: header.encoding };
                     // Moved or replaced meanwhile: nobody would remove it from the cache.
                     if self.find(db, hash).is_some_and(|e| e.place() == place) {
                         self.0.cache.borrow_mut().insert(place, key, &value);

@@ -47,6 +47,7 @@ mod way;
 mod write;
 
 pub use foresee::{Soon, TOGETHER};
+pub use record::Encoding;
 pub use sheets::{SheetTable, SheetsError};
 pub use usage::Policy;
 pub use watch::Watch;
@@ -91,6 +92,7 @@ pub type UnixMs = u64;
 pub struct Value {
     pub bytes: Bytes,
     pub expires: Option<UnixMs>,
+    pub encoding: Encoding,
 }
 
 /// What the index knows of a key, without reading its record.
@@ -253,7 +255,7 @@ impl Store {
         match self.fetch(db, key).await? {
             None => Ok(false),
             Some(value) if value.expires == expires => Ok(true),
-            Some(value) => self.write(db, key, value.bytes, expires).await.map(|()| true),
+            Some(value) => self.write_as(db, key, Value { expires, ..value }).await.map(|()| true),
         }
     }
 
@@ -362,6 +364,11 @@ impl Store {
         stats.stock = self.0.stock.slots();
         stats.reads = self.0.way.reads();
         stats
+    }
+
+    /// Counts anew what keys were asked for, and what became of them: CONFIG RESETSTAT.
+    pub fn reset_statistics(&self) {
+        self.count(|s| (s.hits, s.misses, s.cache_hits, s.expired, s.evicted) = (0, 0, 0, 0, 0));
     }
 
     pub fn is_loading(&self) -> bool {

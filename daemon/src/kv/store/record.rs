@@ -12,9 +12,12 @@
 //! 32  u32  key hash, lower 32 bits
 //! 36  u32  length of the key
 //! 40  u32  length of the value
-//! 44  u32  0
+//! 44  u8   what Redis would keep the value as, see [`Encoding`]
+//! 45  u24  0
 //! 48       key, value
 //! ```
+//! The checksum takes bytes 44 to 47 for zeros. They came later, and an annexd that does not know them reads on.
+//!
 //! A record begins at a multiple of [`UNIT`] within a sheet, and its header never crosses a sheet's end.
 
 use super::{Db, UnixMs};
@@ -25,6 +28,29 @@ pub const UNIT: usize = 64;
 pub const HEADER: usize = 48;
 const MAGIC: u16 = 0x584B;
 const LAYOUT: u8 = 1;
+
+/// What Redis would keep a value as, where its bytes alone do not say so. Only OBJECT ENCODING asks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Encoding {
+    /// As SET leaves it: an integer if it reads as one, else a string.
+    #[default]
+    Plain = 0,
+    /// A string, even if it reads as an integer: INCRBYFLOAT.
+    Text = 1,
+    /// A string that was changed in place: APPEND, SETRANGE, SETBIT, ….
+    Raw = 2,
+}
+
+impl Encoding {
+    /// One that is not known here makes no difference.
+    fn of(byte: u8) -> Encoding {
+        match byte {
+            1 => Encoding::Text,
+            2 => Encoding::Raw,
+            _ => Encoding::Plain,
+        }
+    }
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
@@ -47,16 +73,25 @@ pub struct Header {
     pub hash: KeyHash,
     pub key_len: u32,
     pub value_len: u32,
+    pub encoding: Encoding,
     crc: u32,
 }
 
 impl Header {
     pub fn new(db: Db, version: u64, expires: Option<UnixMs>, hash: KeyHash, key: &[u8], value: &[u8]) -> Header {
         let (key_len, value_len) = (key.len() as u32, value.len() as u32);
-        let mut header = Header { db, version, expires, hash, key_len, value_len, crc: 0 };
-        let crc = crc32c::crc32c(&header.encode()[4..]);
-        header.crc = crc32c::crc32c_append(crc32c::crc32c_append(crc, key), value);
+        let mut header = Header { db, version, expires, hash, key_len, value_len, encoding: Encoding::Plain, crc: 0 };
+        header.crc = crc32c::crc32c_append(crc32c::crc32c_append(header.sum(), key), value);
         header
+    }
+
+    pub fn kept_as(self, encoding: Encoding) -> Header {
+        Header { encoding, ..self }
+    }
+
+    /// The checksum of the header alone.
+    fn sum(&self) -> u32 {
+        crc32c::crc32c(&self.kept_as(Encoding::Plain).encode()[4..])
     }
 
     pub fn encode(&self) -> [u8; HEADER] {
@@ -71,6 +106,7 @@ impl Header {
         bytes[32..36].copy_from_slice(&self.hash.low.to_le_bytes());
         bytes[36..40].copy_from_slice(&self.key_len.to_le_bytes());
         bytes[40..44].copy_from_slice(&self.value_len.to_le_bytes());
+        bytes[44] = self.encoding as u8;
         bytes
     }
 
@@ -92,13 +128,14 @@ impl Header {
             hash: KeyHash { high: u64_at(24), low: u32_at(32) },
             key_len: u32_at(36),
             value_len: u32_at(40),
+            encoding: Encoding::of(bytes[44]),
             crc: u32_at(0),
         })
     }
 
     /// Whether key and value are what was written under this header.
     pub fn verify(&self, body: &[u8]) -> Result<(), RecordError> {
-        let crc = crc32c::crc32c_append(crc32c::crc32c(&self.encode()[4..]), body);
+        let crc = crc32c::crc32c_append(self.sum(), body);
         if crc == self.crc { Ok(()) } else { Err(RecordError::Checksum) }
     }
 
@@ -142,7 +179,8 @@ mod tests {
         #[test]
         fn a_record_is_read_as_it_was_written(db in 0u8..16, version: u64, expires in 1u64.., hash: (u64, u32), key: Vec<u8>, value: Vec<u8>) {
             let hash = KeyHash { high: hash.0, low: hash.1 };
-            let header = Header::new(Db(db), version, Some(expires), hash, &key, &value);
+            let encoding = Encoding::of((version % 3) as u8);
+            let header = Header::new(Db(db), version, Some(expires), hash, &key, &value).kept_as(encoding);
             let read = Header::decode(&header.encode()).unwrap();
             prop_assert_eq!(read, header);
             prop_assert_eq!(read.verify(&[key, value].concat()), Ok(()));
@@ -154,7 +192,7 @@ mod tests {
             let mut record = [&header.encode()[..], b"key", &value].concat();
             let at = at % (record.len() * 8);
             record[at / 8] ^= 1 << (at % 8);
-            // The reserved word does not count.
+            // How the value is kept, and what is reserved, does not count.
             let read = Header::decode(&record);
             let is_good = read.is_ok_and(|h| h.body() == record.len() - HEADER && h.verify(&record[HEADER..]).is_ok());
             prop_assert!(!is_good || (44..48).contains(&(at / 8)));

@@ -15,20 +15,19 @@ pub trait Hears {
 impl Store {
     /// Writes the value; it is on all replicas when this returns. An expiry in the past makes the key be gone.
     pub async fn write(&self, db: Db, key: &[u8], bytes: Bytes, expires: Option<UnixMs>) -> Result<(), StoreError> {
-        self.write_and_tell(db, key, bytes, expires, || ()).await
+        self.write_as(db, key, Value { bytes, expires, encoding: Encoding::Plain }).await
+    }
+
+    /// As [`Store::write`], of a value that is not as SET leaves it.
+    pub async fn write_as(&self, db: Db, key: &[u8], value: Value) -> Result<(), StoreError> {
+        self.write_and_tell(db, key, value, || ()).await
     }
 
     /// As [`Store::write`]. `placed` is called, if it can be, as soon as the record is in the log: it counts before any that is appended later.
-    pub async fn write_and_tell(
-        &self,
-        db: Db,
-        key: &[u8],
-        bytes: Bytes,
-        expires: Option<UnixMs>,
-        placed: impl Fn(),
-    ) -> Result<(), StoreError> {
+    pub async fn write_and_tell(&self, db: Db, key: &[u8], value: Value, placed: impl Fn()) -> Result<(), StoreError> {
         self.is_loaded()?;
         turn::pause().await;
+        let Value { bytes, expires, encoding } = value;
         if expires.is_some_and(|at| at <= now()) {
             self.remove(db, key);
             return Ok(());
@@ -40,6 +39,7 @@ impl Store {
         }
         if log::takes(units) {
             let (header, access) = self.record_of(db, key, &bytes, expires);
+            let header = header.kept_as(encoding);
             while self.is_full() {
                 self.0.drained.notified().await;
             }
@@ -53,6 +53,27 @@ impl Store {
         }
         self.count(|s| s.writes += 1);
         Ok(())
+    }
+
+    /// Notes that Redis would keep this value, which is the key's, as one that was changed in place, though its bytes stay the same: who watches the key
+    /// is told nothing. A record that is too large for the log stays as it is.
+    pub async fn mark_raw(&self, db: Db, key: &[u8], value: Value) -> Result<(), StoreError> {
+        let units = log::room((HEADER + key.len() + value.bytes.len()) as u32);
+        if !log::takes(units) {
+            return Ok(());
+        }
+        self.make_room(u64::from(units) * UNIT as u64).await?;
+        while self.0.held_up.get() || self.is_full() {
+            self.0.drained.notified().await;
+        }
+        // It may have expired, or been evicted to make the room.
+        let Some(entry) = self.find(db, self.hash(key)) else { return Ok(()) };
+        let (header, access) = self.record_of(db, key, &value.bytes, value.expires);
+        let header = header.kept_as(Encoding::Raw);
+        let (done, over) = oneshot::channel();
+        self.append(&header, key, &value.bytes, access, Some(entry.place()), Told::Task(done))?;
+        self.0.way.wake();
+        over.await.unwrap_or(Err(StoreError::Unwritten(IoError::Lost)))
     }
 
     /// Puts a value that never expires into the log, if nothing has to be waited for before: then `hears` is told under `number` what becomes of it, after

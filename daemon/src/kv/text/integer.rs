@@ -22,8 +22,10 @@ pub fn parse(text: &[u8]) -> Option<i64> {
     })
 }
 
-/// A cursor of SCAN: unsigned, and lenient as C's `strtoul` is (a sign is allowed, nothing at all is 0).
+/// A cursor of SCAN: unsigned, and lenient as C's `strtoul` is (a sign is allowed, nothing at all is 0, a zero byte
+/// ends it).
 pub fn parse_cursor(text: &[u8]) -> Option<u64> {
+    let text = text.split(|byte| *byte == 0).next()?;
     let (negative, digits) = match text {
         [] => return Some(0),
         [b'-', digits @ ..] => (true, digits),
@@ -69,6 +71,8 @@ mod tests {
         assert_eq!(parse_cursor(b""), Some(0));
         assert_eq!(parse_cursor(b"+"), None);
         assert_eq!(parse_cursor(b"12x"), None);
+        assert_eq!(parse_cursor(b"\x001"), Some(0));
+        assert_eq!(parse_cursor(b"12\0x"), Some(12));
     }
 
     proptest! {

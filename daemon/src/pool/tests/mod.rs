@@ -52,6 +52,15 @@ fn a_lost_donor_loses_no_page() {
 }
 
 #[test]
+fn leases_that_end_before_the_next_annexd_must_come_are_warned_of() {
+    let told = |wait| {
+        let bed = Bed::with(&[8, 8], 2, |c| c.takeover_wait = TimeSpan(Duration::from_millis(wait)));
+        bed.pool.warnings().iter().filter(|w| w.contains("donor d0:1 ends leases after 600ms")).count()
+    };
+    assert_eq!((told(600), told(601)), (0, 1));
+}
+
+#[test]
 fn with_all_replicas_lost_a_read_is_an_error_and_no_bytes() {
     let bed = Bed::new(&[8, 8], 2);
     let mut lane = bed.lane();

@@ -43,7 +43,7 @@ impl Client {
         let spec = named(&format!("{}|{}", word(0), word(1))).or_else(|| named(&word(0))).expect("a known command");
         assert!(spec.takes(args.len()), "the arity of {} is {}", spec.name, spec.arity);
         let handler = spec.handler.expect("a command with a handler");
-        match self.0.block_on(handler(Call { store: &self.0.store, db, args, ticket: None })) {
+        match self.0.block_on(handler(Call { store: &self.0.store, db, args, longest: 512 << 20, ticket: None })) {
             Ok(reply) => reply,
             Err(Failure(text)) => Reply::Error(text),
         }
