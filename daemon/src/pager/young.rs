@@ -62,6 +62,11 @@ impl Space {
             && let Some(mut core) = elder.core_at_once()
         {
             elder.settle_changes(&mut core, around);
+            if self.is_young() {
+                // At a take-over nobody else reads what the parent has to say.
+                elder.read_and_wake(&mut core, around);
+                elder.settle_changes(&mut core, around);
+            }
         }
         !self.is_young()
     }
@@ -223,7 +228,7 @@ impl Space {
                 Probe::NotRegistered | Probe::Dead => return Some(false),
                 Probe::TryAgain if asked_at.elapsed() > REST => return None,
                 // It takes microseconds, once its message is read and its thread has a CPU.
-                Probe::TryAgain => self.read_while_young(core, around),
+                Probe::TryAgain => self.read_and_wake(core, around),
             }
             std::thread::sleep(Duration::from_micros(20));
         }
@@ -238,8 +243,8 @@ impl Space {
         (range.0.0..range.1.0).map(PageIdx).filter(resident).any(is_there)
     }
 
-    /// Reads a young child's messages, so that the kernel answers questions about it. Faults come again.
-    fn read_while_young(self: &Arc<Self>, core: &mut Hold<'_>, around: &Surroundings) {
+    /// Reads all messages, so that the kernel answers questions. Faults come again.
+    fn read_and_wake(self: &Arc<Self>, core: &mut Hold<'_>, around: &Surroundings) {
         let mut faults = Vec::new();
         self.read_messages(core, around, Instant::now(), &mut faults);
         faults.iter().for_each(|fault| self.uffd.wake(fault.page.addr(), PAGE_SIZE as u64));
