@@ -40,12 +40,10 @@ enum Inherited {
 /// What of the parent's changes was read.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Read {
-    /// All that can have happened before the fork.
+    /// All that can be read of what happened before the fork.
     All,
     /// All that came in [`PATIENCE`].
     ForLong,
-    /// All that came before it ended. What a thread had changed that was killed, nobody says.
-    ToItsEnd,
 }
 
 impl Space {
@@ -88,10 +86,10 @@ impl Space {
         }
     }
 
-    /// The parent has ended: its children get what could be read.
+    /// The parent has ended: its children get what could be read. What a thread had changed that was killed with it before it could say so, is not known.
     pub(super) fn release_orphans(&self, core: &mut Core, around: &Surroundings) {
         let past = std::mem::take(&mut core.window.past);
-        self.release_children(&past, Read::ToItsEnd, around);
+        self.release_children(&past, Read::All, around);
     }
 
     /// Each child forked in a window gets what had happened before.
@@ -116,12 +114,12 @@ impl Space {
         }
         let inherited = self.inherited(&mut core, since, around);
         let is_all = match &inherited {
-            Some(inherited) if read != Read::All => self.explains(&mut core, inherited, around),
+            Some(inherited) if read == Read::ForLong => self.explains(&mut core, inherited, around),
             _ => Some(true),
         };
         match (inherited, is_all) {
             (Some(inherited), Some(true)) => self.inherit(&mut core, parent, &inherited, around),
-            (Some(_), Some(false)) if read == Read::ForLong => return false,
+            (Some(_), Some(false)) => return false,
             // It has ended itself.
             _ if self.uffd.is_dead() => {}
             (inherited, _) => {
