@@ -543,7 +543,7 @@ impl Connection {
         let client = &self.session.client;
         let held = self.held.as_ref().map_or(0, |held| weight_of_all(&held.args));
         client.input.set(self.inbox.len());
-        client.input_room.set(self.inbox.room());
+        client.input_room.set(self.inbox.spare());
         client.input_memory.set(self.inbox.memory());
         client.arguments.set(self.inbox.arguments() + self.flights.bytes() + held);
         client.output.set(self.outbox.memory() + self.flights.answers());

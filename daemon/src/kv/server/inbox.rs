@@ -14,6 +14,8 @@ const READ: usize = 16 << 10;
 const MAX_READ: usize = 256 << 10;
 /// What a client is given that has not authenticated.
 const READ_STRANGER: usize = 1 << 10;
+/// An empty buffer that is larger by this factor than what is going to be read is given back.
+const MUCH: usize = 4;
 /// A larger buffer is given back as it is worked off.
 const LARGE: usize = 1 << 20;
 
@@ -54,8 +56,13 @@ impl Inbox {
         self.buffer.len()
     }
 
+    /// Bytes of the buffer besides those that are not parsed.
+    pub fn spare(&self) -> usize {
+        self.allocated - self.buffer.len()
+    }
+
     /// Bytes that can be read without new memory.
-    pub fn room(&self) -> usize {
+    fn room(&self) -> usize {
         self.buffer.capacity() - self.buffer.len()
     }
 
@@ -84,6 +91,9 @@ impl Inbox {
             true => (READ_STRANGER, READ_STRANGER),
             false => (READ, self.read_size.max(wanted.min(self.buffer.len()))),
         };
+        if self.buffer.is_empty() && self.allocated > MUCH * room {
+            self.replace();
+        }
         if self.room() < self.read_size.min(least) {
             self.buffer.reserve(room);
             self.allocated = self.allocated.max(self.buffer.capacity());
