@@ -69,7 +69,7 @@ test-peers: setup build
 
 # Random sessions beside a real redis-server, for an hour or SECONDS=n. ANNEX_FUZZ_SEED=n begins with that one.
 kv-fuzz: setup build
-	ANNEX_FUZZ_SECONDS=$(if $(filter command line,$(origin SECONDS)),$(SECONDS),3600) $(CARGO) test --release --workspace \
+	ANNEX_FUZZ_SEED=$$(date +%s%N) ANNEX_FUZZ_SECONDS=$(if $(filter command line,$(origin SECONDS)),$(SECONDS),3600) $(CARGO) test --release --workspace \
 	  --test kv_beside_redis $(RUNNER) -- --nocapture random_sessions
 
 # The test suites of others natively and under annex, compared. PROGRAMS="--suite stress-ng" for one

@@ -136,7 +136,7 @@ impl Program {
         let only = CString::new(format!("--only={}", only.join(","))).expect("names have no zero byte");
         let share = Duration::from_secs(plan.seconds) / (plan.generations + 1) as u32;
         Ok(Program {
-            allowed: allowed(&plan.only),
+            allowed: allowed(plan.seed, &plan.only),
             end: Instant::now() + share,
             threads,
             memories,

@@ -46,8 +46,11 @@ pub const REASONS: &[Reason] = &[
         holds: |steps, _, _| steps.last().is_some_and(|step| step.has(&["exec"])) && is_about(steps, &["reply"]),
     },
     Reason {
-        why: "DBSIZE: Redis sets a key whose time is over already, and counts it until it comes across it. Here it is gone.",
-        holds: |steps, _, _| is_about(steps, &["dbsize"]) && steps.iter().any(|step| step.has(&["exat", "pxat"])),
+        why: "Redis sets a key whose time is over already, and until it comes across it DBSIZE counts it and MEMORY USAGE \
+              measures it. Here it is gone.",
+        holds: |steps, _, _| {
+            is_about(steps, &["dbsize", "usage"]) && steps.iter().any(|step| step.has(&["exat", "pxat"]))
+        },
     },
     Reason {
         why: "A client that wants no replies and breaks the protocol: Redis neither reads on nor closes the connection, \
