@@ -80,6 +80,7 @@ fn lcs(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
         let mut values = values.into_iter().map(|value| value.map_or(Bytes::new(), |value| value.bytes));
         let (a, b) = (values.next().unwrap_or_default(), values.next().unwrap_or_default());
         let cells = lcs::cells(a.len(), b.len())
+            .filter(|cells| cells.saturating_mul(4) <= call.longest)
             .ok_or("ERR Insufficient memory, transient memory for LCS exceeds proto-max-bulk-len")?;
         if options.length {
             let length = apart::run(cells, move || lcs::length(&a, &b)).await?;
