@@ -137,14 +137,17 @@ impl Means {
             let what = "register the staging area";
             staging.map_err(|e| AttachError::System { pid, what, source: e.into() })?;
             let mm = open(&stub, pid)?;
-            // If its shared page is still there, all of it is: that goes first.
+            // If its shared page is still there, all of it is.
             let before =
                 space.core().table.stub().filter(|_| space.mark().is_some_and(|m| m.is_in(stub.pid()) == Some(true)));
+            self.registry.unfurnish(space);
+            // It goes after there is something else to tell the address space by.
+            space.describe(pid, &stub, mm);
+            mortal::point("stub-described");
             if before.is_some_and(|traces| !stub.unmap(&traces.mappings(), UNMAPPING)) {
                 tracing::warn!(pid, "what a stub before had mapped could not be unmapped");
             }
-            self.registry.unfurnish(space);
-            space.furnish(pid, stub, mm);
+            space.evicting.lock().stub = Some(stub);
             self.registry.furnished(space);
             Ok(())
         })?;
@@ -177,7 +180,8 @@ impl Means {
             let table = Table::new(app.id, id.0).map_err(|e| system("make a page table", e))?;
             let mm = open(&stub, pid)?;
             let space = Arc::new(Space::new(id, app.clone(), uffd, table));
-            space.furnish(pid, stub, mm);
+            space.describe(pid, &stub, mm);
+            space.evicting.lock().stub = Some(stub);
             self.registry.insert(space.clone());
             self.registry.furnished(&space);
             self.workers.watch(&space).map_err(|e| {

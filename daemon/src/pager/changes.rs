@@ -200,7 +200,7 @@ impl Space {
         let Some(pid) = self.pid().filter(|_| core.table.evicted() > 0) else { return Some(Vec::new()) };
         // Whom the space is known by may have left it (exec), and its stub may be dead: others that live there have the same mappings.
         let others = || self.mark()?.processes(None).first().map(|(pid, _)| *pid);
-        let looked = heritage::left_behind(self.task().or_else(others), || !self.uffd.is_dead());
+        let looked = heritage::left_behind(|| self.task().or_else(others), || !self.uffd.is_dead());
         if let Err(error) = &looked {
             self.app.stop(&format!(
                 "process {pid} has forked, and which of its memory the child is to find wiped is not known: failed to read /proc/{pid}/smaps: {error}; \

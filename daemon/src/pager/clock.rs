@@ -27,6 +27,8 @@ const WIDEST_GAP: u64 = 512;
 const MOST_TITLE: u64 = 1 << 20;
 /// Pages of a huge page.
 const HUGE: u64 = 512;
+/// How long the app may take to get its own copies of pages that a fork left shared.
+const UNSHARING: Duration = Duration::from_millis(100);
 /// Spans of one batch at most. Each is a call, and after each time that the app has run the kernel interrupts its CPUs for the next one: 12 us a call in a virtual
 /// machine. Faults are served meanwhile, but not those on pages of the batch. 96 spans in place of 40: random reads of a set of which a quarter is resident 47 thousand
 /// a second for 46, p99.9 330 us for 297; zipf 151 for 161, 204 us for 204.
@@ -153,9 +155,9 @@ impl Clock {
         rest.into_iter().for_each(|page| self.hand = page.addr());
     }
 
-    /// Pages that the kernel did not move because a fork left them shared: a pinning read makes it give the app its own copies, and the hand goes back for
+    /// Pages that the kernel did not move because a fork left them shared: the stub has it give the app its own copies, and the hand goes back for
     /// those. Pages that are pinned for I/O look the same and stay so: what the hand comes back to in vain is passed. False: no use trying again now.
-    pub fn unshare(&mut self, task: i32, busy: &[PageIdx]) -> bool {
+    pub fn unshare(&mut self, stub: &mut Stub, busy: &[PageIdx]) -> bool {
         let Some(first) = busy.first() else { return false };
         if self.unshared == Some(*first) {
             self.unshared = None;
@@ -163,10 +165,9 @@ impl Clock {
             return false;
         }
         mortal::point("pages-shared");
-        process::touch(task, busy);
         self.unshared = Some(*first);
         self.hand = first.addr();
-        true
+        stub.populate(busy, UNSHARING).is_ok()
     }
 
     /// The mappings are not what they were: look at them before the next choice.
@@ -204,7 +205,7 @@ fn list_regions(space: &Space, task: i32, stub: &Stub) -> io::Result<()> {
         if let Some((start, end)) = space.app.region() {
             found.retain(|region| start <= region.start && region.end <= end);
             // Between inaccessible pages it looks like a thread's stack.
-            found.iter_mut().for_each(|region| region.spared_top = 0);
+            found.iter_mut().for_each(|region| (region.spared_top, region.run) = (0, region.mapping));
         }
         let is_last = held.is_some();
         let mut core = held.unwrap_or_else(|| space.core());

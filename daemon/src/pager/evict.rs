@@ -152,6 +152,10 @@ impl Evictor {
         mortal::point("batch-written");
         space.core().table.conclude();
         mortal::point("batch-concluded");
+        // Not before: a mapping may have moved to where such a page was, with one that left in this batch, and whoever touches that waits for the batch to end.
+        turn.begin("unsharing pages that a fork left shared");
+        let is_unshared = clock.unshare(stub, &busy);
+        turn.begin("ending a batch");
         if stub.is_used_up() {
             let release = stub.prepare_release();
             match space.stub_is_at_home.load(Relaxed) {
@@ -164,9 +168,6 @@ impl Evictor {
         for run in &runs {
             run.slots().for_each(|slot| self.around.pool.release(slot));
         }
-        // Not before: a mapping may have moved to where such a page was, with one that left in this batch, and who reads that waits for the batch to end.
-        turn.begin("reading pages that a fork left shared");
-        let is_unshared = clock.unshare(task, &busy);
         if is_unshared && outcome == Outcome::Again { Outcome::Unshared } else { outcome }
     }
 

@@ -11,6 +11,8 @@ const READABLE: u64 = 1;
 const WRITABLE: u64 = 1 << 1;
 const EXECUTABLE: u64 = 1 << 2;
 const SHARED: u64 = 1 << 3;
+/// The mapping that has the address, or else the next one above it.
+const OR_NEXT: u64 = 1 << 4;
 
 #[repr(C)]
 #[derive(Default)]
@@ -46,9 +48,19 @@ impl Lookup {
 
     /// The mapping that has the address.
     pub fn at(&self, addr: u64) -> io::Result<Option<Mapping>> {
+        self.query(addr, 0)
+    }
+
+    /// That, or else the next one above.
+    pub fn at_or_above(&self, addr: u64) -> io::Result<Option<Mapping>> {
+        self.query(addr, OR_NEXT)
+    }
+
+    fn query(&self, addr: u64, flags: u64) -> io::Result<Option<Mapping>> {
         let mut name = [0u8; 64];
         let mut arg = QueryArg {
             size: size_of::<QueryArg>() as u64,
+            flags,
             addr,
             name_size: name.len() as u32,
             name: name.as_mut_ptr() as u64,
@@ -59,7 +71,7 @@ impl Lookup {
             Ok(_) => {}
             Err(Errno::ENOENT) => return Ok(None),
             // Its name is long, a file's; or the kernel is older.
-            Err(Errno::ENAMETOOLONG | Errno::ENOTTY) => return self.search(addr),
+            Err(Errno::ENAMETOOLONG | Errno::ENOTTY) => return self.search(addr, flags),
             Err(errno) => return Err(errno.into()),
         }
         let letter = |bit, letter| if arg.access & bit != 0 { letter } else { b'-' };
@@ -74,8 +86,9 @@ impl Lookup {
         }))
     }
 
-    fn search(&self, addr: u64) -> io::Result<Option<Mapping>> {
-        Ok(process::maps(self.pid)?.into_iter().find(|m| m.start <= addr && addr < m.end))
+    fn search(&self, addr: u64, flags: u64) -> io::Result<Option<Mapping>> {
+        let above = process::maps(self.pid)?.into_iter().find(|m| addr < m.end);
+        Ok(above.filter(|m| m.start <= addr || flags == OR_NEXT))
     }
 }
 
@@ -93,9 +106,12 @@ mod tests {
         for addr in [map.as_ptr() as u64 + 5000, &raw const pid as u64, function] {
             let found = lookup.at(addr).unwrap();
             assert!(found.is_some());
-            assert_eq!(found, lookup.search(addr).unwrap());
+            assert_eq!(found, lookup.search(addr, 0).unwrap());
         }
         assert_eq!(lookup.at(4096).unwrap(), None);
-        assert_eq!(lookup.search(4096).unwrap(), None);
+        assert_eq!(lookup.search(4096, 0).unwrap(), None);
+        let above = lookup.at_or_above(4096).unwrap();
+        assert!(above.is_some());
+        assert_eq!(above, lookup.search(4096, OR_NEXT).unwrap());
     }
 }

@@ -4,20 +4,15 @@ use annex_shared::printable::printable;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
-use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
 use std::fs;
-use std::io::{self, IoSliceMut};
+use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
-use std::os::unix::fs::DirEntryExt;
+use std::os::unix::fs::{DirEntryExt, FileExt};
 use std::time::Duration;
 
-use super::table::PageIdx;
 pub use crate::pidfd::{pidfd_getfd, pidfd_kill, pidfd_open};
-
-/// Pages that one call of [`touch`]'s looks at.
-const TOUCHED_AT_ONCE: usize = 512;
 
 /// A line of /proc/PID/maps.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,17 +40,27 @@ impl Mapping {
 
     /// Private, writable, anonymous: of the kind that could be paged (its flags in smaps decide further).
     pub fn is_private_anonymous(&self) -> bool {
-        self.access == *b"rw-p"
+        self.is_readable_anonymous() && self.access == *b"rw-p"
+    }
+
+    /// Private, anonymous, and not executable; it may be read-only.
+    pub fn is_readable_anonymous(&self) -> bool {
+        matches!(&self.access, b"rw-p" | b"r--p")
             && self.inode == 0
             && (self.name.is_empty() || self.name == "[heap]" || self.name.starts_with("[anon:"))
     }
 }
 
+/// Memory mappings, at least one: a task that has just ended shows none, which says nothing of the memory that it shared.
 pub fn maps(pid: i32) -> io::Result<Vec<Mapping>> {
-    Ok(read(format!("/proc/{pid}/maps"))?.lines().filter_map(Mapping::parse).collect())
+    some(read(format!("/proc/{pid}/maps"))?.lines().filter_map(Mapping::parse).collect())
 }
 
-/// Memory mappings with the kernel's two-letter flags (`VmFlags` of smaps), for those that `keep` wants.
+fn some<T>(mappings: Vec<T>) -> io::Result<Vec<T>> {
+    if mappings.is_empty() { Err(io::Error::other("it shows no mapping")) } else { Ok(mappings) }
+}
+
+/// [`maps`] with the kernel's two-letter flags (`VmFlags` of smaps).
 pub fn flagged_maps(pid: i32) -> io::Result<Vec<(Mapping, Vec<[u8; 2]>)>> {
     let text = read(format!("/proc/{pid}/smaps"))?;
     let mut found = Vec::new();
@@ -68,7 +73,7 @@ pub fn flagged_maps(pid: i32) -> io::Result<Vec<(Mapping, Vec<[u8; 2]>)>> {
             current = Mapping::parse(line);
         }
     }
-    Ok(found)
+    some(found)
 }
 
 /// The fields of /proc/PID/stat that the pager looks at.
@@ -346,33 +351,10 @@ pub fn keep_off(thread: i32, cpu: Option<usize>) {
     }
 }
 
-/// Reads all of `into` from the process's memory at `addr`.
+/// Reads all of `into` from the process's memory at `addr`. Not by process_vm_readv: it pins what it reads, and a page that a fork left shared becomes a copy by
+/// that, which the kernel takes for clean (see [`Stub::populate`](super::stub::Stub::populate)).
 pub fn read_memory(pid: i32, addr: u64, into: &mut [u8]) -> io::Result<()> {
-    let len = into.len();
-    let remote = [RemoteIoVec { base: addr as usize, len }];
-    match process_vm_readv(Pid::from_raw(pid), &mut [IoSliceMut::new(into)], &remote) {
-        Ok(n) if n == len => Ok(()),
-        Ok(_) => Err(Errno::EFAULT.into()),
-        Err(e) => Err(e.into()),
-    }
-}
-
-/// Reads a byte of each page, as far as there is one.
-pub fn touch(pid: i32, pages: &[PageIdx]) {
-    for some in pages.chunks(TOUCHED_AT_ONCE) {
-        let mut rest = some;
-        while !rest.is_empty() {
-            let remote: Vec<_> = rest.iter().map(|p| RemoteIoVec { base: p.addr() as usize, len: 1 }).collect();
-            let mut bytes = [0u8; TOUCHED_AT_ONCE];
-            let into = &mut [IoSliceMut::new(&mut bytes[..rest.len()])];
-            match process_vm_readv(Pid::from_raw(pid), into, &remote) {
-                // What stopped it is passed over.
-                Ok(n) => rest = rest.get(n + 1..).unwrap_or_default(),
-                Err(Errno::EFAULT) => rest = &rest[1..],
-                Err(_) => return,
-            }
-        }
-    }
+    fs::File::open(format!("/proc/{pid}/mem"))?.read_exact_at(into, addr)
 }
 
 /// A file of /proc in which there are names: those of programs, threads and files need not be

@@ -24,6 +24,8 @@ pub struct Region {
     pub end: u64,
     /// The mapping that this was found as (registered whole).
     pub mapping: (u64, u64),
+    /// That and the mappings right beside it, of which it may be one again: a part of it was made read-only for a moment.
+    pub run: (u64, u64),
     pub registered: bool,
     /// The kernel would not register or move it: not asked again until it changes, or for [`RESPITE`] looks.
     pub refused: bool,
@@ -111,6 +113,7 @@ pub fn scan(pid: i32, ours: &[(u64, u64)]) -> io::Result<Vec<Region>> {
     let mapped = process::flagged_maps(pid)?;
     let mut guard_ends_at = 0;
     let mut found = Vec::new();
+    let mut runs: Vec<(u64, u64)> = Vec::new();
     for (mapping, flags) in &mapped {
         let Mapping { start, end, .. } = *mapping;
         if mapping.access[..3] == *b"---" {
@@ -119,11 +122,21 @@ pub fn scan(pid: i32, ours: &[(u64, u64)]) -> io::Result<Vec<Region>> {
         }
         let special = flags.iter().any(|f| SPECIAL.contains(&f));
         let mine = ours.iter().any(|(at, len)| start < at + len && *at < end);
-        if mapping.is_private_anonymous() && end - start >= SMALLEST && !special && !mine {
+        if !mapping.is_readable_anonymous() || special || mine {
+            continue;
+        }
+        match runs.last_mut() {
+            Some(run) if run.1 == start => run.1 = end,
+            _ => runs.push((start, end)),
+        }
+        if mapping.is_private_anonymous() && end - start >= SMALLEST {
             let spared_top = if guard_ends_at == start { 2 * 4096 } else { 0 };
             let mapping = (start, end);
             found.push(Region { start, end, mapping, spared_top, ..Region::default() });
         }
+    }
+    for region in &mut found {
+        region.run = runs[runs.partition_point(|run| run.1 <= region.start)];
     }
     Ok(found)
 }

@@ -5,9 +5,15 @@ use super::evict::Outcome;
 use super::lookup::Lookup;
 use super::mortal;
 use super::process::Mapping;
+use super::region::Region;
 use super::space::{Core, Space};
 use super::table::PageIdx;
 use super::uffd::Probe;
+use annex_shared::page::PAGE_SIZE;
+use std::io;
+
+/// A mapping may grow by as much between two looks at it.
+const MOST_GROWTH: u64 = 1 << 30;
 
 /// Registers what is not registered, asks the kernel whether every span is what we take it for, and makes room for the records.
 pub fn prepare(space: &Space, core: &mut Core, task: i32, clock: &mut Clock, victims: &Victims) -> Result<(), Outcome> {
@@ -15,7 +21,7 @@ pub fn prepare(space: &Space, core: &mut Core, task: i32, clock: &mut Clock, vic
     for (first, len) in &victims.spans {
         let Some(region) = core.regions.containing(first.addr()).copied() else { return Err(Outcome::Again) };
         if !region.registered {
-            register(space, core, task, clock, region.mapping)?;
+            register(space, core, task, clock, &region)?;
         }
         // Mappings are registered whole, and what replaces a part of one from then on is announced before: until that is read no move succeeds.
         if probed == Some(region.mapping) {
@@ -50,7 +56,8 @@ fn ensure(core: &mut Core, first: PageIdx, pages: u64) -> Result<(), Outcome> {
 }
 
 /// Registers a mapping whole (a part would split it, and the app's own mremap across the split would fail).
-fn register(space: &Space, core: &mut Core, task: i32, clock: &mut Clock, mapping: (u64, u64)) -> Result<(), Outcome> {
+fn register(space: &Space, core: &mut Core, task: i32, clock: &mut Clock, region: &Region) -> Result<(), Outcome> {
+    let mapping = region.mapping;
     let dead = |_| Outcome::Dead;
     let lookup = Lookup::open(task).map_err(dead)?;
     let beside = || Ok([lookup.at(mapping.0 - 1)?, lookup.at(mapping.1)?]);
@@ -62,8 +69,11 @@ fn register(space: &Space, core: &mut Core, task: i32, clock: &mut Clock, mappin
         clock.forget_regions();
         return Err(Outcome::Again);
     }
+    let reach = reach(&lookup, region).map_err(dead)?;
     mortal::point("mapping-looked-up");
-    match space.uffd.register(mapping.0, mapping.1 - mapping.0) {
+    let register = |(start, end)| space.uffd.register(start, end - start);
+    // Something that can't be registered may have come to lie beside it.
+    match register(reach).or_else(|_| register(mapping)) {
         Ok(()) => {}
         Err(errno) => {
             tracing::debug!(task, %errno, "mapping {:#x}-{:#x} is left alone", mapping.0, mapping.1);
@@ -77,7 +87,7 @@ fn register(space: &Space, core: &mut Core, task: i32, clock: &mut Clock, mappin
         if (new.end == mapping.0 || new.start == mapping.1) && new.is_private_anonymous() {
             tracing::debug!(task, "mapping {:#x}-{:#x} changed while it was registered", mapping.0, mapping.1);
             // Refused: it was no part of the same.
-            let _ = space.uffd.register(new.start, new.end - new.start);
+            let _ = register((new.start, new.end));
             clock.forget_regions();
         }
     }
@@ -90,4 +100,14 @@ fn register(space: &Space, core: &mut Core, task: i32, clock: &mut Clock, mappin
     }
     core.regions.mark(mapping, |r| r.registered = true);
     Ok(())
+}
+
+/// What is registered with a mapping: its run, if that is there still, and half of the gap above it, into which it may be growing right now.
+fn reach(lookup: &Lookup, region: &Region) -> io::Result<(u64, u64)> {
+    let (start, end) = region.run;
+    let is_there =
+        lookup.at(start)?.is_some_and(|m| m.start == start) && lookup.at(end - 1)?.is_some_and(|m| m.end == end);
+    let (start, end) = if is_there { region.run } else { region.mapping };
+    let gap = lookup.at_or_above(end)?.map_or(0, |next| next.start.saturating_sub(end));
+    Ok((start, end + (gap / 2).min(MOST_GROWTH) / PAGE_SIZE as u64 * PAGE_SIZE as u64))
 }

@@ -186,8 +186,8 @@ impl Space {
         Some(self.stub_pid.load(Relaxed)).filter(|p| *p != 0)
     }
 
-    /// Gives the space its stub, the process it turned out to be, and the address space that both live in.
-    pub fn furnish(&self, pid: i32, stub: Stub, mm: Mm) {
+    /// Writes down the stub that the space is to have, the process it turned out to be, and the address space that both live in.
+    pub fn describe(&self, pid: i32, stub: &Stub, mm: Mm) {
         self.pid.store(pid, Relaxed);
         self.stub_pid.store(stub.pid(), Relaxed);
         let traces = stub.traces();
@@ -195,7 +195,6 @@ impl Space {
         *self.mark.lock() = Some(stub.mark());
         *self.mm.lock() = Some(Arc::new(mm));
         self.core().table.describe(pid, &traces);
-        self.evicting.lock().stub = Some(stub);
     }
 
     /// Says which process this is, as the annexd before knew it, and gives it what that one had of it, as far as it is of use.

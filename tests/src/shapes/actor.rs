@@ -77,8 +77,9 @@ impl Actor {
         memory.check_all()
     }
 
-    /// Says what is wrong, and ends the process.
+    /// Says what is wrong, and ends the process. Those that share its memory don't wait for its locks for ever.
     pub fn fail(&self, wrong: &Wrong) -> ! {
+        super::locks::abandon();
         let Actor { nth, role, trail, .. } = self;
         let pid = std::process::id();
         let plan = &self.program.plan;

@@ -115,14 +115,17 @@ impl Hunt {
             Kill::Varied => [Kill::Nothing, Kill::Stubs, Kill::All][seed as usize % 3],
             kill => kill,
         };
+        let pids = bed.app("shapes").map(|app| app.pids).unwrap_or_default();
+        // `annex run` does not start a program while no donor is up.
+        if kill == Kill::Nothing || pids.is_empty() {
+            return;
+        }
         if kill == Kill::All && dice.one_in(4) {
             bed.annexd.kill();
             bed.start_again(None);
             bag.annexds_killed += 1;
-        } else if kill != Kill::Nothing {
-            let pids = bed.app("shapes").map(|app| app.pids).unwrap_or_default();
-            let nth = dice.below(pids.len().max(1));
-            for stub in pids.get(nth).map(|pid| stubs_of(*pid)).unwrap_or_default() {
+        } else {
+            for stub in stubs_of(pids[dice.below(pids.len())]) {
                 // It may be gone already.
                 let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(stub), nix::sys::signal::SIGKILL);
                 bag.stubs_killed += 1;

@@ -32,6 +32,11 @@ pub fn is_replaced() -> bool {
     REPLACED.load(SeqCst)
 }
 
+/// Whoever holds a lock is about to end.
+pub fn abandon() {
+    ABANDONED.store(true, SeqCst);
+}
+
 /// `None`: its holder is dead.
 pub fn lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     let mut looks = 0;
@@ -45,7 +50,7 @@ pub fn lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
         };
         looks = if is_replaced() { looks + 1 } else { 0 };
         if looks > ALIVE {
-            ABANDONED.store(true, SeqCst);
+            abandon();
         }
     }
 }

@@ -5,8 +5,9 @@
 //! things. So there are two kinds: what is [`Kind::Movable`] stays one mapping all the time, and a
 //! [`Kind::Patchwork`] is never moved. How they move is in [`super::moves`]. Nothing allocates after [`Mapping::new`].
 
+use super::calls::{call, named};
 use super::locks::places;
-use super::report::{Wrong, errno};
+use super::report::Wrong;
 use crate::stress::content::{Content, PAGE};
 use std::ops::Range;
 use std::ptr::null_mut;
@@ -91,8 +92,9 @@ impl Mapping {
         self.at.wrapping_add(page * PAGE)
     }
 
-    fn at(&self, range: &Range<usize>) -> (*mut libc::c_void, usize) {
-        (self.address(range.start).cast(), range.len() * PAGE)
+    /// Address and bytes, for a system call.
+    fn at(&self, range: &Range<usize>) -> (usize, usize) {
+        (self.address(range.start).addr(), range.len() * PAGE)
     }
 
     pub fn all(&self) -> Range<usize> {
@@ -173,16 +175,16 @@ impl Mapping {
     fn advise(&self, what: &'static str, range: &Range<usize>, advice: i32) -> Result<(), Wrong> {
         let (at, len) = self.at(range);
         // A signal or a moment's lack of something is no failure.
-        for _ in 0..100 {
+        let mut tries = 0;
+        while !range.is_empty() {
             // SAFETY: pages of our own; what they hold afterwards is noted by the caller.
-            if range.is_empty() || unsafe { libc::madvise(at, len, advice) } == 0 {
-                return Ok(());
-            }
-            if !matches!(errno(), libc::EAGAIN | libc::EINTR) {
-                break;
+            match unsafe { call(libc::SYS_madvise, [at, len, advice as usize]) } {
+                Ok(_) => break,
+                Err(libc::EAGAIN | libc::EINTR) if tries < 100 => tries += 1,
+                Err(errno) => return Err(Wrong::Call { what, errno }),
             }
         }
-        Err(Wrong::call(what))
+        Ok(())
     }
 
     /// An advice that changes no content, and that the kernel may refuse.
@@ -226,10 +228,8 @@ impl Mapping {
     pub fn protect(&self, range: &Range<usize>, protection: i32) -> Result<(), Wrong> {
         let (at, len) = self.at(range);
         // SAFETY: pages of our own, which nobody touches in a way that is forbidden now.
-        if range.is_empty() || unsafe { libc::mprotect(at, len, protection) } == 0 {
-            return Ok(());
-        }
-        Err(Wrong::call("mprotect"))
+        let protect = || unsafe { named("mprotect", libc::SYS_mprotect, [at, len, protection as usize]) };
+        if range.is_empty() { Ok(()) } else { protect().map(drop) }
     }
 
     /// PROT_NONE, until they are opened again.
@@ -273,19 +273,20 @@ impl Mapping {
         let (at, len) = self.at(range);
         let flags = if on_fault { libc::MLOCK_ONFAULT } else { 0 };
         // SAFETY: locking changes no content.
-        let locked = unsafe { libc::mlock2(at, len, flags as libc::c_uint) } == 0;
-        // Who may lock how much is the system's to say.
-        if range.is_empty() || locked || matches!(errno(), libc::EPERM | libc::ENOMEM | libc::EAGAIN) {
-            return Ok(());
+        match unsafe { call(libc::SYS_mlock2, [at, len, flags as usize]) } {
+            Err(errno) if !range.is_empty() && !matches!(errno, libc::EPERM | libc::ENOMEM | libc::EAGAIN) => {
+                Err(Wrong::Call { what: "mlock2", errno })
+            }
+            // Who may lock how much is the system's to say.
+            _ => Ok(()),
         }
-        Err(Wrong::call("mlock2"))
     }
 
     /// All of it up to a gap, and what can be touched of the range for certain.
     fn unlock(&self, range: &Range<usize>) {
         for (at, len) in [self.at(&self.all()), self.at(range)] {
             // SAFETY: unlocking changes no content.
-            unsafe { libc::munlock(at, len) };
+            let _ = unsafe { call(libc::SYS_munlock, [at, len]) };
         }
     }
 
@@ -296,14 +297,13 @@ impl Mapping {
         }
         let (at, len) = self.at(&range);
         let _place = places();
-        // SAFETY: pages of our own; while the place is nobody's, nobody else maps anything.
-        if unmap_first && unsafe { libc::munmap(at, len) } != 0 {
-            return Err(Wrong::call("munmap"));
+        if unmap_first {
+            // SAFETY: pages of our own; while the place is nobody's, nobody else maps anything.
+            unsafe { named("munmap", libc::SYS_munmap, [at, len]) }?;
         }
+        let flags = PRIVATE | libc::MAP_FIXED;
         // SAFETY: as above.
-        if unsafe { libc::mmap(at, len, RW, PRIVATE | libc::MAP_FIXED, -1, 0) } != at {
-            return Err(Wrong::call("mmap(FIXED)"));
-        }
+        unsafe { named("mmap(FIXED)", libc::SYS_mmap, [at, len, RW as usize, flags as usize, usize::MAX, 0]) }?;
         self.pages[range].fill(FRESH);
         Ok(())
     }
@@ -318,14 +318,13 @@ impl Mapping {
             Kind::Heap => unsafe {
                 let end = libc::sbrk(0) as usize;
                 libc::sbrk(end.next_multiple_of(PAGE).wrapping_sub(end) as isize);
-                libc::sbrk((pages * PAGE) as isize)
+                libc::sbrk((pages * PAGE) as isize).cast()
             },
             // SAFETY: a new mapping at an address that the kernel chooses.
-            _ => unsafe { libc::mmap(null_mut(), pages * PAGE, RW, PRIVATE, -1, 0) },
-        }
-        .cast();
+            _ => unsafe { map(pages * PAGE, PRIVATE) }?,
+        };
         if self.at.cast() == libc::MAP_FAILED {
-            return Err(Wrong::call("mmap or brk"));
+            return Err(Wrong::Call { what: "brk", errno: libc::ENOMEM });
         }
         self.pages.resize(pages, FRESH);
         Ok(())
@@ -338,9 +337,9 @@ impl Mapping {
             let range = first..first + part.len();
             first = range.end;
             let (at, len) = self.at(&range);
-            // SAFETY: a mapping of our own, of which nothing is wanted any more.
-            if part[0].state != State::Absent && unsafe { libc::munmap(at, len) } != 0 {
-                return Err(Wrong::call("munmap"));
+            if part[0].state != State::Absent {
+                // SAFETY: a mapping of our own, of which nothing is wanted any more.
+                unsafe { named("munmap", libc::SYS_munmap, [at, len]) }?;
             }
         }
         self.pages.clear();
@@ -360,7 +359,19 @@ fn check_guard(mapping: usize, page: usize, at: *const u8) -> Result<(), Wrong> 
 pub fn read_from(pid: i32, at: *const u8, into: &mut [u8]) -> Result<(), i32> {
     let here = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
     let there = libc::iovec { iov_base: at.cast_mut().cast(), iov_len: into.len() };
+    let vectors = [(&raw const here).addr(), 1, (&raw const there).addr(), 1, 0];
+    let [a, b, c, d, e] = vectors;
     // SAFETY: writes to our own slice only.
-    let read = unsafe { libc::process_vm_readv(pid, &raw const here, 1, &raw const there, 1, 0) };
-    if read == into.len() as isize { Ok(()) } else { Err(errno()) }
+    let read = unsafe { call(libc::SYS_process_vm_readv, [pid as usize, a, b, c, d, e]) }?;
+    if read == into.len() { Ok(()) } else { Err(libc::EFAULT) }
+}
+
+/// A new mapping that can be read and written, at an address that the kernel chooses.
+///
+/// # Safety
+/// Whoever has it must hold [`places`].
+pub unsafe fn map(bytes: usize, flags: i32) -> Result<*mut u8, Wrong> {
+    let args = [0, bytes, RW as usize, flags as usize, usize::MAX, 0];
+    // SAFETY: nothing that is mapped changes.
+    unsafe { named("mmap", libc::SYS_mmap, args) }.map(|at| at as *mut u8)
 }

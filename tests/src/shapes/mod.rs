@@ -13,6 +13,7 @@
 //! - [`hunt`]: program after program under annex, while its stubs and annexd are killed.
 
 pub mod actor;
+mod calls;
 pub mod hunt;
 pub mod locks;
 pub mod mapping;

@@ -1,5 +1,6 @@
 //! How mappings grow and move: `mremap` of every kind, and brk.
 
+use super::calls::named;
 use super::locks::places;
 use super::mapping::{FRESH, Heritage, Kind, LEAST, Mapping, Page};
 use super::report::Wrong;
@@ -40,7 +41,7 @@ impl Mapping {
                 return Ok(());
             }
             if libc::sbrk((pages as isize - self.len() as isize) * PAGE as isize) == libc::MAP_FAILED {
-                return Err(Wrong::call("sbrk"));
+                return Err(Wrong::Call { what: "sbrk", errno: libc::ENOMEM });
             }
         }
         self.pages.resize(pages, FRESH);
@@ -55,10 +56,10 @@ impl Mapping {
 
     fn mremap(&self, pages: usize, flags: i32, to: *mut u8) -> Result<*mut u8, Wrong> {
         let _place = places();
+        let args = [self.at.addr(), self.len() * PAGE, pages * PAGE, flags as usize, to.addr()];
         // SAFETY: a mapping of our own, which nothing points into; what is at `to` the caller does
         // without.
-        let at = unsafe { libc::mremap(self.at.cast(), self.len() * PAGE, pages * PAGE, flags, to) };
-        if at == libc::MAP_FAILED { Err(Wrong::call("mremap")) } else { Ok(at.cast()) }
+        unsafe { named("mremap", libc::SYS_mremap, args) }.map(|at| at as *mut u8)
     }
 
     /// MREMAP_FIXED: takes the place of another one, which is mapped anew elsewhere.

@@ -5,14 +5,14 @@
 //! A child ends by `_exit` with 0 if all was right. What is wrong it says itself.
 
 use super::actor::{Actor, at_rest};
+use super::calls::{call, named};
 use super::locks::places;
-use super::mapping::read_from;
+use super::mapping::{map, read_from};
 use super::memory::Memory;
-use super::report::{Text, Wrong, errno};
+use super::report::{Text, Wrong};
 use super::step::{Role, Step};
 use crate::stress::content::{Content, PAGE};
 use std::ffi::CStr;
-use std::ptr::null_mut;
 
 /// Of a process that shares the memory.
 const STACK: usize = 1 << 20;
@@ -27,13 +27,14 @@ impl Actor {
     fn fork(&mut self, memory: &mut Memory, seed: u64) -> Result<Option<i32>, Wrong> {
         let is_sharer = self.role == Role::Sharer;
         // SAFETY: the child touches its own copies only, allocates nothing, and ends by _exit. A
-        // sharer goes past the C
-        // library, in which it would pass for the thread that made it.
+        // sharer goes past the C library, in which it would pass for the thread that made it.
         let pid = at_rest(|| unsafe {
-            if is_sharer { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) as i32 } else { libc::fork() }
-        });
+            match is_sharer {
+                true => named("clone", libc::SYS_clone, [libc::SIGCHLD as usize, 0, 0, 0, 0]).map(|pid| pid as i32),
+                false => made("fork", libc::fork()),
+            }
+        })?;
         match pid {
-            -1 => Err(Wrong::call("fork")),
             0 => {
                 self.role = Role::Child(depth_below(self.role));
                 self.dice = crate::stress::content::Dice::new(seed);
@@ -92,14 +93,8 @@ impl Actor {
     pub fn share(&mut self, memory: &mut Memory, step: Step) -> Result<(), Wrong> {
         let len = step.count * PAGE;
         // SAFETY: a new mapping at an address that the kernel chooses.
-        let at = at_rest(|| unsafe {
-            let (rw, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
-            libc::mmap(null_mut(), len, rw, shared, -1, 0)
-        });
-        if at == libc::MAP_FAILED {
-            return Err(Wrong::call("mmap(SHARED)"));
-        }
-        let page = |nth: usize| at.cast::<u8>().wrapping_add(nth * PAGE);
+        let at = at_rest(|| unsafe { map(len, libc::MAP_SHARED | libc::MAP_ANONYMOUS) })?;
+        let page = |nth: usize| at.wrapping_add(nth * PAGE);
         let content = |nth: usize| Content::of(step.roll, nth as u64, 0);
         // SAFETY: pages of the mapping, which only one of the two processes uses at a time.
         let write = |odd: usize| (odd..step.count).step_by(2).for_each(|nth| unsafe { content(nth).fill(page(nth)) });
@@ -116,7 +111,7 @@ impl Actor {
         };
         let right = ended_well(child, "a child that shares").and_then(|()| check(0)).and_then(|()| check(1));
         // SAFETY: our mapping, of which nothing is wanted any more.
-        unsafe { libc::munmap(at, len) };
+        unsafe { named("munmap", libc::SYS_munmap, [at.addr(), len]) }?;
         right
     }
 
@@ -189,9 +184,7 @@ impl Actor {
         let pid = unsafe {
             libc::clone(sharer_life, stack.wrapping_add(STACK).cast(), libc::CLONE_VM | libc::SIGCHLD, stack.cast())
         };
-        if pid < 0 {
-            return Err(Wrong::call("clone(VM)"));
-        }
+        let pid = made("clone(VM)", pid)?;
         self.sharer = Some(pid);
         self.program.stacks[self.nth].store(stack, std::sync::atomic::Ordering::Relaxed);
         Ok(())
@@ -237,10 +230,7 @@ impl Child<'_> {
         let pid = at_rest(|| unsafe {
             libc::clone(child_job, stack.wrapping_add(STACK).cast(), flags, (&raw mut self).cast())
         });
-        if pid < 0 {
-            return Err(Wrong::call("clone"));
-        }
-        let ended = ended_well(pid, what);
+        let ended = ended_well(made("clone", pid)?, what);
         unmap_stack(stack);
         ended
     }
@@ -255,17 +245,13 @@ extern "C" fn child_job(child: *mut libc::c_void) -> i32 {
 
 fn map_stack() -> Result<*mut u8, Wrong> {
     let _place = places();
-    // SAFETY: a new mapping at an address that the kernel chooses.
-    let at = unsafe {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_STACK;
-        libc::mmap(null_mut(), STACK, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
-    };
-    if at == libc::MAP_FAILED { Err(Wrong::call("mmap of a stack")) } else { Ok(at.cast()) }
+    // SAFETY: a new mapping, at a place that nobody else is about to map.
+    unsafe { map(STACK, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_STACK) }
 }
 
 fn unmap_stack(stack: *mut u8) {
     // SAFETY: a stack of ours, whose process has ended.
-    unsafe { libc::munmap(stack.cast(), STACK) };
+    let _ = unsafe { call(libc::SYS_munmap, [stack.addr(), STACK]) };
 }
 
 /// Whether another process has that content at that address.
@@ -283,11 +269,14 @@ fn right_in(pid: i32, at: *const u8, content: Content, page: usize) -> Result<()
 }
 
 fn ended_well(pid: i32, what: &'static str) -> Result<(), Wrong> {
-    let mut status = 0;
-    // SAFETY: our own child.
-    while unsafe { libc::waitpid(pid, &raw mut status, libc::__WALL) } != pid {
-        if errno() != libc::EINTR {
-            return Err(Wrong::call("waitpid"));
+    let mut status = 0i32;
+    let args = [pid as usize, (&raw mut status).addr(), libc::__WALL as usize, 0];
+    loop {
+        // SAFETY: our own child, whose status is put into our own number.
+        match unsafe { call(libc::SYS_wait4, args) } {
+            Ok(_) => break,
+            Err(libc::EINTR) => {}
+            Err(errno) => return Err(Wrong::Call { what: "wait4", errno }),
         }
     }
     if status == 0 { Ok(()) } else { Err(Wrong::Child { what, status }) }
@@ -295,22 +284,20 @@ fn ended_well(pid: i32, what: &'static str) -> Result<(), Wrong> {
 
 /// The end to read from, and the end to write to.
 fn pipe() -> Result<(i32, i32), Wrong> {
-    let mut ends = [0; 2];
+    let mut ends = [0i32; 2];
     // SAFETY: two descriptors are put into our own array.
-    if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
-        return Err(Wrong::call("pipe2"));
-    }
+    unsafe { named("pipe2", libc::SYS_pipe2, [ends.as_mut_ptr().addr(), libc::O_CLOEXEC as usize]) }?;
     Ok((ends[0], ends[1]))
 }
 
 fn close(descriptor: i32) {
     // SAFETY: ours, and not used after this.
-    unsafe { libc::close(descriptor) };
+    let _ = unsafe { call(libc::SYS_close, [descriptor as usize]) };
 }
 
 fn say_byte(descriptor: i32) {
     // SAFETY: one byte of our own.
-    unsafe { libc::write(descriptor, [1u8].as_ptr().cast(), 1) };
+    let _ = unsafe { call(libc::SYS_write, [descriptor as usize, [1u8].as_ptr().addr(), 1]) };
 }
 
 /// Whether a byte came before the other end was closed.
@@ -318,11 +305,20 @@ fn await_byte(descriptor: i32) -> bool {
     let mut byte = [0u8];
     loop {
         // SAFETY: into our own byte.
-        match unsafe { libc::read(descriptor, byte.as_mut_ptr().cast(), 1) } {
-            -1 if errno() == libc::EINTR => {}
-            read => return read == 1,
+        match unsafe { call(libc::SYS_read, [descriptor as usize, byte.as_mut_ptr().addr(), 1]) } {
+            Err(libc::EINTR) => {}
+            read => return read == Ok(1),
         }
     }
+}
+
+unsafe extern "C" {
+    static environ: *const *const libc::c_char;
+}
+
+/// What a function of the C library says that makes a process. Why it failed may have been overwritten by another thread.
+fn made(what: &'static str, pid: i32) -> Result<i32, Wrong> {
+    if pid < 0 { Err(Wrong::Call { what, errno: 0 }) } else { Ok(pid) }
 }
 
 /// Replaces the program: arguments that end with a zero byte each, and more of them. Comes back if
@@ -332,7 +328,12 @@ pub fn exec<'a>(path: &CStr, args: &Text, more: impl Iterator<Item = &'a CStr>) 
     let starts = args.parts().chain(more.map(CStr::as_ptr));
     argv[0] = path.as_ptr();
     argv[1..15].iter_mut().zip(starts).for_each(|(at, start)| *at = start);
-    // SAFETY: a list of texts, each with a zero at its end, and a null behind the last.
-    unsafe { libc::execv(path.as_ptr(), argv.as_ptr()) };
-    Wrong::call("exec")
+    // SAFETY: the environment that the program was given, which nobody changes.
+    let environment = unsafe { environ };
+    let args = [path.as_ptr().addr(), argv.as_ptr().addr(), environment.addr()];
+    // SAFETY: lists of texts, each with a zero at its end, and a null behind the last.
+    match unsafe { call(libc::SYS_execve, args) } {
+        Ok(_) => unreachable!("it is another program now"),
+        Err(errno) => Wrong::Call { what: "exec", errno },
+    }
 }

@@ -130,7 +130,10 @@ impl Program {
         let of_sharer = |nth| Memory::new(seed_of(nth), pages / 5, false);
         let memories = (0..threads).map(of_thread).chain((threads..2 * threads).map(of_sharer));
         let memories = memories.map(|memory| memory.map(Mutex::new)).collect::<Result<Vec<_>, _>>()?;
-        let path = std::env::current_exe().map_err(|_| Wrong::call("readlink of /proc/self/exe"))?;
+        let path = std::env::current_exe().map_err(|error| Wrong::Call {
+            what: "readlink of /proc/self/exe",
+            errno: error.raw_os_error().unwrap_or(0),
+        })?;
         let path = CString::new(path.as_os_str().as_bytes()).expect("a path has no zero byte");
         let only: Vec<String> = plan.only.iter().map(|what| format!("{what:?}")).collect();
         let only = CString::new(format!("--only={}", only.join(","))).expect("names have no zero byte");

@@ -42,18 +42,6 @@ pub enum Wrong {
     },
 }
 
-impl Wrong {
-    /// The call that has just failed.
-    pub fn call(what: &'static str) -> Wrong {
-        Wrong::Call { what, errno: errno() }
-    }
-}
-
-/// Of the call that has just failed.
-pub fn errno() -> i32 {
-    std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
-}
-
 impl fmt::Display for Wrong {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -29,7 +29,7 @@ pub use reap::reap;
 use super::mm::{Mark, Mm};
 use super::mortal;
 use super::process;
-use super::table::StubTraces;
+use super::table::{PageIdx, StubTraces};
 use super::tracee::TraceError;
 use super::turns;
 use super::uffd::{
@@ -462,6 +462,26 @@ impl Stub {
         self.gate.reset(mappings.len() as u32);
         self.ring(mappings.len());
         self.wait(limit).is_ok() && (0..mappings.len()).all(|nth| self.gate.answer(nth) == Some(0))
+    }
+
+    /// Has these pages become the program's own, which a fork left shared: it populates them for writing, which changes no byte.
+    ///
+    /// A pinning read gives the program copies too, but ones that the kernel takes for clean. Should a child that shares such a copy after another fork give it away
+    /// (MADV_FREE), and end, the kernel may drop it (MADV_PAGEOUT, memory pressure), and the parent finds zeros: seen on Linux 6.18.
+    pub fn populate(&mut self, pages: &[PageIdx], limit: Duration) -> Result<(), CallError> {
+        self.wait(limit)?;
+        let runs: Vec<&[PageIdx]> = pages.chunk_by(|page, next| page.plus(1) == *next).collect();
+        for runs in runs.chunks(MAX_MOVES) {
+            for (nth, run) in runs.iter().enumerate() {
+                let len = (run.len() * PAGE_SIZE) as u64;
+                let args = [run[0].addr(), len, libc::MADV_POPULATE_WRITE as u64, 0, 0, 0];
+                self.prepare(nth, libc::SYS_madvise, args);
+            }
+            self.gate.reset(runs.len() as u32);
+            self.ring(runs.len());
+            self.wait(limit)?;
+        }
+        Ok(())
     }
 
     /// One call that does nothing, to see whether the stub answers.
