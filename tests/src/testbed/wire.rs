@@ -3,6 +3,10 @@
 use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Wires have different addresses, so that several testbeds can have some at a time. Processes begin at different places.
+static NEXT: AtomicUsize = AtomicUsize::new(0);
 
 /// Laid when made, taken up when dropped.
 pub struct Wire {
@@ -14,8 +18,9 @@ pub struct Wire {
 impl Wire {
     /// # Panics
     /// When the kernel or `ip` refuses: network namespaces need root.
-    pub fn lay(nth: usize) -> Wire {
+    pub fn lay() -> Wire {
         take_up_abandoned();
+        let nth = (std::process::id() as usize * 61 + NEXT.fetch_add(1, Ordering::Relaxed)) % 256;
         let wire = Wire {
             namespace: format!("annex-{}-{nth}", std::process::id()),
             // Interface names have 15 characters.
