@@ -17,7 +17,9 @@ const READERS: usize = 2;
 /// So many are written once before anything happens, and of these a quarter never again. The others come while clients
 /// write: more room is wanted all the time.
 const FIRST: usize = 3000;
-const KEYS: usize = 12_000;
+const KEYS: usize = 30_000;
+/// Of so many writes one is to a key that there is.
+const OVERWRITES: u32 = 6;
 /// Between two requests of a client: the machine is not to be what slows them.
 const PACE: Duration = Duration::from_millis(2);
 /// Bytes of a value.
@@ -160,9 +162,12 @@ impl Load {
         self.clients.into_iter().for_each(|client| met.add(client.join().expect("a client")));
         let mut wire = Wire::unix(&self.socket).expect("the KV API listens");
         for (key, known) in self.known.iter().enumerate() {
-            let reply = wire.ask(&["GET", &name(key)]).expect("an answer");
             let refused = known.refused.lock().expect("no client panicked");
-            met.read(key, known.acknowledged.load(Ordering::Acquire), &refused, &reply);
+            let least = known.acknowledged.load(Ordering::Acquire);
+            if least > 0 || !refused.is_empty() {
+                let reply = wire.ask(&["GET", &name(key)]).expect("an answer");
+                met.read(key, least, &refused, &reply);
+            }
         }
         met
     }
@@ -170,10 +175,14 @@ impl Load {
 
 fn write(nth: usize, known: &[Known], over: &AtomicBool, began: Instant, mut wire: Wire, mut random: StdRng) -> Met {
     let mut met = Met::default();
-    let mine: Vec<usize> = (0..KEYS).filter(|key| (*key >= FIRST || key % 4 != 3) && key % WRITERS == nth).collect();
+    let mut mine: Vec<usize> = (0..FIRST).filter(|key| key % 4 != 3 && key % WRITERS == nth).collect();
+    let mut new = (FIRST..KEYS).filter(|key| key % WRITERS == nth);
     let mut next = 2;
     while !over.load(Ordering::Relaxed) {
-        let key = mine[random.random_range(0..mine.len())];
+        let overwrites = random.random_ratio(1, OVERWRITES);
+        mine.extend(new.next().filter(|_| !overwrites));
+        let at = if overwrites { random.random_range(0..mine.len()) } else { mine.len() - 1 };
+        let key = mine[at];
         let called = Instant::now();
         let reply = wire.ask(&["SET", &name(key), &value(key, next)]).expect("an answer to SET");
         let took = called.elapsed();
@@ -199,7 +208,7 @@ fn write(nth: usize, known: &[Known], over: &AtomicBool, began: Instant, mut wir
 fn read(known: &[Known], over: &AtomicBool, mut wire: Wire, mut random: StdRng) -> Met {
     let mut met = Met::default();
     while !over.load(Ordering::Relaxed) {
-        let key = random.random_range(0..KEYS);
+        let key = random.random_range(0..2 * FIRST);
         let least = known[key].acknowledged.load(Ordering::Acquire);
         let called = Instant::now();
         let reply = wire.ask(&["GET", &name(key)]).expect("an answer to GET");
