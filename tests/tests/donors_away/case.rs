@@ -57,6 +57,12 @@ impl Case {
         self.away < self.donors
     }
 
+    /// Donors that drain are read and written all the same, and so is shared memory whose agent hangs: keys may be evicted
+    /// for others that come.
+    pub fn keeps_some_within_reach(&self) -> bool {
+        matches!(self.fault, Fault::Drained | Fault::Hung)
+    }
+
     /// What has no other copy than on donors that are gone for good.
     pub fn may_lose(&self) -> bool {
         self.fault == Fault::Killed && self.away >= usize::from(self.replicas)

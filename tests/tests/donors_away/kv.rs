@@ -43,14 +43,14 @@ pub const HEAD: &str = "| case | policy | writes | slowest write, ms | began at,
 impl Outcome {
     /// A line of the table in Markdown.
     pub fn line(&self, case: &Case, policy: Policy) -> String {
-        let Met { writes, slowest, slowest_at, slow, refused, unreadable, lost, slowest_read, .. } = &self.met;
+        let Met { writes, slowest, slowest_at, slow, refused, unreadable, gone, stale, slowest_read, .. } = &self.met;
         format!(
             "| {case} | {policy} | {writes} | {} | {:.1} | {slow} | {} | {} | {} | {} | {} |",
             slowest.as_millis(),
             slowest_at.as_secs_f64(),
             refused.len(),
             self.evicted,
-            lost.len(),
+            gone.len() + stale.len(),
             unreadable.len(),
             slowest_read.as_millis()
         )
@@ -58,23 +58,24 @@ impl Outcome {
 
     /// What is not as it must be. A machine that is busy can only be why writes are slow.
     pub fn faults(&self, case: &Case) -> Vec<String> {
-        let Met { writes, refused, unreadable, lost, wrong, .. } = &self.met;
+        let Met { writes, refused, unreadable, gone, stale, wrong, .. } = &self.met;
         let mut faults = Vec::new();
         let mut none = |what: &str, of: &[String]| {
             if let Some(first) = of.first() {
-                faults.push(format!("{} {what}, the first: {first}", of.len()));
+                faults.push(format!("{} {what}, the first: {first:?}", of.len()));
             }
         };
         none("values were wrong", wrong);
-        none("acknowledged writes are lost", lost);
+        none("keys have what they had before", stale);
         if !case.may_lose() {
             none("reads were answered with an error", unreadable);
         }
         if case.leaves_room() {
             none("writes were refused though there was room", refused);
         }
-        if self.evicted > 0 {
-            faults.push(format!("{} keys were evicted though there was room", self.evicted));
+        if case.leaves_room() || !case.keeps_some_within_reach() {
+            none("acknowledged writes are lost", gone);
+            none("keys were evicted in vain", &vec![String::new(); self.evicted as usize]);
         }
         if *writes < 300 {
             faults.push(format!("{writes} writes are too few to prove anything"));

@@ -66,8 +66,10 @@ pub struct Met {
     pub slowest_read: Duration,
     /// Reads that were answered with an error.
     pub unreadable: Vec<String>,
-    /// Keys that are not there, or hold what was written before what was acknowledged last.
-    pub lost: Vec<String>,
+    /// Keys that are not there.
+    pub gone: Vec<String>,
+    /// Keys that hold what was written before what was acknowledged last.
+    pub stale: Vec<String>,
     pub wrong: Vec<String>,
 }
 
@@ -85,7 +87,8 @@ impl Met {
         self.slowest_read = self.slowest_read.max(other.slowest_read);
         self.refused.extend(other.refused);
         self.unreadable.extend(other.unreadable);
-        self.lost.extend(other.lost);
+        self.gone.extend(other.gone);
+        self.stale.extend(other.stale);
         self.wrong.extend(other.wrong);
     }
 
@@ -96,7 +99,7 @@ impl Met {
             // It was never written.
             Ok(None) if least == 0 => return,
             Ok(None) => {
-                self.lost.push(format!("{} is not there, {least} was acknowledged", name(key)));
+                self.gone.push(format!("{} is not there, {least} was acknowledged", name(key)));
                 return;
             }
             Err(error) => {
@@ -106,7 +109,7 @@ impl Met {
         };
         match number(key, &bytes) {
             Ok(number) if number >= least || refused.contains(&number) => {}
-            Ok(number) => self.lost.push(format!("{} has {number}, {least} was acknowledged", name(key))),
+            Ok(number) => self.stale.push(format!("{} has {number}, {least} was acknowledged", name(key))),
             Err(wrong) => self.wrong.push(wrong),
         }
     }
