@@ -201,7 +201,10 @@ impl Builder {
         let mut args: Vec<OsString> = vec!["--socket".into(), socket.clone().into()];
         args.extend(["--replicas".into(), self.replicas.to_string().into()]);
         for (i, donor) in self.donors.iter().enumerate() {
-            let wire = donor.wired.then(Wire::lay);
+            let wire = donor.wired.then(|| match self.company {
+                Company::Others => Wire::lay_beside_others(),
+                Company::Nobody | Company::Another => Wire::lay(i),
+            });
             let address = wire.as_ref().map_or_else(|| port::free().to_string(), |wire| wire.address(7411));
             let name = format!("{}{i}", donor.transport);
             let meminfo = donor.pressable.then(|| Meminfo::new(dir.path().join(format!("{name}-meminfo"))));

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Wires have different addresses, so that several testbeds can have some at a time. Processes begin at different places.
-static NEXT: AtomicUsize = AtomicUsize::new(0);
+/// Wires of testbeds side by side have numbers from here on, each another one.
+const BESIDE: std::ops::Range<usize> = 64..256;
 
 /// Laid when made, taken up when dropped.
 pub struct Wire {
@@ -16,11 +16,16 @@ pub struct Wire {
 }
 
 impl Wire {
+    /// One beside those of other testbeds.
+    pub fn lay_beside_others() -> Wire {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        Wire::lay(BESIDE.start + NEXT.fetch_add(1, Ordering::Relaxed) % BESIDE.len())
+    }
+
     /// # Panics
     /// When the kernel or `ip` refuses: network namespaces need root.
-    pub fn lay() -> Wire {
+    pub fn lay(nth: usize) -> Wire {
         take_up_abandoned();
-        let nth = (std::process::id() as usize * 61 + NEXT.fetch_add(1, Ordering::Relaxed)) % 256;
         let wire = Wire {
             namespace: format!("annex-{}-{nth}", std::process::id()),
             // Interface names have 15 characters.
