@@ -26,7 +26,7 @@ const POLICIES: [Policy; 2] = [Policy::NoEviction, Policy::AllKeysLru];
 const TRIES: usize = 4;
 
 fn beds() -> usize {
-    std::env::var("ANNEX_AWAY_BEDS").map_or(3, |n| n.parse().expect("ANNEX_AWAY_BEDS is a number"))
+    std::env::var("ANNEX_AWAY_BEDS").map_or(4, |n| n.parse().expect("ANNEX_AWAY_BEDS is a number"))
 }
 
 fn is_asked_for(case: &Case) -> bool {
