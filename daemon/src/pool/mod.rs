@@ -297,7 +297,12 @@ impl Pool {
         lock(&self.core.shelf).extents.iter().any(|shelved| self.core.is_writable(shelved.extent))
     }
 
-    /// The same of one slot.
+    /// Grows whenever a replica is away, back, lost, or made anew: what was said of the pool's room before may not hold.
+    pub fn replica_changes(&self) -> u64 {
+        self.core.changes()
+    }
+
+    /// Whether a replica of the slot takes writes now.
     pub fn takes_writes_to(&self, slot: SlotIdx) -> bool {
         self.core.extents.locate(slot).is_some_and(|(extent, _)| self.core.is_writable(extent))
     }

@@ -148,7 +148,8 @@ impl Builder {
         self
     }
 
-    /// Several testbeds at a time: no turns are taken. For measurements that take turns themselves.
+    /// Several testbeds at a time: no turns are taken. For measurements that take turns themselves, and for
+    /// several beds of one test that holds [`Turn::alone`].
     pub fn beside_others(mut self) -> Builder {
         self.company = Company::Others;
         self
@@ -200,7 +201,10 @@ impl Builder {
         let mut args: Vec<OsString> = vec!["--socket".into(), socket.clone().into()];
         args.extend(["--replicas".into(), self.replicas.to_string().into()]);
         for (i, donor) in self.donors.iter().enumerate() {
-            let wire = donor.wired.then(|| Wire::lay(i));
+            let wire = donor.wired.then(|| match self.company {
+                Company::Others => Wire::lay_beside_others(),
+                Company::Nobody | Company::Another => Wire::lay(i),
+            });
             let address = wire.as_ref().map_or_else(|| port::free().to_string(), |wire| wire.address(7411));
             let name = format!("{}{i}", donor.transport);
             let meminfo = donor.pressable.then(|| Meminfo::new(dir.path().join(format!("{name}-meminfo"))));
@@ -531,9 +535,14 @@ enum Company {
 }
 
 /// The halves of the machine that a testbed has, each a machine-wide lock.
-struct Turn(#[expect(dead_code, reason = "the locks are the open files")] Vec<File>);
+pub struct Turn(#[expect(dead_code, reason = "the locks are the open files")] Vec<File>);
 
 impl Turn {
+    /// All of the machine, for a test that has several testbeds side by side.
+    pub fn alone() -> Turn {
+        Turn::take(Company::Nobody)
+    }
+
     fn take(company: Company) -> Turn {
         let half = |nth| {
             let path = std::env::temp_dir().join(format!("annex-testbed-{nth}.lock"));

@@ -3,6 +3,10 @@
 use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Wires of testbeds side by side have numbers from here on, each another one.
+const BESIDE: std::ops::Range<usize> = 64..256;
 
 /// Laid when made, taken up when dropped.
 pub struct Wire {
@@ -12,6 +16,12 @@ pub struct Wire {
 }
 
 impl Wire {
+    /// One beside those of other testbeds.
+    pub fn lay_beside_others() -> Wire {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        Wire::lay(BESIDE.start + NEXT.fetch_add(1, Ordering::Relaxed) % BESIDE.len())
+    }
+
     /// # Panics
     /// When the kernel or `ip` refuses: network namespaces need root.
     pub fn lay(nth: usize) -> Wire {

@@ -22,6 +22,7 @@ use super::flights::Flights;
 use super::inbox::Inbox;
 use super::memory::Room;
 use super::outbox::{Outbox, Sent};
+use super::patience::Running;
 use super::placing::Placed;
 use super::stream::Stream;
 use super::{CommandId, MANY, Server, Statistics};
@@ -230,7 +231,8 @@ impl Connection {
         let Some(id) = found else { return false };
         let command = self.session.server.commands.get(id);
         let is_on_keys = matches!(command.run, Run::Keys(_)) && command.spec.keys.first > 0 && !command.spec.alone;
-        !is_on_keys || words > MANY || self.session.server.pause.holds_up(command.spec.flags.write)
+        let lags = self.session.client.lags.get();
+        lags || !is_on_keys || words > MANY || self.session.server.pause.holds_up(command.spec.flags.write)
     }
 
     /// Gives it back if there is no room for the values it brings.
@@ -278,8 +280,9 @@ impl Connection {
                     }
                 }
                 let future = {
-                    let server = server.clone();
+                    let (server, running) = (server.clone(), Running::new(&client));
                     async move {
+                        let _running = running;
                         ticket.granted().await;
                         let outcome = server.run(id, &client, db, &args, Some(&ticket)).await;
                         drop(ticket);

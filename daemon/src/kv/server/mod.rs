@@ -8,7 +8,7 @@
 //! - [`Guesses`]: wrong passwords.
 //! - `flights`: a connection's commands that are under way together.
 //! - `placing`, `reading`: plain SETs, and GETs of what is near, which need no task.
-//! - [`Locks`]: what keeps commands on one key apart.
+//! - [`Locks`]: what keeps commands on one key apart. `patience`: reads that take long do not keep writers waiting.
 //! - `commands`: the table of commands.
 //! - [`Config`], `parameters`: CONFIG.
 //! - `statistics`, `histogram`, `slow`, `latency`: what INFO, SLOWLOG and LATENCY tell.
@@ -33,6 +33,7 @@ mod locks;
 mod memory;
 mod outbox;
 mod parameters;
+mod patience;
 mod pause;
 mod placing;
 mod reading;
@@ -169,10 +170,16 @@ impl Server {
             return Err(Failure("ERR this command can't be run here".into()));
         };
         let begun = Instant::now();
-        let outcome =
-            handler(Call { store: &self.store, db, args, longest: self.config.live.max_bulk.get(), ticket }).await;
+        let outcome = match ticket.filter(|ticket| ticket.is_read()) {
+            Some(ticket) => self.read((id, handler), client, db, args, ticket).await,
+            None => handler(Call { ticket, ..self.call(db, args) }).await,
+        };
         self.account(id, client, args, begun.elapsed(), &outcome);
         outcome
+    }
+
+    fn call<'a>(&'a self, db: Db, args: &'a [Bytes]) -> Call<'a> {
+        Call { store: &self.store, db, args, longest: self.config.live.max_bulk.get(), ticket: None }
     }
 
     /// Counts a command that has run.

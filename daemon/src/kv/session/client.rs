@@ -51,6 +51,10 @@ pub struct Client {
     pub queued: Cell<Option<usize>>,
     pub queued_bytes: Cell<usize>,
     pub blocked: Cell<bool>,
+    /// Commands on keys under way, but for plain SETs that have their place in the log.
+    pub running: Cell<usize>,
+    /// One of them has given its locks back: none begins before it is over.
+    pub lags: Cell<bool>,
     pub is_never_evicted: Cell<bool>,
     pub closing: Cell<bool>,
     pub last_command: Cell<&'static str>,
@@ -98,6 +102,8 @@ impl Client {
             queued: Cell::default(),
             queued_bytes: Cell::default(),
             blocked: Cell::default(),
+            running: Cell::default(),
+            lags: Cell::default(),
             is_never_evicted: Cell::default(),
             closing: Cell::default(),
             last_command: Cell::new("NULL"),

@@ -44,7 +44,8 @@ impl Store {
             let mut space = self.0.space.borrow_mut();
             flight.landings.iter().for_each(|landing| space.hold(landing.sheet));
         }
-        let any = self.0.way.step(|token, result| self.0.log.borrow_mut().landed(token, result));
+        let (way, stock) = (&self.0.way, &self.0.stock);
+        let any = way.step(|token, outcome| self.0.log.borrow_mut().landed(token, outcome, way, stock));
         loop {
             let next = self.0.log.borrow_mut().next();
             let Some((flight, result)) = next else { break };
@@ -52,7 +53,11 @@ impl Store {
             self.look_soon();
             self.0.drained.notify_waiters();
         }
-        if self.0.stock.is_out() && self.0.log.borrow().dirty() > 0 && !self.0.making_room.replace(true) {
+        let waits = || {
+            let log = self.0.log.borrow();
+            log.dirty() > 0 || log.waits()
+        };
+        if stock.is_out() && waits() && !self.0.making_room.replace(true) {
             let store = self.clone();
             tokio::task::spawn_local(async move { store.make_room_for_waiting().await });
         }
@@ -67,7 +72,7 @@ impl Store {
         if made.is_ok() {
             return;
         }
-        let changes = self.0.log.borrow_mut().give_up();
+        let changes = self.0.log.borrow_mut().give_up(&self.0.way, &self.0.stock);
         for change in changes {
             self.give_back(change.entry.place(), change.entry.units());
             change.told.tell(Err(StoreError::NoRoom));

@@ -20,6 +20,8 @@ pub(super) const EVERY: Duration = Duration::from_millis(100);
 const LOOK_AFTER: u64 = 64;
 /// Below so many sheets nothing is compacted.
 const LEAST: u64 = 256;
+/// How long one may take: its donors may go while it is read.
+const PATIENCE: Duration = Duration::from_millis(500);
 /// Sheets emptied in one step at most.
 const MOST: u64 = 128;
 /// Room is short when no more than one part in so many of what could be held is left.
@@ -136,7 +138,7 @@ impl Store {
             moved: Cell::new(0),
             waker: RefCell::new(None),
         });
-        join_all(sheets.into_iter().map(|sheet| self.empty(sheet, &moves))).await;
+        join_all(sheets.into_iter().map(|sheet| tokio::time::timeout(PATIENCE, self.empty(sheet, &moves)))).await;
         self.forward();
         let moved = moves.over().await;
         self.count(|s| s.moved += moved);
@@ -190,8 +192,8 @@ impl Store {
         // Of those that are full but for some units nothing is to be gained.
         for fill in 1..FILLS {
             space.filled(fill, first, most, &mut sheets);
-            // A record that goes on in other sheets begins in none of them.
-            sheets.retain(|sheet| self.0.table.starts(*sheet) != 0);
+            // A record that goes on in other sheets begins in none of them. What is out of reach can't be read.
+            sheets.retain(|sheet| self.0.table.starts(*sheet) != 0 && self.is_within_reach(*sheet));
             if sheets.len() == most {
                 break;
             }

@@ -59,8 +59,25 @@ impl Store {
         Ok(())
     }
 
-    /// Writes the record's part that belongs into `count` sheets from the record's `nth` on.
+    /// Writes the record's part that belongs into `count` sheets from the record's `nth` on; elsewhere, if no replica takes it.
     async fn write_piece(
+        &self,
+        sheet: SheetIdx,
+        nth: usize,
+        count: usize,
+        head: &[u8],
+        value: &[u8],
+    ) -> Result<(), StoreError> {
+        for _ in 1..log::TRIES {
+            match self.try_piece(sheet, nth, count, head, value).await {
+                Err(StoreError::Unwritten(IoError::Lost)) => {}
+                over => return over,
+            }
+        }
+        self.try_piece(sheet, nth, count, head, value).await
+    }
+
+    async fn try_piece(
         &self,
         sheet: SheetIdx,
         nth: usize,

@@ -4,6 +4,9 @@
 //! many as there are in one *flight*; the last sheet, if it is not full, is written again with the records that come next, to another slot. A record is
 //! committed when the flight is over that holds its last sheet. Flights are committed in the order in which they started, so a sheet is never put
 //! back to an older slot, and two records of one key commit in the order in which they were appended.
+//!
+//! A flight that no replica took, since all donors of its slots are away, is written again to other slots, before
+//! anything that came after it.
 
 use super::index::Entry;
 use super::sheets::{Place, SheetIdx, UNITS};
@@ -11,7 +14,7 @@ use super::stock::Stock;
 use super::way::Way;
 use super::{Db, Hears, StoreError};
 use crate::kv::store::record::UNIT;
-use crate::pool::{IoError, Part, SlotRun};
+use crate::pool::{Buf, IoError, Part, SlotRun};
 use annex_shared::ids::SlotIdx;
 use annex_shared::page::PAGE_SIZE;
 use std::collections::VecDeque;
@@ -22,6 +25,8 @@ use tokio::sync::oneshot;
 const BATCH: usize = 256;
 /// Flights under way at most.
 const MAX_FLIGHTS: usize = 8;
+/// How often a write is tried that no replica takes.
+pub(super) const TRIES: u8 = 8;
 
 /// Tails whose memory is kept for the next ones.
 const SPARE: usize = 64;
@@ -72,11 +77,20 @@ pub struct Landing {
 
 /// A write under way.
 pub struct Flight {
-    token: u64,
     pub landings: Vec<Landing>,
     /// How many of the log's changes it brings, which are the next ones when it is committed.
     pub changes: usize,
-    result: Option<Result<(), IoError>>,
+    state: State,
+    tries: u8,
+}
+
+enum State {
+    /// The way knows it by this token.
+    Posted(u64),
+    /// No replica took it, and its slots were given back. It has been given so many others so far.
+    Again { buf: Buf, runs: Vec<SlotRun>, got: usize },
+    /// It waits for those before it. If it failed, its slots were given back.
+    Over(Result<(), IoError>),
 }
 
 /// See the module's header.
@@ -154,6 +168,9 @@ impl Log {
 
     /// Starts a flight with what waits. `None`: nothing can be started now.
     pub fn launch(&mut self, way: &Way, stock: &Stock) -> Option<&Flight> {
+        if !self.launch_again(way, stock) {
+            return None;
+        }
         let dirty = self.tails.iter().position(|t| t.dirty);
         let from = dirty.filter(|_| self.flights.len() < MAX_FLIGHTS)?;
         let wanted = (self.tails.len() - from).min(BATCH);
@@ -184,22 +201,63 @@ impl Log {
         let last = self.first + (from + got) as u64;
         let changes = self.changes.range(self.flying..).take_while(|(n, _)| *n < last).count();
         self.flying += changes;
-        self.flights.push_back(Flight { token, landings, changes, result: None });
+        self.flights.push_back(Flight { landings, changes, state: State::Posted(token), tries: 1 });
         self.trim();
         self.flights.back()
     }
 
-    /// A flight is over.
-    pub fn landed(&mut self, token: u64, result: Result<(), IoError>) {
-        // One that is over and waits for those before it has given its token back.
-        if let Some(flight) = self.flights.iter_mut().find(|f| f.token == token && f.result.is_none()) {
-            flight.result = Some(result);
+    /// Starts those again that no replica took. False: one of them has to wait for slots.
+    fn launch_again(&mut self, way: &Way, stock: &Stock) -> bool {
+        for flight in &mut self.flights {
+            let State::Again { runs, got, .. } = &mut flight.state else { continue };
+            *got += stock.take((flight.landings.len() - *got) as u32, runs) as usize;
+            if *got < flight.landings.len() {
+                return false;
+            }
+            let State::Again { buf, runs, got } = std::mem::replace(&mut flight.state, State::Over(Err(IoError::Lost)))
+            else {
+                continue;
+            };
+            match way.post_flight(&Part::in_order(&runs), buf) {
+                Ok(token) => flight.state = State::Posted(token),
+                Err(buf) => {
+                    flight.state = State::Again { buf, runs, got };
+                    return false;
+                }
+            }
+            let slots = runs.iter().flat_map(|run| run.slots());
+            flight.landings.iter_mut().zip(slots).for_each(|(landing, slot)| landing.slot = slot);
+            flight.tries += 1;
         }
+        true
+    }
+
+    /// Something is to be written again.
+    pub fn waits(&self) -> bool {
+        self.flights.iter().any(|flight| matches!(flight.state, State::Again { .. }))
+    }
+
+    /// A flight is over. What no replica took is to be written again.
+    pub fn landed(&mut self, token: u64, outcome: Result<(), (IoError, Buf)>, way: &Way, stock: &Stock) {
+        let is_it = |flight: &&mut Flight| matches!(flight.state, State::Posted(its) if its == token);
+        let Some(flight) = self.flights.iter_mut().find(is_it) else { return };
+        flight.state = match outcome {
+            Ok(()) => State::Over(Ok(())),
+            Err((error, buf)) => {
+                flight.landings.iter().for_each(|landing| stock.release(landing.slot));
+                if error == IoError::Lost && flight.tries < TRIES {
+                    State::Again { buf, runs: Vec::new(), got: 0 }
+                } else {
+                    way.free(buf);
+                    State::Over(Err(error))
+                }
+            }
+        };
     }
 
     /// The next flight to commit, if it is over.
     pub fn next(&mut self) -> Option<(Flight, Result<(), IoError>)> {
-        let result = self.flights.front()?.result?;
+        let State::Over(result) = self.flights.front()?.state else { return None };
         let flight = self.flights.pop_front()?;
         Some((flight, result))
     }
@@ -211,7 +269,16 @@ impl Log {
     }
 
     /// Nothing that waits can be written.
-    pub fn give_up(&mut self) -> Vec<Change> {
+    pub fn give_up(&mut self, way: &Way, stock: &Stock) -> Vec<Change> {
+        for flight in &mut self.flights {
+            if let State::Again { .. } = flight.state
+                && let State::Again { buf, runs, .. } =
+                    std::mem::replace(&mut flight.state, State::Over(Err(IoError::Lost)))
+            {
+                way.free(buf);
+                stock.put_back(runs);
+            }
+        }
         self.tails.iter_mut().for_each(|t| t.dirty = false);
         self.trim();
         self.changes.drain(self.flying..).map(|(_, change)| change).collect()

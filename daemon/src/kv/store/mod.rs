@@ -132,6 +132,10 @@ pub enum OpenError {
     Io(#[from] std::io::Error),
 }
 
+/// Tells a record from those that its key had before, and has later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spot(Place, Option<u16>);
+
 /// What may be changed while the store runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -423,6 +427,11 @@ impl Store {
             return None;
         }
         Some(found)
+    }
+
+    /// Where a key's record lies; another one when it is written anew. `None`: there is no such key.
+    pub fn spot(&self, db: Db, key: &[u8]) -> Option<Spot> {
+        self.find(db, self.hash(key)).map(|entry| Spot(entry.place(), entry.tag()))
     }
 
     fn expire_now(&self, db: Db, key: &[u8]) {

@@ -17,6 +17,8 @@ const SHEETS_PART: u64 = 64;
 const SHEETS_LEAST: u64 = 16;
 const SHEETS_MOST: u64 = 512;
 const TRIES: usize = 20;
+/// How long a sheet may take to be read: its donors may go meanwhile.
+const PATIENCE: Duration = Duration::from_millis(500);
 /// How long a slot takes from one who frees it to one who waits, at most.
 const WAIT: Duration = Duration::from_millis(100);
 
@@ -99,13 +101,14 @@ impl Store {
         let Some((_, victim)) = self.victim(policy) else { return };
         let sheet = victim.place().sheet;
         // What lies out of reach would free nothing that can be taken.
-        if self.0.table.slot(sheet).is_some_and(|slot| !self.0.pool.takes_writes_to(slot)) {
+        if !self.is_within_reach(sheet) {
             return;
         }
         // A record that is added while the sheet is on its way is not in what comes.
         let (slot, places) = (|| self.0.table.slot(sheet), self.0.table.places(sheet));
         let look = |bytes: &[u8]| self.headers_in(places, bytes);
-        let Ok(Some(headers)) = self.0.way.read_slot(slot, look).await else { return };
+        let read = tokio::time::timeout(PATIENCE, self.0.way.read_slot(slot, look));
+        let Ok(Ok(Some(headers))) = read.await else { return };
         for (place, header) in headers {
             let found = self.0.indexes.borrow()[at(header.db)].find(header.hash).copied();
             let goes = |entry: &Entry| entry.place() == place && !(policy.is_volatile() && entry.expires().is_none());
@@ -113,6 +116,11 @@ impl Store {
                 self.evict(header.db, header.hash);
             }
         }
+    }
+
+    /// A donor that has the sheet takes reads and writes now, or it has no slot.
+    pub(super) fn is_within_reach(&self, sheet: SheetIdx) -> bool {
+        self.0.table.slot(sheet).is_none_or(|slot| self.0.pool.takes_writes_to(slot))
     }
 
     /// The least useful of some keys.

@@ -37,8 +37,9 @@ struct Inner {
     slots: u64,
     ahead: u64,
     asked: bool,
-    /// The last answer: the pool had less than was asked for.
+    /// The last answer: the pool had less than was asked for, at this time of its replicas.
     short: bool,
+    seen: u64,
     questions: mpsc::Sender<usize>,
 }
 
@@ -55,6 +56,7 @@ impl Inner {
 pub struct Delivery {
     runs: Vec<SlotRun>,
     short: bool,
+    seen: u64,
 }
 
 impl Stock {
@@ -63,27 +65,35 @@ impl Stock {
         let (deliver, deliveries) = unbounded_channel();
         let from = pool.clone();
         std::thread::Builder::new().name("annex-kv-stock".into()).spawn(move || fetch(&from, &asked, &deliver))?;
-        let inner = Inner { runs: VecDeque::new(), slots: 0, ahead: AHEAD, asked: false, short: false, questions };
+        let inner =
+            Inner { runs: VecDeque::new(), slots: 0, ahead: AHEAD, asked: false, short: false, seen: 0, questions };
         Ok((Stock { pool, inner: RefCell::new(inner), changed: Notify::new() }, deliveries))
     }
 
     pub fn receive(&self, delivery: Delivery) {
         let mut inner = self.inner.borrow_mut();
         inner.asked = false;
-        inner.short = delivery.short;
+        (inner.short, inner.seen) = (delivery.short, delivery.seen);
         inner.slots += delivery.runs.iter().map(|run| u64::from(run.count)).sum::<u64>();
         inner.runs.extend(delivery.runs);
         drop(inner);
         self.changed.notify_waiters();
     }
 
-    /// Up to `slots`, as contiguous as can be.
+    /// Up to `slots`, as contiguous as can be. Those that nobody can write to now, since their donors are away, go back.
     pub fn take(&self, slots: u32, runs: &mut Vec<SlotRun>) -> u32 {
         let mut inner = self.inner.borrow_mut();
         let mut got = 0;
         while got < slots
             && let Some(run) = inner.runs.front_mut()
         {
+            if !self.pool.takes_writes_to(run.first) {
+                inner.slots -= u64::from(run.count);
+                let run = inner.runs.pop_front();
+                run.inspect(|run| self.pool.will_write(*run));
+                run.iter().flat_map(|run| run.slots()).for_each(|slot| self.pool.release_of_kv(slot));
+                continue;
+            }
             let count = run.count.min(slots - got);
             let taken = SlotRun { first: run.first, count };
             self.pool.will_write(taken);
@@ -136,14 +146,14 @@ impl Stock {
     }
 
     /// Nothing is left, and the pool had no more when it was asked last. Then it is asked again: the answer may be another one next time, and there may be
-    /// nobody else who asks.
+    /// nobody else who asks. What it said before donors went or came does not count: the next answer is to be waited for.
     pub fn is_out(&self) -> bool {
         let mut inner = self.inner.borrow_mut();
-        let is_out = inner.short && inner.slots == 0;
-        if is_out {
+        let had_none = inner.short && inner.slots == 0;
+        if had_none {
             inner.ask();
         }
-        is_out
+        had_none && inner.seen == self.pool.replica_changes()
     }
 }
 
@@ -153,14 +163,14 @@ fn fetch(pool: &Pool, asked: &mpsc::Receiver<usize>, deliver: &UnboundedSender<D
     while let Ok(mut wanted) = asked.recv() {
         let until = Instant::now() + if scarce { SHORT_PATIENCE } else { PATIENCE };
         while wanted > 0 {
-            let mut runs = Vec::new();
+            let (mut runs, seen) = (Vec::new(), pool.replica_changes());
             let step = wanted.min(if scarce { SCARCE } else { STEP });
             let got = pool.reserve_for_kv(step, &mut runs);
             wanted -= got;
             runs.iter().for_each(|run| pool.put_aside(*run));
             // Donors that are just coming back have room in a moment.
             let short = got == 0 && Instant::now() > until;
-            if (got > 0 || short) && deliver.send(Delivery { runs, short }).is_err() {
+            if (got > 0 || short) && deliver.send(Delivery { runs, short, seen }).is_err() {
                 return;
             }
             scarce |= short;

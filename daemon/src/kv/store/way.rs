@@ -244,7 +244,8 @@ impl Way {
     }
 
     /// Hands everything posted to the fabric, gives answers out, and tells of each of the log's writes that is over. True if anything was.
-    pub fn step(&self, mut landed: impl FnMut(u64, Result<(), IoError>)) -> bool {
+    /// One that failed gives its buffer to `landed`.
+    pub fn step(&self, mut landed: impl FnMut(u64, Result<(), (IoError, Buf)>)) -> bool {
         let mut done = std::mem::take(&mut *self.done.borrow_mut());
         {
             let mut lane = self.lane.borrow_mut();
@@ -259,9 +260,13 @@ impl Way {
                 Some(Waiting::Flight) => {
                     waiting.remove(token as usize);
                     drop(waiting);
-                    let result = done.result;
-                    self.free(done.buf);
-                    landed(token, result);
+                    match done.result {
+                        Ok(()) => {
+                            self.free(done.buf);
+                            landed(token, Ok(()));
+                        }
+                        Err(error) => landed(token, Err((error, done.buf))),
+                    }
                 }
                 Some(place @ Waiting::Reader(_)) => {
                     if let Waiting::Reader(Some(waker)) = std::mem::replace(place, Waiting::Answered(done)) {

@@ -149,11 +149,9 @@ impl Store {
 
     /// A flight is over: its records count, or those who wrote them hear why not.
     pub(super) fn commit(&self, flight: Flight, result: Result<(), IoError>) {
-        for landing in &flight.landings {
-            match result {
-                Ok(()) => self.put(landing.sheet, landing.slot),
-                Err(_) => self.0.stock.release(landing.slot),
-            }
+        if result.is_ok() {
+            // If not, its slots were given back already.
+            flight.landings.iter().for_each(|landing| self.put(landing.sheet, landing.slot));
         }
         for _ in 0..flight.changes {
             let next = self.0.log.borrow_mut().next_change();

@@ -6,7 +6,7 @@
 //! then the extent is published. A donor that refuses ends the plans it is in; stock that no plan wants goes back after a while. An empty
 //! extent beyond the spare one goes back after it was idle for a while; a degraded one as soon as it is empty.
 //!
-//! While fewer than R donors are there, though as many are known, a plan names those that are there. Such an extent is degraded from the first. It is
+//! While fewer than R donors are there and lend, though as many are known, a plan names those that do. Such an extent is degraded from the first. It is
 //! planned only for pages that somebody asks for now, and is repaired like any other when donors are back.
 //!
 //! # The life of a replica
@@ -171,6 +171,8 @@ struct DonorEntry {
     stock: Vec<Lease>,
     asked: u32,
     full_until: Option<Instant>,
+    /// It wants slabs back until then, and lends none.
+    recalls_until: Option<Instant>,
     stock_since: Option<Instant>,
 }
 
@@ -283,7 +285,8 @@ impl Book {
         entry.incarnation = Some(greeting.incarnation);
         (entry.host, entry.rack) = (greeting.host, greeting.rack);
         (entry.up, entry.closing) = (true, false);
-        (entry.away_at, entry.lost_at, entry.full_until) = (None, None, None);
+        (entry.away_at, entry.lost_at) = (None, None);
+        (entry.full_until, entry.recalls_until) = (None, None);
         (entry.free, entry.asked) = (greeting.free, 0);
         if restarted {
             entry.stock.clear();
@@ -336,7 +339,7 @@ impl Book {
         let entry = self.donors.entry(donor).or_default();
         let (back, stock) = entry.stock.drain(..).partition::<Vec<_>, _>(|l| slabs.contains(&l.slab));
         entry.stock = stock;
-        entry.full_until = Some(deadline);
+        (entry.full_until, entry.recalls_until) = (Some(deadline), Some(deadline));
         if !back.is_empty() {
             self.actions.push(Action::Return(donor, back));
         }
@@ -455,7 +458,7 @@ impl Book {
         // One extent ahead, and what was taken lately or missed once more.
         let target = slots + room.wanted + room.taken.min(slots * AHEAD);
         self.spills = !self.donors_have_room(now);
-        self.degrades = self.lacks_donors();
+        self.degrades = self.lacks_donors(now);
         if !self.degrades {
             // Whole extents can be had again.
             let (replicas, spill) = (self.rules.replicas, self.rules.spill);
@@ -533,11 +536,12 @@ impl Book {
         chosen.into_iter().for_each(|id| self.ask(id));
     }
 
-    /// Fewer donors are there than an extent has replicas, and enough are known: some are away. With too few donors to begin with, nothing is written that
-    /// never could have all its replicas.
-    fn lacks_donors(&self) -> bool {
+    /// Fewer donors are there than an extent has replicas, and enough are known: some are away, or want back what they have lent (a drain, say). With too few
+    /// donors to begin with, nothing is written that never could have all its replicas.
+    fn lacks_donors(&self, now: Instant) -> bool {
         let known = || self.donors.iter().filter(|(id, d)| !self.is_spill(**id) && !d.removing);
-        let there = known().filter(|(_, d)| d.is_taking()).count();
+        let lends = |d: &DonorEntry| d.is_taking() && d.recalls_until.is_none_or(|until| until <= now);
+        let there = known().filter(|(_, d)| lends(d)).count();
         there > 0 && there < self.rules.replicas && known().count() >= self.rules.replicas
     }
 

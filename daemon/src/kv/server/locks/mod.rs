@@ -79,6 +79,8 @@ pub struct Ticket {
     wanted: Wanted,
     mode: Mode,
     placed: Cell<bool>,
+    /// The locks were given back already.
+    gone: Cell<bool>,
     /// `None`: all were free at once.
     state: Option<Rc<State>>,
 }
@@ -152,7 +154,14 @@ impl Locks {
             Wanted::Crowd(crowd) => Some(crowd.state.clone()),
             _ => None,
         };
-        let mut ticket = Ticket { shared: self.0.clone(), wanted, mode, placed: Cell::new(false), state: None };
+        let mut ticket = Ticket {
+            shared: self.0.clone(),
+            wanted,
+            mode,
+            placed: Cell::default(),
+            gone: Cell::default(),
+            state: None,
+        };
         let mut table = self.0.table.borrow_mut();
         ticket.each(|spot, mode| table.ask(spot, mode, || state.get_or_insert_default().clone()));
         if let Wanted::Crowd(crowd) = &ticket.wanted {
@@ -213,6 +222,28 @@ impl Ticket {
         });
     }
 
+    /// Some keys, to read.
+    pub fn is_read(&self) -> bool {
+        self.mode == Mode::Read && matches!(self.wanted, Wanted::One(_) | Wanted::Several(_))
+    }
+
+    /// Gives the locks back, or leaves the queues.
+    pub fn let_go(&self) {
+        if self.gone.replace(true) {
+            return;
+        }
+        let mut table = self.shared.table.borrow_mut();
+        if let Wanted::Crowd(crowd) = &self.wanted {
+            table.leave_crowd(crowd);
+        }
+        self.each(|spot, mode| table.leave(spot, mode, self.placed.get(), self.state.as_ref()));
+        drop(table);
+        if self.is_long() {
+            self.shared.long.set(self.shared.long.get() - 1);
+            self.shared.fewer.notify_waiters();
+        }
+    }
+
     fn is_long(&self) -> bool {
         matches!(self.wanted, Wanted::Survey | Wanted::Crowd(_))
     }
@@ -238,15 +269,6 @@ impl Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        let mut table = self.shared.table.borrow_mut();
-        if let Wanted::Crowd(crowd) = &self.wanted {
-            table.leave_crowd(crowd);
-        }
-        self.each(|spot, mode| table.leave(spot, mode, self.placed.get(), self.state.as_ref()));
-        drop(table);
-        if self.is_long() {
-            self.shared.long.set(self.shared.long.get() - 1);
-            self.shared.fewer.notify_waiters();
-        }
+        self.let_go();
     }
 }

@@ -48,6 +48,36 @@ fn a_drain_for_which_nobody_has_room_is_stuck_until_somebody_has() {
     assert_eq!((world.book.moving(), world.book.stuck(world.now)), (0, 0));
 }
 
+/// What was free in the extents there were was all that could be written, however much room the other donor had.
+#[test]
+fn while_a_donor_is_drained_and_too_few_others_are_there_new_extents_lie_on_those() {
+    for (donors, replicas, drained) in [(2, 2, 1), (3, 3, 2), (3, 2, 2)] {
+        let mut world = World::new(donors, replicas, 64);
+        (0..donors).for_each(|d| world.connect(d));
+        world.balance(nothing_free());
+        (0..8 * donors).for_each(|n| world.answer(n % donors));
+        for d in 0..drained {
+            let slabs: Vec<SlabId> = world.lent[d].keys().copied().collect();
+            world.book.recalled(World::id(d), &slabs, world.now + Duration::from_secs(60));
+        }
+        let before: Vec<ExtentId> = world.extents.keys().copied().collect();
+        world.balance(Room { wanted: 1, ..nothing_free() });
+        (0..8 * donors).for_each(|n| world.answer(n % donors));
+        let new = world.extents.iter().filter(|(extent, _)| !before.contains(extent));
+        let there: BTreeSet<DonorId> = (drained..donors).map(World::id).collect();
+        let on: Vec<BTreeSet<DonorId>> = new.map(|(_, placed)| placed.iter().map(|p| p.donor).collect()).collect();
+        assert!(!on.is_empty() && on.iter().all(|on| *on == there), "{:?}", world.extents);
+
+        // It lends again: they get all their replicas.
+        world.now += Duration::from_secs(61);
+        (0..donors).for_each(|d| world.renew(d));
+        world.fill_and_settle();
+        world.fill_and_settle();
+        assert!(world.extents.keys().all(|e| world.live(*e) >= replicas), "{:?}", world.extents);
+        assert!(!world.book.degrades());
+    }
+}
+
 #[test]
 fn a_drain_that_was_ended_loses_nothing_at_its_deadline() {
     // Nobody is told that a drain has ended. What could not be moved meanwhile was taken for lost at the deadline, though its donor went on lending it: with
