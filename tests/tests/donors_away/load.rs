@@ -61,6 +61,8 @@ pub struct Met {
     pub slowest: Duration,
     pub slowest_at: Duration,
     pub slow: u64,
+    /// How much longer than asked for somebody slept who did nothing else: for so long the machine was not ours.
+    pub stall: Duration,
     pub refused: Vec<String>,
     pub reads: u64,
     pub slowest_read: Duration,
@@ -83,6 +85,7 @@ impl Met {
             (self.slowest, self.slowest_at) = (other.slowest, other.slowest_at);
         }
         self.slow += other.slow;
+        self.stall = self.stall.max(other.stall);
         self.reads += other.reads;
         self.slowest_read = self.slowest_read.max(other.slowest_read);
         self.refused.extend(other.refused);
@@ -156,6 +159,8 @@ impl Load {
                 false => read(&known, &over, wire, random),
             }));
         }
+        let over = self.over.clone();
+        self.clients.push(std::thread::spawn(move || Met { stall: longest_stall(&over), ..Met::default() }));
     }
 
     /// Ends the clients, and has all keys read once more.
@@ -206,6 +211,16 @@ fn write(nth: usize, known: &[Known], over: &AtomicBool, began: Instant, mut wir
         std::thread::sleep(PACE);
     }
     met
+}
+
+fn longest_stall(over: &AtomicBool) -> Duration {
+    let mut longest = Duration::ZERO;
+    while !over.load(Ordering::Relaxed) {
+        let began = Instant::now();
+        std::thread::sleep(PACE);
+        longest = longest.max(began.elapsed() - PACE);
+    }
+    longest
 }
 
 fn read(known: &[Known], over: &AtomicBool, mut wire: Wire, mut random: StdRng) -> Met {
