@@ -7,9 +7,11 @@ use nix::sys::stat::Mode;
 use nix::unistd::{Pid, mkfifo};
 use std::fs::OpenOptions;
 use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -145,7 +147,22 @@ fn a_program_that_forks_where_its_marks_can_not_be_read_is_stopped_and_its_child
         wait_for("the child to read", MINUTE, || found() == "reading\n");
         garbage.write_all(b"\xff\n").expect("annexd reads the marks");
         drop(garbage);
-        let outcome = job.wait(MINUTE);
+        let is_over = &AtomicBool::new(false);
+        let outcome = std::thread::scope(|scope| {
+            let marks = &marks;
+            // It looks again and again: whoever it looks at might have ended just then.
+            scope.spawn(move || {
+                let until = Instant::now() + 2 * MINUTE;
+                while !is_over.load(Relaxed) && Instant::now() < until {
+                    let reader = OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(marks);
+                    let told = reader.and_then(|mut reader| reader.write_all(b"\xff\n"));
+                    std::thread::sleep(Duration::from_millis(if told.is_ok() { 0 } else { 1 }));
+                }
+            });
+            let outcome = job.wait(MINUTE);
+            is_over.store(true, Relaxed);
+            outcome
+        });
         assert_eq!(outcome.code(), 128 + 9, "{outcome}");
         assert!(bed.annexd_logs().contains("which of its memory the child is to find wiped is not known"));
         wait_for("the child to end", MINUTE, || !runs(&program));
