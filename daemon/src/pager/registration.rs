@@ -9,7 +9,6 @@ use super::region::Region;
 use super::space::{Core, Space};
 use super::table::PageIdx;
 use super::uffd::Probe;
-use annex_shared::page::PAGE_SIZE;
 use std::io;
 
 /// A mapping may grow by as much between two looks at it.
@@ -60,8 +59,6 @@ fn register(space: &Space, core: &mut Core, task: i32, clock: &mut Clock, region
     let mapping = region.mapping;
     let dead = |_| Outcome::Dead;
     let lookup = Lookup::open(task).map_err(dead)?;
-    let beside = || Ok([lookup.at(mapping.0 - 1)?, lookup.at(mapping.1)?]);
-    let before = beside().map_err(dead)?;
     let is_it = |m: Mapping| (m.start, m.end) == mapping && m.is_private_anonymous();
     let is_whole = || Ok(lookup.at(mapping.0)?.is_some_and(is_it));
     if !is_whole().map_err(dead)? {
@@ -70,21 +67,25 @@ fn register(space: &Space, core: &mut Core, task: i32, clock: &mut Clock, region
         return Err(Outcome::Again);
     }
     let reach = reach(&lookup, region).map_err(dead)?;
+    let beside = |(start, end): (u64, u64)| Ok([lookup.at(start - 1)?, lookup.at(end)?]);
+    let before = [beside(reach).map_err(dead)?, beside(mapping).map_err(dead)?];
     mortal::point("mapping-looked-up");
     let register = |(start, end)| space.uffd.register(start, end - start);
     // Something that can't be registered may have come to lie beside it.
-    match register(reach).or_else(|_| register(mapping)) {
-        Ok(()) => {}
+    let done =
+        register(reach).map(|()| (reach, &before[0])).or_else(|_| register(mapping).map(|()| (mapping, &before[1])));
+    let (registered, before) = match done {
+        Ok(done) => done,
         Err(errno) => {
             tracing::debug!(task, %errno, "mapping {:#x}-{:#x} is left alone", mapping.0, mapping.1);
             core.regions.mark(mapping, |r| r.refused = true);
             return Err(Outcome::Again);
         }
-    }
+    };
     // What has come to lie there meanwhile may be the rest of a mapping that grew, now split.
-    let after = beside().map_err(dead)?;
+    let after = beside(registered).map_err(dead)?;
     for new in before.iter().zip(after).filter(|(before, after)| *before != after).filter_map(|(_, after)| after) {
-        if (new.end == mapping.0 || new.start == mapping.1) && new.is_private_anonymous() {
+        if (new.end == registered.0 || new.start == registered.1) && new.is_private_anonymous() {
             tracing::debug!(task, "mapping {:#x}-{:#x} changed while it was registered", mapping.0, mapping.1);
             // Refused: it was no part of the same.
             let _ = register((new.start, new.end));
@@ -102,12 +103,13 @@ fn register(space: &Space, core: &mut Core, task: i32, clock: &mut Clock, region
     Ok(())
 }
 
-/// What is registered with a mapping: its run, if that is there still, and half of the gap above it, into which it may be growing right now.
+/// What is registered with a mapping: its run, if that is there still, and the gap above it, into which it may be growing right now. (All of the gap: what grows
+/// beyond the end of what is registered is split there.)
 fn reach(lookup: &Lookup, region: &Region) -> io::Result<(u64, u64)> {
     let (start, end) = region.run;
     let is_there =
         lookup.at(start)?.is_some_and(|m| m.start == start) && lookup.at(end - 1)?.is_some_and(|m| m.end == end);
     let (start, end) = if is_there { region.run } else { region.mapping };
     let gap = lookup.at_or_above(end)?.map_or(0, |next| next.start.saturating_sub(end));
-    Ok((start, end + (gap / 2).min(MOST_GROWTH) / PAGE_SIZE as u64 * PAGE_SIZE as u64))
+    Ok((start, end + gap.min(MOST_GROWTH)))
 }

@@ -15,7 +15,7 @@ use scene::Step::{
     Attach, AttachOr, AttachOther, Cycles, Detach, Evicted, Exits, Faults, Go, KillAnnexd, KillStubs, Native, Run,
     Says, StopAnnexd, TakeOver, Within,
 };
-use scene::{Case, Comes, LIMIT, Step, bed, bed_of, kill, play, programs, stops_well};
+use scene::{Case, Comes, LIMIT, Step, bed, bed_of, bed_that_lingers, kill, play, programs, stops_well};
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -335,6 +335,13 @@ fn a_borrowed_thread_notices_nothing() {
 #[test]
 fn memory_that_is_locked_or_that_the_kernel_touches_is_right() {
     play(bed(), 3, MAPPINGS);
+}
+
+/// A mapping that is split as it grows can't be resized as one any more. annexd lingers where that had to happen.
+#[test]
+fn mappings_that_grow_while_they_are_registered_stay_whole() {
+    let growing = right("grows-when-registered", &["grows_when_registered"], PAGED);
+    play(bed_that_lingers("mapping-looked-up:10000"), 1, &[growing]);
 }
 
 #[test]

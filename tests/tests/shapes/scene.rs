@@ -2,7 +2,7 @@
 
 use annex_shared::api::AppInfo;
 use annex_tests::testbed::census::{is_stub, stubs_of};
-use annex_tests::testbed::{Donor, Job, Outcome, Testbed, bins, wait_for};
+use annex_tests::testbed::{Builder, Donor, Job, Outcome, Testbed, bins, wait_for};
 use std::collections::VecDeque;
 use std::fs;
 use std::io::Write;
@@ -103,8 +103,17 @@ pub fn bed() -> Testbed {
 
 /// A short lease: what a dead annexd had under way rests for one and a half times as long.
 pub fn bed_of(donor: fn() -> Donor) -> Testbed {
+    builder_of(donor).start()
+}
+
+/// annexd lingers at such a place of its code, for so many microseconds each time.
+pub fn bed_that_lingers(place: &'static str) -> Testbed {
+    builder_of(Donor::shm).linger_at(place).start()
+}
+
+fn builder_of(donor: fn() -> Donor) -> Builder {
     let donor = || donor().capacity("1G").lease_ttl("10s");
-    Testbed::builder().beside_another().donor(donor()).donor(donor()).start()
+    Testbed::builder().beside_another().donor(donor()).donor(donor())
 }
 
 /// Plays the cases, so many side by side, and says of each what came.
