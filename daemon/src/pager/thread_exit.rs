@@ -147,10 +147,18 @@ fn add_locks(mm: &Mm, head: u64, pages: &mut Vec<PageIdx>) {
     }
 }
 
-/// True if a control block starts in this page: at some multiple of 64 bytes, its own address, there and (glibc) 16 bytes on, or (musl) there.
+/// True if a control block starts in this page, at some multiple of 64 bytes: first its own address, then that of
+/// the thread's table of variables; then (glibc) its own address again, or (musl) those of the threads beside it.
+/// (The head of an empty list holds its own address too, twice as a rule. Its page is not to stay for that.)
 pub fn is_control_block_in(page: PageIdx, bytes: &[u8]) -> bool {
-    let word = |at: usize| bytes.get(at..at + 8).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes);
-    (0..PAGE_SIZE).step_by(64).any(|at| word(at) == Some(page.addr() + at as u64))
+    let word = |at: usize| bytes.get(at..at + 8).and_then(|b| b.try_into().ok()).map_or(0, u64::from_le_bytes);
+    let is_address = |word: u64| word != 0 && word.is_multiple_of(8);
+    (0..PAGE_SIZE).step_by(64).any(|at| {
+        let own = page.addr() + at as u64;
+        let [first, variables, third, fourth] = [0, 8, 16, 24].map(|n| word(at + n));
+        let is_known = third == own || (is_address(third) && is_address(fourth));
+        first == own && is_address(variables) && variables != own && is_known
+    })
 }
 
 #[cfg(test)]
@@ -160,6 +168,22 @@ mod tests {
     fn me() -> (i32, Mm) {
         let pid = std::process::id() as i32;
         (pid, Mm::open(pid).unwrap())
+    }
+
+    #[test]
+    fn the_head_of_a_list_is_no_control_block() {
+        let page = PageIdx::of(0x7000_0000_0000);
+        let with = |words: [u64; 4]| {
+            let mut bytes = vec![0u8; PAGE_SIZE];
+            bytes[64..96].copy_from_slice(&words.map(u64::to_le_bytes).concat());
+            bytes
+        };
+        let own = page.addr() + 64;
+        let (variables, thread) = (own + 4096, own + 8192);
+        assert!(is_control_block_in(page, &with([own, variables, own, 1])), "glibc's");
+        assert!(is_control_block_in(page, &with([own, variables, thread, thread])), "musl's");
+        assert!(!is_control_block_in(page, &with([own, own, thread, thread])), "an empty list");
+        assert!(!is_control_block_in(page, &with([own, 0, 0, 0])), "a pointer to itself");
     }
 
     #[test]
