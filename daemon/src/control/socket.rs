@@ -12,8 +12,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How long the descriptors of an annexd that has ended may live on.
-const LAST_OF_THE_DEAD: Duration = Duration::from_secs(2);
+/// How long the descriptors of an annexd that has ended may live on, on a host that is busy.
+const LAST_OF_THE_DEAD: Duration = Duration::from_secs(30);
 
 /// A socket that listens at a path which is ours until this is dropped.
 #[derive(Debug)]
@@ -34,7 +34,13 @@ pub enum BindError {
 }
 
 fn process(pid: Option<i32>) -> String {
-    pid.map_or_else(|| "an unknown process".into(), |pid| format!("process {pid}"))
+    match pid {
+        Some(pid) if ControlSocket::runs(pid) => format!("process {pid}"),
+        Some(pid) => {
+            format!("process {pid}, which has ended, but what it had open is open still: its keeper does not end")
+        }
+        None => "an unknown process".into(),
+    }
 }
 
 impl ControlSocket {
@@ -155,6 +161,14 @@ mod tests {
         assert!(UnixStream::connect(&path).is_ok());
         drop(first);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn one_that_has_ended_is_not_said_to_run() {
+        let mut ended = std::process::Command::new("true").spawn().unwrap();
+        ended.wait().unwrap();
+        assert!(process(Some(ended.id() as i32)).contains("has ended"));
+        assert!(!process(Some(std::process::id() as i32)).contains("has ended"));
     }
 
     #[test]
