@@ -68,13 +68,13 @@ impl Store {
         head: &[u8],
         value: &[u8],
     ) -> Result<(), StoreError> {
-        for _ in 1..log::TRIES {
+        let mut tries = 1;
+        loop {
             match self.try_piece(sheet, nth, count, head, value).await {
-                Err(StoreError::Unwritten(IoError::Lost)) => {}
+                Err(StoreError::Unwritten(IoError::Lost)) if tries < log::TRIES => tries += 1,
                 over => return over,
             }
         }
-        self.try_piece(sheet, nth, count, head, value).await
     }
 
     async fn try_piece(
