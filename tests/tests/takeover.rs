@@ -3,12 +3,14 @@
 //! `ANNEX_KILLS` sets how often it is killed in a row.
 
 use annex_tests::kv::wire::Wire;
+use annex_tests::redis::{self, Client, Values, Verdict};
 use annex_tests::testbed::{Donor, Job, Testbed, bins, directory, wait_for};
 use nix::sys::signal::Signal;
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -132,6 +134,107 @@ fn annexd_killed_at_each_step_loses_no_page() {
         }
     }
     ends_well(&bed, job);
+}
+
+/// A program that others wrote, which checks itself and says at its end that all was right.
+struct Other {
+    name: &'static str,
+    local: &'static str,
+    command: fn(&Testbed) -> Command,
+    /// How its last line begins.
+    right: &'static str,
+}
+
+fn python(_: &Testbed) -> Command {
+    let mut python = Command::new("python3");
+    python.arg(bins::script("dicts.py")).arg("64");
+    python
+}
+
+fn node(_: &Testbed) -> Command {
+    let mut node = Command::new("node");
+    node.args(["--expose-gc", "--max-old-space-size=1024"]).arg(bins::script("objects.js")).arg("48");
+    node
+}
+
+fn java(bed: &Testbed) -> Command {
+    let built = bed.path().join("java");
+    if !built.exists() {
+        let compiled = Command::new("javac").arg("-d").arg(&built).arg(bins::script("Verify.java")).status();
+        assert!(compiled.expect("default-jdk-headless is installed").success());
+    }
+    let mut java = Command::new("java");
+    java.args(["-Xmx96M", "-XX:-UsePerfData", "-cp"]).arg(built).args(["Verify", "30000"]);
+    java
+}
+
+/// Kills annexd again and again under redis and these, each of which is started anew when it has ended.
+fn killed_under(others: &[Other]) {
+    let mut bed = bed([Donor::tcp(), Donor::shm()]);
+    let values = Values::of_total(48 << 20, 1024);
+    let server = bed.run("redis", "16M", redis::server(bed.path()));
+    let (folder, over) = (bed.path().to_owned(), AtomicBool::new(false));
+    let mut ended = 0;
+    let use_redis = || {
+        let mut client = Client::connect(&folder, values, MINUTE).expect("redis-server starts");
+        let mut verdict = Verdict::default();
+        client.store(0..values.count, 1, |_| Ok(())).expect("redis-server goes on");
+        while !over.load(Relaxed) {
+            client.store(0..values.count, 8, |_| Ok(())).expect("redis-server goes on");
+            verdict += client.verify(0..values.count, |_| Ok(())).expect("redis-server goes on");
+        }
+        // The connection is closed instead of an answer.
+        let _ = client.command(&["SHUTDOWN", "NOSAVE"]);
+        verdict
+    };
+    let is_right = |other: &Other, job: Job| {
+        let outcome = job.wait(4 * MINUTE).succeeded();
+        assert!(outcome.stdout.starts_with(other.right), "{outcome}");
+    };
+    let verdict = std::thread::scope(|scope| {
+        let client = scope.spawn(use_redis);
+        let mut jobs: Vec<Option<Job>> = others.iter().map(|_| None).collect();
+        for round in 0..kills_under_others() {
+            for (other, job) in others.iter().zip(&mut jobs) {
+                if job.as_mut().is_some_and(|job| !job.process.is_running()) {
+                    job.take().into_iter().for_each(|job| is_right(other, job));
+                    ended += 1;
+                }
+                if job.is_none() {
+                    *job = Some(bed.run(other.name, other.local, (other.command)(&bed)));
+                    bed.wait_app(other.name, MINUTE, |app| app.pages_evicted > 1000);
+                }
+            }
+            bed.annexd.kill();
+            let took = bed.start_again(None);
+            println!("kill {}: back after {took:.1?}; {ended} programs have ended well", round + 1);
+            std::thread::sleep(Duration::from_millis(u64::from(round) * 137 % 900));
+        }
+        others.iter().zip(jobs).for_each(|(other, job)| job.into_iter().for_each(|job| is_right(other, job)));
+        over.store(true, Relaxed);
+        client.join().expect("redis is right")
+    });
+    server.wait(MINUTE).succeeded().was_paged(5_000, 5_000);
+    assert!(verdict.wrong == 0 && verdict.verified >= values.count, "{verdict:?}");
+    wait_for("every slot to be free", MINUTE, || bed.status().pool.used == 0);
+}
+
+fn kills_under_others() -> u32 {
+    std::env::var("ANNEX_KILLS").map_or(6, |kills| kills.parse().expect("a number of kills"))
+}
+
+#[test]
+fn annexd_killed_again_and_again_under_redis_python_and_node() {
+    killed_under(&[
+        Other { name: "python", local: "20M", command: python, right: "checked " },
+        Other { name: "node", local: "40M", command: node, right: "checked " },
+    ]);
+}
+
+#[test]
+#[ignore = "needs default-jdk-headless, which `make test-programs` installs"]
+fn annexd_killed_again_and_again_under_a_jvm() {
+    killed_under(&[Other { name: "java", local: "40M", command: java, right: "right " }]);
 }
 
 /// A program with one thread, whose moves are made a few after each fault: killed when only some of a batch have been made, and nobody rings for the rest any more.
