@@ -2,7 +2,7 @@
    then resized as one. */
 #include "cold.h"
 
-enum { SLOTS = 64, ROUNDS = 10 };
+enum { SLOTS = 64, ROUNDS = 6 };
 static const size_t slot_len = MIB, small = 128 << 10, large = MIB - (64 << 10) - 2 * PAGE;
 static char *slots[SLOTS];
 

@@ -25,15 +25,11 @@ fn depth_below(role: Role) -> u32 {
 impl Actor {
     /// `None` in the child, which is an actor of its own from now on.
     fn fork(&mut self, memory: &mut Memory, seed: u64) -> Result<Option<i32>, Wrong> {
-        let is_sharer = self.role == Role::Sharer;
-        // SAFETY: the child touches its own copies only, allocates nothing, and ends by _exit. A
-        // sharer goes past the C library, in which it would pass for the thread that made it.
-        let pid = at_rest(|| unsafe {
-            match is_sharer {
-                true => named("clone", libc::SYS_clone, [libc::SIGCHLD as usize, 0, 0, 0, 0]).map(|pid| pid as i32),
-                false => made("fork", libc::fork()),
-            }
-        })?;
+        // Past the C library: its fork waits for locks of its own, which another thread may have held, for ever, as
+        // the process was made that forks now. And a sharer would pass in it for the thread that made it.
+        // SAFETY: the child touches its own copies only, allocates nothing, and ends by _exit.
+        let fork = || unsafe { named("clone", libc::SYS_clone, [libc::SIGCHLD as usize, 0, 0, 0, 0]) };
+        let pid = at_rest(fork)? as i32;
         match pid {
             0 => {
                 self.role = Role::Child(depth_below(self.role));

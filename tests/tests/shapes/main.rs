@@ -588,7 +588,6 @@ fn refused_inside() {
 
 /// Kept seeds first, then random ones, for one and a half times the length of a stress.
 #[test]
-#[ignore = "hangs by chance with kills, and why is not known yet; `make shapes` runs the same by hand"]
 fn random_shapes_find_no_wrong_byte() {
     let time = Duration::from_secs(stress_seconds() * 3 / 2);
     let seed = seed() % 1_000_000_007;
