@@ -5,7 +5,7 @@
 //! what was touched takes memory, and that is locked in RAM.
 
 use nix::errno::Errno;
-use nix::fcntl::{FallocateFlags, fallocate};
+use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::unistd::{Whence, lseek};
 use std::ffi::CString;
@@ -36,6 +36,17 @@ unsafe impl Send for Mapped {}
 // SAFETY: as above.
 unsafe impl Sync for Mapped {}
 
+/// Nobody who has such a descriptor may pull the memory away from under a mapping: its size is what it is.
+pub fn keep_size(memfd: &OwnedFd) -> Result<(), Errno> {
+    let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
+    fcntl(memfd, FcntlArg::F_ADD_SEALS(seals)).map(drop)
+}
+
+/// Whether [`keep_size`] was said of it.
+pub fn keeps_size(memfd: &OwnedFd) -> bool {
+    fcntl(memfd, FcntlArg::F_GET_SEALS).is_ok_and(|seals| seals & libc::F_SEAL_SHRINK != 0)
+}
+
 impl Mapped {
     /// A fresh, zeroed, sparse table of `len` bytes.
     pub fn create(name: &'static str, len: usize) -> Result<Self, MapError> {
@@ -44,12 +55,7 @@ impl Mapped {
         let fd = memfd_create(label.as_c_str(), MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)
             .map_err(fail("create"))?;
         nix::unistd::ftruncate(&fd, len as i64).map_err(fail("size"))?;
-        // Nobody who gets the descriptor may pull the memory away from under the mapping.
-        let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-        // SAFETY: fcntl on a descriptor we own, with integer arguments only.
-        if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals) } != 0 {
-            return Err(MapError { what: "seal", name, source: io::Error::last_os_error() });
-        }
+        keep_size(&fd).map_err(fail("seal"))?;
         Self::open(name, fd)
     }
 

@@ -1,6 +1,7 @@
 //! Stubs that were there before this annexd, or that another process has put there: found by their traces, adopted or ended.
 
 use super::{Comm, Gate, HUGE, NAME, STAGING, Stub, StubError, VERSION, system};
+use crate::mapped;
 use crate::pager::mm::Mark;
 use crate::pager::process;
 use crate::pager::table::StubTraces;
@@ -39,7 +40,7 @@ impl Stub {
         let pidfd = process::pidfd_open(traces.pid).ok()?;
         let [comm, command, done, _] = traces.fds;
         let fetch = |fd| process::pidfd_getfd(&pidfd, fd).ok();
-        let comm = fetch(comm)?;
+        let comm = fetch(comm).filter(mapped::keeps_size)?;
         let inode = nix::sys::stat::fstat(&comm).ok()?.st_ino;
         let comm = MmapRaw::map_raw(&comm).ok().filter(|map| map.len() == size_of::<Comm>())?;
         // SAFETY: both are eventfds: they are the descriptors that `furnish` passed to this stub.

@@ -4,6 +4,7 @@ use super::code::{self, Comm};
 use super::gap;
 use super::reap;
 use super::{Gate, HUGE, NAME, SHARED_PAGE_MEMFD, STAGING, Stub, StubError, system};
+use crate::mapped;
 use crate::pager::process;
 use crate::pager::tracee::{self, Beside, TraceError, Tracee};
 use crate::pager::uffd::USERFAULTFD_IOC_NEW;
@@ -154,8 +155,10 @@ fn furnish(
     child.call("close_range", libc::SYS_close_range, [0, u32::MAX as u64, UNSHARE, 0, 0, 0])?;
     child.call("setsid", libc::SYS_setsid, [0; 6])?;
 
-    let memfd = memfd_create(SHARED_PAGE_MEMFD, MFdFlags::MFD_CLOEXEC)
+    // The program has it too, and could truncate it under us.
+    let memfd = memfd_create(SHARED_PAGE_MEMFD, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)
         .and_then(|fd| nix::unistd::ftruncate(&fd, size_of::<Comm>() as i64).map(|()| fd))
+        .and_then(|fd| mapped::keep_size(&fd).map(|()| fd))
         .map_err(|e| system("create the stub's shared page")(e.into()))?;
     let shared = MmapRaw::map_raw(&memfd).map_err(system("map the stub's shared page"))?;
     let eventfd = |flags| EventFd::from_flags(flags).map_err(|e| system("create an eventfd")(e.into()));
