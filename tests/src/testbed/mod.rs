@@ -436,7 +436,11 @@ impl Testbed {
         last.iter().map(|(n, path)| format!("--- annexd {n} ---\n{}\n", process::read_lossy(path))).collect()
     }
 
-    fn wait_ready(&mut self, donors: usize) {
+    /// Waits until so many donors are up.
+    ///
+    /// # Panics
+    /// When they don't come up, or annexd ends.
+    pub fn wait_ready(&mut self, donors: usize) {
         let started = Instant::now();
         loop {
             let up = api::fetch::<Status>(&self.socket, "/v1/status")
