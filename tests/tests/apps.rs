@@ -2,14 +2,14 @@
 //! have been paged.
 
 use annex_tests::redis::{self, Client, Values};
-use annex_tests::testbed::{Testbed, bins, wait_for};
+use annex_tests::testbed::{Testbed, bins, nobody, wait_for};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -222,29 +222,15 @@ fn a_program_that_is_sealed_already_can_be_attached() {
 
 /// The workload and `annex` where an ordinary user can run them, and a directory that user may write to.
 fn for_everyone(bed: &Testbed) -> (PathBuf, PathBuf, PathBuf) {
-    let [stress, annex] = ["annex-stress", "annex"].map(|name| {
-        let copy = bed.path().join(name);
-        std::fs::copy(bins::find(name), &copy).unwrap();
-        std::fs::set_permissions(&copy, PermissionsExt::from_mode(0o755)).unwrap();
-        copy
-    });
-    let scratch = bed.path().join("scratch");
-    std::fs::create_dir(&scratch).unwrap();
-    std::fs::set_permissions(&scratch, PermissionsExt::from_mode(0o777)).unwrap();
-    (stress, annex, scratch)
-}
-
-fn as_nobody() -> Command {
-    let mut command = system("setpriv");
-    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
-    command
+    let [stress, annex] = ["annex-stress", "annex"].map(|name| nobody::copy(name, bed.path(), 0o755));
+    (stress, annex, nobody::scratch(bed.path()))
 }
 
 #[test]
 fn a_program_that_drops_to_an_ordinary_user_is_paged() {
     let bed = Testbed::builder().beside_another().shm();
     let (stress, _, scratch) = for_everyone(&bed);
-    let mut command = as_nobody();
+    let mut command = nobody::command();
     command.arg(stress).args(["--size", "128M", "--seconds", "8", "--dir"]).arg(scratch);
     bed.run("nobody", "32M", command).wait(3 * MINUTE).succeeded().was_paged(5_000, 2_000).worked_within(SHARE);
 }
@@ -253,11 +239,11 @@ fn a_program_that_drops_to_an_ordinary_user_is_paged() {
 fn an_ordinary_user_runs_annex_for_their_own_program() {
     let bed = Testbed::builder().beside_another().mixed();
     let (stress, annex, scratch) = for_everyone(&bed);
-    let mut command = as_nobody();
+    let mut command = nobody::command();
     command.arg(annex).args(["run", "--socket"]).arg(&bed.socket).args(["--name", "own", "--local", "32M", "--"]);
     command.arg(stress).args(["--size", "128M", "--seconds", "8", "--dir"]).arg(scratch).stdin(Stdio::null());
     let outcome = bed.natively("own", command).wait(3 * MINUTE).succeeded().was_paged(5_000, 2_000);
-    assert_eq!(outcome.seen.last.expect("it was seen").uid, 65534);
+    assert_eq!(outcome.seen.last.expect("it was seen").uid, nobody::UID);
 }
 
 /// Where annex could do nothing for a program, nobody was told.

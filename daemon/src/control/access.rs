@@ -21,7 +21,7 @@ impl Peer {
     /// Asks the kernel who connected.
     pub fn of(socket: &impl AsFd) -> io::Result<Peer> {
         let credentials = nix::sys::socket::getsockopt(&socket, nix::sys::socket::sockopt::PeerCredentials)?;
-        let caller = Caller { pid: credentials.pid(), uid: credentials.uid(), gid: credentials.gid() };
+        let caller = Caller { pid: credentials.pid(), uid: credentials.uid(), gid: credentials.gid(), confined: true };
         Ok(Peer { caller, groups: supplementary_groups(socket)? })
     }
 
@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     fn peer(uid: u32, gid: u32, groups: &[u32]) -> Peer {
-        Peer { caller: Caller { pid: 1, uid, gid }, groups: groups.to_vec() }
+        Peer { caller: Caller { pid: 1, uid, gid, confined: true }, groups: groups.to_vec() }
     }
 
     #[test]

@@ -40,6 +40,8 @@ pub struct Caller {
     pub pid: i32,
     pub uid: u32,
     pub gid: u32,
+    /// To what belongs to this user wholly: see [`access::Authority`].
+    pub confined: bool,
 }
 
 /// What the control plane asks of the pager. Calls may block for as long as the work takes; they run on blocking threads.

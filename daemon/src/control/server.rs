@@ -87,7 +87,7 @@ impl Control {
 
     fn attach(&self, request: &AttachRequest, caller: Caller, authority: Authority) -> Result<AppInfo, ApiError> {
         self.may_take(request.name.as_deref(), &request.target, authority)?;
-        self.apps.attach(request, caller)
+        self.apps.attach(request, Caller { confined: authority != Authority::Everything, ..caller })
     }
 
     fn open_region(&self, request: &RegionRequest, caller: Caller, authority: Authority) -> Result<AppInfo, ApiError> {

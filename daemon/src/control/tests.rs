@@ -167,7 +167,7 @@ fn an_attach_reaches_the_pager_with_the_callers_credentials() {
     let answer = annexd.ask("POST", "/v1/apps", &format!(r#"{{"target":{{"pid":{me}}},"name":"db","local":"512M"}}"#));
     let app: AppInfo = answer.json();
     assert_eq!((app.name.as_str(), app.local), ("db", Limit::Bytes(512 << 20)));
-    assert_eq!(annexd.apps.last_caller(), Some(Caller { pid: me as i32, uid: 0, gid: 0 }));
+    assert_eq!(annexd.apps.last_caller(), Some(Caller { pid: me as i32, uid: 0, gid: 0, confined: false }));
     let again = annexd.ask("POST", "/v1/apps", &format!(r#"{{"target":{{"pid":{me}}}}}"#));
     assert_eq!((again.status, again.error().kind), (409, ErrorCode::AlreadyAttached));
 }

@@ -158,6 +158,11 @@ impl App {
         }
     }
 
+    /// Whether a process may be a part of it: of a user's app only what has no rights but that user's.
+    pub fn may_have(&self, pid: i32) -> bool {
+        self.uid == 0 || process::identity(pid).is_ok_and(|identity| identity.owner() == Some(self.uid))
+    }
+
     /// The addresses of the region that it is, if it is no whole process.
     pub fn region(&self) -> Option<(u64, u64)> {
         match self.target {

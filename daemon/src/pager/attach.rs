@@ -39,6 +39,8 @@ pub enum AttachError {
     Shared { pid: i32 },
     #[error("process {pid} is traced by process {tracer} already, and only one can trace it")]
     Traced { pid: i32, tracer: i32 },
+    #[error("process {pid} has rights that user {uid} has not, whose app this is (a set-user-ID program?)")]
+    Privileged { pid: i32, uid: u32 },
     #[error("process {0} runs a 32-bit program")]
     ThirtyTwoBit(i32),
     #[error("process {pid} can't be prepared: {source}")]
@@ -79,6 +81,10 @@ pub fn check(pid: i32) -> Result<Stat, AttachError> {
     Ok(stat)
 }
 
+fn has_no_more_rights(app: &App, pid: i32) -> Result<(), AttachError> {
+    if app.may_have(pid) { Ok(()) } else { Err(AttachError::Privileged { pid, uid: app.uid }) }
+}
+
 /// What attaching needs of the pager.
 pub struct Means {
     pub around: Arc<Surroundings>,
@@ -91,6 +97,7 @@ impl Means {
     /// Gives process `pid` of `app` a stub: around the context a fork brought, if the process is such a child, else around a new one.
     pub fn attach(&self, app: &Arc<App>, pid: i32) -> Result<(Arc<Space>, Pause), AttachError> {
         check(pid)?;
+        has_no_more_rights(app, pid)?;
         if self.lives_in_a_space(pid) {
             return Err(AttachError::Shared { pid });
         }
@@ -132,7 +139,7 @@ impl Means {
 
     /// Gives a space that has a context but no stub one.
     pub fn refurnish(&self, space: &Space, pid: i32) -> Result<Pause, AttachError> {
-        let furnished = self.inject(pid, Seed::Inherited(space.uffd.as_fd()), |mut stub, _| {
+        let furnished = self.inject(&space.app, pid, Seed::Inherited(space.uffd.as_fd()), |mut stub, _| {
             let staging = space.uffd.register_missing(stub.staging(), STAGING);
             let what = "register the staging area";
             staging.map_err(|e| AttachError::System { pid, what, source: e.into() })?;
@@ -170,7 +177,7 @@ impl Means {
         waiters: Option<Waiters>,
     ) -> Result<(Arc<Space>, Pause), AttachError> {
         let features = feature::ALL | if waiters.is_some() { feature::SIGBUS } else { 0 };
-        self.inject(pid, Seed::Device(self.device.as_fd()), |stub, uffd| {
+        self.inject(app, pid, Seed::Device(self.device.as_fd()), |stub, uffd| {
             let system = |what, source| AttachError::System { pid, what, source };
             let uffd = Uffd::handshake(uffd, features).map_err(|e| system("open the userfaultfd", e))?;
             let uffd = waiters.into_iter().fold(uffd, Uffd::with_ring);
@@ -194,6 +201,7 @@ impl Means {
 
     fn inject<T>(
         &self,
+        app: &App,
         pid: i32,
         seed: Seed<'_>,
         then: impl FnOnce(Stub, OwnedFd) -> Result<T, AttachError>,
@@ -210,6 +218,12 @@ impl Means {
             let (traces, pause) = (placed.traces, placed.pause);
             match Stub::placed(&traces, pid) {
                 Ok((stub, uffd)) => {
+                    // Asked of the program that has the stub now: it may have become this one just before.
+                    if let Err(error) = has_no_more_rights(app, pid) {
+                        drop(stub);
+                        placed.withdraw();
+                        return Err(error);
+                    }
                     tracing::debug!(pid, stub = stub.pid(), pause = ?pause.0, "stub in place");
                     mortal::point("stub-placed");
                     let done = then(stub, uffd)?;

@@ -5,7 +5,7 @@
 
 use super::apart;
 use super::app::{App, Member};
-use super::attach::Means;
+use super::attach::{AttachError, Means};
 use super::ledger::Ledger;
 use super::membership::{self, Census};
 use super::mm::Mark;
@@ -294,6 +294,10 @@ impl Manager {
                     member.space = Some(space);
                     member.keep(&self.means.registry.keeper);
                     app.running();
+                }
+                Err(error @ AttachError::Privileged { .. }) => {
+                    tracing::warn!(app = app.name, pid, "it leaves the app: {error}");
+                    members.retain(|m| m.pid != pid);
                 }
                 Err(error) => {
                     // Short-lived processes end in the middle of it; only what fails again is somebody's concern.

@@ -99,7 +99,7 @@ impl Census {
         if app.has_member(pid, stat) {
             return true;
         }
-        if is_exempt(pid, stat) {
+        if is_exempt(pid, stat) || !app.may_have(pid) {
             return false;
         }
         let shares = |m: &Member| {

@@ -392,7 +392,12 @@ impl Apps for Pager {
             Target::Pid(pid) | Target::Launch(pid) => {
                 let stat = attach::check(*pid).map_err(refused)?;
                 self.is_free(*pid)?;
-                let uid = process::identity(*pid).map_or(caller.uid, |i| i.uids[1]);
+                // The process of whom the caller was found to be allowed to ask may have become another program since.
+                let owner = process::identity(*pid).ok().and_then(|identity| identity.owner());
+                if caller.confined && owner != Some(caller.uid) {
+                    return Err(refused(AttachError::Privileged { pid: *pid, uid: caller.uid }));
+                }
+                let uid = owner.unwrap_or(0);
                 let program = request.program.as_deref().unwrap_or(&stat.comm);
                 let name = self.unique_name(request.name.as_deref(), program, *pid)?;
                 self.attach_process(new(name, uid), *pid, matches!(request.target, Target::Pid(_)))?
@@ -598,6 +603,7 @@ fn refused(e: AttachError) -> ApiError {
         AttachError::Shared { .. } => (ErrorCode::AlreadyAttached, "'annex apps' lists what is managed"),
         AttachError::Exempt { .. } => (ErrorCode::Unsuitable, "attach another process"),
         AttachError::Traced { .. } => (ErrorCode::Unsuitable, "end the debugger or strace, then attach again"),
+        AttachError::Privileged { .. } => (ErrorCode::Forbidden, "ask as root or as a member of group annex"),
         AttachError::ThirtyTwoBit(_) => (ErrorCode::Unsuitable, "only 64-bit programs can be paged"),
         AttachError::Foreign { .. } => (ErrorCode::Unsuitable, "end the other user of userfaultfd"),
         AttachError::NoRegion { .. } | AttachError::Waiters { .. } => {

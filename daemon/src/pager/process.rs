@@ -131,6 +131,9 @@ impl Stat {
 pub struct Identity {
     /// Real, effective, saved.
     pub uids: [u32; 3],
+    pub gids: [u32; 3],
+    /// It has capabilities of the host's, not only in a user namespace of its own.
+    pub is_capable: bool,
     pub tracer: i32,
     pub seccomp: bool,
 }
@@ -141,17 +144,33 @@ pub fn identity(pid: i32) -> io::Result<Identity> {
     for line in text.lines() {
         let Some((key, value)) = line.split_once(':') else { continue };
         match key {
-            "Uid" => {
-                for (uid, text) in found.uids.iter_mut().zip(value.split_ascii_whitespace()) {
-                    *uid = text.parse().unwrap_or(u32::MAX);
-                }
-            }
+            "Uid" => found.uids = ids(value),
+            "Gid" => found.gids = ids(value),
+            "CapPrm" => found.is_capable = value.trim() != "0000000000000000" && is_in_our_user_namespace(pid),
             "TracerPid" => found.tracer = value.trim().parse().unwrap_or(0),
             "Seccomp" => found.seccomp = value.trim() != "0",
             _ => {}
         }
     }
     Ok(found)
+}
+
+fn is_in_our_user_namespace(pid: i32) -> bool {
+    let namespace = |of: &str| fs::read_link(format!("/proc/{of}/ns/user")).ok();
+    namespace(&pid.to_string()) == namespace("self")
+}
+
+fn ids(text: &str) -> [u32; 3] {
+    let mut words = text.split_ascii_whitespace();
+    [(); 3].map(|()| words.next().and_then(|id| id.parse().ok()).unwrap_or(u32::MAX))
+}
+
+impl Identity {
+    /// The user that it belongs to wholly: a program with set-user-ID, set-group-ID or capabilities has rights beside that user's.
+    pub fn owner(&self) -> Option<u32> {
+        let is_one = |ids: [u32; 3]| ids.iter().all(|id| *id == ids[0]);
+        (is_one(self.uids) && is_one(self.gids) && !self.is_capable).then_some(self.uids[0])
+    }
 }
 
 /// The addresses of a process's arguments and of its environment, from and to, which the kernel reads for others.
@@ -367,6 +386,16 @@ fn read(path: String) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_program_with_rights_of_others_is_no_users_wholly() {
+        let plain = Identity { uids: [7; 3], gids: [9; 3], ..Identity::default() };
+        assert_eq!(plain.owner(), Some(7));
+        assert_eq!(Identity { uids: [7, 0, 0], ..plain.clone() }.owner(), None);
+        assert_eq!(Identity { uids: [7, 7, 0], ..plain.clone() }.owner(), None);
+        assert_eq!(Identity { gids: [9, 4, 4], ..plain.clone() }.owner(), None);
+        assert_eq!(Identity { is_capable: true, ..plain }.owner(), None);
+    }
 
     #[test]
     fn map_lines_read_as_the_kernel_writes_them() {

@@ -13,6 +13,7 @@ pub mod bins;
 pub mod census;
 pub mod job;
 pub mod meminfo;
+pub mod nobody;
 pub mod port;
 pub mod process;
 pub mod wire;
