@@ -20,6 +20,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// What may come while an answer is awaited: messages, and slabs that they tell of.
+const MOST_HEARD: usize = 64;
+const MOST_RECALLED: usize = 1 << 16;
+
 /// A donor could not be reached, or the connection to it ended. `Display` follows "donor NAME: ".
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DialError {
@@ -33,6 +37,8 @@ pub(crate) enum DialError {
     Silent { after: Duration },
     #[error("it {0}")]
     Refused(Refusal),
+    #[error("it sent {MOST_HEARD} other messages, or told of {MOST_RECALLED} slabs, in place of an answer")]
+    Flood,
     #[error("it gave an answer that does not fit the question")]
     Confused,
     #[error("it uses slabs of {theirs} bytes, this pool has slabs of {ours}: make slab_size equal on all donors")]
@@ -276,6 +282,13 @@ impl NetLink {
     fn io(&self, source: std::io::Error) -> DialError {
         self.failed(FrameError::Io(source))
     }
+
+    fn keep(&mut self, event: Event) -> Result<(), DialError> {
+        self.heard.push_back(event);
+        let slabs = |event: &Event| if let Event::Recall { slabs, .. } = event { slabs.len() } else { 0 };
+        let recalled: usize = self.heard.iter().map(slabs).sum();
+        if self.heard.len() > MOST_HEARD || recalled > MOST_RECALLED { Err(DialError::Flood) } else { Ok(()) }
+    }
 }
 
 impl Link for NetLink {
@@ -291,7 +304,7 @@ impl Link for NetLink {
             let stream = self.frames.stream();
             stream.set_read_timeout(Some(left)).map_err(|e| self.io(e))?;
             match self.frames.read::<Event>().map_err(|e| self.failed(e))? {
-                Some(event @ (Event::Closing { .. } | Event::Recall { .. })) => self.heard.push_back(event),
+                Some(event @ (Event::Closing { .. } | Event::Recall { .. })) => self.keep(event)?,
                 Some(answer) => return Ok(answer),
                 None => {}
             }
@@ -345,5 +358,38 @@ impl DataPath for Reached {
 
     fn is_alive(&self) -> bool {
         self.verbs.as_ref().is_none_or(|verbs| verbs.is_alive())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use annex_shared::ids::SlabId;
+    use std::net::TcpListener;
+
+    /// A donor that sends this over and over, whatever it is asked: what became of the question.
+    fn asked_of_one_that_sends(event: Event) -> DialError {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let donor = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            while write_frame(&mut stream, &event).is_ok() {}
+        });
+        let frames = Frames::new(TcpStream::connect(address).unwrap());
+        let timeout = Duration::from_secs(60);
+        let mut link = NetLink { frames, address: address.to_string(), timeout, heard: VecDeque::new() };
+        let error = link.ask(&Request::Lease { count: 1 }).unwrap_err();
+        drop(link);
+        donor.join().unwrap();
+        error
+    }
+
+    #[test]
+    fn what_a_donor_sends_in_place_of_an_answer_is_not_kept_for_ever() {
+        let recall = |slabs: usize| Event::Recall { slabs: vec![SlabId(1); slabs], deadline_ms: 1000 };
+        for event in [recall(1), recall(200_000), Event::Closing { grace_ms: 1 }] {
+            let error = asked_of_one_that_sends(event);
+            assert!(matches!(error, DialError::Flood), "{error}");
+        }
     }
 }
