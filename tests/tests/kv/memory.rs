@@ -72,15 +72,34 @@ fn request(words: &[&str]) -> String {
     words.iter().fold(format!("*{}\r\n", words.len()), |all, word| format!("{all}${}\r\n{word}\r\n", word.len()))
 }
 
-/// 40 of them made annexd hold 4.3 GB.
+/// 40 of them made annexd hold 4.3 GB. They are sent pieces, as they take them.
 #[test]
-fn readers_of_large_values_who_do_not_read_leave_room_for_one_who_does() {
-    let mut scene = Scene::with(2 * BUDGET);
+fn readers_of_large_values_who_do_not_read_cost_little_and_stay() {
+    let mut scene = Scene::new();
     let mut slow: Vec<Wire> = (0..40).map(|_| scene.server.connect()).collect();
     slow.iter_mut().for_each(|wire| wire.send(&request(&["GET", "large"]).repeat(4)));
     scene.serves_the_honest(200);
-    // There is no room for one more, until some of those go.
     let answer = scene.honest.ask(&["GET", "large"]).expect("the answer comes");
+    assert_eq!(answer.len(), LARGE + "$16777216\r\n\r\n".len());
+    let held = scene.info("mem_clients_normal");
+    assert!((MIB..64 * MIB).contains(&held), "{held} bytes for 40 readers");
+    scene.stays_within_its_budget();
+    assert_eq!(scene.info("evicted_clients"), 0);
+    let head = format!("${LARGE}\r\n");
+    for wire in &mut slow {
+        (0..4).for_each(|_| assert_eq!(wire.reply().expect("an answer").len(), head.len() + LARGE + 2));
+    }
+}
+
+/// Of what is not sent in pieces.
+#[test]
+fn readers_of_large_parts_who_do_not_read_leave_room_for_one_who_does() {
+    let mut scene = Scene::with(2 * BUDGET);
+    let mut slow: Vec<Wire> = (0..40).map(|_| scene.server.connect()).collect();
+    slow.iter_mut().for_each(|wire| wire.send(&request(&["GETRANGE", "large", "0", "-1"]).repeat(4)));
+    scene.serves_the_honest(200);
+    // There is no room for one more, until some of those go.
+    let answer = scene.honest.ask(&["GETRANGE", "large", "0", "-1"]).expect("the answer comes");
     assert_eq!(answer.len(), LARGE + "$16777216\r\n\r\n".len());
     scene.serves_the_honest(200);
     scene.stays_within_its_budget();
@@ -95,7 +114,8 @@ fn readers_of_large_values_wait_for_one_another() {
         .map(|_| {
             let mut wire = scene.server.connect();
             std::thread::spawn(move || {
-                (0..3).all(|_| wire.ask(&["GET", "large"]).is_ok_and(|answer| answer.len() > LARGE))
+                let ask = ["GETRANGE", "large", "0", "-1"];
+                (0..3).all(|_| wire.ask(&ask).is_ok_and(|answer| answer.len() > LARGE))
             })
         })
         .collect();

@@ -216,3 +216,18 @@ proptest! {
         prop_assert_eq!(format_double(value).parse::<f64>(), Ok(value));
     }
 }
+
+#[test]
+fn a_request_of_very_many_arguments_is_parsed_in_turns() {
+    let text = [&b"*10000\r\n"[..], &b"$1\r\nx\r\n".repeat(10_000)].concat();
+    let (mut parser, mut buffer) = (Parser::default(), BytesMut::from(&text[..]));
+    let mut pauses = 0;
+    let request = loop {
+        match parser.next(&mut buffer, &LIMITS).expect("it is well formed") {
+            Some(request) => break request,
+            None => assert!(parser.is_paused() && parser.held() > 0, "all of it is there"),
+        }
+        pauses += 1;
+    };
+    assert_eq!((request.len(), pauses, parser.is_paused()), (10_000, 2, false));
+}

@@ -20,7 +20,7 @@ impl Wire {
     fn new(server: &Rc<Server>) -> Wire {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let address = || Address::Unix("pair".into());
-        let client = Rc::new(Client::new(server.next_client(), address(), address()));
+        let client = Rc::new(Client::new(server.next_client(), address(), address(), Origin::User(0)));
         server.clients.borrow_mut().insert(client.id, client.clone());
         let (stop, stopping) = watch::channel(false);
         let run = connection::run(Stream::Unix(theirs), server.clone(), client, stopping);

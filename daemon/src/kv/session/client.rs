@@ -2,6 +2,7 @@
 
 use crate::kv::call::Failure;
 use crate::kv::reply::Protocol;
+use crate::kv::server::Origin;
 use crate::kv::store::Db;
 use bytes::Bytes;
 use std::cell::{Cell, RefCell};
@@ -42,6 +43,7 @@ pub struct Client {
     pub id: u64,
     pub peer: Address,
     pub local: Address,
+    pub origin: Origin,
     pub created: Instant,
     pub last_active: Cell<Instant>,
     pub name: RefCell<Bytes>,
@@ -71,6 +73,8 @@ pub struct Client {
     /// Answers that are not sent, and values on the way to be.
     pub output: Cell<usize>,
     pub output_pieces: Cell<usize>,
+    /// It is sent a large value, piece by piece.
+    pub is_streamed_to: Cell<bool>,
     /// Answers of a transaction under way.
     pub exec_output: Cell<usize>,
     /// What it has in [`Memory`](crate::kv::server::Memory).
@@ -88,12 +92,13 @@ pub struct Client {
 }
 
 impl Client {
-    pub fn new(id: u64, peer: Address, local: Address) -> Client {
+    pub fn new(id: u64, peer: Address, local: Address, origin: Origin) -> Client {
         let now = Instant::now();
         Client {
             id,
             peer,
             local,
+            origin,
             created: now,
             last_active: Cell::new(now),
             name: RefCell::default(),
@@ -115,6 +120,7 @@ impl Client {
             arguments: Cell::default(),
             output: Cell::default(),
             output_pieces: Cell::default(),
+            is_streamed_to: Cell::default(),
             exec_output: Cell::default(),
             held: Cell::default(),
             stuck_since: Cell::default(),
