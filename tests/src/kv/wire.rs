@@ -57,6 +57,22 @@ impl Wire {
         })
     }
 
+    /// Ends what is sent; what comes can still be read.
+    ///
+    /// # Errors
+    /// It is not connected any more.
+    pub fn sends_no_more(&self) -> io::Result<()> {
+        Ok(nix::sys::socket::shutdown(self.writer.as_raw_fd(), nix::sys::socket::Shutdown::Write)?)
+    }
+
+    /// So many bytes, as they come.
+    ///
+    /// # Errors
+    /// Fewer came.
+    pub fn read_exact(&mut self, bytes: &mut [u8]) -> io::Result<()> {
+        self.reader.read_exact(bytes)
+    }
+
     /// Sends commands and reads the reply of each, as it came.
     pub fn ask_all<W: AsRef<[u8]>>(&mut self, commands: &[Vec<W>]) -> io::Result<Vec<Vec<u8>>> {
         let mut out = Vec::new();

@@ -85,8 +85,8 @@ enum Line {
 }
 
 impl Parser {
-    /// Takes the next request off the buffer. `None`: more must be read first, unless [`Parser::is_paused`]. A request without arguments (an empty
-    /// line, `*0`) is passed over.
+    /// Takes the next request off the buffer. `None`: more must be read first, unless [`Parser::is_paused`]. A request
+    /// without arguments (an empty line, `*0`) is passed over.
     pub fn next(&mut self, buffer: &mut BytesMut, limits: &Limits) -> Result<Option<Vec<Bytes>>, ProtocolError> {
         loop {
             if self.missing == 0 {
@@ -119,7 +119,7 @@ impl Parser {
         self.missing > 0
     }
 
-    /// Whether the last call left off within a request of very many arguments that may all be there.
+    /// Whether the last call left off within a request of very many arguments, though there is more to be parsed.
     pub fn is_paused(&self) -> bool {
         self.is_paused
     }
@@ -150,7 +150,7 @@ impl Parser {
         let mut parsed = 0;
         self.is_paused = false;
         while self.missing > 0 {
-            if parsed == ARGS_AT_ONCE {
+            if parsed == ARGS_AT_ONCE && !buffer.is_empty() {
                 self.is_paused = true;
                 return Ok(false);
             }

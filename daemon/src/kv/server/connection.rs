@@ -25,10 +25,10 @@ use super::outbox::{Outbox, Sent};
 use super::patience::Running;
 use super::placing::Placed;
 use super::stream::Stream;
-use super::streaming::{Streaming, WINDOW};
+use super::streaming::{Streamed, Streaming, WINDOW};
 use super::{CommandId, MANY, Server, Statistics};
 use crate::kv::apart;
-use crate::kv::arguments::weight_of_all;
+use crate::kv::arguments::{is, weight_of_all};
 use crate::kv::call::{Failure, Outcome};
 use crate::kv::reply::Reply;
 use crate::kv::resp::{Ahead, Limits, ProtocolError};
@@ -97,11 +97,13 @@ struct Held {
     /// The memory of these.
     bytes: usize,
     wanted: usize,
+    /// Its value is not to be sent in pieces.
+    is_whole: bool,
 }
 
 impl Held {
-    fn new(args: Vec<Bytes>, wanted: usize) -> Held {
-        Held { bytes: weight_of_all(&args), args, wanted }
+    fn new(args: Vec<Bytes>, wanted: usize, is_whole: bool) -> Held {
+        Held { bytes: weight_of_all(&args), args, wanted, is_whole }
     }
 }
 
@@ -151,8 +153,8 @@ impl Connection {
     async fn advance(&mut self) {
         let mut begun = 0;
         while !self.ending && !self.session.client.is_killed() {
-            let mut args = match self.held.take() {
-                Some(held) => held.args,
+            let (mut args, is_whole) = match self.held.take() {
+                Some(held) => (held.args, held.is_whole),
                 None if !self.has_room() || begun == AT_ONCE => {
                     self.backlog = true;
                     return;
@@ -166,7 +168,7 @@ impl Connection {
                     continue;
                 }
                 None => match self.parse() {
-                    Ok(Some(args)) => args,
+                    Ok(Some(args)) => (args, false),
                     Ok(None) => {
                         self.backlog = self.inbox.is_paused();
                         return;
@@ -180,7 +182,7 @@ impl Connection {
             begun += 1;
             let found = self.session.server.commands.find(&args);
             if !self.flights.is_empty() && self.must_wait(found, args.len()) {
-                self.held = Some(Held::new(args, 0));
+                self.held = Some(Held::new(args, 0, is_whole));
                 return;
             }
             if found.is_none() && is_http(&args) {
@@ -194,7 +196,7 @@ impl Connection {
                     apart::let_go(args.len() * size_of::<Bytes>(), args);
                 }
                 Admission::Run(id) => {
-                    self.held = self.begin(id, args).await;
+                    self.held = self.begin(id, args, is_whole).await;
                     if self.held.is_some() {
                         return;
                     }
@@ -233,7 +235,9 @@ impl Connection {
 
     /// Enough is under way; it comes to its end whatever the client does.
     fn is_busy(&self) -> bool {
-        self.flights.len() >= MAX_FLIGHTS || self.flights.bytes() >= MAX_FLIGHT_BYTES
+        self.flights.len() >= MAX_FLIGHTS
+            || self.flights.bytes() >= MAX_FLIGHT_BYTES
+            || self.streaming.as_ref().is_some_and(Streaming::is_opening)
     }
 
     /// The client is to read before more is begun.
@@ -258,7 +262,7 @@ impl Connection {
     }
 
     /// Gives it back if there is no room for the values it brings.
-    async fn begin(&mut self, id: CommandId, args: Vec<Bytes>) -> Option<Held> {
+    async fn begin(&mut self, id: CommandId, args: Vec<Bytes>, is_whole: bool) -> Option<Held> {
         let server = self.session.server.clone();
         let client = self.session.client.clone();
         let command = server.commands.get(id);
@@ -278,14 +282,14 @@ impl Connection {
                     return None;
                 }
                 let expected = server.expected(id, client.db.get(), &args).await;
-                let is_streamed = server.streams(id, expected) && self.session.replies == Replies::On;
+                let is_streamed = !is_whole && server.streams(id, expected) && self.session.replies == Replies::On;
                 if is_streamed && !self.flights.is_empty() {
-                    return Some(Held::new(args, 0));
+                    return Some(Held::new(args, 0, is_whole));
                 }
                 let expected = if is_streamed { WINDOW } else { expected };
                 let is_muted = match server.room_for(&client, expected) {
                     Ok(Room::There) => self.session.mutes(),
-                    Ok(Room::Later) => return Some(Held::new(args, expected)),
+                    Ok(Room::Later) => return Some(Held::new(args, expected, is_whole)),
                     Err(failure) => {
                         server.stats.count_error(&failure);
                         let is_muted = self.session.mutes();
@@ -352,7 +356,9 @@ impl Connection {
                 if gives_password(command.spec.name, &args) && !self.may_guess().await {
                     return None;
                 }
+                let running = Running::new(&client);
                 let reply = self.session.run(id, &args).await;
+                drop(running);
                 client.exec_output.set(0);
                 self.wait_for_penalty().await;
                 self.ending |= client.closing.get();
@@ -509,9 +515,13 @@ impl Connection {
     fn stream(&mut self, context: &mut Context<'_>) {
         let Some(streaming) = &mut self.streaming else { return };
         let client = &self.session.client;
-        match streaming.poll(&mut self.outbox, client.protocol.get(), context) {
+        match streaming.poll(&mut self.outbox, context) {
             Poll::Pending => {}
-            Poll::Ready(Ok(())) => self.streaming = None,
+            Poll::Ready(Ok(Streamed::Whole)) => self.streaming = None,
+            Poll::Ready(Ok(Streamed::Refused(args))) => {
+                self.streaming = None;
+                self.held = Some(Held::new(args, 0, true));
+            }
             // A part of the answer is sent: an error can't be told any more.
             Poll::Ready(Err(error)) => {
                 repeated!(
@@ -665,7 +675,7 @@ async fn others_first() {
 }
 
 fn gives_password(name: &str, args: &[Bytes]) -> bool {
-    name == "auth" || (name == "hello" && args.len() > 2)
+    name == "auth" || (name == "hello" && args.iter().any(|word| is(word, "auth")))
 }
 
 /// A browser that was made to talk to us, as Redis sees it.

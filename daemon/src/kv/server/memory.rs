@@ -28,7 +28,8 @@ const LARGE: usize = 64 << 10;
 const STRANGERS: usize = 16;
 /// How long somebody waits for room before those have to go who are [`STUCK`].
 const PATIENCE: Duration = Duration::from_secs(1);
-/// A client that has neither taken anything of what it is owed nor sent anything for so long is stuck.
+/// A client that has neither taken anything of what it is owed nor sent anything for so long is stuck, unless it waits
+/// for us.
 const STUCK: Duration = Duration::from_secs(2);
 /// When nobody has got room for so long, some have to go who are not stuck.
 const LAST_PATIENCE: Duration = Duration::from_secs(10);

@@ -1,15 +1,16 @@
 //! The answer to a GET of a large value: it is sent piece by piece, as the pieces come from the pool and as the client
-//! takes them. What is on its way is never more than a [`WINDOW`].
+//! takes them. What is on its way is never more than a [`WINDOW`] and a piece.
 //!
 //! It begins when all before it is answered, and nothing behind it begins before it is over. The key's lock is held
-//! until the value's sheets are pinned (`store::Pieces`), not until the client has taken it: a reader keeps no writer
-//! waiting. While the key has another value the pool keeps this one for its reader alone. That counts as the client's
-//! memory, so `maxmemory-clients` limits it.
+//! until the value's sheets are pinned (`store::Pieces`). It is not held while anything is read, nor until the client
+//! has taken it: a reader keeps no writer waiting. While the key has another value the pool keeps this one for its
+//! reader alone. That counts as the client's memory, so `maxmemory-clients` limits it.
 
 use super::outbox::Outbox;
+use super::patience::Running;
 use super::{CommandId, Server};
 use crate::kv::call::Outcome;
-use crate::kv::reply::{Protocol, Reply};
+use crate::kv::reply::Reply;
 use crate::kv::session::Client;
 use crate::kv::store::{LARGE, Pieces};
 use crate::pool::IoError;
@@ -26,21 +27,24 @@ pub const WINDOW: usize = 1 << 20;
 
 pub struct Streaming {
     state: State,
-    /// Pieces that were asked for, with how many bytes each has.
+    /// Pieces that were asked for.
     reads: FuturesOrdered<LocalBoxFuture<'static, Result<Bytes, IoError>>>,
     /// Bytes of these.
     asked: usize,
+    _running: Running,
 }
 
 enum State {
-    Opening(LocalBoxFuture<'static, Opened>),
+    /// Gives the request back if it can't be answered so.
+    Opening(LocalBoxFuture<'static, Result<Pieces, Vec<Bytes>>>),
     Sending(Pieces),
 }
 
-enum Opened {
-    Pieces(Pieces),
-    /// It is not large any more, or is to be read whole.
-    Whole(Reply),
+/// How it ended.
+pub enum Streamed {
+    Whole,
+    /// Nothing was sent. The value is not large any more, or is to be read whole.
+    Refused(Vec<Bytes>),
 }
 
 impl Server {
@@ -51,34 +55,38 @@ impl Server {
 
     /// Begins to answer a GET.
     pub fn stream(self: &Rc<Self>, id: CommandId, client: &Rc<Client>, args: Vec<Bytes>) -> Streaming {
-        let (server, client) = (self.clone(), client.clone());
+        let (server, client, running) = (self.clone(), client.clone(), Running::new(client));
         let ticket = server.lock(id, &args);
         let opening = async move {
             ticket.granted().await;
-            let (begun, db) = (Instant::now(), client.db.get());
-            match server.store.pieces(db, &args[1]).await {
-                Some(pieces) => {
+            let begun = Instant::now();
+            let pieces = server.store.pin(client.db.get(), &args[1]).await;
+            drop(ticket);
+            match pieces {
+                Some(pieces) if pieces.is_of(&args[1]).await => {
                     let outcome: Outcome = Ok(Reply::OK);
                     server.account(id, &client, &args, begun.elapsed(), &outcome);
-                    Opened::Pieces(pieces)
+                    Ok(pieces)
                 }
-                None => {
-                    let outcome = server.run(id, &client, db, &args, Some(&ticket)).await;
-                    Opened::Whole(outcome.unwrap_or_else(|failure| Reply::Error(failure.0)))
-                }
+                _ => Err(args),
             }
         };
-        Streaming { state: State::Opening(opening.boxed_local()), reads: FuturesOrdered::new(), asked: 0 }
+        let state = State::Opening(opening.boxed_local());
+        Streaming { state, reads: FuturesOrdered::new(), asked: 0, _running: running }
     }
 }
 
 impl Streaming {
-    /// Bytes of memory for it: those on their way, and those that the pool keeps for it alone.
+    /// Nothing is sent yet, and it is not known whether anything will be.
+    pub fn is_opening(&self) -> bool {
+        matches!(self.state, State::Opening(_))
+    }
+
+    /// Bytes of memory for it: those on their way, and what is kept to be read.
     pub fn memory(&self) -> usize {
         match &self.state {
             State::Opening(_) => WINDOW,
-            State::Sending(pieces) if !pieces.is_current() => self.asked + pieces.left(),
-            State::Sending(_) => self.asked,
+            State::Sending(pieces) => self.asked + pieces.memory(),
         }
     }
 
@@ -88,19 +96,11 @@ impl Streaming {
     }
 
     /// Puts what has come into the outbox, and asks for more. Ready when that was all.
-    pub fn poll(
-        &mut self,
-        outbox: &mut Outbox,
-        protocol: Protocol,
-        context: &mut Context<'_>,
-    ) -> Poll<Result<(), IoError>> {
+    pub fn poll(&mut self, outbox: &mut Outbox, context: &mut Context<'_>) -> Poll<Result<Streamed, IoError>> {
         if let State::Opening(opening) = &mut self.state {
             match ready!(opening.poll_unpin(context)) {
-                Opened::Whole(reply) => {
-                    outbox.push(&reply, protocol);
-                    return Poll::Ready(Ok(()));
-                }
-                Opened::Pieces(pieces) => {
+                Err(args) => return Poll::Ready(Ok(Streamed::Refused(args))),
+                Ok(pieces) => {
                     outbox.push_head(pieces.left());
                     self.state = State::Sending(pieces);
                 }
@@ -122,7 +122,7 @@ impl Streaming {
                 }
                 None if pieces.left() == 0 => {
                     outbox.push_end();
-                    return Poll::Ready(Ok(()));
+                    return Poll::Ready(Ok(Streamed::Whole));
                 }
                 // The client is to take some first.
                 None => return Poll::Pending,

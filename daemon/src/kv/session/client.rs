@@ -55,6 +55,8 @@ pub struct Client {
     pub blocked: Cell<bool>,
     /// Commands on keys under way, but for plain SETs that have their place in the log.
     pub running: Cell<usize>,
+    /// When the last of them was over.
+    pub served: Cell<Instant>,
     /// One of them has given its locks back: none begins before it is over.
     pub lags: Cell<bool>,
     pub is_never_evicted: Cell<bool>,
@@ -108,6 +110,7 @@ impl Client {
             queued_bytes: Cell::default(),
             blocked: Cell::default(),
             running: Cell::default(),
+            served: Cell::new(now),
             lags: Cell::default(),
             is_never_evicted: Cell::default(),
             closing: Cell::default(),
@@ -175,9 +178,14 @@ impl Client {
             || self.held.get() != self.memory()
     }
 
-    /// For how long it has taken nothing of what it is owed or, if it is owed nothing, sent nothing.
+    /// For how long it has taken nothing of what it is owed or, if it is owed nothing, sent nothing. While its
+    /// commands are under way it is not for the client to do anything, however long they have waited or take.
     pub fn stuck_for(&self, now: Instant) -> Duration {
-        now.duration_since(self.stuck_since.get().unwrap_or(self.last_active.get()))
+        match self.stuck_since.get() {
+            Some(since) => now.duration_since(since),
+            None if self.running.get() > 0 => Duration::ZERO,
+            None => now.duration_since(self.last_active.get().max(self.served.get())),
+        }
     }
 
     /// Names are shown in CLIENT LIST, whose fields blanks separate.

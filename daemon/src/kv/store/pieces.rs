@@ -1,8 +1,8 @@
 //! A large value piece by piece, as it comes from the pool: annexd never has all of it.
 //!
-//! The slots of its record are pinned when it is asked for, and a slot's bytes never change. So all
-//! pieces are of the value that the key had then, whatever becomes of the key. What vouches for
-//! them is what vouches for a part of a value, see `part`.
+//! The slots of its record are pinned first, which takes the key's lock and no READ. A slot's bytes
+//! never change, so all pieces are of the value that the key had then, whatever becomes of the key.
+//! What vouches for them is what vouches for a part of a value, see `part`.
 
 use super::fetch::Pinned;
 use super::space::parts;
@@ -19,7 +19,7 @@ pub struct Pieces {
     store: Store,
     db: Db,
     hash: KeyHash,
-    place: Place,
+    entry: Entry,
     /// Slots that nobody has begun to read, the last one first.
     pinned: Pinned,
     /// Bytes of the first of them that are before the value.
@@ -29,8 +29,8 @@ pub struct Pieces {
 }
 
 impl Store {
-    /// A large value. `None`: it is none, or has to be read whole; nothing was done. Counts as a use.
-    pub async fn pieces(&self, db: Db, key: &[u8]) -> Option<Pieces> {
+    /// Pins a large value. `None`: it is none, or has to be read whole; nothing was done.
+    pub async fn pin(&self, db: Db, key: &[u8]) -> Option<Pieces> {
         let hash = self.hash(key);
         let entry = self.find(db, hash).filter(|entry| entry.bytes() as usize >= LARGE && !self.is_loading())?;
         let (place, left) = (entry.place(), length(&entry, key) as usize);
@@ -48,27 +48,42 @@ impl Store {
                 turn::pause().await;
             }
         }
-        let first = SlotRun { first: *pinned.slots().first()?, count: 1 };
-        let is_it = self.0.way.read(first, |sheet| part::is_of(sheet, &entry, hash, key)).await.ok()?;
-        if !is_it || self.find(db, hash).is_none_or(|entry| entry.place() != place) {
-            return None;
-        }
-        self.use_key(self.0.table.database(db), hash);
-        self.count_answer(true);
         pinned.reverse();
-        Some(Pieces { store: self.clone(), db, hash, place, pinned, skipped, left })
+        let pieces = Pieces { store: self.clone(), db, hash, entry, pinned, skipped, left };
+        // Compaction may have moved it while it was pinned.
+        pieces.is_current().then_some(pieces)
     }
 }
 
 impl Pieces {
+    /// Whether the record is the key's, which its first sheet tells. Counts as a use.
+    pub async fn is_of(&self, key: &[u8]) -> bool {
+        let Some(first) = self.pinned.slots().last() else { return false };
+        let (run, store) = (SlotRun { first: *first, count: 1 }, &self.store);
+        let read = store.0.way.read(run, |sheet| part::is_of(sheet, &self.entry, self.hash, key)).await;
+        let is_it = read.is_ok_and(|is_it| is_it);
+        if is_it {
+            store.use_key(store.0.table.database(self.db), self.hash);
+            store.count_answer(true);
+        }
+        is_it
+    }
+
     /// Bytes that nobody has begun to read.
     pub fn left(&self) -> usize {
         self.left
     }
 
-    /// Whether the key still has this value. If not, the pool keeps it for this alone.
-    pub fn is_current(&self) -> bool {
-        self.store.find(self.db, self.hash).is_some_and(|entry| entry.place() == self.place)
+    /// Bytes of memory: in annexd, and in the pool if the key has another value now. Then the pool
+    /// keeps this one for its reader alone.
+    pub fn memory(&self) -> usize {
+        let kept = if self.is_current() { 0 } else { self.left };
+        size_of_val(self.pinned.slots()) + kept
+    }
+
+    fn is_current(&self) -> bool {
+        let spot = |entry: &Entry| Spot(entry.place(), entry.tag());
+        self.store.find(self.db, self.hash).is_some_and(|entry| spot(&entry) == spot(&self.entry))
     }
 
     /// Begins to read the next piece: of so many bytes. `None`: that was all.
