@@ -2,7 +2,7 @@
 
 use super::support::TestServer;
 use annex_tests::kv::wire::Wire;
-use annex_tests::testbed::wait_for;
+use annex_tests::testbed::{Donor, Testbed, wait_for};
 use nix::sys::signal::Signal;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
@@ -187,6 +187,22 @@ fn a_reader_who_has_sent_all_that_it_wants_gets_all_of_it() {
         wire.sends_no_more().expect("it is connected");
         assert!(wire.rest().into_bytes() == bulk(&large));
     }
+}
+
+#[test]
+fn a_large_value_that_is_small_when_its_reader_has_its_turn_is_given_to_it_all_the_same() {
+    let slow = || Donor::tcp().faults("delay=1/1:500ms,timeout=20s");
+    let bed = Testbed::builder().donor(slow()).donor(slow()).kv("").start();
+    let address = bed.kv_address.clone().expect("there is a KV API");
+    let [mut writer, mut reader, mut other] = [(); 3].map(|()| Wire::tcp(&address).expect("it listens"));
+    writer.ask(&["SET", "k", &value('a', 5 * MIB)]).expect("it is taken");
+    writer.send("SET k small\r\nPING\r\n");
+    other.talk("PING", "+PONG\r\n");
+    // It waits for that write, and has nothing else to say.
+    reader.send("GET k\r\n");
+    reader.sends_no_more().expect("it is connected");
+    writer.expect("+OK\r\n+PONG\r\n");
+    assert_eq!(reader.rest(), "$5\r\nsmall\r\n");
 }
 
 #[test]

@@ -277,26 +277,3 @@ fn the_values_that_a_command_brings_are_counted_in_turns() {
         others.abort();
     });
 }
-
-#[test]
-fn a_large_value_that_is_small_when_its_reader_has_its_turn_is_given_to_it_all_the_same() {
-    let alone = Alone::new();
-    alone.block_on(async {
-        let server =
-            Server::new(alone.store.clone(), Config::default(), Hooks::default(), IoThreads::start(0).unwrap());
-        let (mut wire, mut other) = (Wire::new(&server), Wire::new(&server));
-        wire.send(&request(&["SET", "k", &"x".repeat(5 << 20)])).await;
-        wire.expect("+OK\r\n").await;
-        alone.bed.agents.iter().for_each(|agent| agent.hold(true));
-        other.send("SET k new\r\n").await;
-        tokio::time::sleep(Duration::from_millis(20)).await;
-        // It waits for that, and has nothing else to say.
-        wire.send("GET k\r\n").await;
-        wire.stream.shutdown().await.unwrap();
-        tokio::time::sleep(Duration::from_millis(20)).await;
-        assert!(wire.is_silent());
-        alone.bed.agents.iter().for_each(|agent| agent.hold(false));
-        other.expect("+OK\r\n").await;
-        wire.expect("$3\r\nnew\r\n").await;
-    });
-}
