@@ -8,6 +8,9 @@ use tokio::runtime::Handle;
 /// millisecond.
 const UNNOTICED: u64 = 1 << 18;
 
+/// It takes so long to give so many bytes back that others would notice.
+const LARGE: usize = 1 << 20;
+
 /// The thread did not come to the end of the work: the server is stopping.
 #[derive(Debug, thiserror::Error)]
 #[error("the command was given up: {0}")]
@@ -24,6 +27,15 @@ pub async fn run<T: Send + 'static>(steps: u64, work: impl FnOnce() -> T + Send 
 /// Bytes that are not changed any more. The memory of many goes back to the system elsewhere.
 pub fn shared<T: AsRef<[u8]> + Into<Bytes> + Default + Send + 'static>(bytes: T) -> Bytes {
     if bytes.as_ref().len() as u64 <= UNNOTICED { bytes.into() } else { Bytes::from_owner(Large(bytes)) }
+}
+
+/// Drops what takes so many bytes. The memory of many goes back to the system elsewhere.
+pub fn let_go<T: Send + 'static>(bytes: usize, what: T) {
+    if bytes >= LARGE
+        && let Ok(event_loop) = Handle::try_current()
+    {
+        event_loop.spawn_blocking(move || drop(what));
+    }
 }
 
 struct Large<T: Default + Send + 'static>(T);

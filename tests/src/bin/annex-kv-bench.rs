@@ -1,6 +1,6 @@
 //! `annex-kv-bench`: the KV API beside redis-server and memcached. See `annex_tests::kv::bench`.
 
-use annex_tests::kv::bench::{self, Plan, contender::Contender, fairness, load::Mix, report};
+use annex_tests::kv::bench::{self, Plan, contender::Contender, fairness, hostile, load::Mix, report};
 use clap::Parser;
 use std::path::PathBuf;
 
@@ -14,6 +14,10 @@ struct Args {
     /// Instead: how long another client waits while one has a large request under way. Needs 8 GiB of memory.
     #[arg(long)]
     fairness: bool,
+    /// Instead: what an honest client sees beside hostile ones, and what memory these make annexd take. Needs
+    /// 10,000 file descriptors.
+    #[arg(long)]
+    hostile: bool,
     #[arg(long)]
     rounds: Option<usize>,
     /// How long one figure takes, besides the time to settle.
@@ -39,6 +43,10 @@ fn main() -> anyhow::Result<()> {
     let args = Args::parse();
     if args.fairness {
         print!("{}", fairness::run()?);
+        return Ok(());
+    }
+    if args.hostile {
+        print!("{}", hostile::run()?);
         return Ok(());
     }
     let plan = Plan {

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -43,6 +43,34 @@ impl Wire {
     /// The sending side once more, for a thread that sends while another one reads.
     pub fn sender(&self) -> io::Result<impl Write + Send + use<>> {
         self.writer.try_clone()
+    }
+
+    /// Ends the connection, for a thread other than the one that has it.
+    ///
+    /// # Errors
+    /// There are no more descriptors.
+    pub fn closer(&self) -> io::Result<impl FnOnce() + Send + use<>> {
+        let socket = self.writer.try_clone()?;
+        Ok(move || {
+            // It may have ended already.
+            let _ = nix::sys::socket::shutdown(socket.as_raw_fd(), nix::sys::socket::Shutdown::Both);
+        })
+    }
+
+    /// Ends what is sent; what comes can still be read.
+    ///
+    /// # Errors
+    /// It is not connected any more.
+    pub fn sends_no_more(&self) -> io::Result<()> {
+        Ok(nix::sys::socket::shutdown(self.writer.as_raw_fd(), nix::sys::socket::Shutdown::Write)?)
+    }
+
+    /// So many bytes, as they come.
+    ///
+    /// # Errors
+    /// Fewer came.
+    pub fn read_exact(&mut self, bytes: &mut [u8]) -> io::Result<()> {
+        self.reader.read_exact(bytes)
     }
 
     /// Sends commands and reads the reply of each, as it came.

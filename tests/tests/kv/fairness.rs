@@ -29,9 +29,9 @@ fn queue(wire: &mut Wire, commands: impl Iterator<Item = Vec<String>>) {
     }
 }
 
-/// How many answers another client gets between the sending of a request and the first byte of its
-/// answer.
-fn answers_beside(wire: &mut Wire, other: &mut Wire, request: &str, answer: &str) -> usize {
+/// How many answers another client gets between the sending of a request and the beginning of its
+/// answer, or so many bytes more of it.
+fn answers_beside(wire: &mut Wire, other: &mut Wire, request: &str, answer: &str, more: usize) -> usize {
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
         wire.send(request);
@@ -44,6 +44,11 @@ fn answers_beside(wire: &mut Wire, other: &mut Wire, request: &str, answer: &str
             answers
         });
         wire.expect(answer);
+        let mut buffer = vec![0; 1 << 20];
+        for from in (0..more).step_by(buffer.len()) {
+            let next = (more - from).min(buffer.len());
+            wire.read_exact(&mut buffer[..next]).expect("the answer comes");
+        }
         is_over.store(true, SeqCst);
         asking.join().expect("no panic")
     })
@@ -82,8 +87,34 @@ fn others_are_answered_while_a_long_transaction_or_one_with_many_keys_is_under_w
                 ("EXEC\r\n", "*")
             }
         };
-        let answers = answers_beside(&mut wire, &mut other, request, answer);
+        let answers = answers_beside(&mut wire, &mut other, request, answer, 0);
         assert!(answers >= ENOUGH, "{answers} answers beside {name}");
+    }
+}
+
+#[test]
+fn others_are_answered_while_a_request_with_very_many_keys_is_under_way() {
+    let server = TestServer::start();
+    let (mut wire, mut other) = (server.connect(), server.connect());
+    other.talk("SET small value", "+OK\r\n");
+    for name in ["MSET", "MGET", "EXISTS", "TOUCH", "DEL"] {
+        let values = if name == "MSET" { 2 } else { 1 };
+        let words = (0..4 * MANY).flat_map(|nth| std::iter::repeat_n(key(nth), values));
+        let words: String = words.map(|word| format!("${}\r\n{word}\r\n", word.len())).collect();
+        let request = format!("*{}\r\n${}\r\n{name}\r\n{words}", 4 * MANY * values + 1, name.len());
+        // The last byte, behind which it can begin.
+        let (rest, last) = request.split_at(request.len() - 1);
+        wire.send(rest);
+        let answer = match name {
+            "MSET" => "+OK\r\n".to_owned(),
+            "MGET" => format!("*{}\r\n", 4 * MANY),
+            _ => format!(":{}\r\n", 4 * MANY),
+        };
+        let answers = answers_beside(&mut wire, &mut other, last, &answer, 0);
+        assert!(answers >= ENOUGH, "{answers} answers beside {name}");
+        if name == "MGET" {
+            (0..4 * MANY).for_each(|nth| wire.expect(&format!("${}\r\n{}\r\n", key(nth).len(), key(nth))));
+        }
     }
 }
 
@@ -102,10 +133,13 @@ fn others_are_answered_while_a_large_value_is_written_read_and_looked_at() {
         ("APPEND large z\r\n".into(), format!(":{}\r\n", LARGE + 1)),
         ("BITCOUNT large\r\n".into(), ":".into()),
         ("BITPOS large 1 1000\r\n".into(), ":".into()),
-        ("GET large\r\n".into(), "$".into()),
+        ("GETRANGE large 0 -1\r\n".into(), format!("${}\r\n", LARGE + 1)),
+        // This one's answer begins before it has been read.
+        ("GET large\r\n".into(), format!("${}\r\n", LARGE + 1)),
     ];
     for (request, answer) in requests {
-        let answers = answers_beside(&mut wire, &mut other, &request, &answer);
+        let more = if answer.starts_with('$') { LARGE + 3 } else { 0 };
+        let answers = answers_beside(&mut wire, &mut other, &request, &answer, more);
         assert!(answers >= ENOUGH, "{answers} answers beside {request}");
         if answer.ends_with(':') {
             wire.line();

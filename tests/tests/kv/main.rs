@@ -6,6 +6,7 @@ mod passwords;
 mod pipelines;
 mod protected;
 mod shares;
+mod streaming;
 mod support;
 
 use nix::sys::signal::Signal;

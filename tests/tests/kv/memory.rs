@@ -3,7 +3,7 @@
 
 use super::support::TestServer;
 use annex_tests::kv::wire::Wire;
-use annex_tests::testbed::wait_for;
+use annex_tests::testbed::{Donor, Testbed, wait_for};
 use std::io::Write;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -72,37 +72,88 @@ fn request(words: &[&str]) -> String {
     words.iter().fold(format!("*{}\r\n", words.len()), |all, word| format!("{all}${}\r\n{word}\r\n", word.len()))
 }
 
-/// 40 of them made annexd hold 4.3 GB.
+/// 40 of them made annexd hold 4.3 GB. They are sent pieces, as they take them.
 #[test]
-fn readers_of_large_values_who_do_not_read_leave_room_for_one_who_does() {
-    let mut scene = Scene::with(2 * BUDGET);
+fn readers_of_large_values_who_do_not_read_cost_little_and_stay() {
+    let mut scene = Scene::new();
     let mut slow: Vec<Wire> = (0..40).map(|_| scene.server.connect()).collect();
     slow.iter_mut().for_each(|wire| wire.send(&request(&["GET", "large"]).repeat(4)));
     scene.serves_the_honest(200);
-    // There is no room for one more, until some of those go.
     let answer = scene.honest.ask(&["GET", "large"]).expect("the answer comes");
+    assert_eq!(answer.len(), LARGE + "$16777216\r\n\r\n".len());
+    let held = scene.info("mem_clients_normal");
+    assert!((MIB..64 * MIB).contains(&held), "{held} bytes for 40 readers");
+    scene.stays_within_its_budget();
+    assert_eq!(scene.info("evicted_clients"), 0);
+    let head = format!("${LARGE}\r\n");
+    for wire in &mut slow {
+        (0..4).for_each(|_| assert_eq!(wire.reply().expect("an answer").len(), head.len() + LARGE + 2));
+    }
+}
+
+/// Where such a key ends in the record's second sheet, the value is read whole.
+#[test]
+fn readers_of_large_values_under_very_long_names_wait_for_room() {
+    let mut scene = Scene::new();
+    let name = "n".repeat(5000);
+    scene.honest.ask(&["SET", &name, &"x".repeat(LARGE)]).expect("it is taken");
+    let mut slow: Vec<Wire> = (0..20).map(|_| scene.server.connect()).collect();
+    slow.iter_mut().for_each(|wire| wire.send(&request(&["GET", &name])));
+    scene.serves_the_honest(200);
+    let answer = scene.honest.ask(&["GET", &name]).expect("the answer comes");
+    assert_eq!(answer.len(), LARGE + "$16777216\r\n\r\n".len());
+    scene.stays_within_its_budget();
+}
+
+/// Of what is not sent in pieces.
+#[test]
+fn readers_of_large_parts_who_do_not_read_leave_room_for_one_who_does() {
+    let mut scene = Scene::with(2 * BUDGET);
+    let mut slow: Vec<Wire> = (0..40).map(|_| scene.server.connect()).collect();
+    slow.iter_mut().for_each(|wire| wire.send(&request(&["GETRANGE", "large", "0", "-1"]).repeat(4)));
+    scene.serves_the_honest(200);
+    // There is no room for one more, until some of those go.
+    let answer = scene.honest.ask(&["GETRANGE", "large", "0", "-1"]).expect("the answer comes");
     assert_eq!(answer.len(), LARGE + "$16777216\r\n\r\n".len());
     scene.serves_the_honest(200);
     scene.stays_within_its_budget();
     assert!(scene.info("evicted_clients") > 0);
 }
 
-/// More than fit at a time, and all of them read.
+/// So many that read a large value at once, whole: whether all of them got it.
+fn all_read(count: usize, connect: impl Fn() -> Wire) -> JoinHandle<bool> {
+    let read =
+        |mut wire: Wire| move || wire.ask(&["GETRANGE", "large", "0", "-1"]).is_ok_and(|answer| answer.len() > LARGE);
+    let readers: Vec<_> = (0..count).map(|_| std::thread::spawn(read(connect()))).collect();
+    std::thread::spawn(move || readers.into_iter().all(|reader| reader.join().expect("no panic")))
+}
+
+/// More than fit at a time.
 #[test]
 fn readers_of_large_values_wait_for_one_another() {
     let mut scene = Scene::new();
-    let readers: Vec<_> = (0..24)
-        .map(|_| {
-            let mut wire = scene.server.connect();
-            std::thread::spawn(move || {
-                (0..3).all(|_| wire.ask(&["GET", "large"]).is_ok_and(|answer| answer.len() > LARGE))
-            })
-        })
-        .collect();
+    let readers = all_read(20, || scene.server.connect());
     scene.serves_the_honest(200);
-    assert!(readers.into_iter().all(|reader| reader.join().expect("no panic")));
+    assert!(readers.join().expect("no panic"));
     scene.stays_within_its_budget();
     assert_eq!(scene.info("evicted_clients"), 0);
+}
+
+/// They were closed as soon as they had room, since they had sent nothing for long; with quick donors that was a matter
+/// of chance.
+#[test]
+fn readers_who_wait_for_room_and_then_for_donors_are_not_stuck() {
+    // A value takes more than two seconds, and one of them has room at a time.
+    let slow = || Donor::tcp().faults("delay=1/1:1100ms,timeout=20s");
+    let bed = Testbed::builder().donor(slow()).donor(slow()).kv("").start();
+    let address = bed.kv_address.clone().expect("there is a KV API");
+    let connect = || Wire::tcp(&address).expect("it listens");
+    let mut wire = connect();
+    wire.ask(&["SET", "large", &"x".repeat(LARGE)]).expect("it is taken");
+    wire.talk(&format!("CONFIG SET maxmemory-clients {}", LARGE + 8 * MIB), "+OK\r\n");
+    assert!(all_read(3, connect).join().expect("no panic"));
+    let stats = String::from_utf8(wire.ask(&["INFO", "stats"]).expect("a text")).expect("text");
+    assert!(stats.contains("\r\nevicted_clients:0\r\n"), "{stats}");
 }
 
 #[test]

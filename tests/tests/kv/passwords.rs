@@ -38,6 +38,38 @@ fn guesses_are_slowed_and_logged_and_who_knows_the_password_is_not() {
     assert!(lines[0].contains("127.0.0.1") && !log.contains("secret"), "{lines:?}");
 }
 
+/// Who hung up before the answer had as many guesses as there was time for.
+#[test]
+fn hanging_up_early_gives_no_more_guesses_and_keeps_nobody_out_who_comes_from_elsewhere() {
+    let server = TestServer::with(PASSWORD);
+    let mut honest = Wire::unix(&server.socket()).expect("it listens");
+    honest.talk("AUTH secret", "+OK\r\n");
+    let begun = Instant::now();
+    let guesses = 400;
+    for _ in 0..guesses {
+        server.connect().send("AUTH guess\r\n");
+    }
+    // Those that were waiting are closed: nobody looks at what they sent.
+    let looked_at = |honest: &mut Wire| {
+        let errors = honest.ask(&["INFO", "errorstats"]).expect("a text");
+        let errors = String::from_utf8_lossy(&errors).into_owned();
+        let count = errors.lines().find_map(|line| line.strip_prefix("errorstat_WRONGPASS:count=")).map(str::to_owned);
+        count.map_or(0, |count| count.parse::<u64>().expect("a number"))
+    };
+    std::thread::sleep(Duration::from_secs(3));
+    let looked = looked_at(&mut honest);
+    let seconds = begun.elapsed().as_secs() + 1;
+    // Eight are free, and one a second; eight may be waited for in any two seconds.
+    assert!(looked > 0 && looked <= 8 + seconds + 8 * (seconds / 2 + 1), "{looked} guesses in {seconds} s");
+    // Who comes from there waits as well, and nobody else does: the answer over the other socket is there first.
+    let mut near = server.connect();
+    near.send("AUTH secret\r\n");
+    let mut elsewhere = Wire::unix(&server.socket()).expect("it listens");
+    elsewhere.talk("AUTH secret", "+OK\r\n");
+    near.expect("+OK\r\n");
+    near.talk("PING", "+PONG\r\n");
+}
+
 #[test]
 fn those_who_do_not_give_the_password_make_way_for_others() {
     let server = TestServer::with(&[PASSWORD[0], ("maxclients", "50")]);

@@ -1,5 +1,6 @@
 //! annexd with a KV API for a test.
 
+use annex_tests::kv::bench::hostile;
 use annex_tests::kv::wire::Wire;
 use annex_tests::testbed::{Donor, Testbed};
 use std::path::PathBuf;
@@ -43,7 +44,7 @@ impl TestServer {
 
     /// Bytes of memory that annexd has for itself: not the pool of a donor in shared memory.
     pub fn memory(&self) -> usize {
-        private_bytes(self.bed.annexd.pid()).expect("annexd runs")
+        hostile::memory(self.bed.annexd.pid()).expect("annexd runs")
     }
 
     /// Watches that memory until it is asked for the most that it was.
@@ -54,7 +55,7 @@ impl TestServer {
             move || {
                 let mut most = 0;
                 while !over.load(Ordering::Relaxed)
-                    && let Some(now) = private_bytes(pid)
+                    && let Ok(now) = hostile::memory(pid)
                 {
                     most = most.max(now);
                     std::thread::sleep(Duration::from_millis(2));
@@ -79,11 +80,4 @@ impl TestServer {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
-}
-
-/// `None`: it has ended.
-fn private_bytes(pid: i32) -> Option<usize> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
-    Some(line.trim().trim_end_matches(" kB").parse::<usize>().expect("a number") << 10)
 }

@@ -94,6 +94,21 @@ impl Output {
         }
     }
 
+    /// The head of a bulk string, whose bytes are to follow as pieces, and then its end.
+    pub fn push_head(&mut self, bytes: usize) {
+        self.number(b'$', bytes as i64);
+    }
+
+    pub fn push_piece(&mut self, piece: Bytes) {
+        self.set_apart();
+        self.queued += piece.len();
+        self.pieces.push_back(piece);
+    }
+
+    pub fn push_end(&mut self) {
+        self.raw(b"\r\n");
+    }
+
     /// The head of an array: its items are to follow.
     pub fn push_array(&mut self, items: usize) {
         self.number(b'*', items as i64);
@@ -162,6 +177,9 @@ impl Output {
 
     /// Makes a piece of what was gathered.
     fn set_apart(&mut self) {
+        if self.gathered.is_empty() {
+            return;
+        }
         let gathered = self.gathered.split().freeze();
         self.queued += gathered.len();
         self.pieces.push_back(gathered);
@@ -179,9 +197,7 @@ impl Output {
 
     fn body(&mut self, bytes: &Bytes) {
         if bytes.len() >= SEND_IN_PLACE {
-            self.set_apart();
-            self.queued += bytes.len();
-            self.pieces.push_back(bytes.clone());
+            self.push_piece(bytes.clone());
         } else {
             self.raw(bytes);
         }

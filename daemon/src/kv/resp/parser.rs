@@ -21,6 +21,8 @@ const MAX_ARGS: i64 = i32::MAX as i64;
 /// What a client that has not authenticated yet may ask for at most.
 const UNAUTHENTICATED_ARGS: i64 = 10;
 const UNAUTHENTICATED_BULK: i64 = 16384;
+/// Arguments that are parsed before others have their turn.
+const ARGS_AT_ONCE: usize = 4096;
 /// Room for arguments that is made before any of them has arrived.
 const FIRST_ARGS: usize = 8;
 
@@ -70,6 +72,8 @@ pub struct Parser {
     args: Vec<Bytes>,
     /// The memory that these take.
     held: usize,
+    /// There is more to be parsed, which the others' turn comes before.
+    is_paused: bool,
     /// So much of the line at the head of the buffer is known not to end it.
     searched: usize,
 }
@@ -81,8 +85,8 @@ enum Line {
 }
 
 impl Parser {
-    /// Takes the next request off the buffer. `None`: more must be read first. A request without arguments (an empty
-    /// line, `*0`) is passed over.
+    /// Takes the next request off the buffer. `None`: more must be read first, unless [`Parser::is_paused`]. A request
+    /// without arguments (an empty line, `*0`) is passed over.
     pub fn next(&mut self, buffer: &mut BytesMut, limits: &Limits) -> Result<Option<Vec<Bytes>>, ProtocolError> {
         loop {
             if self.missing == 0 {
@@ -115,6 +119,11 @@ impl Parser {
         self.missing > 0
     }
 
+    /// Whether the last call left off within a request of very many arguments, though there is more to be parsed.
+    pub fn is_paused(&self) -> bool {
+        self.is_paused
+    }
+
     /// Bytes that the argument at the head of the buffer still needs, its line end included; 0 if that is not known.
     pub fn wanted(&self, buffered: usize) -> usize {
         self.bulk.map_or(0, |length| (length + 2).saturating_sub(buffered))
@@ -138,7 +147,14 @@ impl Parser {
 
     /// Reads arguments; true once all are there.
     fn arguments(&mut self, buffer: &mut BytesMut, limits: &Limits) -> Result<bool, ProtocolError> {
+        let mut parsed = 0;
+        self.is_paused = false;
         while self.missing > 0 {
+            if parsed == ARGS_AT_ONCE && !buffer.is_empty() {
+                self.is_paused = true;
+                return Ok(false);
+            }
+            parsed += 1;
             let length = match self.bulk {
                 Some(length) => length,
                 None => match self.bulk_length(buffer, limits)? {

@@ -216,3 +216,30 @@ proptest! {
         prop_assert_eq!(format_double(value).parse::<f64>(), Ok(value));
     }
 }
+
+#[test]
+fn a_request_of_very_many_arguments_is_parsed_in_turns() {
+    let text = [&b"*10000\r\n"[..], &b"$1\r\nx\r\n".repeat(10_000)].concat();
+    let (mut parser, mut buffer) = (Parser::default(), BytesMut::from(&text[..]));
+    let mut pauses = 0;
+    let request = loop {
+        match parser.next(&mut buffer, &LIMITS).expect("it is well formed") {
+            Some(request) => break request,
+            None => assert!(parser.is_paused() && parser.held() > 0, "all of it is there"),
+        }
+        pauses += 1;
+    };
+    assert_eq!((request.len(), pauses, parser.is_paused()), (10_000, 2, false));
+}
+
+#[test]
+fn a_request_that_was_cut_at_a_turn_waits_for_its_rest() {
+    let (one, turn) = (&b"$1\r\nx\r\n"[..], 4096);
+    let text = [&b"*5000\r\n"[..], &one.repeat(turn)].concat();
+    let (mut parser, mut buffer) = (Parser::default(), BytesMut::from(&text[..]));
+    assert_eq!(parser.next(&mut buffer, &LIMITS), Ok(None));
+    assert!(!parser.is_paused() && parser.is_within_request(), "nothing is there to be parsed");
+    buffer.extend_from_slice(&one.repeat(5000 - turn));
+    let request = parser.next(&mut buffer, &LIMITS).expect("it is well formed").expect("all of it is there");
+    assert_eq!((request.len(), parser.is_paused()), (5000, false));
+}

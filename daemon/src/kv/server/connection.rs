@@ -25,8 +25,10 @@ use super::outbox::{Outbox, Sent};
 use super::patience::Running;
 use super::placing::Placed;
 use super::stream::Stream;
+use super::streaming::{Streamed, Streaming, WINDOW};
 use super::{CommandId, MANY, Server, Statistics};
-use crate::kv::arguments::weight_of_all;
+use crate::kv::apart;
+use crate::kv::arguments::{is, weight_of_all};
 use crate::kv::call::{Failure, Outcome};
 use crate::kv::reply::Reply;
 use crate::kv::resp::{Ahead, Limits, ProtocolError};
@@ -41,7 +43,7 @@ use std::io;
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 /// Commands under way at a time.
@@ -74,6 +76,8 @@ struct Connection {
     inbox: Inbox,
     outbox: Outbox,
     flights: Flights<LocalBoxFuture<'static, Reply>, Placed>,
+    /// The last answer, if it is sent in pieces.
+    streaming: Option<Streaming>,
     /// So many of the next requests were looked at.
     foreseen: usize,
     /// A command that can't begin yet.
@@ -90,7 +94,17 @@ struct Connection {
 /// A command that waits: if it is a barrier, for those before it, else for room for so many bytes of values.
 struct Held {
     args: Vec<Bytes>,
+    /// The memory of these.
+    bytes: usize,
     wanted: usize,
+    /// Its value is not to be sent in pieces.
+    is_whole: bool,
+}
+
+impl Held {
+    fn new(args: Vec<Bytes>, wanted: usize, is_whole: bool) -> Held {
+        Held { bytes: weight_of_all(&args), args, wanted, is_whole }
+    }
 }
 
 pub async fn run(stream: Stream, server: Rc<Server>, client: Rc<Client>, mut stopping: watch::Receiver<bool>) {
@@ -102,6 +116,7 @@ pub async fn run(stream: Stream, server: Rc<Server>, client: Rc<Client>, mut sto
             let client = client.clone();
             move || client.wake()
         }),
+        streaming: None,
         foreseen: 0,
         held: None,
         backlog: false,
@@ -123,8 +138,13 @@ pub async fn run(stream: Stream, server: Rc<Server>, client: Rc<Client>, mut sto
         }
     }
     server.clients.borrow_mut().remove(&client.id);
+    if let Some(streaming) = connection.streaming.take() {
+        streaming.let_go().await;
+    }
     poll_fn(|context| connection.poll_rest(context)).await;
-    drop(connection);
+    connection.session.discard();
+    connection.inbox.let_go();
+    drop((connection.session, connection.outbox, connection.flights));
     server.forget(&client);
 }
 
@@ -133,8 +153,8 @@ impl Connection {
     async fn advance(&mut self) {
         let mut begun = 0;
         while !self.ending && !self.session.client.is_killed() {
-            let mut args = match self.held.take() {
-                Some(held) => held.args,
+            let (mut args, is_whole) = match self.held.take() {
+                Some(held) => (held.args, held.is_whole),
                 None if !self.has_room() || begun == AT_ONCE => {
                     self.backlog = true;
                     return;
@@ -148,9 +168,9 @@ impl Connection {
                     continue;
                 }
                 None => match self.parse() {
-                    Ok(Some(args)) => args,
+                    Ok(Some(args)) => (args, false),
                     Ok(None) => {
-                        self.backlog = false;
+                        self.backlog = self.inbox.is_paused();
                         return;
                     }
                     Err(error) => {
@@ -162,7 +182,7 @@ impl Connection {
             begun += 1;
             let found = self.session.server.commands.find(&args);
             if !self.flights.is_empty() && self.must_wait(found, args.len()) {
-                self.held = Some(Held { args, wanted: 0 });
+                self.held = Some(Held::new(args, 0, is_whole));
                 return;
             }
             if found.is_none() && is_http(&args) {
@@ -173,9 +193,10 @@ impl Connection {
                 Admission::Answered(reply) => {
                     let is_muted = self.session.mutes();
                     self.answer(if is_muted { Reply::Silence } else { reply });
+                    apart::let_go(args.len() * size_of::<Bytes>(), args);
                 }
                 Admission::Run(id) => {
-                    self.held = self.begin(id, args).await;
+                    self.held = self.begin(id, args, is_whole).await;
                     if self.held.is_some() {
                         return;
                     }
@@ -214,11 +235,16 @@ impl Connection {
 
     /// Enough is under way; it comes to its end whatever the client does.
     fn is_busy(&self) -> bool {
-        self.flights.len() >= MAX_FLIGHTS || self.flights.bytes() >= MAX_FLIGHT_BYTES
+        self.flights.len() >= MAX_FLIGHTS
+            || self.flights.bytes() >= MAX_FLIGHT_BYTES
+            || self.streaming.as_ref().is_some_and(Streaming::is_opening)
     }
 
     /// The client is to read before more is begun.
     fn is_owed_much(&self) -> bool {
+        if self.streaming.is_some() {
+            return true;
+        }
         let owed = self.outbox.unsent() + self.flights.answers();
         match self.session.must_authenticate() {
             true => owed >= MAX_OUTPUT_STRANGER,
@@ -236,7 +262,7 @@ impl Connection {
     }
 
     /// Gives it back if there is no room for the values it brings.
-    async fn begin(&mut self, id: CommandId, args: Vec<Bytes>) -> Option<Held> {
+    async fn begin(&mut self, id: CommandId, args: Vec<Bytes>, is_whole: bool) -> Option<Held> {
         let server = self.session.server.clone();
         let client = self.session.client.clone();
         let command = server.commands.get(id);
@@ -255,10 +281,15 @@ impl Connection {
                     self.answer(if is_muted { Reply::Silence } else { reply });
                     return None;
                 }
-                let expected = server.expected(id, client.db.get(), &args);
+                let expected = server.expected(id, client.db.get(), &args).await;
+                let is_streamed = !is_whole && server.streams(id, expected) && self.session.replies == Replies::On;
+                if is_streamed && !self.flights.is_empty() {
+                    return Some(Held::new(args, 0, is_whole));
+                }
+                let expected = if is_streamed { WINDOW } else { expected };
                 let is_muted = match server.room_for(&client, expected) {
                     Ok(Room::There) => self.session.mutes(),
-                    Ok(Room::Later) => return Some(Held { args, wanted: expected }),
+                    Ok(Room::Later) => return Some(Held::new(args, expected, is_whole)),
                     Err(failure) => {
                         server.stats.count_error(&failure);
                         let is_muted = self.session.mutes();
@@ -266,6 +297,10 @@ impl Connection {
                         return None;
                     }
                 };
+                if is_streamed {
+                    self.streaming = Some(server.stream(id, &client, args));
+                    return None;
+                }
                 let is_slow = command.spec.alone || args.len() > MANY;
                 let ticket = if is_slow { server.lock_slowly(id, &args).await } else { server.lock(id, &args) };
                 let must_wait = self.must_wait(Some(id), args.len());
@@ -288,6 +323,8 @@ impl Connection {
                         drop(ticket);
                         if args.len() > MANY {
                             turn::drop_all(args).await;
+                        } else {
+                            apart::let_go(bytes, args);
                         }
                         let reply = outcome.unwrap_or_else(|failure| Reply::Error(failure.0));
                         if is_muted { Reply::Silence } else { reply }
@@ -316,7 +353,12 @@ impl Connection {
                 let is_muted = self.session.mutes();
                 // While a transaction runs, it is not queued any more.
                 client.exec_output.set(client.queued_bytes.get());
+                if gives_password(command.spec.name, &args) && !self.may_guess().await {
+                    return None;
+                }
+                let running = Running::new(&client);
                 let reply = self.session.run(id, &args).await;
+                drop(running);
                 client.exec_output.set(0);
                 self.wait_for_penalty().await;
                 self.ending |= client.closing.get();
@@ -338,18 +380,35 @@ impl Connection {
         None
     }
 
+    /// Waits until a password may be looked at that comes from there. False: the client is to be closed.
+    async fn may_guess(&self) -> bool {
+        let (server, client) = (&self.session.server, &self.session.client);
+        while !client.is_killed() {
+            let wait = server.guesses.wait(client.origin, Instant::now());
+            if wait.is_zero() {
+                return true;
+            }
+            self.wait_for(wait).await;
+        }
+        false
+    }
+
     /// The answer to a wrong password may have to wait.
     async fn wait_for_penalty(&self) {
-        let client = &self.session.client;
-        let penalty = client.penalty.take();
+        let penalty = self.session.client.penalty.take();
         if !penalty.is_zero() {
-            let mut over = pin!(tokio::time::sleep(penalty));
-            poll_fn(|context| {
-                client.watch(context);
-                if client.is_killed() { Poll::Ready(()) } else { over.as_mut().poll(context) }
-            })
-            .await;
+            self.wait_for(penalty).await;
         }
+    }
+
+    /// Lets time pass, unless the client is to be closed.
+    async fn wait_for(&self, time: Duration) {
+        let (client, mut over) = (&self.session.client, pin!(tokio::time::sleep(time)));
+        poll_fn(|context| {
+            client.watch(context);
+            if client.is_killed() { Poll::Ready(()) } else { over.as_mut().poll(context) }
+        })
+        .await;
     }
 
     async fn wait_for_pause(&mut self, writes: bool) {
@@ -388,6 +447,7 @@ impl Connection {
     fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Event> {
         self.session.client.watch(context);
         self.collect(context);
+        self.stream(context);
         if self.session.client.is_killed() || self.poll_write(context).is_err() {
             return Poll::Ready(Event::Closed);
         }
@@ -396,7 +456,7 @@ impl Connection {
             return Poll::Ready(Event::Closed);
         }
         if self.ending {
-            let is_done = self.flights.is_empty() && self.outbox.is_empty();
+            let is_done = self.flights.is_empty() && self.streaming.is_none() && self.outbox.is_empty();
             return if is_done { Poll::Ready(Event::Closed) } else { Poll::Pending };
         }
         if self.rounds >= ROUNDS || (self.rounds > 1 && turn::is_over()) {
@@ -451,6 +511,29 @@ impl Connection {
         }
     }
 
+    /// Gathers what has come of an answer that is sent in pieces.
+    fn stream(&mut self, context: &mut Context<'_>) {
+        let Some(streaming) = &mut self.streaming else { return };
+        let client = &self.session.client;
+        match streaming.poll(&mut self.outbox, context) {
+            Poll::Pending => {}
+            Poll::Ready(Ok(Streamed::Whole)) => self.streaming = None,
+            Poll::Ready(Ok(Streamed::Refused(args))) => {
+                self.streaming = None;
+                self.held = Some(Held::new(args, 0, true));
+            }
+            // A part of the answer is sent: an error can't be told any more.
+            Poll::Ready(Err(error)) => {
+                repeated!(
+                    ERROR, "a client was closed: its answer can't be read to its end" of "",
+                    "client {} at {} was closed: the value that it is sent can't be read to its end: {error}",
+                    client.id, client.peer
+                );
+                client.kill();
+            }
+        }
+    }
+
     /// Sees to it that what was placed gets on its way: together with what others place, unless it is enough for itself or there are no others.
     fn forward(&mut self) {
         let (placed, server) = (self.flights.placed(), &self.session.server);
@@ -466,7 +549,7 @@ impl Connection {
             return Ok(());
         }
         let (server, client) = (&self.session.server, &self.session.client);
-        let unsent = self.outbox.settle(self.ending)?;
+        let unsent = self.outbox.settle(self.ending || self.streaming.is_some())?;
         let output = &server.stats.output;
         output.set(output.get().saturating_sub(unsent.unwrap_or(0) as u64));
         let due = self.outbox.gathered();
@@ -486,6 +569,9 @@ impl Connection {
             Statistics::add(&server.stats.output, sent);
             Statistics::add(&server.stats.writes, writes);
             self.waited = false;
+        }
+        if self.streaming.as_ref().is_some_and(|streaming| streaming.wants_more(self.outbox.unsent())) {
+            turn::again(context);
         }
         // What an I/O thread has does not wait for the client.
         let is_stuck = self.outbox.gathered() > 0;
@@ -544,12 +630,14 @@ impl Connection {
     /// Brings the client's account up to date.
     fn weigh(&self) {
         let client = &self.session.client;
-        let held = self.held.as_ref().map_or(0, |held| weight_of_all(&held.args));
+        let held = self.held.as_ref().map_or(0, |held| held.bytes);
         client.input.set(self.inbox.len());
         client.input_room.set(self.inbox.spare());
         client.input_memory.set(self.inbox.memory());
         client.arguments.set(self.inbox.arguments() + self.flights.bytes() + held);
-        client.output.set(self.outbox.memory() + self.flights.answers());
+        let streamed = self.streaming.as_ref().map_or(0, Streaming::memory);
+        client.is_streamed_to.set(self.streaming.is_some());
+        client.output.set(self.outbox.memory() + self.flights.answers() + streamed);
         self.session.server.weigh(client);
     }
 
@@ -586,6 +674,10 @@ async fn others_first() {
     .await;
 }
 
+fn gives_password(name: &str, args: &[Bytes]) -> bool {
+    name == "auth" || (name == "hello" && args.iter().any(|word| is(word, "auth")))
+}
+
 /// A browser that was made to talk to us, as Redis sees it.
 fn is_http(args: &[Bytes]) -> bool {
     args.first().is_some_and(|name| name.eq_ignore_ascii_case(b"host:") || name.eq_ignore_ascii_case(b"post"))
@@ -612,7 +704,7 @@ impl Session {
     /// Runs a queued command; EXEC holds the locks.
     pub async fn run_within_exec(&mut self, id: CommandId, args: &[Bytes]) -> Reply {
         let (server, client) = (self.server.clone(), self.client.clone());
-        let expected = server.expected(id, self.db(), args);
+        let expected = server.expected(id, self.db(), args).await;
         if let Some(failure) = server.never_has_room_for(expected) {
             return Reply::Error(failure.0);
         }

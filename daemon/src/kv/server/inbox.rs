@@ -4,6 +4,7 @@
 //! worked off.
 
 use super::stream::Stream;
+use crate::kv::apart;
 use crate::kv::resp::{Ahead, Limits, Parser, ProtocolError, ahead};
 use bytes::{Bytes, BytesMut};
 use std::io;
@@ -44,6 +45,11 @@ impl Inbox {
             self.replace();
         }
         request
+    }
+
+    /// Whether a request is to be asked for again before anything more is read.
+    pub fn is_paused(&self) -> bool {
+        self.parser.is_paused()
     }
 
     /// The requests behind those that were taken. `None`: one has been taken in part.
@@ -104,6 +110,11 @@ impl Inbox {
         Poll::Ready(Ok(count))
     }
 
+    /// Nothing more is read or taken.
+    pub fn let_go(self) {
+        apart::let_go(self.allocated + self.arguments(), self);
+    }
+
     /// Gives back what a quiet client needs no memory for.
     pub fn shrink(&mut self) {
         if self.buffer.is_empty() || self.buffer.len() < self.allocated / 2 {
@@ -115,7 +126,7 @@ impl Inbox {
     fn replace(&mut self) {
         let mut rest = BytesMut::with_capacity(self.buffer.len());
         rest.extend_from_slice(&self.buffer);
-        self.allocated = rest.capacity();
-        self.buffer = rest;
+        let bytes = std::mem::replace(&mut self.allocated, rest.capacity());
+        apart::let_go(bytes, std::mem::replace(&mut self.buffer, rest));
     }
 }

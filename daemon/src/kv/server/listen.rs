@@ -1,7 +1,7 @@
 //! Where connections come in, and who may have one.
 
 use super::stream::Stream;
-use super::{Server, Statistics, connection};
+use super::{Origin, Server, Statistics, connection};
 use crate::kv::session::{Address, Client};
 use crate::kv::turn;
 use annex_shared::repeated;
@@ -208,7 +208,8 @@ fn admit(server: &Server, stream: &Stream, peer: Address, local: Address) -> Opt
         _ = stream.try_write(&[IoSlice::new(refusal.as_bytes())]);
         return None;
     }
-    let client = Rc::new(Client::new(server.next_client(), peer, local));
+    let origin = Origin::of(stream, &peer);
+    let client = Rc::new(Client::new(server.next_client(), peer, local, origin));
     server.clients.borrow_mut().insert(client.id, client.clone());
     Some(client)
 }
@@ -260,6 +261,10 @@ async fn tick(server: Rc<Server>, mut stopping: watch::Receiver<bool>) {
             client.over_limit.set(since);
             if is_idle || since.is_some_and(|since| now.duration_since(since) > patience) {
                 client.kill();
+            }
+            if client.is_streamed_to.get() {
+                // What is kept for it alone may be more by now.
+                client.wake();
             }
             let quiet = now.duration_since(client.last_active.get()) >= QUIET;
             if quiet && client.has_idle_memory() {

@@ -14,6 +14,7 @@ use crate::kv::arguments::{integer, is};
 use crate::kv::call::Failure;
 use crate::kv::session::Client;
 use crate::kv::store::Db;
+use crate::kv::turn;
 use annex_shared::repeated;
 use bytes::Bytes;
 use std::cell::{Cell, RefCell};
@@ -27,7 +28,8 @@ const LARGE: usize = 64 << 10;
 const STRANGERS: usize = 16;
 /// How long somebody waits for room before those have to go who are [`STUCK`].
 const PATIENCE: Duration = Duration::from_secs(1);
-/// A client that has neither taken anything of what it is owed nor sent anything for so long is stuck.
+/// A client that has neither taken anything of what it is owed nor sent anything for so long is stuck, unless it waits
+/// for us.
 const STUCK: Duration = Duration::from_secs(2);
 /// When nobody has got room for so long, some have to go who are not stuck.
 const LAST_PATIENCE: Duration = Duration::from_secs(10);
@@ -189,13 +191,20 @@ impl Server {
     }
 
     /// Bytes of the values that a command brings here: to look at them, to change them or to answer with them.
-    pub fn expected(&self, id: CommandId, db: Db, args: &[Bytes]) -> usize {
+    pub async fn expected(&self, id: CommandId, db: Db, args: &[Bytes]) -> usize {
         let command = self.commands.get(id);
         if !command.brings_values || (command.spec.name == "set" && !args.iter().skip(3).any(|word| is(word, "get"))) {
             return 0;
         }
         let keys = command.spec.key_positions(args.len()).filter_map(|at| args.get(at));
-        let there = keys.map(|key| self.store.bytes(db, key)).sum::<usize>().min(part(command.spec.name, args));
+        let mut there = 0;
+        for (nth, key) in keys.enumerate() {
+            there += self.store.bytes(db, key);
+            if nth % turn::STEP == turn::STEP - 1 {
+                turn::pause().await;
+            }
+        }
+        let there = there.min(part(command.spec.name, args));
         // What would be longer than a value may be is refused.
         let longest = self.config.live.max_bulk.get() as usize;
         there.max(Some(grown(command.spec.name, args)).filter(|grown| *grown <= longest).unwrap_or(0))

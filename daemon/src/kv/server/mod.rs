@@ -7,7 +7,7 @@
 //! - [`Memory`]: what all that takes, and what becomes of it when that is too much.
 //! - [`Guesses`]: wrong passwords.
 //! - `flights`: a connection's commands that are under way together.
-//! - `placing`, `reading`: plain SETs, and GETs of what is near, which need no task.
+//! - `placing`, `reading`: plain SETs, and GETs of what is near, which need no task. `streaming`: GETs of what is large.
 //! - [`Locks`]: what keeps commands on one key apart. `patience`: reads that take long do not keep writers waiting.
 //! - `commands`: the table of commands.
 //! - [`Config`], `parameters`: CONFIG.
@@ -40,12 +40,13 @@ mod reading;
 mod slow;
 mod statistics;
 mod stream;
+mod streaming;
 #[cfg(test)]
 mod tests;
 
 pub use commands::{Command, CommandId, Commands};
 pub use config::{Config, OnChange, SetError};
-pub use guesses::Guesses;
+pub use guesses::{Guesses, Origin};
 pub use io_threads::IoThreads;
 pub use latency::Latency;
 pub use listen::{BindError, Listener, serve};

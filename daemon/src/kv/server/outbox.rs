@@ -9,6 +9,7 @@ use super::stream::Stream;
 use crate::kv::reply::{Protocol, Reply};
 use crate::kv::resp::{Output, PIECES};
 use crate::kv::turn;
+use bytes::Bytes;
 use parking_lot::Mutex;
 use std::io::{self, ErrorKind, IoSlice};
 use std::sync::Arc;
@@ -65,6 +66,20 @@ impl Outbox {
 
     pub fn push(&mut self, reply: &Reply, protocol: Protocol) {
         self.output.push(reply, protocol);
+    }
+
+    /// The head of a value that is to follow in pieces.
+    pub fn push_head(&mut self, bytes: usize) {
+        self.output.push_head(bytes);
+    }
+
+    pub fn push_piece(&mut self, piece: Bytes) {
+        self.output.push_piece(piece);
+    }
+
+    /// What stands behind the last piece.
+    pub fn push_end(&mut self) {
+        self.output.push_end();
     }
 
     /// The same with one that may be an array of very many.
@@ -222,7 +237,6 @@ fn write(output: &mut Output, by: impl FnOnce(&[IoSlice<'_>]) -> Poll<io::Result
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bytes::Bytes;
     use std::io::Read;
 
     #[tokio::test]

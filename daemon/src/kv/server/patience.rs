@@ -14,7 +14,7 @@ use crate::kv::session::Client;
 use crate::kv::store::{Db, Spot};
 use bytes::Bytes;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What takes longer may take for ever. Also how often it is seen whether a key has changed.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -35,6 +35,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         self.0.running.set(self.0.running.get() - 1);
         self.0.lags.set(false);
+        self.0.served.set(Instant::now());
     }
 }
 
@@ -92,5 +93,31 @@ impl Server {
     fn spots(&self, id: CommandId, db: Db, args: &[Bytes]) -> Vec<Option<Spot>> {
         let keys = self.commands.get(id).spec.keys_of(args);
         keys.map(|key| self.store.spot(db, key)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kv::server::Origin;
+    use crate::kv::session::Address;
+    use std::time::Instant;
+
+    #[test]
+    fn who_waits_for_an_answer_is_not_stuck() {
+        let address = || Address::Unix("here".into());
+        let client = Rc::new(Client::new(1, address(), address(), Origin::User(0)));
+        let long = Duration::from_secs(60);
+        let later = Instant::now() + long;
+        assert!(client.stuck_for(later) > long / 2, "it is idle");
+        let running = Running::new(&client);
+        assert_eq!(client.stuck_for(later), Duration::ZERO);
+        drop(running);
+        assert_eq!(client.stuck_for(client.served.get()), Duration::ZERO, "its answer is just there");
+        assert!(client.stuck_for(later) > long / 2);
+        // What it does not read is its own affair.
+        client.stuck_since.set(Some(Instant::now()));
+        let _running = Running::new(&client);
+        assert!(client.stuck_for(later) > long / 2);
     }
 }

@@ -20,7 +20,7 @@ impl Wire {
     fn new(server: &Rc<Server>) -> Wire {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let address = || Address::Unix("pair".into());
-        let client = Rc::new(Client::new(server.next_client(), address(), address()));
+        let client = Rc::new(Client::new(server.next_client(), address(), address(), Origin::User(0)));
         server.clients.borrow_mut().insert(client.id, client.clone());
         let (stop, stopping) = watch::channel(false);
         let run = connection::run(Stream::Unix(theirs), server.clone(), client, stopping);
@@ -224,5 +224,56 @@ fn a_connection_whose_client_is_gone_ends_though_an_io_thread_found_out() {
             }
         };
         tokio::time::timeout(Duration::from_secs(20), ended).await.expect("the connection ends");
+    });
+}
+
+#[test]
+fn who_reads_a_large_value_keeps_nobody_waiting_though_its_donors_are_silent() {
+    let alone = Alone::new();
+    alone.block_on(async {
+        let server =
+            Server::new(alone.store.clone(), Config::default(), Hooks::default(), IoThreads::start(0).unwrap());
+        let (mut wire, mut other) = (Wire::new(&server), Wire::new(&server));
+        let large = "x".repeat(5 << 20);
+        wire.send(&request(&["SET", "k", &large])).await;
+        wire.expect("+OK\r\n").await;
+        alone.bed.agents.iter().for_each(|agent| agent.hold(true));
+        wire.send("GET k\r\n").await;
+        let asked = async {
+            while server.memory.held() < 1 << 20 {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), asked).await.expect("it begins");
+        // Takes the key's lock, and no donor.
+        other.send("DEL k\r\n").await;
+        other.expect(":1\r\n").await;
+        assert!(wire.is_silent());
+        alone.bed.agents.iter().for_each(|agent| agent.hold(false));
+        wire.expect(&format!("${}\r\n{large}\r\n", large.len())).await;
+        wire.send("GET k\r\n").await;
+        wire.expect("$-1\r\n").await;
+    });
+}
+
+#[test]
+fn the_values_that_a_command_brings_are_counted_in_turns() {
+    let alone = Alone::new();
+    alone.block_on(async {
+        let server =
+            Server::new(alone.store.clone(), Config::default(), Hooks::default(), IoThreads::start(0).unwrap());
+        let turns = Rc::new(Cell::new(0));
+        let counting = turns.clone();
+        let others = tokio::task::spawn_local(async move {
+            loop {
+                counting.set(counting.get() + 1);
+                tokio::task::yield_now().await;
+            }
+        });
+        let mget = server.commands.by_full_name(b"mget").unwrap();
+        let keys = vec![Bytes::from_static(b"k"); 500_000];
+        assert_eq!(turn::in_turns(server.expected(mget, Db(0), &keys)).await, 0);
+        assert!(turns.get() >= 10, "{} turns of the others", turns.get());
+        others.abort();
     });
 }

@@ -2,6 +2,7 @@
 
 use crate::kv::call::Failure;
 use crate::kv::reply::Protocol;
+use crate::kv::server::Origin;
 use crate::kv::store::Db;
 use bytes::Bytes;
 use std::cell::{Cell, RefCell};
@@ -42,6 +43,7 @@ pub struct Client {
     pub id: u64,
     pub peer: Address,
     pub local: Address,
+    pub origin: Origin,
     pub created: Instant,
     pub last_active: Cell<Instant>,
     pub name: RefCell<Bytes>,
@@ -53,6 +55,8 @@ pub struct Client {
     pub blocked: Cell<bool>,
     /// Commands on keys under way, but for plain SETs that have their place in the log.
     pub running: Cell<usize>,
+    /// When the last of them was over.
+    pub served: Cell<Instant>,
     /// One of them has given its locks back: none begins before it is over.
     pub lags: Cell<bool>,
     pub is_never_evicted: Cell<bool>,
@@ -71,6 +75,8 @@ pub struct Client {
     /// Answers that are not sent, and values on the way to be.
     pub output: Cell<usize>,
     pub output_pieces: Cell<usize>,
+    /// It is sent a large value, piece by piece.
+    pub is_streamed_to: Cell<bool>,
     /// Answers of a transaction under way.
     pub exec_output: Cell<usize>,
     /// What it has in [`Memory`](crate::kv::server::Memory).
@@ -88,12 +94,13 @@ pub struct Client {
 }
 
 impl Client {
-    pub fn new(id: u64, peer: Address, local: Address) -> Client {
+    pub fn new(id: u64, peer: Address, local: Address, origin: Origin) -> Client {
         let now = Instant::now();
         Client {
             id,
             peer,
             local,
+            origin,
             created: now,
             last_active: Cell::new(now),
             name: RefCell::default(),
@@ -103,6 +110,7 @@ impl Client {
             queued_bytes: Cell::default(),
             blocked: Cell::default(),
             running: Cell::default(),
+            served: Cell::new(now),
             lags: Cell::default(),
             is_never_evicted: Cell::default(),
             closing: Cell::default(),
@@ -115,6 +123,7 @@ impl Client {
             arguments: Cell::default(),
             output: Cell::default(),
             output_pieces: Cell::default(),
+            is_streamed_to: Cell::default(),
             exec_output: Cell::default(),
             held: Cell::default(),
             stuck_since: Cell::default(),
@@ -169,9 +178,14 @@ impl Client {
             || self.held.get() != self.memory()
     }
 
-    /// For how long it has taken nothing of what it is owed or, if it is owed nothing, sent nothing.
+    /// For how long it has taken nothing of what it is owed or, if it is owed nothing, sent nothing. While its
+    /// commands are under way it is not for the client to do anything, however long they have waited or take.
     pub fn stuck_for(&self, now: Instant) -> Duration {
-        now.duration_since(self.stuck_since.get().unwrap_or(self.last_active.get()))
+        match self.stuck_since.get() {
+            Some(since) => now.duration_since(since),
+            None if self.running.get() > 0 => Duration::ZERO,
+            None => now.duration_since(self.last_active.get().max(self.served.get())),
+        }
     }
 
     /// Names are shown in CLIENT LIST, whose fields blanks separate.

@@ -112,7 +112,7 @@ impl Session {
                 "client {} at {} gave a wrong password for user '{}'",
                 self.client.id, self.client.peer, text(&user[..user.len().min(LONGEST_USER)]).escape_debug()
             );
-            self.client.penalty.set(self.server.guesses.wrong(Instant::now()));
+            self.client.penalty.set(self.server.guesses.wrong(self.client.origin, Instant::now()));
             return Err(WRONG_PASSWORD.into());
         }
         self.client.authenticated.set(true);

@@ -6,6 +6,7 @@
 
 use super::Run;
 use super::state::{OK, Session};
+use crate::kv::apart;
 use crate::kv::arguments::{weight, weight_of_all};
 use crate::kv::call::Outcome;
 use crate::kv::reply::Reply;
@@ -23,6 +24,8 @@ const WATCH: usize = 128;
 pub struct Transaction {
     /// `None`: not within MULTI.
     commands: Option<Vec<(CommandId, Vec<Bytes>)>>,
+    /// Which commands are among them.
+    kinds: Vec<CommandId>,
     bytes: usize,
     /// A command could not be queued, so EXEC won't run the others either.
     refused: bool,
@@ -55,12 +58,15 @@ impl Transaction {
             let args: Vec<Bytes> = args.iter().map(|argument| Bytes::copy_from_slice(argument)).collect();
             self.bytes += weight_of_all(&args) + size_of::<(CommandId, Vec<Bytes>)>();
             commands.push((id, args));
+            if !self.kinds.contains(&id) {
+                self.kinds.push(id);
+            }
         }
     }
 
     /// Whether a queued command is such a one.
     pub fn has(&self, which: impl Fn(CommandId) -> bool) -> bool {
-        self.commands.iter().flatten().any(|(id, _)| which(*id))
+        self.kinds.iter().any(|id| which(*id))
     }
 }
 
@@ -87,7 +93,8 @@ impl Session {
 
     /// Leaves MULTI and forgets what was watched.
     pub fn discard(&mut self) {
-        self.transaction = Transaction::default();
+        let transaction = std::mem::take(&mut self.transaction);
+        apart::let_go(transaction.bytes, transaction.commands);
         self.show_transaction();
     }
 }

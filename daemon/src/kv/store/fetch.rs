@@ -34,15 +34,34 @@ pub(super) enum Missed {
 }
 
 /// References to the slots of a record while it is read in several pieces.
-pub(super) struct Pinned<'a>(&'a Pool, Vec<SlotIdx>);
+pub(super) struct Pinned(Arc<Pool>, Vec<SlotIdx>);
 
-impl Pinned<'_> {
-    fn add(&mut self, slot: SlotIdx) {
+impl Pinned {
+    pub(super) fn new(pool: &Arc<Pool>) -> Pinned {
+        Pinned(pool.clone(), Vec::new())
+    }
+
+    pub(super) fn add(&mut self, slot: SlotIdx) {
         self.0.retain(slot);
         self.1.push(slot);
     }
 
-    async fn let_go(mut self) {
+    pub(super) fn slots(&self) -> &[SlotIdx] {
+        &self.1
+    }
+
+    pub(super) fn reverse(&mut self) {
+        self.1.reverse();
+    }
+
+    /// Takes the last ones out, so many at most, and the last one first.
+    pub(super) fn split_off(&mut self, most: usize) -> Pinned {
+        let mut last = Pinned(self.0.clone(), self.1.split_off(self.1.len().saturating_sub(most)));
+        last.reverse();
+        last
+    }
+
+    pub(super) async fn let_go(mut self) {
         while let Some(slot) = self.1.pop() {
             self.0.release(slot);
             if self.1.len().is_multiple_of(turn::STEP) {
@@ -52,7 +71,7 @@ impl Pinned<'_> {
     }
 }
 
-impl Drop for Pinned<'_> {
+impl Drop for Pinned {
     fn drop(&mut self) {
         self.1.iter().for_each(|slot| self.0.release(*slot));
     }
@@ -185,7 +204,7 @@ impl Store {
             let read = self.0.way.read_slot(slot, |sheet| split(place.within(sheet), of)).await;
             return read.map_err(Missed::Io)?.ok_or(Missed::Gone)?.map_err(Missed::Bad);
         }
-        let whole = self.pieces(place, units).await?;
+        let whole = self.whole(place, units).await?;
         let (record, key) = (whole.slice_ref(place.within(&whole)), of.map(Bytes::copy_from_slice));
         drop(whole);
         let split = apart::run(record.len() as u64, move || split_shared(record, key.as_deref())).await;
@@ -193,13 +212,13 @@ impl Store {
     }
 
     /// All bytes of the sheets that a record lies in.
-    async fn pieces(&self, place: Place, units: u32) -> Result<Bytes, Missed> {
+    async fn whole(&self, place: Place, units: u32) -> Result<Bytes, Missed> {
         self.sheets(parts(place, units).map(|(sheet, _)| sheet)).await
     }
 
     /// All bytes of some sheets, one after the other.
     pub(super) async fn sheets(&self, sheets: impl Iterator<Item = SheetIdx>) -> Result<Bytes, Missed> {
-        let mut pinned = Pinned(&self.0.pool, Vec::new());
+        let mut pinned = Pinned::new(&self.0.pool);
         for (nth, sheet) in sheets.enumerate() {
             pinned.add(self.0.table.slot(sheet).ok_or(Missed::Gone)?);
             if nth % turn::STEP == 0 {
@@ -207,8 +226,15 @@ impl Store {
                 turn::pause().await;
             }
         }
-        let whole = RefCell::new(BytesMut::zeroed(pinned.1.len() * PAGE_SIZE));
-        let reads = self.runs(&pinned.1).into_iter().map(|(nth, run)| {
+        let whole = self.slots(pinned.slots()).await.map_err(Missed::Io)?;
+        pinned.let_go().await;
+        Ok(apart::shared(whole))
+    }
+
+    /// All bytes of some slots, one after the other.
+    pub(super) async fn slots(&self, slots: &[SlotIdx]) -> Result<BytesMut, IoError> {
+        let whole = RefCell::new(BytesMut::zeroed(slots.len() * PAGE_SIZE));
+        let reads = self.runs(slots).into_iter().map(|(nth, run)| {
             let whole = &whole;
             let take = move |bytes: &[u8]| {
                 let from = nth * PAGE_SIZE;
@@ -221,10 +247,9 @@ impl Store {
             }
         });
         let mut reads = stream::iter(reads).buffer_unordered(TOGETHER);
-        while reads.try_next().await.map_err(Missed::Io)?.is_some() {}
+        while reads.try_next().await?.is_some() {}
         drop(reads);
-        pinned.let_go().await;
-        Ok(apart::shared(whole.into_inner()))
+        Ok(whole.into_inner())
     }
 
     /// Slots in a row, as runs that one READ each can bring, with the place of each among them.

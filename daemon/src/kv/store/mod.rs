@@ -8,7 +8,7 @@
 //! - *Remove*: a bit in the [`sheets`] table, and the index forgets. No fabric is involved.
 //!
 //! # Who is who
-//! `write` is a record's way into the log and from there into the index, `fetch` and `part` its way out, `foresee` makes that shorter for several together; [`space`] says which sheets are in use and where the next record goes; `stock` has slots of the pool ahead of need; `way` is the lane that all
+//! `write` is a record's way into the log and from there into the index, `fetch`, `part` and `pieces` its way out, `foresee` makes that shorter for several together; [`space`] says which sheets are in use and where the next record goes; `stock` has slots of the pool ahead of need; `way` is the lane that all
 //! tasks share; [`compact`] empties sheets that are mostly holes; [`recover`] makes the index anew after annexd was killed; [`usage`] knows who goes first when memory is short.
 //!
 //! # Threads
@@ -18,7 +18,8 @@
 //! - A write that was reported done is on all live replicas and in the sheet table: it survives annexd, and all donors but one that have it.
 //! - The caller holds a lock on the key from before it reads until after it has written (see the server's locks). Compaction holds none: what it moves counts
 //!   only if the key's record is where it was.
-//! - A value is given out only if its record has the checksum it was written with and names the key that was asked for.
+//! - A value is given out only if its record has the checksum it was written with and names the key that was asked for. Of a part of a value, and of one that is
+//!   given out in pieces, the pool's checksums of the record's sheets say the same.
 
 mod background;
 mod cache;
@@ -30,6 +31,7 @@ mod index;
 mod large;
 mod log;
 mod part;
+mod pieces;
 pub mod record;
 mod recover;
 mod room;
@@ -47,6 +49,7 @@ mod way;
 mod write;
 
 pub use foresee::{Soon, TOGETHER};
+pub use pieces::{LARGE, Pieces};
 pub use record::Encoding;
 pub use sheets::{SheetTable, SheetsError};
 pub use usage::Policy;

@@ -46,12 +46,7 @@ impl Store {
         let sheets = (bytes.start / PAGE_SIZE).max(1)..bytes.end.div_ceil(PAGE_SIZE).max(1);
         let wanted = std::iter::once(0).chain(sheets.clone()).map(|nth| SheetIdx(place.sheet.0 + nth as u32));
         let read = self.sheets(wanted).await.ok()?;
-        let header = Header::decode(place.within(&read[..PAGE_SIZE])).ok()?;
-        let is_it = header.hash == hash
-            && header.bytes() == entry.bytes()
-            && header.key_len as usize == key.len()
-            && read[value_at - key.len()..value_at] == *key
-            && entry.tag().is_none_or(|tag| tag == header.tag());
+        let is_it = is_of(&read[..PAGE_SIZE], &entry, hash, key);
         if !is_it || self.find(db, hash).is_none_or(|entry| entry.place() != place) {
             return None;
         }
@@ -62,4 +57,15 @@ impl Store {
         // A small part is not to keep whole sheets in memory.
         Some(if part.len() < PAGE_SIZE { Bytes::copy_from_slice(&part) } else { part })
     }
+}
+
+/// Whether a sheet is the first one of a key's record.
+pub(super) fn is_of(sheet: &[u8], entry: &Entry, hash: KeyHash, key: &[u8]) -> bool {
+    let Ok(header) = Header::decode(entry.place().within(sheet)) else { return false };
+    let key_at = usize::from(entry.place().unit) * UNIT + HEADER;
+    header.hash == hash
+        && header.bytes() == entry.bytes()
+        && header.key_len as usize == key.len()
+        && sheet.get(key_at..key_at + key.len()) == Some(key)
+        && entry.tag().is_none_or(|tag| tag == header.tag())
 }

@@ -6,11 +6,12 @@
 //! - [`load`]: which requests for which keys. [`protocol`]: what they and their answers look like. [`driver`]: the
 //!   client.
 //! - [`peer`]: redis-benchmark, which must not be faster than our client. [`report`]: the table.
-//! - [`fairness`]: what one client's large requests cost another one.
+//! - [`fairness`]: what one client's large requests cost another one. [`hostile`]: what clients cost it that mean harm.
 
 pub mod contender;
 pub mod driver;
 pub mod fairness;
+pub mod hostile;
 pub mod load;
 pub mod peer;
 pub mod protocol;
