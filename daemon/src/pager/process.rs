@@ -45,9 +45,16 @@ impl Mapping {
 
     /// Private, anonymous, and not executable; it may be read-only.
     pub fn is_readable_anonymous(&self) -> bool {
-        matches!(&self.access, b"rw-p" | b"r--p")
-            && self.inode == 0
-            && (self.name.is_empty() || self.name == "[heap]" || self.name.starts_with("[anon:"))
+        matches!(&self.access, b"rw-p" | b"r--p") && self.is_anonymous()
+    }
+
+    /// Private, anonymous, and not accessible now.
+    pub fn is_inaccessible_anonymous(&self) -> bool {
+        self.access == *b"---p" && self.is_anonymous()
+    }
+
+    fn is_anonymous(&self) -> bool {
+        self.inode == 0 && (self.name.is_empty() || self.name == "[heap]" || self.name.starts_with("[anon:"))
     }
 }
 

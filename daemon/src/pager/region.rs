@@ -24,7 +24,7 @@ pub struct Region {
     pub end: u64,
     /// The mapping that this was found as (registered whole).
     pub mapping: (u64, u64),
-    /// That and the mappings right beside it, of which it may be one again: a part of it was made read-only for a moment.
+    /// That and the mappings right beside it, of which it may be one again: a part of it was made read-only or inaccessible for a moment.
     pub run: (u64, u64),
     pub registered: bool,
     /// The kernel would not register or move it: not asked again until it changes, or for [`RESPITE`] looks.
@@ -118,11 +118,12 @@ pub fn scan(pid: i32, ours: &[(u64, u64)]) -> io::Result<Vec<Region>> {
         let Mapping { start, end, .. } = *mapping;
         if mapping.access[..3] == *b"---" {
             guard_ends_at = end;
-            continue;
         }
+        // Accounted for: it has been writable before, and may be a part of its neighbour again.
+        let is_withheld = mapping.is_inaccessible_anonymous() && flags.contains(b"ac");
         let special = flags.iter().any(|f| SPECIAL.contains(&f));
         let mine = ours.iter().any(|(at, len)| start < at + len && *at < end);
-        if !mapping.is_readable_anonymous() || special || mine {
+        if !(mapping.is_readable_anonymous() || is_withheld) || special || mine {
             continue;
         }
         match runs.last_mut() {
