@@ -22,8 +22,9 @@ fn stress(seconds: u64, seed: u64) -> Command {
     command
 }
 
-fn kills() -> u32 {
-    std::env::var("ANNEX_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(25)
+/// How often something is killed, unless `ANNEX_KILLS` says so.
+fn kills(default: u32) -> u32 {
+    std::env::var("ANNEX_KILLS").map_or(default, |kills| kills.parse().expect("a number of kills"))
 }
 
 /// What the dead ones had under way rests for one and a half times a lease: a short one, so that the test can wait for it.
@@ -64,7 +65,7 @@ fn ends_well(bed: &Testbed, job: Job) {
 fn killed_again_and_again(mut bed: Testbed, seed: u64) {
     let mut job = paged(&bed, seed);
     let mut took = Vec::new();
-    for round in 0..kills() {
+    for round in 0..kills(25) {
         bed.annexd.kill();
         took.push(bed.start_again(None));
         goes_on(&bed, &mut job, &format!("in round {round}"));
@@ -194,7 +195,7 @@ fn killed_under(others: &[Other]) {
     let verdict = std::thread::scope(|scope| {
         let client = scope.spawn(use_redis);
         let mut jobs: Vec<Option<Job>> = others.iter().map(|_| None).collect();
-        for round in 0..kills_under_others() {
+        for round in 0..kills(6) {
             for (other, job) in others.iter().zip(&mut jobs) {
                 if job.as_mut().is_some_and(|job| !job.process.is_running()) {
                     job.take().into_iter().for_each(|job| is_right(other, job));
@@ -217,10 +218,6 @@ fn killed_under(others: &[Other]) {
     server.wait(MINUTE).succeeded().was_paged(5_000, 5_000);
     assert!(verdict.wrong == 0 && verdict.verified >= values.count, "{verdict:?}");
     wait_for("every slot to be free", MINUTE, || bed.status().pool.used == 0);
-}
-
-fn kills_under_others() -> u32 {
-    std::env::var("ANNEX_KILLS").map_or(6, |kills| kills.parse().expect("a number of kills"))
 }
 
 #[test]
