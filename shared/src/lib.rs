@@ -18,6 +18,7 @@ pub mod api;
 pub mod config;
 pub mod donor;
 pub mod fabric;
+pub mod futex;
 pub mod ids;
 pub mod page;
 pub mod preamble;

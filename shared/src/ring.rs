@@ -16,6 +16,7 @@
 //! annexd believes nothing that it reads here: the page is checked, and kept in its own memory from then on; a word that is overwritten costs nobody but the
 //! program that has overwritten it.
 
+use crate::futex;
 use nix::errno::Errno;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
@@ -218,9 +219,7 @@ impl Ring {
         if matches!(state, DONE | LOST) {
             return;
         }
-        let limit = libc::timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
-        // SAFETY: the word is mapped, and the time is read during the call. Whatever it returns, the caller looks again.
-        unsafe { libc::syscall(libc::SYS_futex, slot.state.as_ptr(), libc::FUTEX_WAIT, state, &limit) };
+        futex::wait(&slot.state, state, limit);
     }
 
     /// The slot may be another's.
@@ -291,8 +290,7 @@ impl Ring {
         let slot = &self.slots[nth];
         slot.state.store(state, SeqCst);
         if slot.sleeps.load(SeqCst) != 0 {
-            // SAFETY: the word is mapped; nobody waiting is no error.
-            unsafe { libc::syscall(libc::SYS_futex, slot.state.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+            futex::wake(&slot.state);
         }
     }
 

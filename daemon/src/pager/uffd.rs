@@ -7,6 +7,7 @@
 use super::ring::Waiters;
 use super::table::{PageIdx, Table};
 use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use std::ffi::c_void;
 use std::fs::File;
 use std::io;
@@ -431,10 +432,14 @@ impl Uffd {
     /// `into` must be valid for writes of `max` messages.
     pub unsafe fn read(&self, into: *mut Message, max: usize) -> Result<usize, Errno> {
         // SAFETY: the caller vouches for the buffer.
-        let n = unsafe { libc::read(self.as_raw_fd(), into.cast(), max * size_of::<Message>()) };
-        match Errno::result(n) {
-            Ok(n) => Ok(n as usize / size_of::<Message>()),
-            Err(Errno::EAGAIN | Errno::EINTR) => Ok(0),
+        match unsafe { read_at_once(self.as_raw_fd(), into.cast(), max * size_of::<Message>()) } {
+            Ok(n) => Ok(n / size_of::<Message>()),
+            Err(Errno::EAGAIN) => {
+                // Seldom: whoever waits is told that there is something. Or the program has made it a descriptor that is not polled.
+                let _ = fcntl(self.as_fd(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK));
+                Ok(0)
+            }
+            Err(Errno::EINTR) => Ok(0),
             Err(e) => Err(e),
         }
     }
@@ -452,6 +457,25 @@ impl Uffd {
         // SAFETY: the context owns the descriptor for as long as the borrow lasts.
         unsafe { BorrowedFd::borrow_raw(self.as_raw_fd()) }
     }
+}
+
+/// Reads what is there, and never waits. Whether reading a descriptor waits (`O_NONBLOCK`) can be changed by whoever has a copy, and the program has one.
+/// Linux before 6.10 goes by that alone.
+///
+/// # Safety
+/// `into` must be valid for writes of `max` bytes.
+unsafe fn read_at_once(fd: RawFd, into: *mut c_void, max: usize) -> Result<usize, Errno> {
+    static GOES_BY_THE_DESCRIPTOR: AtomicBool = AtomicBool::new(false);
+    if !GOES_BY_THE_DESCRIPTOR.load(Relaxed) {
+        let buffer = libc::iovec { iov_base: into, iov_len: max };
+        // SAFETY: the caller vouches for the buffer; from where on is of no meaning here.
+        match Errno::result(unsafe { libc::preadv2(fd, &buffer, 1, -1, libc::RWF_NOWAIT) }) {
+            Err(Errno::EOPNOTSUPP | Errno::ENOSYS) => GOES_BY_THE_DESCRIPTOR.store(true, Relaxed),
+            read => return read.map(|n| n as usize),
+        }
+    }
+    // SAFETY: as above.
+    Errno::result(unsafe { libc::read(fd, into, max) }).map(|n| n as usize)
 }
 
 impl Drop for Uffd {

@@ -3,7 +3,7 @@
 use super::MAX_MOVES;
 use super::gate;
 use crate::pager::uffd::MoveArg;
-use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 /// The shared page's layout; the assembly below knows the offsets.
 #[repr(C, align(4096))]
@@ -11,21 +11,18 @@ pub(super) struct Comm {
     /// Calls to make, and the first of them.
     pub count: AtomicU32,
     pub first: AtomicU32,
-    /// 8 bytes for eventfd reads and writes.
-    word: AtomicU64,
-    pub command: AtomicI64,
-    pub done: AtomicI64,
     /// See [`gate`].
     pub gate: AtomicU32,
     pub left: AtomicU32,
-    /// How often the doorbell was rung, and which of these rings is over.
+    /// How often the bell was rung, on which the stub sleeps, and which of these rings is over, on which annexd does.
     pub rung: AtomicU32,
     pub over: AtomicU32,
-    /// Whether this ring is to be answered.
+    /// Whether annexd is to be woken when this ring is over.
     pub answers: AtomicU32,
     pad: u32,
     /// Where threads of the program write what they are asked for.
     pub answer: AtomicU64,
+    unused: [u64; 3],
     pub calls: [Call; MAX_MOVES],
     pub moves: [MoveArg; MAX_MOVES],
 }
@@ -40,20 +37,17 @@ pub(super) struct Call {
 
 const _: () = {
     assert!(std::mem::offset_of!(Comm, first) == 4);
-    assert!(std::mem::offset_of!(Comm, word) == 8);
-    assert!(std::mem::offset_of!(Comm, command) == 16);
-    assert!(std::mem::offset_of!(Comm, done) == 24);
-    assert!(std::mem::offset_of!(Comm, gate) == 32);
-    assert!(std::mem::offset_of!(Comm, left) == 36);
-    assert!(std::mem::offset_of!(Comm, rung) == 40);
-    assert!(std::mem::offset_of!(Comm, over) == 44);
-    assert!(std::mem::offset_of!(Comm, answers) == 48);
-    assert!(std::mem::offset_of!(Comm, answer) == 56);
+    assert!(std::mem::offset_of!(Comm, gate) == 8);
+    assert!(std::mem::offset_of!(Comm, left) == 12);
+    assert!(std::mem::offset_of!(Comm, rung) == 16);
+    assert!(std::mem::offset_of!(Comm, over) == 20);
+    assert!(std::mem::offset_of!(Comm, answers) == 24);
     assert!(std::mem::offset_of!(Comm, calls) == 64);
     assert!(size_of::<Call>() == 64);
 };
 
-// rbx = the comm page, r12 = calls left of this ring, r13 = the next, r14 = the ring's number, r15 = whether it is answered. Never touches a stack. A short read of the doorbell (EINTR after a stop) tries again.
+// rbx = the comm page, r12 = calls left of this ring, r13 = the next, r14 = the ring's number, r15 = whether it is answered. Never touches a stack. Whatever wakes it (a stop
+// does), it looks whether it was rung for.
 std::arch::global_asm!(
     ".pushsection .rodata",
     ".balign 16",
@@ -61,28 +55,30 @@ std::arch::global_asm!(
     ".globl annex_stub_code, annex_stub_code_end",
     ".hidden annex_stub_code, annex_stub_code_end",
     "annex_stub_code:",
-    "2: mov rdi, [rbx + 16]",
-    "   lea rsi, [rbx + 8]",
-    "   mov edx, 8",
-    "   xor eax, eax", // read
+    "2: mov r14d, [rbx + 16]",
+    "   cmp r14d, [rbx + 20]",
+    "   jne 7f",
+    "   lea rdi, [rbx + 16]",
+    "   mov esi, {wait}",
+    "   mov edx, r14d",
+    "   xor r10d, r10d",
+    "   mov eax, {futex}",
     "   syscall",
-    "   cmp rax, 8",
-    "   jne 2b",
-    "   mov r12d, [rbx]",
+    "   jmp 2b",
+    "7: mov r12d, [rbx]",
     "   mov r13d, [rbx + 4]",
     "   shl r13d, 6",
     "   lea r13, [rbx + r13 + 64]",
-    "   mov r14d, [rbx + 40]",
-    "   mov r15d, [rbx + 48]",
+    "   mov r15d, [rbx + 24]",
     "3: test r12d, r12d",
     "   jz 4f",
     "   mov ecx, {looks}",
-    "5: mov eax, [rbx + 32]", // the gate
+    "5: mov eax, [rbx + 8]", // the gate
     "   test eax, {shut} + {ended}",
     "   jnz 6f",
     "   mov edx, eax",
     "   or edx, {moving}",
-    "   lock cmpxchg [rbx + 32], edx",
+    "   lock cmpxchg [rbx + 8], edx",
     "   jne 5b",
     "   mov rax, [r13]",
     "   mov rdi, [r13 + 8]",
@@ -95,27 +91,30 @@ std::arch::global_asm!(
     "   mov [r13 + 56], rax",
     "   add r13, 64",
     "   dec r12d",
-    "   dec dword ptr [rbx + 36]",
-    "   lock and dword ptr [rbx + 32], {rests}",
+    "   dec dword ptr [rbx + 12]",
+    "   lock and dword ptr [rbx + 8], {rests}",
     "   jmp 3b",
     "6: test eax, {ended}",
     "   jnz 4f",
     "   pause",
     "   dec ecx",
     "   jnz 5b",
-    "   lock or dword ptr [rbx + 32], {ended}",
-    "4: mov [rbx + 44], r14d",
+    "   lock or dword ptr [rbx + 8], {ended}",
+    "4: mov [rbx + 20], r14d",
     "   test r15d, r15d",
     "   jz 2b",
-    "   mov qword ptr [rbx + 8], 1",
-    "   mov rdi, [rbx + 24]",
-    "   lea rsi, [rbx + 8]",
-    "   mov edx, 8",
-    "   mov eax, 1", // write
+    "   lea rdi, [rbx + 20]",
+    "   mov esi, {wake}",
+    "   mov edx, {all}",
+    "   mov eax, {futex}",
     "   syscall",
     "   jmp 2b",
     "annex_stub_code_end:",
     ".popsection",
+    futex = const libc::SYS_futex,
+    wait = const libc::FUTEX_WAIT,
+    wake = const libc::FUTEX_WAKE,
+    all = const i32::MAX,
     looks = const gate::LOOKS,
     moving = const gate::MOVING,
     rests = const !gate::MOVING as i32,

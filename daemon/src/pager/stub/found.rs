@@ -8,8 +8,7 @@ use crate::pager::table::StubTraces;
 use crate::pager::uffd::Uffd;
 use annex_shared::page::PAGE_SIZE;
 use memmap2::MmapRaw;
-use nix::poll::{PollFd, PollFlags, PollTimeout};
-use nix::sys::eventfd::EventFd;
+use nix::poll::{PollFd, PollFlags};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
 
@@ -27,7 +26,7 @@ impl Stub {
     /// the process that it was put into may have ended since.
     pub fn adopt(traces: &StubTraces, uffd: &Uffd) -> Option<Stub> {
         let stub = Stub::found(traces)?;
-        let same = process::same_file((traces.pid, traces.fds[3]), (std::process::id() as i32, uffd.as_raw_fd()));
+        let same = process::same_file((traces.pid, traces.fds[1]), (std::process::id() as i32, uffd.as_raw_fd()));
         // Asked after it was opened: a PID that is somebody else's by now has no such descriptor.
         (same == Some(true) && stub.is_alive()).then_some(stub)
     }
@@ -38,20 +37,14 @@ impl Stub {
             return None;
         }
         let pidfd = process::pidfd_open(traces.pid).ok()?;
-        let [comm, command, done, _] = traces.fds;
-        let fetch = |fd| process::pidfd_getfd(&pidfd, fd).ok();
-        let comm = fetch(comm).filter(mapped::keeps_size)?;
+        let comm = process::pidfd_getfd(&pidfd, traces.fds[0]).ok().filter(mapped::keeps_size)?;
         let inode = nix::sys::stat::fstat(&comm).ok()?.st_ino;
         let comm = MmapRaw::map_raw(&comm).ok().filter(|map| map.len() == size_of::<Comm>())?;
-        // SAFETY: both are eventfds: they are the descriptors that `furnish` passed to this stub.
-        let (command, done) =
-            unsafe { (EventFd::from_owned_fd(fetch(command)?), EventFd::from_owned_fd(fetch(done)?)) };
-        let mut stub = Stub {
+        let stub = Stub {
             pid: traces.pid,
             pid_there: traces.pid_there,
             pidfd,
-            gate: Gate::new(comm, command),
-            done,
+            gate: Gate::new(comm),
             inode,
             fds_there: traces.fds,
             code_at: traces.code_at,
@@ -61,38 +54,17 @@ impl Stub {
             // It may be anything.
             used: STAGING / PAGE_SIZE as u64,
             held: 0,
-            outstanding: false,
             releasing: false,
             failed_releases: 0,
-            is_foreign: true,
         };
-        let _ = stub.rest();
+        // Another annexd may have said what is to be done, and have ended before it rang: it is done now.
+        stub.gate.ring();
         Some(stub)
     }
 
     /// True if process `app` does not live where it was put: it has called exec since.
     pub fn is_elsewhere(traces: &StubTraces, app: i32) -> bool {
         Mark { at: traces.comm_at, inode: 0 }.was_left_by(app)
-    }
-
-    /// True if it sleeps at its doorbell and nobody has rung.
-    fn is_idle(&self) -> bool {
-        let Ok(text) = std::fs::read_to_string(format!("/proc/{}/syscall", self.pid)) else { return false };
-        let mut fields = text.split_ascii_whitespace();
-        let reads = fields.next() == Some("0");
-        let fd = fields.next().and_then(|f| i64::from_str_radix(f.trim_start_matches("0x"), 16).ok());
-        let mut rung = [PollFd::new((*self.gate.bell).as_fd(), PollFlags::POLLIN)];
-        reads && fd == Some(i64::from(self.fds_there[1])) && nix::poll::poll(&mut rung, PollTimeout::ZERO) == Ok(0)
-    }
-
-    /// Whether it has done what another annexd rang for, which may be answered or not.
-    pub(super) fn rest(&mut self) -> bool {
-        if self.is_foreign && self.is_idle() {
-            // An answer that nobody has read may be left.
-            let _ = self.done.read();
-            self.is_foreign = false;
-        }
-        !self.is_foreign
     }
 
     /// Waits until it has done all that another annexd rang for. False: it has not, and can't be relied on.
@@ -118,7 +90,7 @@ impl Stub {
         if !stub.come_to_rest(Duration::from_secs(2)) {
             return Err(StubError::Silent);
         }
-        let uffd = process::pidfd_getfd(&stub.pidfd, traces.fds[3]).map_err(system("fetch the userfaultfd"))?;
+        let uffd = process::pidfd_getfd(&stub.pidfd, traces.fds[1]).map_err(system("fetch the userfaultfd"))?;
         Ok((stub, uffd))
     }
 }

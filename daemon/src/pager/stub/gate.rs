@@ -5,10 +5,12 @@
 //! has shut the gate needs. Then it gives the rest of its calls up ([`ENDED`]), and so it does when it is told to.
 //!
 //! Calls may be rung for a few at a time. Only an idle stub may be rung for, for it reads what to do once it has heard the bell: the stub notes which ring is over.
+//!
+//! Bell and answer are words of the page, on which the other side sleeps (a futex), and no descriptors: of those the program has a copy, and could make whoever uses them wait.
 
 use super::code::{Call, Comm};
+use annex_shared::futex;
 use memmap2::MmapRaw;
-use nix::sys::eventfd::EventFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -23,24 +25,19 @@ pub(super) const ENDED: u32 = 4;
 pub(super) const LOOKS: u32 = 1 << 9;
 /// What a call answers that was not made.
 pub(super) const UNMADE: i64 = i64::MIN;
+/// Between two looks whether the stub has done what it does not answer.
+pub(super) const LOOK: Duration = Duration::from_micros(50);
 /// A call that takes longer than this is not waited for without letting others have the CPU.
 const SOON: Duration = Duration::from_micros(50);
 
 #[derive(Clone, Debug)]
 pub struct Gate {
     pub(super) comm: Arc<MmapRaw>,
-    pub(super) bell: Arc<EventFd>,
 }
 
 impl Gate {
-    pub(super) fn new(comm: MmapRaw, bell: EventFd) -> Gate {
-        Gate { comm: Arc::new(comm), bell: Arc::new(bell) }
-    }
-
-    /// Tells the stub its own descriptors of the bell and of what it answers by.
-    pub(super) fn introduce(&self, bell: i32, done: i32) {
-        self.comm().command.store(bell.into(), Ordering::Relaxed);
-        self.comm().done.store(done.into(), Ordering::Release);
+    pub(super) fn new(comm: MmapRaw) -> Gate {
+        Gate { comm: Arc::new(comm) }
     }
 
     fn comm(&self) -> &Comm {
@@ -106,8 +103,18 @@ impl Gate {
         (self.left() == 0 || self.is_ended()) && self.is_idle()
     }
 
-    /// Says which of the calls that are prepared an idle stub is to make next, and whether it is to answer. From here on it is not idle; one thread at a time may do this, and
-    /// then [`ring`](Self::ring), once.
+    /// Sleeps until what was rung for is over, for `limit` at most. It may come back sooner, and what is not answered is looked at every [`LOOK`].
+    pub fn await_end(&self, limit: Duration) {
+        let comm = self.comm();
+        let over = comm.over.load(Ordering::SeqCst);
+        let limit = if comm.answers.load(Ordering::SeqCst) == 0 { limit.min(LOOK) } else { limit };
+        if over != comm.rung.load(Ordering::SeqCst) {
+            futex::wait(&comm.over, over, limit);
+        }
+    }
+
+    /// Says which of the calls that are prepared an idle stub is to make next, and whether it is to answer. From here on it is not idle, and may begin; one thread at a time may do
+    /// this, and then [`ring`](Self::ring).
     pub fn prepare_ring(&self, first: usize, calls: usize, answers: bool) {
         let comm = self.comm();
         comm.first.store(first as u32, Ordering::SeqCst);
@@ -117,8 +124,7 @@ impl Gate {
     }
 
     pub fn ring(&self) {
-        // Only a full counter could fail; it is rung then.
-        let _ = self.bell.write(1);
+        futex::wake(&self.comm().rung);
     }
 
     /// What the call that was prepared there answered, if it was made. With the gate shut, or once the stub is idle.
@@ -135,6 +141,7 @@ mod tests {
     use super::super::code::Call;
     use super::super::tests::{gate, start};
     use super::*;
+    use nix::sys::eventfd::EventFd;
     use std::os::fd::AsRawFd;
 
     const MOMENT: Duration = Duration::from_millis(1);
@@ -143,7 +150,6 @@ mod tests {
     /// A stub in a thread of this process, which its process ends with.
     struct Bench {
         gate: Gate,
-        done: EventFd,
         /// Counts the calls that were made.
         counter: EventFd,
     }
@@ -151,12 +157,8 @@ mod tests {
     impl Bench {
         fn new() -> &'static Bench {
             // The stub goes on for as long as the process does.
-            let bench = Box::leak(Box::new(Bench {
-                gate: gate(),
-                done: EventFd::new().expect("an eventfd"),
-                counter: EventFd::new().expect("an eventfd"),
-            }));
-            start(&bench.gate, &bench.done);
+            let bench = Box::leak(Box::new(Bench { gate: gate(), counter: EventFd::new().expect("an eventfd") }));
+            start(&bench.gate);
             bench
         }
 
@@ -179,10 +181,18 @@ mod tests {
             shape(&self.gate);
             self.gate.prepare_ring(0, CALLS as usize, true);
             self.gate.ring();
-            self.done.read().expect("the stub answers");
+            self.await_idle();
             // One more than it counts, so that reading never waits.
             self.counter.write(1).expect("the counter counts");
             self.counter.read().expect("the counter is read") - 1
+        }
+
+        fn await_idle(&self) {
+            let began = Instant::now();
+            while !self.gate.is_idle() {
+                assert!(began.elapsed() < Duration::from_secs(20), "the stub does not answer");
+                self.gate.await_end(Duration::from_secs(20));
+            }
         }
 
         fn answers(&self) -> Vec<i64> {
@@ -205,20 +215,12 @@ mod tests {
         let bench = Bench::new();
         assert_eq!(bench.rung(Gate::end), 0);
         bench.gate.reset(CALLS);
-        let idle = || {
-            (0..20_000).any(|_| {
-                std::thread::sleep(MOMENT / 10);
-                bench.gate.is_idle()
-            })
-        };
         for nth in 0..CALLS {
             bench.gate.prepare_ring(nth as usize, 1, nth + 1 == CALLS);
-            assert!(!bench.gate.is_idle(), "it has yet to be rung for");
             bench.gate.ring();
-            assert!(idle());
+            bench.await_idle();
             assert_eq!((bench.answers().len(), bench.gate.left()), (nth as usize + 1, CALLS - nth - 1));
         }
-        assert_eq!(bench.done.read(), Ok(1), "one answer");
         bench.counter.read().expect("it was counted");
     }
 

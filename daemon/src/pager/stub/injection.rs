@@ -10,7 +10,6 @@ use crate::pager::tracee::{self, Beside, TraceError, Tracee};
 use crate::pager::uffd::USERFAULTFD_IOC_NEW;
 use annex_shared::priority::Precedence;
 use memmap2::MmapRaw;
-use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use std::io::IoSlice;
@@ -161,14 +160,10 @@ fn furnish(
         .and_then(|fd| mapped::keep_size(&fd).map(|()| fd))
         .map_err(|e| system("create the stub's shared page")(e.into()))?;
     let shared = MmapRaw::map_raw(&memfd).map_err(system("map the stub's shared page"))?;
-    let eventfd = |flags| EventFd::from_flags(flags).map_err(|e| system("create an eventfd")(e.into()));
-    let command = eventfd(EfdFlags::EFD_CLOEXEC)?;
-    let done = eventfd(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
     let seed_fd = match seed {
         Seed::Device(fd) | Seed::Inherited(fd) => *fd,
     };
-    let [seed_there, memfd_there, command_there, done_there] =
-        pass(child, &pidfd, scratch, [seed_fd, memfd.as_fd(), command.as_fd(), done.as_fd()])?;
+    let [seed_there, memfd_there] = pass(child, &pidfd, scratch, [seed_fd, memfd.as_fd()])?;
 
     let uffd_there = match seed {
         Seed::Inherited(_) => seed_there,
@@ -205,22 +200,18 @@ fn furnish(
         pid,
         pid_there,
         pidfd,
-        gate: Gate::new(shared, command),
-        done,
+        gate: Gate::new(shared),
         inode: nix::sys::stat::fstat(&memfd).map_or(0, |stat| stat.st_ino),
-        fds_there: [memfd_there, command_there, done_there, uffd_there],
+        fds_there: [memfd_there, uffd_there],
         code_at,
         comm_at,
         staging_map,
         staging,
         used: 0,
         held: 0,
-        outstanding: false,
         releasing: false,
         failed_releases: 0,
-        is_foreign: false,
     };
-    stub.gate.introduce(command_there, done_there);
     Ok(stub)
 }
 
@@ -256,8 +247,8 @@ fn advise(child: &mut Tracee, at: u64, len: u64, advice: i32) -> Result<(), Trac
     child.call("madvise", libc::SYS_madvise, [at, len, advice as u64, 0, 0, 0]).map(drop)
 }
 
-/// Puts four descriptors of ours into the stub's table, over a socket pair made there.
-fn pass(child: &mut Tracee, pidfd: &OwnedFd, scratch: u64, fds: [BorrowedFd<'_>; 4]) -> Result<[i32; 4], StubError> {
+/// Puts two descriptors of ours into the stub's table, over a socket pair made there.
+fn pass(child: &mut Tracee, pidfd: &OwnedFd, scratch: u64, fds: [BorrowedFd<'_>; 2]) -> Result<[i32; 2], StubError> {
     let kind = (libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC) as u64;
     child.call("socketpair", libc::SYS_socketpair, [libc::AF_UNIX as u64, kind, 0, scratch, 0, 0])?;
     let mut pair = [0u8; 8];
@@ -277,11 +268,11 @@ fn pass(child: &mut Tracee, pidfd: &OwnedFd, scratch: u64, fds: [BorrowedFd<'_>;
     child.poke(scratch, &bytes)?;
     let flags = libc::MSG_CMSG_CLOEXEC as u64;
     child.call("recvmsg", libc::SYS_recvmsg, [theirs as u64, scratch, flags, 0, 0, 0])?;
-    let mut message = [0u8; 32];
+    let mut message = [0u8; 24];
     // cmsghdr is 16 bytes: length, level, type; then the descriptors.
     peek(child, control, &mut message).map_err(system("read the stub's memory"))?;
     for fd in [theirs, ours] {
         child.call("close", libc::SYS_close, [fd as u64, 0, 0, 0, 0, 0])?;
     }
-    Ok([16, 20, 24, 28].map(|i| i32::from_le_bytes(message[i..i + 4].try_into().expect("four bytes"))))
+    Ok([16, 20].map(|i| i32::from_le_bytes(message[i..i + 4].try_into().expect("four bytes"))))
 }

@@ -1,14 +1,14 @@
 //! The stub: a small process in the app's address space that makes the few system calls which only work from there.
 //!
 //! It is cloned by the app's own (briefly stopped) thread with `CLONE_VM`, gets an empty descriptor table of its own, and then runs a
-//! loop of four dozen instructions ([`code`]): wait for the doorbell, make N raw system calls from a shared page, each if the [`gate`] is open, ring back. It has no
+//! loop of four dozen instructions ([`code`]): wait for the bell, make N raw system calls from a shared page, each if the [`gate`] is open, answer. It has no
 //! stack, no signal handlers, every signal blocked, and its code page is never writable: the code is poked in through
 //! ptrace. What lies in the app's address space for it, all of it invisible to fork children (`MADV_DONTFORK`):
 //!
 //! | mapping | protection | use |
 //! | --- | --- | --- |
 //! | code, 4 KiB | read + execute, private | the loop |
-//! | comm, 28 KiB | read + write, shared with annexd | doorbell words, calls, MOVE arguments ([`Comm`]) |
+//! | comm, 28 KiB | read + write, shared with annexd | bell and answer, calls, MOVE arguments ([`Comm`]) |
 //! | staging, [`STAGING`] | read + write, private | where MOVE puts evicted pages until they are written |
 
 mod code;
@@ -38,7 +38,6 @@ use super::uffd::{
 use annex_shared::page::PAGE_SIZE;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags};
-use nix::sys::eventfd::EventFd;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 use std::io::{self, IoSliceMut};
@@ -58,7 +57,7 @@ const RELEASE: usize = 4;
 /// Attempts to empty it, should the program lock its memory again and again.
 const RELEASES: u32 = 8;
 /// Of the code and the shared page: a stub of another version is replaced, not adopted.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 /// The stub's shared page in its program's mappings: a name that nobody else's mapping has.
 pub const SHARED_PAGE: &str = "/memfd:annex-stub-page";
 const SHARED_PAGE_MEMFD: &std::ffi::CStr = c"annex-stub-page";
@@ -66,8 +65,8 @@ const SHARED_PAGE_MEMFD: &std::ffi::CStr = c"annex-stub-page";
 pub const NAME: &str = "annex-stub";
 /// How long a batch that is made in portions may take before its evictor sees to it.
 const PORTIONS: Duration = Duration::from_micros(300);
-/// Between two looks whether the stub has done what it does not answer.
-const LOOK: Duration = Duration::from_micros(50);
+/// Between two looks whether a stub that does not answer has ended.
+const LOOK_AT_ITS_END: Duration = Duration::from_millis(5);
 /// The same for a stub that takes long: its program may be frozen.
 const LONGEST_LOOK: Duration = Duration::from_millis(10);
 /// Ranges one doorbell can move.
@@ -145,11 +144,10 @@ pub struct Stub {
     pid_there: i32,
     pidfd: OwnedFd,
     gate: Gate,
-    done: EventFd,
     /// Of its shared page.
     inode: u64,
-    /// Descriptor numbers in the stub's table: shared page, doorbell, answer, userfaultfd.
-    fds_there: [i32; 4],
+    /// Descriptor numbers in the stub's table: shared page, userfaultfd.
+    fds_there: [i32; 2],
     code_at: u64,
     comm_at: u64,
     staging_map: (u64, u64),
@@ -157,13 +155,10 @@ pub struct Stub {
     /// Pages from the start of staging that may have something in them, and how many of them have at most.
     used: u64,
     held: u64,
-    outstanding: bool,
     /// Staging is being emptied.
     releasing: bool,
     /// How often in a row that has failed.
     failed_releases: u32,
-    /// It is at what another annexd rang for.
-    is_foreign: bool,
 }
 
 // SAFETY: the mapping is shared memory addressed through atomics and volatile accesses; nothing is tied to a thread.
@@ -251,39 +246,33 @@ impl Stub {
     fn ring(&mut self, calls: usize) {
         self.gate.prepare_ring(0, calls, true);
         self.gate.ring();
-        self.outstanding = true;
     }
 
     /// Waits for the calls that were rung for, if any.
     pub fn wait(&mut self, limit: Duration) -> Result<(), CallError> {
         let deadline = Instant::now() + limit;
-        self.look_until(deadline, Stub::rest)?;
+        self.await_idle(deadline)?;
         if self.releasing {
-            self.wait_for_release(deadline)?;
-        }
-        while self.outstanding {
-            match self.done.read() {
-                Ok(_) => self.outstanding = false,
-                Err(Errno::EAGAIN | Errno::EINTR) => {
-                    let left = deadline.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        return Err(CallError::NoAnswer);
-                    }
-                    let mut fds = [
-                        PollFd::new(self.done.as_fd(), PollFlags::POLLIN),
-                        PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN),
-                    ];
-                    let _ = nix::poll::ppoll(&mut fds, Some(left.into()), None);
-                    let dead = fds[1].any().unwrap_or(false) && !fds[0].any().unwrap_or(false);
-                    if dead {
-                        self.outstanding = false;
-                        return Err(CallError::Dead);
-                    }
-                }
-                Err(_) => return Err(CallError::Dead),
-            }
+            self.see_to_release(deadline)?;
         }
         fence(Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn await_idle(&self, deadline: Instant) -> Result<(), CallError> {
+        while !self.gate.is_idle() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            self.gate.await_end(left.min(LOOK_AT_ITS_END));
+            if self.gate.is_idle() {
+                break;
+            }
+            if !self.is_alive() {
+                return Err(CallError::Dead);
+            }
+            if left.is_zero() {
+                return Err(CallError::NoAnswer);
+            }
+        }
         Ok(())
     }
 
@@ -316,7 +305,7 @@ impl Stub {
             // SAFETY: the slot is in bounds, and the stub does not look at it before the doorbell.
             unsafe { self.move_slot(i).write_volatile(arg) };
             let there = self.there(self.move_slot(i));
-            self.prepare(i, libc::SYS_ioctl, [self.fds_there[3] as u64, UFFDIO_MOVE, there, 0, 0, 0]);
+            self.prepare(i, libc::SYS_ioctl, [self.fds_there[1] as u64, UFFDIO_MOVE, there, 0, 0, 0]);
             dst += len;
         }
         self.gate.reset(ranges.len() as u32);
@@ -340,15 +329,12 @@ impl Stub {
                 return Err(CallError::Dead);
             }
             let waited = watch.began.elapsed();
-            std::thread::sleep((waited / 8).clamp(LOOK, LONGEST_LOOK));
+            std::thread::sleep((waited / 8).clamp(gate::LOOK, LONGEST_LOOK));
             if waited > patience {
                 patience = waited * 2;
                 match hurry() {
                     Hurry::Finished => break,
-                    Hurry::Rung => {
-                        self.outstanding = true;
-                        return self.await_moves();
-                    }
+                    Hurry::Rung => return self.await_moves(),
                     Hurry::AtAPortion => {}
                 }
             }
@@ -401,7 +387,7 @@ impl Stub {
         let slot = self.move_slot(0);
         // SAFETY: the slot is in bounds and large enough, and the stub does not look at it before the doorbell.
         unsafe { slot.cast::<RegisterArg>().write_volatile(RegisterArg::missing(self.staging, STAGING)) };
-        let ioctl = |request| (libc::SYS_ioctl, [self.fds_there[3] as u64, request, self.there(slot), 0, 0, 0]);
+        let ioctl = |request| (libc::SYS_ioctl, [self.fds_there[1] as u64, request, self.there(slot), 0, 0, 0]);
         let used = self.used * PAGE_SIZE as u64;
         let drop = (libc::SYS_madvise, [self.staging, used, libc::MADV_DONTNEED as u64, 0, 0, 0]);
         let unlock = (libc::SYS_munlock, [self.staging, STAGING, 0, 0, 0, 0]);
@@ -416,22 +402,8 @@ impl Stub {
         self.gate.clone()
     }
 
-    fn look_until(&mut self, deadline: Instant, is_done: impl Fn(&mut Stub) -> bool) -> Result<(), CallError> {
-        while !is_done(self) {
-            if !self.is_alive() {
-                return Err(CallError::Dead);
-            }
-            if Instant::now() > deadline {
-                return Err(CallError::NoAnswer);
-            }
-            std::thread::sleep(LOOK);
-        }
-        Ok(())
-    }
-
-    /// Waits until staging is empty, if it was to be emptied. No interrupt tells: it is over long since, nearly always.
-    fn wait_for_release(&mut self, deadline: Instant) -> Result<(), CallError> {
-        self.look_until(deadline, |stub| stub.gate.is_idle())?;
+    /// Staging is empty, if it was to be emptied.
+    fn see_to_release(&mut self, deadline: Instant) -> Result<(), CallError> {
         self.releasing = false;
         let answers: [_; RELEASE] = std::array::from_fn(|nth| self.gate.answer(nth));
         // That it was unregistered only saves time, and it is locked seldom.
@@ -444,7 +416,8 @@ impl Stub {
         if self.failed_releases < RELEASES {
             self.is_soiled();
             self.prepare_release().ring();
-            return self.wait_for_release(deadline);
+            self.await_idle(deadline)?;
+            return self.see_to_release(deadline);
         }
         tracing::warn!(stub = self.pid, "staging could not be emptied ({answers:?}): the stub is replaced");
         self.kill();
@@ -538,7 +511,7 @@ impl Stub {
 
     /// True if the answer to a doorbell is still out.
     pub fn is_ringing(&self) -> bool {
-        self.outstanding || self.releasing || self.is_foreign
+        self.releasing || !self.gate.is_idle()
     }
 
     /// Kills the stub of an address space that is dead or abandoned (exec), so that its memory can go.

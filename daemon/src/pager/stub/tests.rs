@@ -16,12 +16,11 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// A gate on a page of our own.
 pub(super) fn gate() -> Gate {
     let comm = MmapOptions::new().len(size_of::<Comm>()).map_anon().expect("memory");
-    Gate::new(MmapRaw::from(comm), EventFd::new().expect("an eventfd"))
+    Gate::new(MmapRaw::from(comm))
 }
 
 /// Has a thread run the stub's loop for the rest of the process.
-pub(super) fn start(gate: &Gate, done: &EventFd) {
-    gate.introduce(gate.bell.as_raw_fd(), done.as_raw_fd());
+pub(super) fn start(gate: &Gate) {
     let mut text = MmapMut::map_anon(4096).expect("memory");
     text[..code().len()].copy_from_slice(code());
     let text = Box::leak(Box::new(text.make_exec().expect("executable memory")));
@@ -40,26 +39,23 @@ fn staging_is_emptied_and_registered_again_though_nobody_reads_messages() {
     let staging_map = (map.as_ptr().addr() as u64, STAGING + HUGE);
     let staging = staging_map.0.next_multiple_of(HUGE);
     uffd.register_missing(staging, STAGING).expect("staging is registered");
-    let (gate, done) = (gate(), EventFd::from_flags(nix::sys::eventfd::EfdFlags::EFD_NONBLOCK).expect("an eventfd"));
-    start(&gate, &done);
+    let gate = gate();
+    start(&gate);
     let mut stub = Stub {
         pid,
         pid_there: pid,
         pidfd: process::pidfd_open(pid).expect("our pidfd"),
-        fds_there: [-1, gate.bell.as_raw_fd(), done.as_raw_fd(), uffd.as_raw_fd()],
+        fds_there: [-1, uffd.as_raw_fd()],
         code_at: 0,
         comm_at: gate.comm.as_ptr().addr() as u64,
         gate,
-        done,
         inode: 0,
         staging_map,
         staging,
         used: 0,
         held: 0,
-        outstanding: false,
         releasing: false,
         failed_releases: 0,
-        is_foreign: false,
     };
     let mut source = MmapMut::map_anon(LEN).expect("memory");
     let mut pagemap = Pagemap::open(pid).expect("our pagemap");

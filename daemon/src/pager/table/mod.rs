@@ -7,7 +7,7 @@
 //!   16                     app id u64, pid u32 (0: unknown), stub pid u32, staging address u64, staging length u64
 //!   48                     progress u64: undo entries (low half), journal messages applied (high half)
 //!   56                     space id u64, stub: code u64, comm u64, staging mapping u64 (addresses),
-//!   88                     its pid in the app's namespace u32, its descriptor numbers u32 x 4 (comm, command, done, userfaultfd), version u32
+//!   88                     its pid in the app's namespace u32, its descriptor numbers u32 x 2 (comm, userfaultfd), 8 unused, version u32
 //!   112                    install under way: first page u64, pages u32; flags u32 (1: frozen)
 //!   128                    fork under way: child's space id u64, journal index + 1 u32; words of the window u32
 //!   144                    changes applied u64; the space from which changes were inherited last u64 (a fork's child, see `young`)
@@ -186,8 +186,8 @@ pub struct StubTraces {
     pub code_at: u64,
     pub comm_at: u64,
     pub staging_map_at: u64,
-    /// Descriptor numbers in the stub's table: shared page, doorbell, answer, userfaultfd.
-    pub fds: [i32; 4],
+    /// Descriptor numbers in the stub's table: shared page, userfaultfd.
+    pub fds: [i32; 2],
     /// Of the stub's code and shared page.
     pub version: u32,
 }
@@ -328,7 +328,7 @@ impl Table {
             code_at: self.read_u64(STUB),
             comm_at: self.read_u64(STUB + 8),
             staging_map_at: self.read_u64(STUB + 16),
-            fds: [0, 1, 2, 3].map(|i| self.read(STUB + 28 + i * 4) as i32),
+            fds: [0, 1].map(|i| self.read(STUB + 28 + i * 4) as i32),
             version: self.read(STUB + 44),
         })
     }

@@ -32,6 +32,29 @@ fn spin(turns: u32) {
     (0..turns).for_each(|_| std::hint::spin_loop());
 }
 
+/// The program has a copy of the descriptor, and with it what `O_NONBLOCK` says.
+#[test]
+fn reading_never_waits_whatever_others_make_of_the_descriptor() {
+    let uffd = context(FEATURES);
+    fcntl(uffd.as_fd(), FcntlArg::F_SETFL(OFlag::empty())).expect("it is ours");
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            let mut messages = [Message::default(); 4];
+            // SAFETY: the buffer has room for four.
+            let _ = tell.send(unsafe { uffd.read(messages.as_mut_ptr(), 4) });
+        });
+        let read = told.recv_timeout(std::time::Duration::from_secs(20));
+        if read.is_err() {
+            // Else the thread would wait for ever, and this one for it.
+            std::process::abort();
+        }
+        assert_eq!(read, Ok(Ok(0)));
+    });
+    let flags = OFlag::from_bits_retain(fcntl(uffd.as_fd(), FcntlArg::F_GETFL).expect("it is ours"));
+    assert!(flags.contains(OFlag::O_NONBLOCK), "it is polled again: {flags:?}");
+}
+
 /// One thread writes to a page at the moment another moves it.
 #[test]
 fn a_page_that_a_stopped_move_took_along_is_found_in_staging() {
