@@ -4,9 +4,9 @@
 //! checked and final; the rest of the agent knows only those.
 
 use crate::pressure::{Host, HostMemory};
+use annex_fabric::verbs::DeviceChoice;
 use annex_shared::api::format_bytes;
 use annex_shared::config::{ByteSize, ConfigError, TimeSpan};
-use annex_shared::fabric::verbs::DeviceChoice;
 use annex_shared::wire::AGENT_PORT;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

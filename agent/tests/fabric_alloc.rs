@@ -5,7 +5,7 @@
 #[path = "fabric/rig.rs"]
 mod rig;
 
-use annex_shared::fabric::{Connector, Op, OpKind};
+use annex_fabric::{Connector, Op, OpKind};
 use annex_shared::ids::RemoteAddr;
 use rig::*;
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -4,8 +4,8 @@ use crate::table::{Column, count, draw};
 use annex_shared::api::{
     AppInfo, AppState, DonorInfo, DonorState, KvInfo, SlabInfo, Status, TransportInfo, format_bytes,
 };
-use annex_shared::fabric::Transport;
 use annex_shared::printable::printable;
+use annex_shared::transport::Transport;
 use std::io::IsTerminal;
 
 /// `annex status` fits a classic terminal.

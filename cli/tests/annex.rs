@@ -1,7 +1,7 @@
 //! The `annex` binary against a real control socket with a scripted pager and pool behind it.
 
-use annex_daemon::control::scripted::{ScriptedApps, ScriptedDonors};
 use annex_daemon::control::{Apps, Control, ControlSocket, Operators, server};
+use annex_daemon_testbed::{ScriptedApps, ScriptedDonors};
 use annex_shared::api::{ApiError, AppInfo, ErrorCode, Limit, SlabInfo, Status};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;

@@ -14,9 +14,9 @@
 //! size = "8G"
 //! ```
 
-use crate::kv::KvConfig;
-use crate::pager::PagerConfig;
-use crate::pool::{PoolConfig, SpillConfig};
+use annex_kv::KvConfig;
+use annex_pager::PagerConfig;
+use annex_pool::{PoolConfig, SpillConfig};
 use annex_shared::api::{Limit, SOCKET};
 use annex_shared::config::{ByteSize, ConfigError as FileError, LogLevelError, TimeSpan, check_log_filter, load};
 use serde::{Deserialize, Serialize};
@@ -37,7 +37,7 @@ pub struct Config {
     pub socket: PathBuf,
     /// What an app may keep resident unless `annex run --local` or `annex limit` says otherwise.
     pub local: Limit,
-    /// What is logged, as tracing's filters are written: `info`, `warn`, `annex_daemon::pool=debug`.
+    /// What is logged, as tracing's filters are written: `info`, `warn`, `annex_pool=debug`.
     pub log: String,
     /// Should annexd be killed, how long its programs wait for the next one before they are ended.
     pub takeover_wait: TimeSpan,
@@ -68,11 +68,11 @@ pub enum ConfigError {
     #[error(transparent)]
     File(#[from] FileError),
     #[error("bad pool configuration: {0}")]
-    Pool(#[from] crate::pool::ConfigError),
+    Pool(#[from] annex_pool::ConfigError),
     #[error(transparent)]
-    Kv(#[from] crate::kv::ConfigError),
+    Kv(#[from] annex_kv::ConfigError),
     #[error(transparent)]
-    Spill(#[from] crate::pool::SpillError),
+    Spill(#[from] annex_pool::SpillError),
     #[error(
         "busy_poll_us = {0} in [pager]: give 0 (none) to {MAX_BUSY_POLL_US}: faults wait while a worker does nothing but poll"
     )]

@@ -3,11 +3,11 @@
 use annex_daemon::config::{Config, DEFAULT_FILE, SpillFlag};
 use annex_daemon::control::pool::RunningPool;
 use annex_daemon::control::{Apps, BindError, Control, ControlSocket, Donors, Operators, host, server, stop, watchdog};
-use annex_daemon::keeper::{self, Inheritance, Keeper, Kept};
-use annex_daemon::kv::store::SheetTable;
-use annex_daemon::kv::{Kv, KvFlag};
-use annex_daemon::pager::{Legacy, LegacyError, Pager, Wait, mortal, probe};
-use annex_daemon::pool::{Pool, PoolError, PoolState, Spill};
+use annex_host::keeper::{self, Inheritance, Keeper, Kept};
+use annex_kv::store::SheetTable;
+use annex_kv::{Kv, KvFlag};
+use annex_pager::{Legacy, LegacyError, Pager, Wait, mortal, probe};
+use annex_pool::{Pool, PoolError, PoolState, Spill};
 use annex_shared::api::{DonorState, Limit};
 use annex_shared::config::TimeSpan;
 use annex_shared::donor::DonorSpec;
@@ -84,7 +84,7 @@ struct Flags {
     /// If an annexd is running, take its place: it ends, and its programs go on with this one
     #[arg(long)]
     take_over: bool,
-    /// What to log: error, warn, info, debug, trace, or a filter such as `annex_daemon=debug` [default: info]
+    /// What to log: error, warn, info, debug, trace, or a filter such as `annex_pager=debug` [default: info]
     #[arg(long, value_name = "LEVEL")]
     log: Option<String>,
 }

@@ -19,7 +19,7 @@
 //! processes of their own.
 
 use crate::donor::TransportChoice;
-use crate::fabric::Transport;
+use crate::transport::Transport;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;

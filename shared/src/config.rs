@@ -257,7 +257,7 @@ const LOG_LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"]
 /// A log filter that would not log what was meant.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "there is no log level '{0}': give error, warn, info, debug, trace or off, or pairs of target=level such as annex_daemon::pool=debug"
+    "there is no log level '{0}': give error, warn, info, debug, trace or off, or pairs of target=level such as annex_pool=debug"
 )]
 pub struct LogLevelError(String);
 
@@ -432,9 +432,7 @@ mod tests {
 
     #[test]
     fn a_mistyped_log_level_is_refused_and_the_good_ones_are_named() {
-        for good in
-            ["info", "WARN", "off", "warn,annex_daemon::pool=debug", "annex_agent=trace", "[span{a=1,b=2}]=info"]
-        {
+        for good in ["info", "WARN", "off", "warn,annex_pool=debug", "annex_agent=trace", "[span{a=1,b=2}]=info"] {
             assert_eq!(check_log_filter(good), Ok(()), "{good}");
         }
         for (bad, level) in

@@ -2,29 +2,23 @@
 //!
 //! - [`ids`]: newtypes for everything that is a number.
 //! - [`page`]: the page size, the page checksum, the zero-page check.
-//! - [`fabric`]: one-sided READ, WRITE and COMPARE_SWAP on slabs, over `tcp`, `shm` and `file`.
 //! - [`preamble`]: the first bytes of every connection to an agent.
 //! - [`wire`]: the control protocol between annexd and annex-agent.
 //! - [`api`]: the types of annexd's local HTTP API, used by the `annex` command.
 //! - [`config`]: strict TOML loading.
 //! - [`donor`]: how people name a donor on a command line.
 //! - [`printable`]: text from others, as it may go to a terminal or a log.
-//! - [`priority`]: threads that somebody waits for.
-//! - [`repeats`]: lines of a log that one incident yields by the hundred.
-//! - [`rights`]: descriptors over Unix sockets.
+//! - [`transport`]: what carries operations to a donor.
 //! - [`ring`]: how threads of a program that takes its faults itself ask annexd for pages.
 
 pub mod api;
 pub mod config;
 pub mod donor;
-pub mod fabric;
 pub mod futex;
 pub mod ids;
 pub mod page;
 pub mod preamble;
 pub mod printable;
-pub mod priority;
-pub mod repeats;
-pub mod rights;
 pub mod ring;
+pub mod transport;
 pub mod wire;

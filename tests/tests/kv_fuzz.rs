@@ -2,9 +2,9 @@
 //!
 //! `ANNEX_FUZZ_SECONDS` sets how long each is fed. What is fed is made of valid inputs by cutting, doubling and changing them, from a seed that a failure names.
 
-use annex_daemon::kv::resp;
-use annex_daemon::kv::store::hash::KeyHash;
-use annex_daemon::kv::store::{Db, record};
+use annex_kv::resp;
+use annex_kv::store::hash::KeyHash;
+use annex_kv::store::{Db, record};
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};

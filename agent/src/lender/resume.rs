@@ -10,7 +10,7 @@ use crate::lease::Saved;
 use crate::slab::{Slab, punch};
 use crate::store::saved::{LeaseState, SavedError, SavedMemory};
 use crate::store::{BOARD, Found, LEASES, SlabName, Store, inode};
-use annex_shared::fabric::shm::Board;
+use annex_fabric::shm::Board;
 use annex_shared::ids::SlabId;
 use std::collections::HashMap;
 use std::io;

@@ -4,7 +4,7 @@ use super::{ApiError, Client, Pressure, Recalled, Slabs, Status};
 use crate::lease::Moment;
 use crate::lender::Lender;
 use crate::recall::Sample;
-use annex_shared::fabric::shm::monotonic_ns;
+use annex_fabric::shm::monotonic_ns;
 use nix::sys::socket::{getsockopt, sockopt};
 use serde::Serialize;
 use std::io::{self, Read, Write};

@@ -3,7 +3,7 @@
 //! | name | descriptor |
 //! | --- | --- |
 //! | `leases` | who holds which slab, see [`saved`] |
-//! | `board` | the lease board (`annex_shared::fabric::shm::Board`) |
+//! | `board` | the lease board (`annex_fabric::shm::Board`) |
 //! | `s`N, `t`N | the memory of slab N (hexadecimal), under two names in turn, so that the old one can be forgotten after the new one is kept |
 //!
 //! A copy of each is with systemd (`FileDescriptorStoreMax=` in the unit) or, where the agent is run without it and `keeper` is set, with a

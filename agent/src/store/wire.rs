@@ -3,7 +3,7 @@
 //! A message to or from the keeper is what it is about (1 byte: keep, forget, kept, end) and a name, padded with zeros. `keep` and `kept` carry
 //! one descriptor.
 
-use annex_shared::rights;
+use annex_host::rights;
 use std::env;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -23,8 +23,8 @@ pub mod verbs;
 pub use connections::{Connections, Guest};
 pub use registrations::Registrations;
 
-use annex_shared::fabric::ErrorKind;
-use annex_shared::fabric::verbs::{ProtectionDomain, RegisterError, Window};
+use annex_fabric::ErrorKind;
+use annex_fabric::verbs::{ProtectionDomain, RegisterError, Window};
 use annex_shared::ids::{ClientId, RemoteAddr, Rkey};
 use annex_shared::preamble::{AdmitError, Proof};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -85,7 +85,7 @@ pub trait SlabAccess: Send + Sync {
     /// Undoes all registrations of a connection that is over.
     fn unregister(&self, connection: u64);
 
-    /// The lease board's descriptor (`annex_shared::fabric::shm::Board::fd`), `None` if this agent does not offer shm.
+    /// The lease board's descriptor (`annex_fabric::shm::Board::fd`), `None` if this agent does not offer shm.
     fn board(&self) -> Option<BorrowedFd<'_>>;
 }
 

@@ -4,7 +4,7 @@
 //! registrations: when [`Registrations::end`] returns, the device refuses the client's operations, late ones too. One lock makes
 //! registering and ending one at a time; a registration takes some milliseconds.
 
-use annex_shared::fabric::verbs::{MemoryRegion, RegisterError, Window};
+use annex_fabric::verbs::{MemoryRegion, RegisterError, Window};
 use annex_shared::ids::Rkey;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

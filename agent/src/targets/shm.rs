@@ -4,8 +4,8 @@
 //! rely on is only that a memfd which was handed out is never lent to anyone else ([`SlabAccess::memfd`]).
 
 use super::{Connections, SlabAccess};
-use annex_shared::fabric::ErrorKind;
-use annex_shared::fabric::shm::protocol::{Region, Request, send_answer};
+use annex_fabric::ErrorKind;
+use annex_fabric::shm::protocol::{Region, Request, send_answer};
 use annex_shared::preamble::{AdmitError, Proof, write_answer};
 use std::io;
 use std::os::fd::AsFd;

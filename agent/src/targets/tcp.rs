@@ -10,13 +10,11 @@
 //! The two buffers are as large as the largest operation, but pages of them become resident only when they are used.
 
 use super::{Connections, FENCE_PATIENCE, Guest, SlabAccess};
-use annex_shared::fabric::tcp::frame::{
-    ALL_EARLIER, ANSWER_LEN, Answer, FrameError, REQUEST_LEN, Request, Status, Verb,
-};
-use annex_shared::fabric::{ErrorKind, MAX_OP_LEN};
+use annex_fabric::tcp::frame::{ALL_EARLIER, ANSWER_LEN, Answer, FrameError, REQUEST_LEN, Request, Status, Verb};
+use annex_fabric::{ErrorKind, MAX_OP_LEN};
+use annex_host::priority::Precedence;
 use annex_shared::ids::{ClientId, SessionKey};
 use annex_shared::preamble::{AdmitError, Proof, write_answer};
-use annex_shared::priority::Precedence;
 use std::io::{self, ErrorKind as IoKind, Read, Write};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! Serves one RDMA control connection (`annex_shared::fabric::verbs::protocol`): connects queue pairs and registers slabs, in a protection domain of
+//! Serves one RDMA control connection (`annex_fabric::verbs::protocol`): connects queue pairs and registers slabs, in a protection domain of
 //! the connection's own. The operations themselves go past the agent.
 //!
 //! Queue pairs and registrations last as long as the connection and not longer: it ends when the client closes it, when the client's session or
@@ -6,9 +6,9 @@
 //! knows that nothing of it touches memory any more.
 
 use super::{Connections, FENCE_PATIENCE, RegistrationError, SlabAccess};
-use annex_shared::fabric::ErrorKind;
-use annex_shared::fabric::verbs::protocol::{Answer, Refused, Request};
-use annex_shared::fabric::verbs::{DeviceChoice, DeviceEvent, Target, TargetError};
+use annex_fabric::ErrorKind;
+use annex_fabric::verbs::protocol::{Answer, Refused, Request};
+use annex_fabric::verbs::{DeviceChoice, DeviceEvent, Target, TargetError};
 use annex_shared::ids::Rkey;
 use annex_shared::preamble::{AdmitError, Proof, write_answer};
 use annex_shared::wire::{FrameError, Frames, write_frame};

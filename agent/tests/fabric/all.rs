@@ -1,7 +1,7 @@
 //! What holds on every provider.
 
 use crate::rig::*;
-use annex_shared::fabric::{Connector, ErrorKind, MAX_OP_LEN, Op, OpKind, QueueFull, Transport};
+use annex_fabric::{Connector, ErrorKind, MAX_OP_LEN, Op, OpKind, QueueFull, Transport};
 use annex_shared::ids::{RemoteAddr, Rkey};
 
 /// Runs a test on `tcp` and on `shm`, and on `verbs` where there is a device.

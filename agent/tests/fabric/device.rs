@@ -1,6 +1,6 @@
 //! Whether this machine has an RDMA device to test with.
 
-use annex_shared::fabric::verbs::{Device, DeviceChoice};
+use annex_fabric::verbs::{Device, DeviceChoice};
 use std::io::Write;
 
 /// False, said loudly, if this machine has no RDMA device to test with; a failure where one has to be there.

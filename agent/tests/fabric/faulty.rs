@@ -1,8 +1,8 @@
 //! The faulty fabric does what its plan says, on every provider underneath.
 
 use crate::rig::*;
-use annex_shared::fabric::faulty::{Faults, FaultyConnector};
-use annex_shared::fabric::{Completion, Connector, ErrorKind, Op, OpKind};
+use annex_fabric::faulty::{Faults, FaultyConnector};
+use annex_fabric::{Completion, Connector, ErrorKind, Op, OpKind};
 use annex_shared::ids::RemoteAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

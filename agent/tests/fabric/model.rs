@@ -1,7 +1,7 @@
 //! Random operations in random batches against a model: a byte array.
 
 use crate::rig::*;
-use annex_shared::fabric::{Connector, ErrorKind, Op, OpKind};
+use annex_fabric::{Connector, ErrorKind, Op, OpKind};
 use annex_shared::ids::RemoteAddr;
 use proptest::prelude::*;
 use std::sync::LazyLock;

@@ -8,13 +8,13 @@ mod device;
 pub use device::has_verbs;
 
 use annex_agent::targets::{Connections, RegistrationError, Registrations, SlabAccess, SlabMemfd, shm, tcp, verbs};
-use annex_shared::fabric::shm::{Board, ShmConnector, monotonic_ns};
-use annex_shared::fabric::tcp::TcpConnector;
-use annex_shared::fabric::tcp::frame::{ALL_EARLIER, ANSWER_LEN, Answer, REQUEST_LEN, Request, Status, Verb};
-use annex_shared::fabric::verbs::{
+use annex_fabric::shm::{Board, ShmConnector, monotonic_ns};
+use annex_fabric::tcp::TcpConnector;
+use annex_fabric::tcp::frame::{ALL_EARLIER, ANSWER_LEN, Answer, REQUEST_LEN, Request, Status, Verb};
+use annex_fabric::verbs::{
     Counts, DeviceChoice, Dial, MemoryRegion, ProtectionDomain, Rights, VerbsConnector, VerbsError, Window,
 };
-use annex_shared::fabric::{Arena, Completion, Connector, Endpoint, ErrorKind, Op, OpKind};
+use annex_fabric::{Arena, Completion, Connector, Endpoint, ErrorKind, Op, OpKind};
 use annex_shared::ids::{ClientId, Incarnation, RemoteAddr, Rkey, SessionKey};
 use annex_shared::preamble::{AdmitError, Preamble, Proof};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
@@ -294,7 +294,7 @@ impl Donor {
         &self,
         incarnation: Incarnation,
         session: SessionKey,
-    ) -> Result<ShmConnector, annex_shared::fabric::ConnectError> {
+    ) -> Result<ShmConnector, annex_fabric::ConnectError> {
         ShmConnector::connect(&self.socket, CLIENT, incarnation, session, PATIENCE)
     }
 }

@@ -1,8 +1,8 @@
 //! What is particular to shm: mappings, the lease board, the watcher.
 
 use crate::rig::*;
-use annex_shared::fabric::shm::PrepareError;
-use annex_shared::fabric::{ConnectError, Connector, ErrorKind, MAX_OP_LEN, OpKind};
+use annex_fabric::shm::PrepareError;
+use annex_fabric::{ConnectError, Connector, ErrorKind, MAX_OP_LEN, OpKind};
 use annex_shared::ids::{Incarnation, SessionKey};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -146,7 +146,7 @@ fn a_dead_agent_leaves_no_endpoint_to_open() {
         assert!(start.elapsed() < PATIENCE, "the watcher did not notice");
         std::thread::yield_now();
     }
-    let arena = std::sync::Arc::new(annex_shared::fabric::Arena::new(4096).unwrap());
+    let arena = std::sync::Arc::new(annex_fabric::Arena::new(4096).unwrap());
     assert!(matches!(connector.open(&arena), Err(ConnectError::Unreachable { .. })));
     assert!(connector.prepare(OTHERS_KEY).is_err());
 }

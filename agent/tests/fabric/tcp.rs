@@ -1,9 +1,9 @@
 //! What is particular to tcp: broken and slow connections, fences, strangers.
 
 use crate::rig::*;
-use annex_shared::fabric::tcp::TcpConnector;
-use annex_shared::fabric::tcp::frame::{ANSWER_LEN, Answer, REQUEST_LEN, Request, Status, Verb};
-use annex_shared::fabric::{Completion, ConnectError, Connector, ErrorKind, MAX_OP_LEN, Op, OpKind};
+use annex_fabric::tcp::TcpConnector;
+use annex_fabric::tcp::frame::{ANSWER_LEN, Answer, REQUEST_LEN, Request, Status, Verb};
+use annex_fabric::{Completion, ConnectError, Connector, ErrorKind, MAX_OP_LEN, Op, OpKind};
 use annex_shared::ids::{ClientId, Incarnation, RemoteAddr, SessionKey};
 use annex_shared::preamble::{Preamble, Proof, read_answer};
 use std::io::{Read, Write};
@@ -323,7 +323,7 @@ fn a_new_session_ends_the_connections_of_the_earlier_one() {
 fn a_refused_connection_says_why() {
     let donor = Donor::start();
     let refused = |client, incarnation, session| {
-        let arena = std::sync::Arc::new(annex_shared::fabric::Arena::new(4096).unwrap());
+        let arena = std::sync::Arc::new(annex_fabric::Arena::new(4096).unwrap());
         match TcpConnector::new(donor.addr, client, incarnation, session, PATIENCE).open(&arena) {
             Err(ConnectError::Refused { reason, .. }) => reason,
             Err(other) => panic!("not refused: {other}"),
@@ -340,7 +340,7 @@ fn a_refused_connection_says_why() {
 #[test]
 fn no_donor_at_the_address_is_said_with_the_address() {
     let addr = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let arena = std::sync::Arc::new(annex_shared::fabric::Arena::new(4096).unwrap());
+    let arena = std::sync::Arc::new(annex_fabric::Arena::new(4096).unwrap());
     let error = to(addr, PATIENCE).open(&arena).err().unwrap();
     assert!(error.to_string().contains(&addr.to_string()), "{error}");
 }

@@ -1,8 +1,8 @@
 //! What is particular to verbs: keys of a device, deregistration, fences, the choice of the device. Over a real device, or skipped loudly.
 
 use crate::rig::*;
-use annex_shared::fabric::verbs::{Device, DeviceChoice, DeviceError, PrepareError, VerbsError};
-use annex_shared::fabric::{ConnectError, ErrorKind, Op, OpKind};
+use annex_fabric::verbs::{Device, DeviceChoice, DeviceError, PrepareError, VerbsError};
+use annex_fabric::{ConnectError, ErrorKind, Op, OpKind};
 use annex_shared::ids::{Incarnation, RemoteAddr, Rkey, SessionKey};
 use std::time::{Duration, Instant};
 

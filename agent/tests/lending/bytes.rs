@@ -1,10 +1,10 @@
 //! Real bytes through real agents: who sees what, and that nobody sees what was another's.
 
 use crate::client::{ANNA, BERT, Client, Data, SLAB, agent, ttl, wait_until};
-use annex_shared::fabric::ErrorKind;
-use annex_shared::fabric::shm::ShmConnector;
-use annex_shared::fabric::tcp::TcpConnector;
-use annex_shared::fabric::{Arena, Connector};
+use annex_fabric::ErrorKind;
+use annex_fabric::shm::ShmConnector;
+use annex_fabric::tcp::TcpConnector;
+use annex_fabric::{Arena, Connector};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,11 +1,11 @@
 //! A client that speaks the control protocol word for word, and an agent to speak to.
 
 use annex_agent::{Agent, Config};
+use annex_fabric::shm::ShmConnector;
+use annex_fabric::tcp::TcpConnector;
+use annex_fabric::verbs::{DeviceChoice, Dial, VerbsConnector, VerbsError};
+use annex_fabric::{Arena, ConnectError, Connector, Endpoint, ErrorKind, Op, OpKind};
 use annex_shared::config::{ByteSize, TimeSpan};
-use annex_shared::fabric::shm::ShmConnector;
-use annex_shared::fabric::tcp::TcpConnector;
-use annex_shared::fabric::verbs::{DeviceChoice, Dial, VerbsConnector, VerbsError};
-use annex_shared::fabric::{Arena, ConnectError, Connector, Endpoint, ErrorKind, Op, OpKind};
 use annex_shared::ids::{ClientId, RemoteAddr, Rkey, SlabId};
 use annex_shared::preamble::{Preamble, Proof};
 use annex_shared::wire::{Event, FrameError, Frames, Lease, Refusal, Request, VERSION, Welcome, write_frame};

@@ -1,7 +1,7 @@
 //! How an agent ends: in order, or not.
 
 use crate::client::{ANNA, Client, Data, agent, hello, ttl};
-use annex_shared::fabric::ErrorKind;
+use annex_fabric::ErrorKind;
 use annex_shared::ids::ClientId;
 use annex_shared::wire::{Event, Refusal, Request};
 use std::time::{Duration, Instant};

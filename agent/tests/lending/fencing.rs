@@ -5,7 +5,7 @@ use crate::player::{Gone, Player, Registry};
 use crate::program::{Running, program};
 use crate::takeover::{KeptIn, flags, kept};
 use annex_agent::crash::PLACES;
-use annex_shared::fabric::ErrorKind;
+use annex_fabric::ErrorKind;
 use annex_shared::wire::{Event, Request};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};

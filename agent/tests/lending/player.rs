@@ -7,9 +7,9 @@
 //! - under a lease that holds, no operation is refused.
 
 use crate::client::{Client, Data, PATIENCE, SLAB, hello};
-use annex_shared::fabric::ErrorKind;
-use annex_shared::fabric::shm::ShmConnector;
-use annex_shared::fabric::tcp::TcpConnector;
+use annex_fabric::ErrorKind;
+use annex_fabric::shm::ShmConnector;
+use annex_fabric::tcp::TcpConnector;
 use annex_shared::ids::{ClientId, Incarnation, Rkey, SlabId};
 use annex_shared::wire::{Event, Request, Welcome};
 use rand::rngs::StdRng;

@@ -3,10 +3,10 @@
 use crate::client::{ANNA, BERT, Client, Data, SLAB, config, hello, wait_until};
 use annex_agent::store::keeper;
 use annex_agent::{Agent, Config, sockets};
-use annex_shared::fabric::shm::BoardView;
-use annex_shared::fabric::shm::protocol::{Request as ShmRequest, receive_answer};
-use annex_shared::fabric::tcp::TcpConnector;
-use annex_shared::fabric::{Arena, Connector, ErrorKind};
+use annex_fabric::shm::BoardView;
+use annex_fabric::shm::protocol::{Request as ShmRequest, receive_answer};
+use annex_fabric::tcp::TcpConnector;
+use annex_fabric::{Arena, Connector, ErrorKind};
 use annex_shared::ids::{Rkey, SlabId};
 use annex_shared::preamble::{Preamble, Proof, read_answer};
 use annex_shared::wire::{Event, Lease, Refusal, Request, VERSION, Welcome};
@@ -85,7 +85,7 @@ impl Grip {
     }
 
     fn holds(&self, welcome: &Welcome, rkey: Rkey) -> bool {
-        self.board.holds(self.slot, rkey, welcome.incarnation, annex_shared::fabric::shm::monotonic_ns())
+        self.board.holds(self.slot, rkey, welcome.incarnation, annex_fabric::shm::monotonic_ns())
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::client::{ANNA, Client, Data, SLAB, wait_until};
 use crate::program::{Running, program};
-use annex_shared::fabric::ErrorKind;
+use annex_fabric::ErrorKind;
 use annex_shared::ids::Rkey;
 use nix::cmsg_space;
 use nix::fcntl::{FcntlArg, fcntl};

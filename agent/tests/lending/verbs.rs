@@ -2,8 +2,8 @@
 
 use crate::client::*;
 use crate::device::has_verbs;
-use annex_shared::fabric::ErrorKind;
-use annex_shared::fabric::verbs::VerbsError;
+use annex_fabric::ErrorKind;
+use annex_fabric::verbs::VerbsError;
 use annex_shared::wire::VerbsOffer;
 
 #[test]

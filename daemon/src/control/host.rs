@@ -56,7 +56,7 @@ pub fn check() -> Result<(), HostError> {
 /// Returns what could not be had and is not vital.
 pub fn settle_in() -> Result<Vec<String>, HostError> {
     let mut warnings = Vec::new();
-    crate::heap::settle_in();
+    annex_host::heap::settle_in();
     let memlock = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
     if memlock.is_err() && !has(effective_capabilities().unwrap_or(0), 14) {
         // With a limit and no CAP_IPC_LOCK the lock would hold now and fail some later allocation.

@@ -1,7 +1,7 @@
 //! The pool as the control plane sees it.
 
 use super::Donors;
-use crate::pool::{DonorError, Pool, PoolError};
+use annex_pool::{DonorError, Pool, PoolError};
 use annex_shared::api::{ApiError, DonorInfo, DonorRequest, ErrorCode, PoolInfo, SlabInfo};
 use annex_shared::donor::DonorSpec;
 use std::net::ToSocketAddrs;

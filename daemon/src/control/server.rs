@@ -9,12 +9,12 @@
 use super::access::{Authority, Operators, Peer};
 use super::progress::{self, Lines};
 use super::{Apps, Caller, Donors, Keys};
+use annex_host::repeated;
 use annex_shared::api::{
     ApiError, AppInfo, AttachRequest, DonorInfo, DonorRequest, ErrorCode, LimitRequest, RegionRequest, SlabInfo,
     Status, Target,
 };
 use annex_shared::page::PAGE_SIZE;
-use annex_shared::repeated;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{DefaultBodyLimit, Extension, Path, State};

@@ -1,7 +1,7 @@
 //! What our table says of each command, beside what Redis says of it.
 
 use super::redis::Redis;
-use annex_daemon::kv::commands::SPECS;
+use annex_kv::commands::SPECS;
 use std::collections::BTreeSet;
 
 /// The texts and integers of a reply in RESP2, in their order, with a bracket before and behind each array.

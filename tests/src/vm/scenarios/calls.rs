@@ -4,7 +4,7 @@
 use super::verbs::{VERBS, over};
 use crate::vm::lab::Lab;
 use crate::vm::load::Load;
-use annex_shared::fabric::Transport;
+use annex_shared::transport::Transport;
 use anyhow::ensure;
 use std::collections::BTreeMap;
 

@@ -4,7 +4,7 @@ use crate::vm::inside::Redis;
 use crate::vm::lab::{Lab, Settings};
 use crate::vm::load;
 use annex_shared::api::DonorState;
-use annex_shared::fabric::Transport;
+use annex_shared::transport::Transport;
 use anyhow::ensure;
 use std::time::Duration;
 

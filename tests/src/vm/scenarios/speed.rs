@@ -5,7 +5,7 @@ use super::roce;
 use crate::access::Measured;
 use crate::vm::guest::Guest;
 use crate::vm::lab::{Lab, Settings, address};
-use annex_shared::fabric::Transport;
+use annex_shared::transport::Transport;
 use anyhow::{Context, ensure};
 use std::time::Duration;
 

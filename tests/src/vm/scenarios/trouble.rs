@@ -5,7 +5,7 @@ use crate::vm::guest::Guest;
 use crate::vm::lab::{DEVICE, Lab, Settings};
 use crate::vm::load::Load;
 use annex_shared::api::Status;
-use annex_shared::fabric::Transport;
+use annex_shared::transport::Transport;
 use anyhow::ensure;
 
 /// Faults that are to be served in each state.

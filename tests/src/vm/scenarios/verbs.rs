@@ -5,7 +5,7 @@ use crate::vm::inside::Redis;
 use crate::vm::lab::{DEVICE, Lab, Settings};
 use crate::vm::load::{self, Load};
 use annex_shared::api::Status;
-use annex_shared::fabric::Transport;
+use annex_shared::transport::Transport;
 use anyhow::{Context, ensure};
 use std::time::{Duration, Instant};
 

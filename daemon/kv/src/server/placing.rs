@@ -1,0 +1,63 @@
+//! A SET that looks at nothing: its record goes into the store's log at once, and no task waits for it.
+
+use super::flights::Placement;
+use super::{CommandId, Server, Ticket};
+use crate::call::Failure;
+use crate::reply::Reply;
+use crate::session::Client;
+use crate::store::{Hears, StoreError};
+use bytes::Bytes;
+use std::rc::{Rc, Weak};
+use std::time::Instant;
+
+/// One that has begun, with the locks it holds until its record counts.
+pub struct Placed {
+    server: Rc<Server>,
+    client: Rc<Client>,
+    id: CommandId,
+    args: Vec<Bytes>,
+    ticket: Ticket,
+    is_muted: bool,
+    begun: Instant,
+}
+
+impl Placed {
+    /// The arguments are a key and its value.
+    pub fn new(
+        server: &Rc<Server>,
+        client: &Rc<Client>,
+        id: CommandId,
+        args: Vec<Bytes>,
+        ticket: Ticket,
+        is_muted: bool,
+    ) -> Placed {
+        Placed { server: server.clone(), client: client.clone(), id, args, ticket, is_muted, begun: Instant::now() }
+    }
+
+    /// Puts the record into the log, if that can be done at once.
+    pub fn place(&self, hears: &Weak<dyn Hears>, number: u64) -> bool {
+        let [_, key, value] = &self.args[..] else { return false };
+        let is_placed = self.server.store.place(self.client.db.get(), key, value, hears, number);
+        if is_placed {
+            self.ticket.placed();
+        }
+        is_placed
+    }
+
+    /// What the command needs to be run as any other.
+    pub fn give_back(self) -> (Vec<Bytes>, Ticket) {
+        (self.args, self.ticket)
+    }
+}
+
+impl Placement for Placed {
+    fn end(self, outcome: Result<(), StoreError>) -> Reply {
+        let outcome = outcome.map(|()| Reply::OK).map_err(Failure::from);
+        self.server.account(self.id, &self.client, &self.args, self.begun.elapsed(), &outcome);
+        match outcome {
+            _ if self.is_muted => Reply::Silence,
+            Ok(reply) => reply,
+            Err(failure) => Reply::Error(failure.0),
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Records that are too large for the log: whoever has one writes it to sheets of its own, piece by piece, and it counts when all are written.
+
+use super::super::{apart, turn};
+use super::sheets::UNITS;
+use super::*;
+use annex_pool::Part;
+use futures::{StreamExt, TryStreamExt};
+
+/// Sheets of a piece.
+const PIECE: usize = 32;
+/// Pieces of one record under way at a time.
+const TOGETHER: usize = 32;
+/// How long a piece waits for slots.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Sheets that are reserved for a record. Dropped before the record counts, they are given back.
+struct Reserved<'a> {
+    store: &'a Store,
+    place: Place,
+    units: u32,
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        self.store.give_back(self.place, self.units);
+    }
+}
+
+impl Store {
+    pub(super) async fn write_large(
+        &self,
+        db: Db,
+        key: &[u8],
+        value: &Bytes,
+        expires: Option<UnixMs>,
+    ) -> Result<(), StoreError> {
+        let hash = self.hash(key);
+        let access = self.access_of_written(db, hash);
+        let (of, version) = (self.0.table.database(db), self.next_version());
+        let (whole_key, bytes) = (Bytes::copy_from_slice(key), value.clone());
+        let header = move || Header::new(of, version, expires, hash, &whole_key, &bytes);
+        let header = apart::run(value.len() as u64, header).await;
+        let header = header.map_err(|_| StoreError::Unwritten(IoError::Lost))?;
+        let units = log::room(header.bytes());
+        let sheets = units / UNITS;
+        let place = self.0.space.borrow_mut().append_sheets(sheets).map_err(|_| StoreError::NoRoom)?;
+        let reserved = Reserved { store: self, place, units };
+        let head = [&header.encode()[..], key].concat();
+        let pieces = (0..sheets as usize).step_by(PIECE).map(|first| {
+            let count = PIECE.min(sheets as usize - first);
+            self.write_piece(SheetIdx(place.sheet.0 + first as u32), first, count, &head, value)
+        });
+        let mut pieces = futures::stream::iter(pieces).buffer_unordered(TOGETHER);
+        while pieces.try_next().await?.is_some() {}
+        drop(pieces);
+        std::mem::forget(reserved);
+        let entry = Entry::new(&header, place, access);
+        self.apply(&log::Change { db: header.db, entry, from: None, told: log::Told::Nobody });
+        Ok(())
+    }
+
+    /// Writes the record's part that belongs into `count` sheets from the record's `nth` on; elsewhere, if no replica takes it.
+    async fn write_piece(
+        &self,
+        sheet: SheetIdx,
+        nth: usize,
+        count: usize,
+        head: &[u8],
+        value: &[u8],
+    ) -> Result<(), StoreError> {
+        let mut tries = 1;
+        loop {
+            match self.try_piece(sheet, nth, count, head, value).await {
+                Err(StoreError::Unwritten(IoError::Lost)) if tries < log::TRIES => tries += 1,
+                over => return over,
+            }
+        }
+    }
+
+    async fn try_piece(
+        &self,
+        sheet: SheetIdx,
+        nth: usize,
+        count: usize,
+        head: &[u8],
+        value: &[u8],
+    ) -> Result<(), StoreError> {
+        turn::pause().await;
+        let mut runs = Vec::new();
+        let mut got = 0;
+        while got < count {
+            let more = self.0.stock.take((count - got) as u32, &mut runs) as usize;
+            got += more;
+            if more == 0 {
+                let waited = tokio::time::timeout(PATIENCE, self.0.stock.changed.notified()).await;
+                if waited.is_err() || self.0.stock.is_out() {
+                    self.0.stock.put_back(runs);
+                    return Err(StoreError::NoRoom);
+                }
+            }
+        }
+        let sheets = (sheet.0..).map(SheetIdx).zip(runs.iter().flat_map(|run| run.slots()));
+        let landings: Vec<log::Landing> = sheets.map(|(sheet, slot)| log::Landing { sheet, slot }).collect();
+        landings.iter().for_each(|landing| self.0.space.borrow_mut().hold(landing.sheet));
+        let mut piece = Piece { store: self, landings, is_written: false };
+        let mut buf = self.0.way.buffer(count).await;
+        self.0.way.fill(&mut buf, |bytes| {
+            let from = nth * PAGE_SIZE;
+            let in_head = head.get(from..).unwrap_or_default();
+            let (first, rest) = bytes.split_at_mut(in_head.len().min(bytes.len()));
+            first.copy_from_slice(&in_head[..first.len()]);
+            let at = (from + first.len()).saturating_sub(head.len());
+            let value = &value[at.min(value.len())..];
+            let (second, zeros) = rest.split_at_mut(value.len().min(rest.len()));
+            second.copy_from_slice(&value[..second.len()]);
+            zeros.fill(0);
+        });
+        self.0.way.write(&Part::in_order(&runs), buf).await.map_err(StoreError::Unwritten)?;
+        piece.is_written = true;
+        Ok(())
+    }
+}
+
+/// A piece's slots. Whatever ends its write settles them.
+struct Piece<'a> {
+    store: &'a Store,
+    landings: Vec<log::Landing>,
+    is_written: bool,
+}
+
+impl Drop for Piece<'_> {
+    fn drop(&mut self) {
+        for landing in &self.landings {
+            match self.is_written {
+                true => self.store.put(landing.sheet, landing.slot),
+                // The lane retains what is still under way.
+                false => self.store.0.stock.release(landing.slot),
+            }
+            self.store.let_go(landing.sheet);
+        }
+    }
+}

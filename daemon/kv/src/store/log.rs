@@ -1,0 +1,306 @@
+//! The log: records that are on their way into the pool.
+//!
+//! A record is copied into the *tail*, the sheets at the end of the space that are not full or not written yet. From there whole sheets are written to fresh slots, as
+//! many as there are in one *flight*; the last sheet, if it is not full, is written again with the records that come next, to another slot. A record is
+//! committed when the flight is over that holds its last sheet. Flights are committed in the order in which they started, so a sheet is never put
+//! back to an older slot, and two records of one key commit in the order in which they were appended.
+//!
+//! A flight that no replica took, since all donors of its slots are away, is written again to other slots, before
+//! anything that came after it.
+
+use super::index::Entry;
+use super::sheets::{Place, SheetIdx, UNITS};
+use super::stock::Stock;
+use super::way::Way;
+use super::{Db, Hears, StoreError};
+use crate::store::record::UNIT;
+use annex_pool::{Buf, IoError, Part, SlotRun};
+use annex_shared::ids::SlotIdx;
+use annex_shared::page::PAGE_SIZE;
+use std::collections::VecDeque;
+use std::rc::Weak;
+use tokio::sync::oneshot;
+
+/// Sheets of one flight at most.
+const BATCH: usize = 256;
+/// Flights under way at most.
+const MAX_FLIGHTS: usize = 8;
+/// How often a write is tried that no replica takes.
+pub(super) const TRIES: u8 = 8;
+
+/// Tails whose memory is kept for the next ones.
+const SPARE: usize = 64;
+
+/// What a record changes when it is committed.
+pub struct Change {
+    pub db: Db,
+    pub entry: Entry,
+    /// A record that is moved: it counts only if the key's record is still here.
+    pub from: Option<Place>,
+    pub told: Told,
+}
+
+/// Who hears what became of a record.
+pub enum Told {
+    Nobody,
+    Task(oneshot::Sender<Result<(), StoreError>>),
+    Hearer(Weak<dyn Hears>, u64),
+}
+
+impl Told {
+    pub fn tell(self, outcome: Result<(), StoreError>) {
+        match self {
+            Told::Nobody => {}
+            // Who asked may have gone.
+            Told::Task(done) => drop(done.send(outcome)),
+            Told::Hearer(hears, number) => {
+                if let Some(hears) = hears.upgrade() {
+                    hears.hear(number, outcome);
+                }
+            }
+        }
+    }
+}
+
+struct Tail {
+    sheet: SheetIdx,
+    bytes: Box<[u8; PAGE_SIZE]>,
+    dirty: bool,
+}
+
+/// A slot that a sheet is being written to.
+#[derive(Clone, Copy)]
+pub struct Landing {
+    pub sheet: SheetIdx,
+    pub slot: SlotIdx,
+}
+
+/// A write under way.
+pub struct Flight {
+    pub landings: Vec<Landing>,
+    /// How many of the log's changes it brings, which are the next ones when it is committed.
+    pub changes: usize,
+    state: State,
+    tries: u8,
+}
+
+enum State {
+    /// The way knows it by this token.
+    Posted(u64),
+    /// No replica took it, and its slots were given back. It has been given so many others so far.
+    Again { buf: Buf, runs: Vec<SlotRun>, got: usize },
+    /// It waits for those before it. If it failed, its slots were given back.
+    Over(Result<(), IoError>),
+}
+
+/// See the module's header.
+#[derive(Default)]
+pub struct Log {
+    tails: VecDeque<Tail>,
+    spare: Vec<Box<[u8; PAGE_SIZE]>>,
+    /// The number of the first tail; sheets are numbered as they come.
+    first: u64,
+    /// In the order of the log, each with the number of its record's last sheet: first those of the flights, then those that wait.
+    changes: VecDeque<(u64, Change)>,
+    /// How many of these the flights bring.
+    flying: usize,
+    flights: VecDeque<Flight>,
+}
+
+impl Log {
+    /// Sheets that wait to be written.
+    pub fn dirty(&self) -> usize {
+        // Only one can be written and still be here: the last, while it is the only one.
+        match self.tails.front() {
+            Some(first) if !first.dirty => self.tails.len() - 1,
+            _ => self.tails.len(),
+        }
+    }
+
+    /// Writes under way.
+    pub fn flights(&self) -> usize {
+        self.flights.len()
+    }
+
+    /// Something waits to be written, or is on its way.
+    pub fn is_busy(&self) -> bool {
+        !self.flights.is_empty() || self.dirty() > 0
+    }
+
+    /// Puts a record's pieces at its place, which is the end of the space.
+    pub fn append(&mut self, place: Place, pieces: [&[u8]; 3], change: Change) {
+        let mut at = usize::from(place.unit) * UNIT;
+        self.tail(place.sheet);
+        for mut piece in pieces {
+            while !piece.is_empty() {
+                if at == PAGE_SIZE {
+                    let last = self.tails.back().map_or(place.sheet, |t| t.sheet);
+                    self.tail(SheetIdx(last.0 + 1));
+                    at = 0;
+                }
+                let (now, later) = piece.split_at(piece.len().min(PAGE_SIZE - at));
+                if let Some(tail) = self.tails.back_mut() {
+                    tail.bytes[at..at + now.len()].copy_from_slice(now);
+                    tail.dirty = true;
+                }
+                at += now.len();
+                piece = later;
+            }
+        }
+        let last = self.first + self.tails.len() as u64 - 1;
+        self.changes.push_back((last, change));
+    }
+
+    /// Makes a sheet the last of the tail.
+    fn tail(&mut self, sheet: SheetIdx) {
+        if self.tails.back().is_none_or(|t| t.sheet != sheet) {
+            let mut bytes = self.spare.pop().unwrap_or_else(|| Box::new([0; PAGE_SIZE]));
+            bytes.fill(0);
+            self.tails.push_back(Tail { sheet, bytes, dirty: false });
+            self.trim();
+        }
+    }
+
+    /// The bytes of a sheet that is in the tail still.
+    pub fn bytes(&self, sheet: SheetIdx) -> Option<&[u8; PAGE_SIZE]> {
+        self.tails.iter().rev().find(|t| t.sheet == sheet).map(|t| &*t.bytes)
+    }
+
+    /// Starts a flight with what waits. `None`: nothing can be started now.
+    pub fn launch(&mut self, way: &Way, stock: &Stock) -> Option<&Flight> {
+        if !self.launch_again(way, stock) {
+            return None;
+        }
+        let dirty = self.tails.iter().position(|t| t.dirty);
+        let from = dirty.filter(|_| self.flights.len() < MAX_FLIGHTS)?;
+        let wanted = (self.tails.len() - from).min(BATCH);
+        let mut buf = way.try_buffer(wanted)?;
+        let mut runs: Vec<SlotRun> = Vec::new();
+        let got = stock.take(wanted as u32, &mut runs) as usize;
+        if got == 0 {
+            way.free(buf);
+            return None;
+        }
+        let sheets = self.tails.range(from..from + got);
+        way.fill(&mut buf, |bytes| {
+            for (tail, to) in sheets.clone().zip(bytes.chunks_exact_mut(PAGE_SIZE)) {
+                to.copy_from_slice(&*tail.bytes);
+            }
+        });
+        let slots = runs.iter().flat_map(|run| run.slots());
+        let landings = sheets.zip(slots).map(|(tail, slot)| Landing { sheet: tail.sheet, slot }).collect();
+        let token = match way.post_flight(&Part::in_order(&runs), buf) {
+            Ok(token) => token,
+            Err(buf) => {
+                way.free(buf);
+                stock.put_back(runs);
+                return None;
+            }
+        };
+        self.tails.range_mut(from..from + got).for_each(|t| t.dirty = false);
+        let last = self.first + (from + got) as u64;
+        let changes = self.changes.range(self.flying..).take_while(|(n, _)| *n < last).count();
+        self.flying += changes;
+        self.flights.push_back(Flight { landings, changes, state: State::Posted(token), tries: 1 });
+        self.trim();
+        self.flights.back()
+    }
+
+    /// Starts those again that no replica took. False: one of them has to wait for slots.
+    fn launch_again(&mut self, way: &Way, stock: &Stock) -> bool {
+        for flight in &mut self.flights {
+            let State::Again { runs, got, .. } = &mut flight.state else { continue };
+            *got += stock.take((flight.landings.len() - *got) as u32, runs) as usize;
+            if *got < flight.landings.len() {
+                return false;
+            }
+            let State::Again { buf, runs, got } = std::mem::replace(&mut flight.state, State::Over(Err(IoError::Lost)))
+            else {
+                continue;
+            };
+            match way.post_flight(&Part::in_order(&runs), buf) {
+                Ok(token) => flight.state = State::Posted(token),
+                Err(buf) => {
+                    flight.state = State::Again { buf, runs, got };
+                    return false;
+                }
+            }
+            let slots = runs.iter().flat_map(|run| run.slots());
+            flight.landings.iter_mut().zip(slots).for_each(|(landing, slot)| landing.slot = slot);
+            flight.tries += 1;
+        }
+        true
+    }
+
+    /// Something is to be written again.
+    pub fn waits(&self) -> bool {
+        self.flights.iter().any(|flight| matches!(flight.state, State::Again { .. }))
+    }
+
+    /// A flight is over. What no replica took is to be written again.
+    pub fn landed(&mut self, token: u64, outcome: Result<(), (IoError, Buf)>, way: &Way, stock: &Stock) {
+        let is_it = |flight: &&mut Flight| matches!(flight.state, State::Posted(its) if its == token);
+        let Some(flight) = self.flights.iter_mut().find(is_it) else { return };
+        flight.state = match outcome {
+            Ok(()) => State::Over(Ok(())),
+            Err((error, buf)) => {
+                flight.landings.iter().for_each(|landing| stock.release(landing.slot));
+                if error == IoError::Lost && flight.tries < TRIES {
+                    State::Again { buf, runs: Vec::new(), got: 0 }
+                } else {
+                    way.free(buf);
+                    State::Over(Err(error))
+                }
+            }
+        };
+    }
+
+    /// The next flight to commit, if it is over.
+    pub fn next(&mut self) -> Option<(Flight, Result<(), IoError>)> {
+        let State::Over(result) = self.flights.front()?.state else { return None };
+        let flight = self.flights.pop_front()?;
+        Some((flight, result))
+    }
+
+    /// The next change of the flight that is being committed.
+    pub fn next_change(&mut self) -> Option<Change> {
+        self.flying -= 1;
+        self.changes.pop_front().map(|(_, change)| change)
+    }
+
+    /// Nothing that waits can be written.
+    pub fn give_up(&mut self, way: &Way, stock: &Stock) -> Vec<Change> {
+        for flight in &mut self.flights {
+            if let State::Again { .. } = flight.state
+                && let State::Again { buf, runs, .. } =
+                    std::mem::replace(&mut flight.state, State::Over(Err(IoError::Lost)))
+            {
+                way.free(buf);
+                stock.put_back(runs);
+            }
+        }
+        self.tails.iter_mut().for_each(|t| t.dirty = false);
+        self.trim();
+        self.changes.drain(self.flying..).map(|(_, change)| change).collect()
+    }
+
+    /// Written sheets go, except the last one, which goes on.
+    fn trim(&mut self) {
+        while self.tails.len() > 1 && self.tails.front().is_some_and(|t| !t.dirty) {
+            let written = self.tails.pop_front().map(|tail| tail.bytes);
+            self.spare.extend(written.filter(|_| self.spare.len() < SPARE));
+            self.first += 1;
+        }
+    }
+}
+
+/// Units that a record of so many bytes has to itself: one that is too large for the log has whole sheets.
+pub fn room(bytes: u32) -> u32 {
+    let units = bytes.div_ceil(UNIT as u32);
+    if takes(units) { units } else { units.next_multiple_of(UNITS) }
+}
+
+/// Whether a record of so many units goes through the log. Larger ones are written by whoever has them.
+pub fn takes(units: u32) -> bool {
+    units <= BATCH as u32 * UNITS
+}

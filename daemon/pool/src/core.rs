@@ -1,0 +1,295 @@
+//! What all threads of the pool share: the tables, what is known of each donor, and who to tell.
+
+use super::book::Grade;
+use super::config::{DonorConfig, MAX_DONORS, PoolConfig};
+use super::extents::ExtentTable;
+use super::keeper::News;
+use super::mailbox::Mailbox;
+use super::repair;
+use super::slots::{SlotRun, SlotTable};
+use super::traffic::Traffic;
+use annex_fabric::{Arena, Transport};
+use annex_shared::api::DonorState;
+use annex_shared::ids::{DonorId, ExtentId, SlotIdx};
+use std::collections::HashSet;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+/// Shared by the pool's handle, its lanes, the keeper and the donor threads.
+pub(super) struct Core {
+    pub config: PoolConfig,
+    pub extents: ExtentTable,
+    pub slots: SlotTable,
+    /// The donor that is the spill file.
+    pub spill: Option<DonorId>,
+    /// By `DonorId`: every donor the extent table names. It grows, and never shrinks.
+    donors: Box<[OnceLock<Donor>]>,
+    pub lanes: Mutex<Vec<LaneEntry>>,
+    keeper: Sender<News>,
+    repair: Sender<repair::Task>,
+    /// Grows whenever a replica changes its state, so that lanes look again at what they wait for.
+    changes: AtomicU64,
+    pub counts: Counts,
+    /// Held while donors are added or removed.
+    pub membership: Mutex<()>,
+    /// The extents that slots are taken from. Its lock makes `reserve` one at a time.
+    pub shelf: Mutex<Shelf>,
+    /// Signalled when the shelf got a new extent, or when it is clear that it gets none.
+    pub shelf_changed: Condvar,
+    pub stopping: AtomicBool,
+    pub discarded: Discarded,
+}
+
+/// Slots whose bytes are nobody's: they have references and no content that was ever reported done. Those in quarantine, and those that were taken to be
+/// written later. To be asked while one holds a reference of one's own: what is written from then on is written to every replica there is.
+#[derive(Debug, Default)]
+pub(super) struct Discarded(Mutex<HashSet<SlotIdx>>);
+
+impl Discarded {
+    pub fn add(&self, run: SlotRun) {
+        lock(&self.0).extend(run.slots());
+    }
+
+    /// Before the quarantine's own reference goes.
+    pub fn remove(&self, run: SlotRun) {
+        let mut slots = lock(&self.0);
+        run.slots().for_each(|slot| {
+            slots.remove(&slot);
+        });
+    }
+
+    pub fn has(&self, slot: SlotIdx) -> bool {
+        lock(&self.0).contains(&slot)
+    }
+}
+
+/// What the pool's repairs did and have to do.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    /// Pages copied to joining replicas.
+    pub copied: AtomicU64,
+    /// Pages rewritten after wrong bytes.
+    pub healed: AtomicU64,
+    /// Pages the scrubber read, on all replicas together.
+    pub scrubbed: AtomicU64,
+    /// Reads that were sent to a second replica because the first one was slow.
+    pub hedged: AtomicU64,
+    /// Pages that no replica could give when they were to be copied.
+    pub gone: AtomicU64,
+    /// Heals asked for and not done yet.
+    pub heals: AtomicU32,
+    /// Extents with two replicas in one failure domain.
+    pub crowded: AtomicU32,
+    /// Replicas on their way to another donor.
+    pub moving: AtomicU32,
+    /// Of those, the ones that no other donor has room for.
+    pub stuck: AtomicU32,
+}
+
+/// What a control thread must know of a lane to open an endpoint for it.
+pub(super) struct LaneEntry {
+    pub id: u32,
+    pub arena: Arc<Arena>,
+    pub mailbox: Arc<Mailbox>,
+}
+
+/// Extents that `reserve` may use.
+#[derive(Debug, Default)]
+pub(super) struct Shelf {
+    pub extents: Vec<Shelved>,
+    /// Pages asked for and not had since the keeper last looked.
+    pub wanted: u64,
+    /// Pages taken since the keeper last looked.
+    pub taken: u64,
+    /// How often the keeper looked.
+    pub looks: u64,
+    /// No extent is on its way: waiting is of no use.
+    pub dry: bool,
+    /// Nothing was to be had lately, and nothing is free.
+    pub full: bool,
+    /// Donors have no room: what the last tier has is taken.
+    pub spills: bool,
+    /// Too few donors are there for a whole extent: what degraded ones have is taken.
+    pub degrades: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shelved {
+    pub extent: ExtentId,
+    pub grade: Grade,
+}
+
+/// One donor, as the data plane and the listings see it.
+pub(super) struct Donor {
+    pub id: DonorId,
+    pub address: String,
+    /// `None` = not used any more.
+    pub config: Mutex<Option<DonorConfig>>,
+    pub stats: DonorStats,
+    pub traffic: Traffic,
+    /// Neither operations nor its agent answer. Set and cleared by the keeper.
+    pub silent: AtomicBool,
+    pub view: Mutex<DonorView>,
+}
+
+/// Counted by lanes.
+#[derive(Debug, Default)]
+pub(super) struct DonorStats {
+    pub reads: AtomicU64,
+    pub writes: AtomicU64,
+    pub errors: AtomicU64,
+    pub checksum_errors: AtomicU64,
+    pub healed: AtomicU64,
+    /// Smoothed time of an operation, in nanoseconds; 0 = not known.
+    pub latency_ns: AtomicU64,
+}
+
+/// Written by the donor's control thread.
+#[derive(Clone, Debug)]
+pub(super) struct DonorView {
+    pub name: String,
+    pub state: DonorState,
+    pub transport: Option<Transport>,
+    /// Why this transport, or why there is no connection.
+    pub why: String,
+    pub held: u32,
+    pub free: u32,
+    pub capacity: u32,
+    /// It is to be removed.
+    pub draining: bool,
+    /// How long its leases last; `None`: it was not reached yet.
+    pub lease: Option<Duration>,
+}
+
+impl Core {
+    pub fn new(
+        config: PoolConfig,
+        extents: ExtentTable,
+        slots: SlotTable,
+        spill: Option<DonorId>,
+        keeper: Sender<News>,
+        repair: Sender<repair::Task>,
+    ) -> Self {
+        Core {
+            config,
+            extents,
+            slots,
+            spill,
+            donors: (0..MAX_DONORS).map(|_| OnceLock::new()).collect(),
+            lanes: Mutex::default(),
+            keeper,
+            repair,
+            changes: AtomicU64::new(0),
+            counts: Counts::default(),
+            membership: Mutex::default(),
+            shelf: Mutex::default(),
+            shelf_changed: Condvar::new(),
+            stopping: AtomicBool::new(false),
+            discarded: Discarded::default(),
+        }
+    }
+
+    /// Tells the keeper. Dropped silently when the pool is shutting down and nobody listens.
+    pub fn tell(&self, news: News) {
+        let _ = self.keeper.send(news);
+    }
+
+    /// Tells the repair thread, likewise.
+    pub fn mend(&self, task: repair::Task) {
+        let _ = self.repair.send(task);
+    }
+
+    /// A replica takes writes: where none is left nothing can be written.
+    pub fn is_writable(&self, extent: ExtentId) -> bool {
+        self.extents.replicas(extent).is_some_and(|replicas| replicas.live() > 0)
+    }
+
+    #[inline]
+    pub fn changes(&self) -> u64 {
+        self.changes.load(Acquire)
+    }
+
+    /// A replica changed its state: who waits for it looks again, soon.
+    pub fn changed(&self) {
+        self.changes.fetch_add(1, AcqRel);
+    }
+
+    /// Marks a replica as lost. True if it counted for something until now.
+    pub fn lose(&self, extent: ExtentId, place: u8, generation: u16) -> bool {
+        let was_kept = self.extents.lose(extent, place, generation);
+        if was_kept {
+            self.changed();
+        }
+        was_kept
+    }
+
+    /// Marks a replica as away. True if it was written until now.
+    pub fn leave(&self, extent: ExtentId, place: u8, generation: u16) -> bool {
+        let was_written = self.extents.leave(extent, place, generation);
+        if was_written {
+            self.changed();
+        }
+        was_written
+    }
+
+    /// After changes: lanes look at what they wait for.
+    pub fn wake_lanes(&self) {
+        lock(&self.lanes).iter().for_each(|l| l.mailbox.wake());
+    }
+
+    #[inline]
+    pub fn is_spill(&self, donor: DonorId) -> bool {
+        self.spill == Some(donor)
+    }
+
+    pub fn retain(&self, slot: SlotIdx) -> bool {
+        self.slots.retain(slot)
+    }
+
+    pub fn release(&self, slot: SlotIdx) -> bool {
+        self.slots.release(&self.extents, slot)
+    }
+
+    pub fn release_run(&self, run: SlotRun) {
+        for slot in run.slots() {
+            if !self.release(slot) {
+                tracing::error!("{slot} was released more often than retained");
+            }
+        }
+    }
+
+    #[inline]
+    pub fn donor(&self, id: DonorId) -> Option<&Donor> {
+        self.donors.get(usize::from(id.0))?.get()
+    }
+
+    /// What people know it by.
+    pub fn donor_name(&self, id: DonorId) -> String {
+        self.donor(id).map_or_else(|| id.to_string(), |d| format!("donor {}", lock(&d.view).name))
+    }
+
+    pub fn donors(&self) -> impl Iterator<Item = &Donor> {
+        self.donors.iter().filter_map(OnceLock::get)
+    }
+
+    /// Makes a donor known. False if its number is taken.
+    pub fn add_donor(&self, donor: Donor) -> bool {
+        self.donors.get(usize::from(donor.id.0)).is_some_and(|place| place.set(donor).is_ok())
+    }
+}
+
+impl DonorStats {
+    /// Folds one operation's time into the smoothed one.
+    pub fn observe(&self, ns: u64) {
+        let old = self.latency_ns.load(Relaxed);
+        self.latency_ns.store(if old == 0 { ns } else { old - old / 16 + ns / 16 }, Relaxed);
+    }
+}
+
+/// A lock whose holder panicked is still a lock: what it guards here is valid after each statement.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,304 @@
+//! The file and its regions: who has which under which key, and whether the disk still answers.
+
+use super::endpoint::FileEndpoint;
+use super::work::{self, Lineup, Task};
+use crate::{Arena, ConnectError, Connector, Endpoint, ErrorKind, OpKind, Transport};
+use annex_host::repeated;
+use annex_shared::ids::{RemoteAddr, Rkey, SlabId};
+use nix::fcntl::{FallocateFlags, fallocate};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
+use std::time::{Duration, Instant};
+
+/// A file of which regions are lent. See the module's header.
+#[derive(Debug)]
+pub struct Disk {
+    pub(super) file: OwnedFd,
+    /// For messages.
+    name: String,
+    /// Where region 0 begins, and how long each is.
+    first: u64,
+    region_len: u64,
+    regions: Box<[Region]>,
+    patience: Duration,
+    base: Instant,
+    pub(super) reads: Lineup,
+    pub(super) writes: Lineup,
+    /// For each thread: nanoseconds after `base` at which its present I/O began, plus one; 0 = it is in none.
+    since: Box<[AtomicU64]>,
+    /// Operations handed over and not back from the kernel.
+    in_flight: AtomicUsize,
+    /// Grows when the disk is cut off: endpoints of an earlier era are broken.
+    era: AtomicU64,
+    is_cut: AtomicBool,
+    /// Readable while it is cut off.
+    cut: EventFd,
+    stopping: AtomicBool,
+    /// Seconds after `base` at which an error was last logged, plus one.
+    /// The region after the one that was lent last: a bad place on the disk is not tried again at once.
+    next: AtomicU32,
+    /// A test that holds it makes the disk hang.
+    #[cfg(test)]
+    pub(super) gate: std::sync::Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct Region {
+    /// 0 = not lent.
+    rkey: AtomicU64,
+    /// Operations on it that are not over.
+    busy: AtomicU32,
+}
+
+impl Disk {
+    /// Starts the threads. `regions` of `region_len` bytes lie in the file from `first` on, none of them lent; all of these are multiples of 4096.
+    /// One I/O that takes longer than `patience` cuts the disk off. `name` is for messages. The threads end with [`Disk::stop`].
+    pub fn start(
+        file: OwnedFd,
+        name: &str,
+        (first, region_len, regions): (u64, u64, u32),
+        patience: Duration,
+    ) -> io::Result<Arc<Disk>> {
+        let disk = Arc::new(Disk {
+            file,
+            name: name.to_owned(),
+            first,
+            region_len,
+            regions: (0..regions).map(|_| Region::default()).collect(),
+            patience,
+            base: Instant::now(),
+            reads: Lineup::new()?,
+            writes: Lineup::new()?,
+            since: (0..work::THREADS).map(|_| AtomicU64::new(0)).collect(),
+            in_flight: AtomicUsize::new(0),
+            era: AtomicU64::new(0),
+            is_cut: AtomicBool::new(false),
+            cut: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
+            stopping: AtomicBool::new(false),
+            next: AtomicU32::new(0),
+            #[cfg(test)]
+            gate: std::sync::Mutex::default(),
+        });
+        work::start(&disk)?;
+        Ok(disk)
+    }
+
+    /// Has the threads end, each when it is back from the kernel. Operations are refused from now on.
+    pub fn stop(&self) {
+        self.stopping.store(true, SeqCst);
+        self.era.fetch_add(1, SeqCst);
+        self.reads.ring(work::THREADS as u64);
+        self.writes.ring(work::THREADS as u64);
+    }
+
+    // ---- regions ----
+
+    /// Lends a region below `limit`, with its room on the disk reserved if the file system can do that; `None` if none is free.
+    pub fn lend(&self, limit: u32) -> io::Result<Option<(SlabId, Rkey)>> {
+        let count = limit.min(self.regions.len() as u32);
+        if count == 0 || self.is_cut_off() {
+            return Ok(None);
+        }
+        let from = self.next.load(Relaxed) % count;
+        let Some(region) = (0..count).map(|n| (from + n) % count).find(|n| self.is_free(*n)) else { return Ok(None) };
+        self.reserve(region)?;
+        let rkey = Rkey(u64::from(rand::random::<u32>() | 1) << 32 | u64::from(region));
+        self.regions[region as usize].rkey.store(rkey.0, SeqCst);
+        self.next.store(region + 1, Relaxed);
+        Ok(Some((SlabId(region), rkey)))
+    }
+
+    /// A region that was lent before this annexd is lent as it was. False if that can't be.
+    pub fn adopt(&self, slab: SlabId, rkey: Rkey) -> bool {
+        let known = self.regions.get(slab.0 as usize).filter(|_| rkey.0 as u32 == slab.0 && rkey.0 >> 32 != 0);
+        known.is_some_and(|r| r.rkey.compare_exchange(0, rkey.0, SeqCst, SeqCst).is_ok())
+    }
+
+    /// Ends a loan: no operation under its key begins from now on. The room on the disk is given back.
+    pub fn take_back(&self, slab: SlabId) {
+        let Some(region) = self.regions.get(slab.0 as usize) else { return };
+        region.rkey.store(0, SeqCst);
+        self.punch(slab.0, 1);
+    }
+
+    /// Gives the room of everything that is not lent back to the file system.
+    pub fn punch_unlent(&self) {
+        for region in (0..self.regions.len() as u32).filter(|n| self.is_free(*n)) {
+            self.punch(region, 1);
+        }
+    }
+
+    /// What is lent.
+    pub fn lent(&self) -> Vec<(SlabId, Rkey)> {
+        let keys = self.regions.iter().map(|r| r.rkey.load(Acquire));
+        (0..).map(SlabId).zip(keys.map(Rkey)).filter(|(_, rkey)| rkey.0 != 0).collect()
+    }
+
+    /// Regions below `limit` that could be lent.
+    pub fn free(&self, limit: u32) -> u32 {
+        (0..limit.min(self.regions.len() as u32)).filter(|n| self.is_free(*n)).count() as u32
+    }
+
+    fn is_free(&self, region: u32) -> bool {
+        let region = &self.regions[region as usize];
+        region.rkey.load(SeqCst) == 0 && region.busy.load(SeqCst) == 0
+    }
+
+    fn reserve(&self, region: u32) -> io::Result<()> {
+        let at = self.first + u64::from(region) * self.region_len;
+        match fallocate(&self.file, FallocateFlags::empty(), at as i64, self.region_len as i64) {
+            Ok(()) => Ok(()),
+            Err(nix::errno::Errno::EOPNOTSUPP) => {
+                // Then a full file system is an error of the write that finds it so.
+                let end = at + self.region_len;
+                let stat = nix::sys::stat::fstat(&self.file)?;
+                if (stat.st_size as u64) < end {
+                    nix::unistd::ftruncate(&self.file, end as i64)?;
+                }
+                Ok(())
+            }
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    fn punch(&self, region: u32, count: u32) {
+        let at = self.first + u64::from(region) * self.region_len;
+        let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        if let Err(errno) = fallocate(&self.file, flags, at as i64, (u64::from(count) * self.region_len) as i64) {
+            tracing::debug!("{}: the room of a region can't be given back to the file system: {errno}", self.name);
+        }
+    }
+
+    // ---- operations ----
+
+    /// Where the bytes of an operation lie in the file, and its region; the region is busy from then on.
+    pub(super) fn begin(&self, era: u64, rkey: Rkey, addr: RemoteAddr, len: u32) -> Result<(u64, u32), ErrorKind> {
+        let index = rkey.0 as u32;
+        let region = self.regions.get(index as usize).ok_or(ErrorKind::RemoteAccess)?;
+        let inside = addr.0.checked_add(u64::from(len)).is_some_and(|end| end <= self.region_len);
+        if !inside || !addr.0.is_multiple_of(annex_shared::page::PAGE_SIZE as u64) {
+            return Err(ErrorKind::RemoteAccess);
+        }
+        // Counted first, looked at afterwards: whoever ends the loan or cuts the disk off does it in the other order, so that one of both sees the other.
+        self.in_flight.fetch_add(1, SeqCst);
+        region.busy.fetch_add(1, SeqCst);
+        let refused = if self.era.load(SeqCst) != era {
+            Some(ErrorKind::Flushed)
+        } else if region.rkey.load(SeqCst) != rkey.0 {
+            Some(ErrorKind::RemoteAccess)
+        } else {
+            None
+        };
+        match refused {
+            None => Ok((self.first + u64::from(index) * self.region_len + addr.0, index)),
+            Some(kind) => {
+                self.end(index);
+                Err(kind)
+            }
+        }
+    }
+
+    /// The operation is back from the kernel.
+    pub(super) fn end(&self, region: u32) {
+        if let Some(region) = self.regions.get(region as usize) {
+            region.busy.fetch_sub(1, SeqCst);
+        }
+        self.in_flight.fetch_sub(1, SeqCst);
+    }
+
+    pub(super) fn hand_over(&self, task: Task) -> Result<(), Task> {
+        match task.kind {
+            OpKind::Read => self.reads.push(task),
+            _ => self.writes.push(task),
+        }
+    }
+
+    /// Still lent under that key.
+    pub(super) fn holds(&self, rkey: Rkey) -> bool {
+        self.regions.get(rkey.0 as u32 as usize).is_some_and(|r| r.rkey.load(SeqCst) == rkey.0)
+    }
+
+    pub(super) fn is_stopping(&self) -> bool {
+        self.stopping.load(SeqCst)
+    }
+
+    // ---- does it answer? ----
+
+    /// A thread goes into the kernel, or is back (`false`).
+    pub(super) fn clock(&self, thread: usize, goes: bool) {
+        let now = if goes { self.base.elapsed().as_nanos() as u64 + 1 } else { 0 };
+        self.since[thread].store(now, Relaxed);
+    }
+
+    /// How long the longest I/O under way has taken.
+    fn slowest(&self) -> Duration {
+        let now = self.base.elapsed().as_nanos() as u64 + 1;
+        let taken = self.since.iter().map(|s| s.load(Relaxed)).filter(|s| *s != 0).map(|s| now.saturating_sub(s));
+        Duration::from_nanos(taken.max().unwrap_or(0))
+    }
+
+    /// Cuts the disk off if an I/O takes too long. To be called now and then while something is under way.
+    pub fn look(&self) {
+        if !self.is_cut.load(Relaxed) && self.slowest() > self.patience {
+            self.cut_off();
+        }
+    }
+
+    fn cut_off(&self) {
+        if !self.is_cut.swap(true, SeqCst) {
+            self.era.fetch_add(1, SeqCst);
+            let _ = self.cut.write(1);
+        }
+    }
+
+    /// True while the disk is cut off. It ends here, once everything is back from the kernel.
+    pub fn is_cut_off(&self) -> bool {
+        if self.is_cut.load(SeqCst) && self.in_flight.load(SeqCst) == 0 {
+            let _ = self.cut.read();
+            self.is_cut.store(false, SeqCst);
+        }
+        self.is_cut.load(SeqCst)
+    }
+
+    /// Grows when it is cut off: what was opened in an earlier era is broken.
+    pub fn era(&self) -> u64 {
+        self.era.load(SeqCst)
+    }
+
+    /// Readable while it is cut off.
+    pub fn cut_fd(&self) -> BorrowedFd<'_> {
+        self.cut.as_fd()
+    }
+
+    pub(super) fn patience(&self) -> Duration {
+        self.patience
+    }
+
+    /// Logs an I/O error: the first of many.
+    pub(super) fn complain(&self, task: &Task, error: &io::Error) {
+        let (Task { kind, len, at, .. }, name) = (task, &self.name);
+        repeated!(WARN, "an operation failed" of name, "{name}: {kind} of {len} bytes at {at} failed: {error}");
+    }
+}
+
+/// Opens endpoints to a disk.
+pub struct FileConnector(pub Arc<Disk>);
+
+impl Connector for FileConnector {
+    fn transport(&self) -> Transport {
+        Transport::File
+    }
+
+    fn open(&self, arena: &Arc<Arena>) -> Result<Box<dyn Endpoint>, ConnectError> {
+        let failed = |source| ConnectError::Local { transport: Transport::File, peer: self.0.name.clone(), source };
+        let era = self.0.era();
+        if self.0.is_cut_off() || self.0.is_stopping() {
+            return Err(failed(io::ErrorKind::TimedOut.into()));
+        }
+        Ok(Box::new(FileEndpoint::new(self.0.clone(), arena.clone(), era).map_err(failed)?))
+    }
+}

@@ -1,0 +1,213 @@
+//! The threads that go into the kernel, and what they share with endpoints.
+
+use super::disk::Disk;
+use crate::{Arena, ArenaError, ErrorKind, OpKind};
+use annex_shared::ids::Rkey;
+use annex_shared::page::PAGE_SIZE;
+use crossbeam::queue::ArrayQueue;
+use nix::errno::Errno;
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::uio::{pread, pwrite};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU8;
+use std::sync::atomic::Ordering::{AcqRel, Acquire};
+
+/// So many reads may be in the kernel at once: page faults, each a thread of someone's program that stands still.
+const READERS: usize = 4;
+/// Writes are long and come in batches.
+const WRITERS: usize = 2;
+pub(super) const THREADS: usize = READERS + WRITERS;
+/// Bytes that a thread moves at once.
+const CHUNK: usize = 256 << 10;
+/// Operations that may wait for a thread: more than all lanes together can have outstanding.
+const LINE: usize = 4096;
+/// The threads call little, and all of annexd's memory is locked.
+const STACK: usize = 128 << 10;
+
+/// One operation on its way.
+#[derive(Debug)]
+pub(super) struct Task {
+    pub desk: Arc<Desk>,
+    pub ticket: u32,
+    pub kind: OpKind,
+    /// Where its bytes lie in the desk's arena.
+    pub local: usize,
+    pub len: u32,
+    /// Where in the file.
+    pub at: u64,
+    pub region: u32,
+    pub rkey: Rkey,
+}
+
+/// What waits for a thread, and what the threads wait on: a count of what waits.
+#[derive(Debug)]
+pub(super) struct Lineup {
+    queue: ArrayQueue<Task>,
+    bell: EventFd,
+}
+
+impl Lineup {
+    pub fn new() -> io::Result<Lineup> {
+        let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_SEMAPHORE)?;
+        Ok(Lineup { queue: ArrayQueue::new(LINE), bell })
+    }
+
+    pub fn push(&self, task: Task) -> Result<(), Task> {
+        self.queue.push(task)
+    }
+
+    /// So many were pushed since the last ring.
+    pub fn ring(&self, pushed: u64) {
+        // Blocks only at 2^64: one count for each place in the line.
+        let _ = self.bell.write(pushed);
+    }
+
+    fn wait(&self) -> Option<Task> {
+        while let Err(Errno::EINTR) = self.bell.read() {}
+        self.queue.pop()
+    }
+}
+
+/// Where an endpoint and the threads meet.
+#[derive(Debug)]
+pub(super) struct Desk {
+    pub arena: Arc<Arena>,
+    tickets: Box<[AtomicU8]>,
+    /// Tickets of operations that are over, with how they ended.
+    pub over: ArrayQueue<(u32, Result<(), ErrorKind>)>,
+    pub event: EventFd,
+}
+
+/// Nobody touches its bytes now, and who wants to may claim it.
+const IDLE: u8 = 0;
+/// A thread copies its bytes.
+const CLAIMED: u8 = 1;
+/// It was given up: its bytes are not the threads' any more.
+const GIVEN_UP: u8 = 2;
+/// It is on the list of those that are over.
+const OVER: u8 = 3;
+
+impl Desk {
+    pub fn new(arena: Arc<Arena>, tickets: usize) -> io::Result<Desk> {
+        Ok(Desk {
+            arena,
+            tickets: (0..tickets).map(|_| AtomicU8::new(IDLE)).collect(),
+            over: ArrayQueue::new(tickets),
+            event: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
+        })
+    }
+
+    /// A ticket is used anew.
+    pub fn renew(&self, ticket: u32) {
+        self.turn(ticket, OVER, IDLE);
+    }
+
+    /// Takes an operation from the threads for good. False: not now, one of them copies its bytes, or it is over.
+    pub fn give_up(&self, ticket: u32) -> bool {
+        self.turn(ticket, IDLE, GIVEN_UP)
+    }
+
+    pub fn is_over(&self, ticket: u32) -> bool {
+        self.tickets[ticket as usize].load(Acquire) == OVER
+    }
+
+    fn finish(&self, ticket: u32, result: Result<(), ErrorKind>) {
+        if self.turn(ticket, IDLE, OVER) {
+            // There is a place for every ticket.
+            let _ = self.over.push((ticket, result));
+            let _ = self.event.write(1);
+        }
+    }
+
+    fn turn(&self, ticket: u32, from: u8, to: u8) -> bool {
+        self.tickets[ticket as usize].compare_exchange(from, to, AcqRel, Acquire).is_ok()
+    }
+
+    /// Copies between the arena and a thread's buffer, unless the operation was given up.
+    fn copy(&self, task: &Task, done: usize, buffer: &Buffer, len: usize) -> bool {
+        if !self.turn(task.ticket, IDLE, CLAIMED) {
+            return false;
+        }
+        let arena = self.arena.ptr(task.local + done, len);
+        let own = buffer.0.ptr(0, len);
+        let (from, to) = if task.kind == OpKind::Read { (own, arena) } else { (arena, own) };
+        // SAFETY: both ranges are in bounds (`ptr` checks) and in different mappings. The arena's belongs to this operation (its range was checked when it was
+        // posted) while the claim is held; the buffer is this thread's.
+        unsafe { std::ptr::copy_nonoverlapping(from.cast_const(), to, len) };
+        self.turn(task.ticket, CLAIMED, IDLE)
+    }
+}
+
+/// A thread's own memory, aligned for direct I/O.
+struct Buffer(Arena);
+
+impl Buffer {
+    fn bytes(&mut self, len: usize) -> &mut [u8] {
+        // SAFETY: the thread alone has it, and hands it out by `&mut`.
+        unsafe { self.0.bytes_mut(0, len) }
+    }
+}
+
+/// Starts the disk's threads. They end when it is told to stop.
+pub(super) fn start(disk: &Arc<Disk>) -> io::Result<()> {
+    let buffer = || Arena::new(CHUNK).map(Buffer).map_err(|e: ArenaError| io::Error::other(e));
+    for thread in 0..THREADS {
+        let (disk, mut buffer) = (disk.clone(), buffer()?);
+        let name = format!("annex-disk-{thread}");
+        std::thread::Builder::new().name(name).stack_size(STACK).spawn(move || {
+            let line = if thread < READERS { &disk.reads } else { &disk.writes };
+            while !disk.is_stopping() {
+                let Some(task) = line.wait() else { continue };
+                let result = carry_out(&disk, &task, &mut buffer, thread);
+                disk.end(task.region);
+                task.desk.finish(task.ticket, result);
+            }
+        })?;
+    }
+    Ok(())
+}
+
+fn carry_out(disk: &Disk, task: &Task, buffer: &mut Buffer, thread: usize) -> Result<(), ErrorKind> {
+    let mut done = 0;
+    while done < task.len as usize {
+        let len = (task.len as usize - done).min(CHUNK);
+        let at = task.at + done as u64;
+        if task.kind != OpKind::Read && !task.desk.copy(task, done, buffer, len) {
+            return Err(ErrorKind::Flushed);
+        }
+        disk.clock(thread, true);
+        #[cfg(test)]
+        drop(disk.gate.lock());
+        let moved = transfer(disk, task.kind, buffer.bytes(len), at);
+        disk.clock(thread, false);
+        if let Err(error) = moved {
+            disk.complain(task, &error);
+            return Err(ErrorKind::RemoteOperation);
+        }
+        if task.kind == OpKind::Read && !task.desk.copy(task, done, buffer, len) {
+            return Err(ErrorKind::Flushed);
+        }
+        done += len;
+    }
+    // Whoever has the region by now, these were not the bytes that were asked for.
+    if disk.holds(task.rkey) { Ok(()) } else { Err(ErrorKind::RemoteAccess) }
+}
+
+/// All of it, however many pieces the kernel makes of it.
+fn transfer(disk: &Disk, kind: OpKind, bytes: &mut [u8], at: u64) -> io::Result<()> {
+    let mut done = 0;
+    while done < bytes.len() {
+        let (rest, at) = (&mut bytes[done..], (at + done as u64) as i64);
+        let moved = if kind == OpKind::Read { pread(&disk.file, rest, at) } else { pwrite(&disk.file, rest, at) };
+        match moved {
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno.into()),
+            // The end of the file, or a piece that direct I/O can't go on from.
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(n) if n % PAGE_SIZE != 0 && done + n < bytes.len() => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(n) => done += n,
+        }
+    }
+    Ok(())
+}

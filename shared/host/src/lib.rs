@@ -1,0 +1,21 @@
+//! What a daemon needs of its own host.
+//!
+//! - [`mapped`]: tables in memfds, whose bytes outlive the daemon.
+//! - [`keeper`]: who keeps descriptors while the daemon is away.
+//! - [`latency`]: a histogram of durations.
+//! - [`pidfd`]: processes by descriptor.
+//! - [`priority`]: threads that somebody waits for.
+//! - [`repeats`]: lines of a log that one incident yields by the hundred.
+//! - [`rights`]: descriptors over Unix sockets.
+//! - [`sentinel`]: a thread that panics takes its daemon with it.
+//! - [`heap`]: which memory the C library gives back.
+
+pub mod heap;
+pub mod keeper;
+pub mod latency;
+pub mod mapped;
+pub mod pidfd;
+pub mod priority;
+pub mod repeats;
+pub mod rights;
+pub mod sentinel;
