@@ -206,7 +206,7 @@ impl Kind {
     /// The value in the form CONFIG GET shows, or why it can't be one.
     fn parse(&self, text: &str, old: &str) -> Result<String, String> {
         match self {
-            Kind::Bool => match text.to_ascii_lowercase().as_str() {
+            Kind::Bool => match parameters::c_string(text).to_ascii_lowercase().as_str() {
                 flag @ ("yes" | "no") => Ok(flag.into()),
                 _ => Err("argument must be 'yes' or 'no'".into()),
             },
@@ -234,6 +234,7 @@ impl Kind {
                     .ok_or_else(|| "argument must be a memory or percent value".into()),
             },
             Kind::Enum(names) => {
+                let text = parameters::c_string(text);
                 let found = names.iter().find(|name| name.eq_ignore_ascii_case(text));
                 found
                     .map(|name| name.to_string())

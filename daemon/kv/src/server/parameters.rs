@@ -144,8 +144,14 @@ pub fn find(name: &str) -> Option<usize> {
     TABLE.iter().position(|parameter| is(parameter.name) || parameter.alias.is_some_and(is))
 }
 
+/// What Redis sees of a value that it reads as a C string: it ends at the first NUL.
+pub fn c_string(text: &str) -> &str {
+    text.split_once('\0').map_or(text, |(seen, _)| seen)
+}
+
 /// A number with a unit as Redis reads it: `k` is 1000, `kb` 1024, and no digits are 0.
 pub fn memory(text: &str) -> Option<u64> {
+    let text = c_string(text);
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
     let factor: u64 = match unit.to_ascii_lowercase().as_str() {
@@ -166,7 +172,7 @@ pub fn memory(text: &str) -> Option<u64> {
 pub fn output_limits(text: &str, old: &str) -> Result<String, String> {
     const CLASSES: [&str; 3] = ["normal", "slave", "pubsub"];
     let mut limits: Vec<String> = old.split(' ').collect::<Vec<_>>().chunks(4).map(|class| class.join(" ")).collect();
-    let words: Vec<&str> = text.split_ascii_whitespace().collect();
+    let words: Vec<&str> = text.split_ascii_whitespace().map(c_string).collect();
     if !words.len().is_multiple_of(4) {
         return Err("Wrong number of arguments in buffer limit configuration.".into());
     }
