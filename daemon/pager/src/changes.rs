@@ -386,6 +386,13 @@ impl Core {
         self.released.drain(..).for_each(|slot| around.pool.release(slot));
     }
 
+    /// Commits what has become of the window, apart from any change.
+    pub(super) fn keep_window(&mut self, around: &Surroundings) {
+        self.table.begin();
+        let applied = self.table.applied();
+        self.commit(applied, around);
+    }
+
     fn save_window(&self) {
         let words = self.window.save();
         if !words.is_empty() || self.table.has_window() {

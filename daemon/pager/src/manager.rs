@@ -249,6 +249,10 @@ impl Manager {
 
     /// Forgets a space whose address space has ended.
     fn discard(&self, space: &Arc<Space>, proof: Proof) {
+        if !space.bequeath(&self.means.around) {
+            // Its parent is busy: at the next look.
+            return;
+        }
         self.means.workers.unwatch(space);
         self.means.registry.remove(space, proof);
         space.release_all(&self.means.around);

@@ -178,7 +178,7 @@ fn sweep(space: &Arc<Space>, lane: &mut Lane, around: &Surroundings, most: usize
 /// Takes annex out of a space that has nothing evicted, or whose address space has ended. False: it has pages in the pool, and nothing was done.
 pub fn let_go(means: &Means, space: &Arc<Space>) -> bool {
     let proof = Proof::of_end(&space.uffd).or_else(|| Proof::all_back(&space.core().table));
-    let Some(proof) = proof else { return false };
+    let Some(proof) = proof.filter(|_| space.bequeath(&means.around)) else { return false };
     means.workers.unwatch(space);
     means.registry.unfurnish(space);
     if let Some(task) = space.task() {

@@ -125,8 +125,8 @@ pub fn bring_back(
     let slots = intent.slots();
     let named = |space: &Arc<Space>| names_any(&space.core().table, &slots);
     if registry.of_app(space.app.id).iter().any(named) {
-        let mm = space.mm().ok_or(SalvageError::NoProcess)?;
-        let staged = staged(&space.core().table, &space.uffd, Some(&mm));
+        let mm = space.mm();
+        let staged = staged(&space.core().table, &space.uffd, mm.as_deref());
         let staged = match staged {
             Err(SalvageError::Gone) => {
                 let mut faults = Vec::new();
@@ -136,6 +136,7 @@ pub fn bring_back(
             }
             staged => staged?,
         };
+        let mm = mm.ok_or(SalvageError::NoProcess)?;
         let mut bytes = vec![0; intent.victims.len() * PAGE_SIZE];
         for (victim, page) in intent.victims.iter().zip(bytes.chunks_mut(PAGE_SIZE)) {
             if staged.contains(&victim.place) {
@@ -205,7 +206,10 @@ fn names_any(table: &Table, slots: &HashMap<SlotIdx, usize>) -> bool {
 
 /// Which places of staging have a page, in pages.
 fn staged(table: &Table, uffd: &Uffd, mm: Option<&Mm>) -> Result<HashSet<u64>, SalvageError> {
-    let (mm, stub) = mm.zip(table.stub()).ok_or(SalvageError::NoProcess)?;
+    let (mm, stub) = match mm.zip(table.stub()) {
+        None if uffd.is_dead() => return Err(SalvageError::Gone),
+        found => found.ok_or(SalvageError::NoProcess)?,
+    };
     let staged = mm.pagemap().and_then(|mut pagemap| places(&mut pagemap, stub.staging));
     // Asked after the look: an address space that has ended looks as if nothing were there.
     if uffd.is_dead() {

@@ -592,7 +592,6 @@ impl Space {
         self.set_dead();
         let (start, end) = Table::everything();
         let mut core = self.core();
-        self.release_orphans(&mut core, around);
         core.table.clear(start, end, |slot| around.pool.release(slot));
         // What an eviction under way had moved is nobody's any more.
         core.table.conclude();

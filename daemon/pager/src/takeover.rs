@@ -130,10 +130,7 @@ impl Legacy {
                 }
             }
         };
-        // Nothing else ends an address space: the process that it was known by may have, and others live on in it.
-        if uffd.is_dead() {
-            return;
-        }
+        // One that has ended is taken in, too: what was read of it and not applied may be the fork of a child that lives.
         let mut stub = table.stub().and_then(|traces| Stub::adopt(&traces, &uffd));
         let space = table.space();
         let kept = from.take(Kept::Memory(space)).zip(from.take(Kept::Pagemap(space)));
@@ -259,6 +256,11 @@ impl Legacy {
             catch_up(means, space, pending, forked);
         }
         mortal::point("caught-up");
+        for space in spaces.iter().map(|(space, ..)| space).filter(|space| space.uffd.is_dead()) {
+            // Nobody else has a core: there is nothing to wait for but its parent's stub.
+            while !space.bequeath(&means.around) {}
+        }
+        mortal::point("bequeathed");
         for (space, ..) in &spaces {
             put_right(means, space);
         }
@@ -266,7 +268,8 @@ impl Legacy {
         let parked = means.around.in_flight.settle(&resting);
         means.workers.serve(parked);
         resting.into_iter().for_each(|run| means.around.pool.rest(run));
-        for space in means.registry.all() {
+        // The manager forgets those that have ended.
+        for space in means.registry.all().into_iter().filter(|space| !space.uffd.is_dead()) {
             if means.workers.watch(&space).is_err() {
                 space.app.stop("its userfaultfd could not be watched");
             }
@@ -316,7 +319,7 @@ fn take_up(
         core.suspects = suspects;
         core.note_suspects();
     }
-    if pid != 0 {
+    if pid != 0 && !space.uffd.is_dead() {
         space.resume(pid, stub, traces, mm);
         app.running();
         // Else the manager looks for whoever lives there.
@@ -382,7 +385,7 @@ fn put_right(means: &Arc<Means>, space: &Arc<Space>) {
     if let Err(error) = salvaged {
         space.app.stop(&format!("annexd ended during an eviction, and {error}"));
     }
-    let Some(pid) = space.pid() else { return };
+    let Some(pid) = space.pid().filter(|_| !space.uffd.is_dead()) else { return };
     if let Some(stub) = &mut space.evicting.lock().stub {
         if !stub.is_ringing() {
             // The batch before may not have come to this.

@@ -202,6 +202,17 @@ impl Window {
         }
     }
 
+    /// A child of a child that has ended takes that one's place: it was forked after the same changes.
+    pub fn adopt(&mut self, dead: SpaceId, child: &Arc<Space>) {
+        let is = |past: &Past, id| matches!(past, Past::Fork(child, _) if *child == id);
+        if self.past.iter().any(|past| is(past, child.id)) {
+            return;
+        }
+        if let Some(nth) = self.past.iter().position(|past| is(past, dead)) {
+            self.past.insert(nth + 1, Past::Fork(child.id, Arc::downgrade(child)));
+        }
+    }
+
     /// Those that were forked in this window, and live.
     pub fn children(&self) -> Vec<Arc<Space>> {
         let child = |past: &Past| if let Past::Fork(_, child) = past { child.upgrade() } else { None };

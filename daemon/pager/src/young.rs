@@ -92,6 +92,40 @@ impl Space {
         self.release_children(&past, Read::All, around);
     }
 
+    /// The space is about to be forgotten: it has ended, or is let go of. Its children get what could be read of
+    /// its changes; if it was young itself, they wait for its parent's in its place. False: its parent's
+    /// core is not to be had now.
+    pub fn bequeath(&self, around: &Surroundings) -> bool {
+        let elder = self.elder.lock().as_ref().and_then(|(elder, _)| elder.upgrade());
+        let mut elders = match elder.as_ref().map(|elder| elder.core_within(PATIENCE)) {
+            Some(None) => return false,
+            elders => elders.flatten(),
+        };
+        let mut core = self.core();
+        let children = core.window.children();
+        self.release_orphans(&mut core, around);
+        // Asked again with its core: its window may have closed meanwhile.
+        if let Some((elder, elders)) = elder.as_ref().zip(elders.as_mut()).filter(|_| self.is_young()) {
+            for child in &children {
+                child.waits_for(elder, &core.window.own, around);
+                elders.window.adopt(self.id, child);
+            }
+            elders.keep_window(around);
+        }
+        *self.elder.lock() = None;
+        // Not before: until here a successor of this annexd would do the same again.
+        core.keep_window(around);
+        true
+    }
+
+    /// What had happened to its dead parent while that was young has happened to this child, too.
+    fn waits_for(&self, elder: &Arc<Space>, dead: &[Past], around: &Surroundings) {
+        let mut core = self.core();
+        core.window.own.splice(0..0, dead.iter().cloned());
+        core.keep_window(around);
+        *self.elder.lock() = Some((Arc::downgrade(elder), Instant::now()));
+    }
+
     /// Each child forked in a window gets what had happened before.
     pub(super) fn release_children(&self, past: &[Past], read: Read, around: &Surroundings) {
         for (nth, fork) in past.iter().enumerate() {
