@@ -61,7 +61,8 @@ pub fn bed(fabric: Fabric) -> Testbed {
         Fabric::Shm => Donor::shm(),
         Fabric::Tcp => Donor::tcp(),
     };
-    let donor = || donor().capacity("1G").lease_ttl("10s");
+    // Longer than annexd is away on a machine that has a lot else to do.
+    let donor = || donor().capacity("1G").lease_ttl("60s");
     Testbed::builder().beside_another().donor(donor()).donor(donor()).start()
 }
 

@@ -1,7 +1,6 @@
 //! Children whose parent has ended when the next annexd comes.
 
-use super::scene::LIMIT;
-use super::scene::{bed, programs};
+use super::scene::{LIMIT, bed, programs};
 use annex_tests::testbed::{Job, Testbed, wait_for};
 use std::process::Command;
 
@@ -24,7 +23,7 @@ fn a_child_whose_parent_has_ended_before_its_fork_was_applied_loses_no_page() {
             bed.start_again(Some(&point));
             assert!(bed.annexd.wait(LIMIT).is_some(), "no fork: {}", bed.annexd_logs());
             bed.start_again(None);
-            forks_go_on(&bed, &job, &point);
+            forks_go_on(&bed, &mut job, &point);
         }
     }
     std::fs::write(&go, "+").expect("ours");
@@ -34,7 +33,7 @@ fn a_child_whose_parent_has_ended_before_its_fork_was_applied_loses_no_page() {
 }
 
 /// Grandchildren look at pages that are out.
-fn forks_go_on(bed: &Testbed, job: &Job, point: &str) {
+fn forks_go_on(bed: &Testbed, job: &mut Job, point: &str) {
     wait_for("faults, or the end", LIMIT, || {
         !job.process.is_running() || bed.app("orphans").is_some_and(|app| app.faults.major > 2000)
     });
