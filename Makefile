@@ -111,6 +111,7 @@ check: $(TOOLS)/bin/cargo-deny
 	@# Module headers link to the private modules they tell about.
 	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" $(CARGO) doc --release --workspace --no-deps --document-private-items
 	systemd/verify.sh
+	tests/check-docs.py
 	$< check bans licenses sources
 	@# The advisory database is on GitHub. Not reaching it is said, and is no fault of the tree; all else is.
 	@said=$$($< check advisories 2>&1) && echo "$$said" || case "$$said" in \

@@ -240,7 +240,7 @@ impl Mapping {
     }
 
     /// Puts guards over a part that is mapped anew, as programs do. Over a page that is out a guard
-    /// does not hold for certain: the kernel tells annexd of none (`docs/ARCHITECTURE.md`).
+    /// does not hold for certain: the kernel tells annexd of none (`docs/limits.md`).
     pub fn guard(&mut self, range: Range<usize>) -> Result<(), Wrong> {
         self.map_anew(range.clone(), true)?;
         self.unlock(&range);

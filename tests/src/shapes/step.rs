@@ -109,7 +109,7 @@ impl What {
             What::Sharer => role == Role::Thread,
             What::Fork | What::Orphan | What::Siblings | What::Share => role != Role::Child(0),
             // What a child that annexd does not know yet tells its own children is missed
-            // (`docs/ARCHITECTURE.md`, limits of this version).
+            // (`docs/limits.md`, what annex can miss).
             What::Bequeath => !matches!(role, Role::Child(_)),
             What::ForkExec | What::VforkExec => role == Role::Thread,
             _ => true,

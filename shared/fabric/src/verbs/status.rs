@@ -101,10 +101,10 @@ mod tests {
 
     #[test]
     fn the_manual_says_of_each_status_what_the_log_says() {
-        let manual = include_str!("../../../../docs/RDMA.md");
+        let manual = include_str!("../../../../docs/rdma.md");
         for Status { name, meaning, cause, remedy, .. } in &TABLE {
             let row = format!("| `{name}` | {meaning} | {cause} | {remedy} |");
-            assert!(manual.contains(&row), "docs/RDMA.md lacks: {row}");
+            assert!(manual.contains(&row), "docs/rdma.md lacks: {row}");
         }
     }
 
