@@ -128,6 +128,7 @@ const MAPPINGS: &[Case] = &[
     right("guards-beside-what-is-touched", &["guards"], PAGED),
     right("what-was-protected-in-part-moves", &["moves_what_was_protected"], PAGED),
     right("what-was-inaccessible-in-part-moves", &["moves_what_was_protected", "none"], PAGED),
+    right("what-was-inaccessible-and-is-unaccounted-moves", &["moves_what_was_protected", "noreserve"], PAGED),
     right("futex-wait", &["futexes", "wait"], PAGED),
     right("process-title", &["process_title"], PAGED),
     right("thread-id-cleared-elsewhere", &["cleartid_elsewhere"], PAGED),
