@@ -3,6 +3,7 @@
 //! The programs are in `tests/programs/shapes`; each is right natively. `ANNEX_SHAPES_ONLY=text` plays only cases whose name has the text,
 //! `ANNEX_SHAPES_TCP=1` all of them over TCP, `ANNEX_SHAPES_KILLS=1000` kills that often. What the kernel makes impossible is in the tables too, as `docs/limits.md` tells it.
 
+mod children;
 mod scene;
 
 use annex_tests::shapes::hunt::{Bag, Hunt, Kill};
