@@ -2,7 +2,7 @@
 //!
 //! The program verifies its memory all the time. After each kill the next annexd either has the
 //! program or there is nothing of annex left in it, and it goes on. `ANNEX_KILLS` sets how many
-//! random kills each of the five gets; a kill counts if it came while that was under way.
+//! random kills each of these gets; a kill counts if it came while that was under way.
 
 use annex_shared::api::AppInfo;
 use annex_tests::testbed::census::stubs_of;
@@ -27,15 +27,6 @@ enum Phase {
     TakeOver,
     Stop,
 }
-
-/// What annexd is killed in, and the points of its code at which it dies there once each, before the random kills.
-const PHASES: [(Phase, &[&str]); 5] = [
-    (Phase::Attach, &["stub-placed", "stub-described", "mapping-looked-up", "batch-moved"]),
-    (Phase::Eviction, &["batch-planned:3", "record-flipped:500", "batch-written:2"]),
-    (Phase::Detach, &["stub-goes", "stub-gone"]),
-    (Phase::TakeOver, &["adopted", "caught-up", "put-right"]),
-    (Phase::Stop, &["stub-goes", "stub-gone"]),
-];
 
 /// Something that is under way.
 enum Act {
@@ -238,34 +229,32 @@ fn kills() -> u32 {
     std::env::var("ANNEX_KILLS").map_or(3, |kills| kills.parse().expect("a number of kills"))
 }
 
-#[test]
-fn annexd_killed_in_the_midst_of_anything_loses_no_byte_and_no_program() {
+/// Kills annexd in the midst of this: once at each of these points of its code, and then at random.
+fn killed_in(phase: Phase, points: &[&str]) {
     let mut scene = Scene::new();
-    for (phase, points) in PHASES {
-        for point in points {
-            scene.killed_at(phase, point);
-            scene.goes_on();
-        }
-        // From what it takes where nobody is killed it is found out how long it takes where somebody is.
-        scene.make_ready(phase);
-        let started = Instant::now();
-        let mut act = scene.begin(phase, None);
-        while scene.is_under_way(phase, &mut act) {
-            assert!(started.elapsed() < MINUTE, "{phase:?} does not end: {}", scene.told());
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        let mut usual = started.elapsed();
-        scene.kill(act);
+    for point in points {
+        scene.killed_at(phase, point);
         scene.goes_on();
-        let (mut counted, mut all) = (0, 0);
-        while counted < kills() {
-            all += 1;
-            counted += u32::from(scene.killed_at_random(phase, &mut usual));
-            scene.goes_on();
-            assert!(all < 100 + 20 * kills(), "only {counted} of {all} kills came in the midst of {phase:?}");
-        }
-        println!("{phase:?}: {counted} kills in the midst of it, of {all}, and one at each of {points:?}");
     }
+    // From what it takes where nobody is killed it is found out how long it takes where somebody is.
+    scene.make_ready(phase);
+    let started = Instant::now();
+    let mut act = scene.begin(phase, None);
+    while scene.is_under_way(phase, &mut act) {
+        assert!(started.elapsed() < MINUTE, "{phase:?} does not end: {}", scene.told());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let mut usual = started.elapsed();
+    scene.kill(act);
+    scene.goes_on();
+    let (mut counted, mut all) = (0, 0);
+    while counted < kills() {
+        all += 1;
+        counted += u32::from(scene.killed_at_random(phase, &mut usual));
+        scene.goes_on();
+        assert!(all < 100 + 20 * kills(), "only {counted} of {all} kills came in the midst of {phase:?}");
+    }
+    println!("{phase:?}: {counted} kills in the midst of it, of {all}, and one at each of {points:?}");
     let Scene { bed, job, .. } = scene;
     job.signal(Signal::SIGTERM);
     let outcome = job.wait(2 * MINUTE).succeeded();
@@ -274,4 +263,29 @@ fn annexd_killed_in_the_midst_of_anything_loses_no_byte_and_no_program() {
     bed.wait_gone(NAME);
     // What a dead annexd had under way rests for one and a half times a lease, which is of a minute.
     wait_for("every slot to be free", 3 * MINUTE, || bed.status().pool.used == 0);
+}
+
+#[test]
+fn annexd_killed_in_the_midst_of_an_attach_loses_nothing() {
+    killed_in(Phase::Attach, &["stub-placed", "stub-described", "mapping-looked-up", "batch-moved"]);
+}
+
+#[test]
+fn annexd_killed_in_the_midst_of_an_eviction_loses_nothing() {
+    killed_in(Phase::Eviction, &["batch-planned:3", "record-flipped:500", "batch-written:2"]);
+}
+
+#[test]
+fn annexd_killed_in_the_midst_of_a_detach_loses_nothing() {
+    killed_in(Phase::Detach, &["stub-goes", "stub-gone"]);
+}
+
+#[test]
+fn one_of_two_annexds_killed_in_the_midst_of_a_take_over_loses_nothing() {
+    killed_in(Phase::TakeOver, &["adopted", "caught-up", "put-right"]);
+}
+
+#[test]
+fn annexd_killed_in_the_midst_of_a_stop_loses_nothing() {
+    killed_in(Phase::Stop, &["stub-goes", "stub-gone"]);
 }

@@ -10,7 +10,7 @@ use std::process::Command;
 const CHILDREN: u32 = 300;
 
 /// What would stay for each of them is more, if it is 16 KiB.
-const MOST_GROWTH: u64 = (CHILDREN as u64) * 16 << 10;
+const MOST_GROWTH: u64 = CHILDREN as u64 * (16 << 10);
 
 #[test]
 fn children_that_are_forked_and_end_at_once_leave_nothing() {
