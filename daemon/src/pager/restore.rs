@@ -187,8 +187,10 @@ pub fn let_go(means: &Means, space: &Arc<Space>) -> bool {
         let stub = evicting.stub.take();
         drop(evicting);
         // What is not registered changes without a word: an annexd that comes after this one must not
-        // find a record that says of such a page that the pool has a copy of it.
+        // find a record that says of such a page that the pool has a copy of it. Nor can it tell who
+        // lives there once the stub is gone: it is told to do the rest.
         space.forget_records(&means.around);
+        space.core().table.leave();
         // Threads that wait for a page are woken by this and find it present, or get it from the kernel.
         let (from, to) = space.app.region().unwrap_or((0, u64::MAX));
         let ours = |m: &&process::Mapping| m.is_private_anonymous() && from <= m.start && m.end <= to;

@@ -12,6 +12,7 @@
 //!
 //! Killed anywhere in between, the next annexd finds the same and starts again.
 
+use super::apart;
 use super::app::App;
 use super::attach::Means;
 use super::ledger::{Ledger, LedgerError};
@@ -25,7 +26,7 @@ use super::salvage;
 use super::space::{Space, SpaceId};
 use super::stub::Stub;
 use super::table::{Phase, Record, Table, TableError};
-use super::uffd::{Event, Message, Uffd};
+use super::uffd::{Event, Message, Proof, Uffd};
 use super::window::Window;
 use crate::keeper::{Inheritance, Kept};
 use crate::pool::SlotRun;
@@ -133,6 +134,9 @@ impl Legacy {
         // Nothing else ends an address space: the process that it was known by may have, and others live on in it.
         if uffd.is_dead() {
             return;
+        }
+        if let Some(proof) = Proof::all_back(&table).filter(|_| table.is_leaving()) {
+            return leave(&table, uffd, proof);
         }
         let mut stub = table.stub().and_then(|traces| Stub::adopt(&traces, &uffd));
         let space = table.space();
@@ -281,6 +285,23 @@ impl Legacy {
         );
         Ok(())
     }
+}
+
+/// Does the rest of what the annexd before was at: to let go of an address space that has everything
+/// back. Its process is as one that was never attached.
+fn leave(table: &Table, uffd: Uffd, proof: Proof) {
+    let pid = table.pid();
+    let traces = table.stub();
+    match traces.as_ref().and_then(|traces| Stub::adopt(traces, &uffd)) {
+        Some(stub) => stub.remove(pid, &uffd),
+        // What a dead stub had mapped may be there still.
+        None => traces.iter().filter(|traces| !Stub::is_elsewhere(traces, pid)).for_each(|traces| {
+            apart::reap(pid, traces.pid, &traces.mappings());
+        }),
+    }
+    uffd.ring().iter().for_each(|ring| ring.end());
+    // Closed with its last owner: then nothing is registered any more, and whoever waits is woken.
+    uffd.let_go(proof);
 }
 
 /// The app as it is written down, with those of its processes that live.
