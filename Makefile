@@ -27,7 +27,7 @@ PYTHON_TESTS = $(shell /usr/bin/python3 -c 'import sys; print("libpython3.%d-tes
 PROGRAMS_PACKAGES = stress-ng:stress-ng $(PYTHON_TESTS) redis-server:redis-server redis-tools:redis-cli tcl:tclsh \
                     postgresql golang-go:go golang-src default-jdk-headless:javac build-essential:cc util-linux:setpriv
 
-.PHONY: all setup build demo test test-peers kv-fuzz test-programs check stress shapes bench chaos vm-image vm-test clean
+.PHONY: all setup build demo test test-peers test-jvm kv-fuzz test-programs check stress shapes bench chaos vm-image vm-test clean
 all: build
 
 setup:
@@ -66,6 +66,11 @@ test: build
 test-peers: setup build
 	tests/redis/fetch.sh target/redis
 	ANNEX_REDIS_SUITE=$(CURDIR)/target/redis $(CARGO) test --release --workspace --test redis_suite $(RUNNER) -- --ignored --nocapture
+
+# annexd killed under a JVM, whose packages are too large for `make setup`.
+test-jvm: build
+	@$(MAKE) --no-print-directory setup PACKAGES="$(PACKAGES) default-jdk-headless:javac"
+	$(CARGO) test --release --workspace --test takeover $(RUNNER) -- --ignored --nocapture under_a_jvm
 
 # Random sessions beside a real redis-server, for an hour or SECONDS=n. ANNEX_FUZZ_SEED=n begins with that one.
 kv-fuzz: setup build

@@ -3,6 +3,7 @@
 //! `ANNEX_KILLS` sets how often it is killed in a row.
 
 use annex_tests::kv::wire::Wire;
+use annex_tests::programs::suites::java;
 use annex_tests::redis::{self, Client, Values, Verdict};
 use annex_tests::testbed::{Donor, Job, Testbed, bins, directory, wait_for};
 use nix::sys::signal::Signal;
@@ -158,15 +159,9 @@ fn node(_: &Testbed) -> Command {
     node
 }
 
-fn java(bed: &Testbed) -> Command {
-    let built = bed.path().join("java");
-    if !built.exists() {
-        let compiled = Command::new("javac").arg("-d").arg(&built).arg(bins::script("Verify.java")).status();
-        assert!(compiled.expect("default-jdk-headless is installed").success());
-    }
-    let mut java = Command::new("java");
-    java.args(["-Xmx96M", "-XX:-UsePerfData", "-cp"]).arg(built).args(["Verify", "30000"]);
-    java
+fn jvm(bed: &Testbed) -> Command {
+    let built = java::built(bed.path()).expect("Debian's default-jdk-headless is installed");
+    java::verify(Command::new("java"), &built)
 }
 
 /// Kills annexd again and again under redis and these, each of which is started anew when it has ended.
@@ -229,9 +224,9 @@ fn annexd_killed_again_and_again_under_redis_python_and_node() {
 }
 
 #[test]
-#[ignore = "needs default-jdk-headless, which `make test-programs` installs"]
+#[ignore = "`make test-jvm` installs a JDK and runs it"]
 fn annexd_killed_again_and_again_under_a_jvm() {
-    killed_under(&[Other { name: "java", local: "40M", command: java, right: "right " }]);
+    killed_under(&[Other { name: "java", local: "40M", command: jvm, right: "right " }]);
 }
 
 /// A program with one thread, whose moves are made a few after each fault: killed when only some of a batch have been made, and nobody rings for the rest any more.

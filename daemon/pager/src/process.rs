@@ -67,15 +67,21 @@ fn some<T>(mappings: Vec<T>) -> io::Result<Vec<T>> {
     if mappings.is_empty() { Err(io::Error::other("it shows no mapping")) } else { Ok(mappings) }
 }
 
-/// [`maps`] with the kernel's two-letter flags (`VmFlags` of smaps).
+/// What [`flagged_maps`] adds to the kernel's flags where a mapping has pages of its own, swapped out or not.
+pub const HAS_PAGES: [u8; 2] = *b"++";
+
+/// [`maps`] with the kernel's two-letter flags (`VmFlags` of smaps), and [`HAS_PAGES`].
 pub fn flagged_maps(pid: i32) -> io::Result<Vec<(Mapping, Vec<[u8; 2]>)>> {
     let text = read(format!("/proc/{pid}/smaps"))?;
     let mut found = Vec::new();
-    let mut current = None;
+    let (mut current, mut has_pages) = (None, false);
     for line in text.lines() {
         if let Some(flags) = line.strip_prefix("VmFlags:") {
-            let flags = flags.split_ascii_whitespace().filter_map(|f| f.as_bytes().try_into().ok()).collect();
+            let flags = flags.split_ascii_whitespace().filter_map(|f| f.as_bytes().try_into().ok());
+            let flags = flags.chain(std::mem::take(&mut has_pages).then_some(HAS_PAGES)).collect();
             found.extend(current.take().map(|mapping| (mapping, flags)));
+        } else if let Some(size) = line.strip_prefix("Anonymous:").or_else(|| line.strip_prefix("Swap:")) {
+            has_pages |= size.trim() != "0 kB";
         } else if line.as_bytes().first().is_some_and(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(b)) {
             current = Mapping::parse(line);
         }

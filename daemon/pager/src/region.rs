@@ -119,8 +119,9 @@ pub fn scan(pid: i32, ours: &[(u64, u64)]) -> io::Result<Vec<Region>> {
         if mapping.access[..3] == *b"---" {
             guard_ends_at = end;
         }
-        // Accounted for: it has been writable before, and may be a part of its neighbour again.
-        let is_withheld = mapping.is_inaccessible_anonymous() && flags.contains(b"ac");
+        // Accounted for, or with pages: it has been writable before, and may be a part of its neighbour again.
+        let has_been_used = flags.contains(b"ac") || flags.contains(&process::HAS_PAGES);
+        let is_withheld = mapping.is_inaccessible_anonymous() && has_been_used;
         let special = flags.iter().any(|f| SPECIAL.contains(&f));
         let mine = ours.iter().any(|(at, len)| start < at + len && *at < end);
         if !(mapping.is_readable_anonymous() || is_withheld) || special || mine {

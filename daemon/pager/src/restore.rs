@@ -7,6 +7,7 @@ use super::app::App;
 use super::attach::Means;
 use super::fault::Why;
 use super::fetch::Stretch;
+use super::mortal;
 use super::process;
 use super::registry::Registry;
 use super::room::{self, Demand, RoomError};
@@ -185,6 +186,11 @@ pub fn let_go(means: &Means, space: &Arc<Space>) -> bool {
         let mut evicting = space.evicting.lock();
         let stub = evicting.stub.take();
         drop(evicting);
+        // What is not registered changes without a word: an annexd that comes after this one must not
+        // find a record that says of such a page that the pool has a copy of it. Nor can it tell who
+        // lives there once the stub is gone: it is told to do the rest.
+        space.forget_records(&means.around);
+        space.core().table.leave();
         // Threads that wait for a page are woken by this and find it present, or get it from the kernel.
         let (from, to) = space.app.region().unwrap_or((0, u64::MAX));
         let ours = |m: &&process::Mapping| m.is_private_anonymous() && from <= m.start && m.end <= to;
@@ -194,7 +200,9 @@ pub fn let_go(means: &Means, space: &Arc<Space>) -> bool {
         space.uffd.ring().iter().for_each(|ring| ring.end());
         if let Some(stub) = stub {
             space.forget_staging();
+            mortal::point("stub-goes");
             stub.remove(space.pid().unwrap_or(task), &space.uffd);
+            mortal::point("stub-gone");
         }
     }
     means.registry.remove(space, proof);

@@ -590,6 +590,11 @@ impl Space {
     /// The space is over: gives back every slot it refers to.
     pub fn release_all(&self, around: &Surroundings) {
         self.set_dead();
+        self.forget_records(around);
+    }
+
+    /// Nothing is known of any page from here on, and every slot that was is given back.
+    pub fn forget_records(&self, around: &Surroundings) {
         let (start, end) = Table::everything();
         let mut core = self.core();
         core.table.clear(start, end, |slot| around.pool.release(slot));

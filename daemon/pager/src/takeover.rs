@@ -12,6 +12,7 @@
 //!
 //! Killed anywhere in between, the next annexd finds the same and starts again.
 
+use super::apart;
 use super::app::App;
 use super::attach::Means;
 use super::ledger::{Ledger, LedgerError};
@@ -25,7 +26,7 @@ use super::salvage;
 use super::space::{Space, SpaceId};
 use super::stub::Stub;
 use super::table::{Phase, Record, Table, TableError};
-use super::uffd::{Event, Message, Uffd};
+use super::uffd::{Event, Message, Proof, Uffd};
 use super::window::Window;
 use annex_host::keeper::{Inheritance, Kept};
 use annex_pool::SlotRun;
@@ -130,6 +131,9 @@ impl Legacy {
                 }
             }
         };
+        if let Some(proof) = Proof::all_back(&table).filter(|_| table.is_leaving() && !uffd.is_dead()) {
+            return leave(&table, uffd, proof);
+        }
         // One that has ended is taken in, too: what was read of it and not applied may be the fork of a child that lives.
         let mut stub = table.stub().and_then(|traces| Stub::adopt(&traces, &uffd));
         let space = table.space();
@@ -284,6 +288,23 @@ impl Legacy {
         );
         Ok(())
     }
+}
+
+/// Does the rest of what the annexd before was at: to let go of an address space that has everything
+/// back. Its process is as one that was never attached.
+fn leave(table: &Table, uffd: Uffd, proof: Proof) {
+    let pid = table.pid();
+    let traces = table.stub();
+    match traces.as_ref().and_then(|traces| Stub::adopt(traces, &uffd)) {
+        Some(stub) => stub.remove(pid, &uffd),
+        // What a dead stub had mapped may be there still.
+        None => traces.iter().filter(|traces| !Stub::is_elsewhere(traces, pid)).for_each(|traces| {
+            apart::reap(pid, traces.pid, &traces.mappings());
+        }),
+    }
+    uffd.ring().iter().for_each(|ring| ring.end());
+    // Closed with its last owner: then nothing is registered any more, and whoever waits is woken.
+    uffd.let_go(proof);
 }
 
 /// The app as it is written down, with those of its processes that live.

@@ -1,10 +1,11 @@
-/* Makes a part of its memory read-only (or, with an argument, inaccessible) while the rest is paged out, takes that back, and moves all of it in one call. */
+/* Makes a part of its memory read-only (or, with an argument, inaccessible; `noreserve`: of memory that is
+   not accounted for) while the rest is paged out, takes that back, and moves all of it in one call. */
 #include "cold.h"
 
 int main(int argc, char **argv) {
-    (void)argv;
     size_t length = 6 * MIB, bad = 0;
-    char *area = mmap(NULL, 2 * length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    int unaccounted = argc > 1 && !strcmp(argv[1], "noreserve") ? MAP_NORESERVE : 0;
+    char *area = mmap(NULL, 2 * length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | unaccounted, -1, 0);
     char *first = area + length / 2;
     if (mprotect(first, length, PROT_READ | PROT_WRITE)) unable("map memory");
     for (size_t at = 0; at < length; at += PAGE) *(size_t *)(first + at) = at + 9;

@@ -375,12 +375,17 @@ impl Testbed {
     /// When it does not answer in time, or ends.
     pub fn take_over(&mut self) -> Duration {
         let started = Instant::now();
-        let args: Vec<OsString> = self.args.iter().cloned().chain(["--take-over".into()]).collect();
-        let next = start_annexd(&args, (None, self.linger_at), self.dir.path());
+        let next = self.start_another(None);
         let mut before = std::mem::replace(&mut self.annexd, next);
         before.wait(PATIENCE).expect("the annexd before hands over");
         self.wait_answers(started, false);
         started.elapsed()
+    }
+
+    /// Starts another annexd that is to take the running one's place, or to kill itself at this point, and waits for nothing.
+    pub fn start_another(&self, die_at: Option<&str>) -> Process {
+        let args: Vec<OsString> = self.args.iter().cloned().chain(["--take-over".into()]).collect();
+        start_annexd(&args, (die_at, self.linger_at), self.dir.path())
     }
 
     /// Starts an annexd that is expected to refuse: its exit code and what it said.

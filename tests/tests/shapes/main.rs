@@ -3,6 +3,7 @@
 //! The programs are in `tests/programs/shapes`; each is right natively. `ANNEX_SHAPES_ONLY=text` plays only cases whose name has the text,
 //! `ANNEX_SHAPES_TCP=1` all of them over TCP, `ANNEX_SHAPES_KILLS=1000` kills that often. What the kernel makes impossible is in the tables too, as `docs/limits.md` tells it.
 
+mod children;
 mod orphans;
 mod scene;
 
@@ -129,6 +130,7 @@ const MAPPINGS: &[Case] = &[
     right("guards-beside-what-is-touched", &["guards"], PAGED),
     right("what-was-protected-in-part-moves", &["moves_what_was_protected"], PAGED),
     right("what-was-inaccessible-in-part-moves", &["moves_what_was_protected", "none"], PAGED),
+    right("what-was-inaccessible-and-is-unaccounted-moves", &["moves_what_was_protected", "noreserve"], PAGED),
     right("futex-wait", &["futexes", "wait"], PAGED),
     right("process-title", &["process_title"], PAGED),
     right("thread-id-cleared-elsewhere", &["cleartid_elsewhere"], PAGED),

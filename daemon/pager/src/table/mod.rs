@@ -89,6 +89,7 @@ const MAX_CHUNKS: u32 = 1 << 20;
 const UNDO: usize = CHUNKS + MAX_CHUNKS as usize * CHUNK_BYTES;
 const FILE_BYTES: usize = UNDO + undo::ENTRIES * 8;
 const FROZEN: u32 = 1;
+const LEAVING: u32 = 2;
 
 /// Messages the journal holds: what one read may take.
 pub const JOURNAL_MESSAGES: usize = 64;
@@ -335,11 +336,20 @@ impl Table {
 
     /// Eviction from this space is over for good; a successor must know.
     pub fn freeze(&self) {
-        self.write(FLAGS, FROZEN);
+        self.write(FLAGS, self.read(FLAGS) | FROZEN);
     }
 
     pub fn is_frozen(&self) -> bool {
         self.read(FLAGS) & FROZEN != 0
+    }
+
+    /// Everything is back, and the address space is being let go of: a successor goes on with that.
+    pub fn leave(&self) {
+        self.write(FLAGS, self.read(FLAGS) | LEAVING);
+    }
+
+    pub fn is_leaving(&self) -> bool {
+        self.read(FLAGS) & LEAVING != 0
     }
 
     /// Pages whose bytes are in the pool only.

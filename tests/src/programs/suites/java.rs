@@ -29,15 +29,34 @@ const QUICK: &[&str] = &["serial", "g1"];
 
 const ROUNDS: &str = "30000";
 
-pub fn suite(dir: &Path) -> anyhow::Result<Suite> {
+fn source() -> PathBuf {
+    bins::script("Verify.java")
+}
+
+/// Compiles the program below `dir`, once: where its classes are.
+///
+/// # Errors
+/// When there is no compiler, or it does not compile.
+pub fn built(dir: &Path) -> anyhow::Result<PathBuf> {
     let built = dir.join("java");
-    let source = bins::script("Verify.java");
-    let mut compiler = Command::new("javac");
-    compiler.arg("-d").arg(&built).arg(&source);
-    ensure!(
-        compiler.status().context("default-jdk-headless is not installed")?.success(),
-        "Verify.java does not compile"
-    );
+    if !built.exists() {
+        let mut compiler = Command::new("javac");
+        compiler.arg("-d").arg(&built).arg(source());
+        let compiled = compiler.status().context("default-jdk-headless is not installed")?;
+        ensure!(compiled.success(), "Verify.java does not compile");
+    }
+    Ok(built)
+}
+
+/// The command line of a JVM, with what makes it run the program that is [`built`] there.
+pub fn verify(mut java: Command, built: &Path) -> Command {
+    java.args(["-Xmx96M", "-XX:-UsePerfData", "-cp"]).arg(built).args(["Verify", ROUNDS]);
+    java
+}
+
+pub fn suite(dir: &Path) -> anyhow::Result<Suite> {
+    let built = built(dir)?;
+    let source = source();
     let mut programs: Vec<Program> = RUNS.iter().map(|(name, args)| program(name, args, built.clone())).collect();
     programs.push(Program {
         name: "javac".into(),
@@ -57,8 +76,8 @@ pub fn suite(dir: &Path) -> anyhow::Result<Suite> {
 fn program(name: &'static str, args: &'static [&'static str], built: PathBuf) -> Program {
     let command = move |dir: &Path| {
         let mut command = unprivileged("java", dir);
-        command.args(args).args(["-Xmx96M", "-XX:-UsePerfData", "-cp"]).arg(&built).args(["Verify", ROUNDS]);
-        command
+        command.args(args);
+        verify(command, &built)
     };
     Program {
         name: name.into(),

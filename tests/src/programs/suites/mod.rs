@@ -2,7 +2,7 @@
 
 mod cpython;
 mod go;
-mod java;
+pub mod java;
 mod postgres;
 mod redis;
 mod stress_ng;
