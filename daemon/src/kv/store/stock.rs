@@ -174,7 +174,7 @@ fn fetch(pool: &Pool, asked: &mpsc::Receiver<usize>, deliver: &UnboundedSender<D
             let patience = match is_scarce {
                 true => SHORT_PATIENCE,
                 // Donors that are just coming back have room in a moment.
-                false if pool.room_for_kv() == 0 => LITTLE_PATIENCE,
+                false if pool.is_dry() || pool.room_for_kv() == 0 => LITTLE_PATIENCE,
                 false => PATIENCE,
             };
             let short = got == 0 && begun.elapsed() > patience;
