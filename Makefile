@@ -18,7 +18,7 @@ RUNNER := $(if $(SUDO),--config "target.'cfg(all())'.runner='$(SUDO)'",)
 
 # package:command, where having the command is enough.
 PACKAGES := build-essential:cc libclang-dev pkg-config:pkg-config curl:curl python3:python3 redis-server:redis-server \
-            redis-tools:redis-cli python3-redis memcached:memcached tcl:tclsh stress-ng:stress-ng sqlite3:sqlite3 nodejs:node \
+            redis-tools:redis-cli python3-redis libhiredis-dev memcached:memcached tcl:tclsh stress-ng:stress-ng sqlite3:sqlite3 nodejs:node \
             util-linux:setpriv iproute2:ip
 VM_PACKAGES := qemu-system-x86:qemu-system-x86_64 mmdebstrap:mmdebstrap e2fsprogs:mke2fs busybox-static cpio:cpio kmod:depmod xz-utils:xz \
                binutils:strip

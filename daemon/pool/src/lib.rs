@@ -294,6 +294,12 @@ impl Pool {
         lock(&self.core.shelf).extents.iter().any(|shelved| self.core.is_writable(shelved.extent))
     }
 
+    /// More room is wanted than there is, and none is on its way, as far as is known. What donors have told of their
+    /// room may be older: one that has begun to drain lends nothing.
+    pub fn is_dry(&self) -> bool {
+        lock(&self.core.shelf).dry
+    }
+
     /// Grows whenever a replica is away, back, lost, or made anew: what was said of the pool's room before may not hold.
     pub fn replica_changes(&self) -> u64 {
         self.core.changes()

@@ -12,7 +12,7 @@ use annex_shared::page::PAGE_SIZE;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// A look at the whole pool holds for so long.
+/// A look at the whole pool holds for so long, unless replicas come or go.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// What the KV API is sure to have, and what it may have at most: sizes, or parts of what the pool can take.
@@ -34,7 +34,8 @@ struct Divided {
     total: u64,
     /// Free, as far as is known.
     free: u64,
-    looked: Option<Instant>,
+    /// When, and at which state of the replicas.
+    looked: Option<(Instant, u64)>,
 }
 
 impl Divided {
@@ -45,11 +46,12 @@ impl Divided {
         }
     }
 
-    /// `look` says how many pages there are, and how many of them are free.
-    fn refresh(&mut self, now: Instant, look: impl FnOnce() -> (u64, u64)) {
-        if self.looked.is_none_or(|at| now.saturating_duration_since(at) >= LOOK_EVERY) {
-            (self.total, self.free) = look();
-            self.looked = Some(now);
+    fn refresh(&mut self, pool: &Pool) {
+        let (now, changes) = (Instant::now(), pool.replica_changes());
+        let holds = |(at, seen)| seen == changes && now.saturating_duration_since(at) < LOOK_EVERY;
+        if !self.looked.is_some_and(holds) {
+            (self.total, self.free) = pool.extent();
+            self.looked = Some((now, changes));
         }
     }
 
@@ -101,7 +103,7 @@ impl Pool {
     pub fn share_of_kv(&self) -> Option<(u64, u64)> {
         let mut shares = lock(&self.shares.0);
         let divided = shares.as_mut()?;
-        divided.refresh(Instant::now(), || self.extent());
+        divided.refresh(self);
         let bytes = |limit| divided.pages(limit) * PAGE_SIZE as u64;
         Some((bytes(divided.terms.min), bytes(divided.terms.max)))
     }
@@ -110,7 +112,7 @@ impl Pool {
     pub fn room_for_kv(&self) -> u64 {
         let mut shares = lock(&self.shares.0);
         let Some(divided) = &mut *shares else { return self.available_pages() };
-        divided.refresh(Instant::now(), || self.extent());
+        divided.refresh(self);
         divided.for_kv().min(divided.free)
     }
 
@@ -118,14 +120,14 @@ impl Pool {
     pub(super) fn is_kept_for_kv(&self) -> bool {
         let mut shares = lock(&self.shares.0);
         let Some(divided) = &mut *shares else { return false };
-        divided.refresh(Instant::now(), || self.extent());
+        divided.refresh(self);
         divided.free > 0 && divided.for_apps() == 0
     }
 
     fn share_of(&self, pages: usize, share: impl Fn(&Divided) -> u64) -> usize {
         let mut shares = lock(&self.shares.0);
         let Some(divided) = &mut *shares else { return pages };
-        divided.refresh(Instant::now(), || self.extent());
+        divided.refresh(self);
         pages.min(usize::try_from(share(divided)).unwrap_or(usize::MAX))
     }
 

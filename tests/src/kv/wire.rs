@@ -6,6 +6,7 @@ use std::net::TcpStream;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// No answer takes longer, however busy the host is.
@@ -13,8 +14,9 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// See the module's header.
 pub struct Wire {
-    reader: BufReader<File>,
-    writer: File,
+    reader: BufReader<Arc<File>>,
+    /// The same: a connection has one descriptor.
+    writer: Arc<File>,
 }
 
 /// Whole replies, and errors as values.
@@ -36,8 +38,8 @@ impl Wire {
 
     /// Over a connection that there is.
     pub fn over(stream: impl Into<OwnedFd>) -> io::Result<Wire> {
-        let writer = File::from(stream.into());
-        Ok(Wire { reader: BufReader::new(writer.try_clone()?), writer })
+        let writer = Arc::new(File::from(stream.into()));
+        Ok(Wire { reader: BufReader::new(writer.clone()), writer })
     }
 
     /// The sending side once more, for a thread that sends while another one reads.
@@ -46,15 +48,12 @@ impl Wire {
     }
 
     /// Ends the connection, for a thread other than the one that has it.
-    ///
-    /// # Errors
-    /// There are no more descriptors.
-    pub fn closer(&self) -> io::Result<impl FnOnce() + Send + use<>> {
-        let socket = self.writer.try_clone()?;
-        Ok(move || {
+    pub fn closer(&self) -> impl FnOnce() + Send + use<> {
+        let socket = self.writer.clone();
+        move || {
             // It may have ended already.
             let _ = nix::sys::socket::shutdown(socket.as_raw_fd(), nix::sys::socket::Shutdown::Both);
-        })
+        }
     }
 
     /// Ends what is sent; what comes can still be read.

@@ -6,6 +6,7 @@ mod passwords;
 mod pipelines;
 mod protected;
 mod shares;
+mod stopping;
 mod streaming;
 mod support;
 

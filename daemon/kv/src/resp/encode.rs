@@ -24,7 +24,7 @@ pub struct Output {
     pieces: VecDeque<Bytes>,
     gathered: BytesMut,
     queued: usize,
-    /// Bytes of the first of these that are sent: they go with the rest of it.
+    /// Bytes of the first of these that are sent, whose memory is still there.
     sent: usize,
 }
 
@@ -205,12 +205,22 @@ impl Output {
     }
 
     fn raw(&mut self, bytes: &[u8]) {
+        self.reserve(bytes.len());
         self.gathered.extend_from_slice(bytes);
+    }
+
+    /// Makes room for bytes that are gathered. What is sent of the buffer already makes room, or goes with it.
+    fn reserve(&mut self, bytes: usize) {
+        let room = self.gathered.capacity();
+        self.gathered.reserve(bytes);
+        if self.gathered.capacity() > room && self.pieces.is_empty() {
+            self.sent = 0;
+        }
     }
 
     /// A line must not hold line ends: what a client sent may be in it.
     fn text(&mut self, kind: u8, text: &str) {
-        self.gathered.reserve(text.len() + 3);
+        self.reserve(text.len() + 3);
         self.raw(&[kind]);
         if text.bytes().any(|byte| byte == b'\r' || byte == b'\n') {
             self.raw(text.replace(['\r', '\n'], " ").as_bytes());

@@ -39,6 +39,23 @@ fn drain(output: &mut Output, step: usize) -> Vec<u8> {
     all
 }
 
+/// A client that always had more to read was closed after a gigabyte: all that it was ever sent was counted.
+#[test]
+fn what_was_sent_is_memory_no_longer_than_its_buffer() {
+    let mut output = Output::default();
+    let reply = Reply::Bulk(Bytes::from(vec![b'x'; 10_000]));
+    let length = "$10000\r\n".len() + 10_000 + 2;
+    for round in 0..1000 {
+        output.push(&reply, Protocol::Resp2);
+        output.push(&reply, Protocol::Resp2);
+        output.advance(if round == 0 { length } else { 2 * length });
+        assert_eq!(output.len(), length);
+        assert!(output.memory() < 8 * length, "{} bytes in round {round}", output.memory());
+    }
+    output.advance(length);
+    assert_eq!((output.len(), output.memory()), (0, 0));
+}
+
 #[test]
 fn a_multibulk_request_is_read() {
     let read = requests(b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n*1\r\n$4\r\nPING\r\n");

@@ -18,8 +18,10 @@ pub(super) const MOST_AHEAD: u64 = 4096;
 const STEP: usize = 512;
 /// The same when it has few.
 const SCARCE: usize = 16;
-/// How long the pool may take before it counts as full.
+/// How long the pool may take before it counts as full: while it knows of room, while it knows of none, and when it said
+/// before that there is none and nothing has changed since.
 const PATIENCE: Duration = Duration::from_secs(3);
+const LITTLE_PATIENCE: Duration = Duration::from_millis(250);
 const SHORT_PATIENCE: Duration = Duration::from_millis(30);
 /// Between two tries.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -158,29 +160,37 @@ impl Stock {
 }
 
 fn fetch(pool: &Pool, asked: &mpsc::Receiver<usize>, deliver: &UnboundedSender<Delivery>) {
-    // The pool had nothing lately: it is asked for little at a time, since it waits for donors when it has less than it is asked for.
-    let mut scarce = false;
+    // When the pool had nothing lately. It is asked for little at a time then, since it waits for donors when it has less than it is asked for.
+    let mut scarce_at = None;
     while let Ok(mut wanted) = asked.recv() {
-        let until = Instant::now() + if scarce { SHORT_PATIENCE } else { PATIENCE };
+        let begun = Instant::now();
         while wanted > 0 {
             let (mut runs, seen) = (Vec::new(), pool.replica_changes());
-            let step = wanted.min(if scarce { SCARCE } else { STEP });
+            let is_scarce = scarce_at == Some(seen);
+            let step = wanted.min(if is_scarce { SCARCE } else { STEP });
             let got = pool.reserve_for_kv(step, &mut runs);
             wanted -= got;
             runs.iter().for_each(|run| pool.put_aside(*run));
-            // Donors that are just coming back have room in a moment.
-            let short = got == 0 && Instant::now() > until;
+            let patience = match is_scarce {
+                true => SHORT_PATIENCE,
+                // Donors that are just coming back have room in a moment.
+                false if pool.is_dry() || pool.room_for_kv() == 0 => LITTLE_PATIENCE,
+                false => PATIENCE,
+            };
+            let short = got == 0 && begun.elapsed() > patience;
             if (got > 0 || short) && deliver.send(Delivery { runs, short, seen }).is_err() {
                 return;
             }
-            scarce |= short;
             if short {
+                scarce_at = Some(seen);
                 break;
             }
             if got < step {
                 std::thread::sleep(PAUSE);
             }
-            scarce &= wanted > 0;
+        }
+        if wanted == 0 {
+            scarce_at = None;
         }
     }
 }

@@ -74,7 +74,7 @@ impl Contender {
 pub struct Server {
     pub contender: Contender,
     pub address: SocketAddr,
-    _runs: Runs,
+    runs: Runs,
 }
 
 enum Runs {
@@ -82,15 +82,24 @@ enum Runs {
     Here,
     // The process is dropped before its directory.
     Alone {
-        _process: Process,
+        process: Process,
         _directory: TempDir,
     },
     Annex {
-        _bed: Box<Testbed>,
+        bed: Box<Testbed>,
     },
 }
 
 impl Server {
+    /// `None`: it is a thread of this process.
+    pub fn pid(&self) -> Option<i32> {
+        match &self.runs {
+            Runs::Here => None,
+            Runs::Alone { process, .. } => Some(process.pid()),
+            Runs::Annex { bed } => Some(bed.annexd.pid()),
+        }
+    }
+
     /// Starts the contender. An error says why it can't run here.
     ///
     /// # Errors
@@ -118,7 +127,7 @@ impl Server {
             Contender::Raw => (raw::start()?, Runs::Here),
             Contender::RedisBenchmark => anyhow::bail!("redis-benchmark is no server"),
         };
-        Ok(Server { contender, address, _runs: runs })
+        Ok(Server { contender, address, runs })
     }
 
     /// Writes every key once.
@@ -141,7 +150,7 @@ fn annex(donor: fn() -> Donor, cache: usize) -> anyhow::Result<(SocketAddr, Runs
     let options = format!(",cache={cache}");
     let bed = Testbed::builder().donor(donor()).donor(donor()).beside_others().kv(&options).start();
     let address = bed.kv_address.as_deref().context("no KV API")?.parse()?;
-    Ok((address, Runs::Annex { _bed: Box::new(bed) }))
+    Ok((address, Runs::Annex { bed: Box::new(bed) }))
 }
 
 /// A program of the system that listens on a port of loopback.
@@ -155,5 +164,5 @@ fn alone(name: &str, command: impl FnOnce(&str) -> Command) -> anyhow::Result<(S
         ensure!(process.is_running() && began.elapsed() < PATIENCE, "{name} does not listen:\n{}", process.log());
         std::thread::sleep(Duration::from_millis(10));
     }
-    Ok((address, Runs::Alone { _process: process, _directory: directory }))
+    Ok((address, Runs::Alone { process, _directory: directory }))
 }

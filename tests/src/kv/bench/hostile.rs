@@ -5,6 +5,7 @@
 //! the ratio contains that.
 
 use super::super::wire::Wire;
+use super::contender::{Contender, Server};
 use crate::testbed::{Donor, Testbed};
 use anyhow::Context;
 use hdrhistogram::Histogram;
@@ -40,42 +41,50 @@ struct Kind {
     waits: Duration,
 }
 
-/// Runs all of them against the KV API over shared memory; Markdown.
+/// Runs all of them against the KV API over shared memory, and against redis-server, which has no other bounds; Markdown.
 ///
 /// # Errors
-/// annexd does not answer the honest client.
+/// The honest client is not answered.
 pub fn run() -> anyhow::Result<String> {
     let donor = || Donor::shm().capacity("2GiB");
     let bed = Testbed::builder().donor(donor()).donor(donor()).beside_others().kv("").start();
-    let address = bed.kv_address.as_deref().context("no KV API")?;
+    let of_annexd = table("annexd", bed.kv_address.as_deref().context("no KV API")?, bed.annexd.pid())?;
+    drop(bed);
+    let redis = Server::start(Contender::RedisServer, LARGE)?;
+    let pid = redis.pid().context("no process")?;
+    Ok(of_annexd + "\n" + &table("redis-server", &redis.address.to_string(), pid)?)
+}
+
+fn table(name: &str, address: &str, pid: i32) -> anyhow::Result<String> {
     let mut honest = Wire::tcp(address)?;
     honest.ask(&["CONFIG", "SET", "requirepass", PASSWORD])?;
     honest.ask(&["CONFIG", "SET", "maxmemory-clients", &BUDGET.to_string()])?;
     honest.ask(&["SET", "small", "value"])?;
     honest.ask(&["SET", "large", &"x".repeat(LARGE)])?;
-    let mut text = String::from(
-        "| hostile clients | p50 alone, µs | beside, µs | p99 alone, µs | beside, µs | ratio | annexd before, MiB | \
+    let mut text = format!(
+        "| hostile clients | p50 alone, µs | beside, µs | p99 alone, µs | beside, µs | ratio | {name} before, MiB | \
          at most, MiB | account at most, MiB | closed |\n\
          | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
     );
+    eprint!("{text}");
     for kind in kinds() {
         let (mut alone, mut beside) = (Histogram::<u64>::new(3)?, Histogram::<u64>::new(3)?);
         let closed = number(&mut honest, "evicted_clients")?;
-        let before = memory(bed.annexd.pid())?;
+        let before = memory(pid)?;
         let (mut most, mut account) = (0, 0);
         for _ in 0..ROUNDS {
-            watch(&mut honest, &mut alone, bed.annexd.pid())?;
+            watch(&mut honest, &mut alone, pid)?;
             let is_over = AtomicBool::new(false);
             thread::scope(|scope| -> anyhow::Result<()> {
                 let mut hostile = connect(&kind, address);
-                let ends: Vec<_> = hostile.iter().filter_map(|wire| wire.closer().ok()).collect();
+                let ends: Vec<_> = hostile.iter().map(Wire::closer).collect();
                 while !hostile.is_empty() {
                     let some = hostile.split_off(hostile.len().saturating_sub(kind.clients.div_ceil(THREADS)));
                     let (kind, is_over) = (&kind, &is_over);
                     scope.spawn(move || attack(kind, some, is_over));
                 }
                 thread::sleep(SETTLES);
-                let seen = watch(&mut honest, &mut beside, bed.annexd.pid());
+                let seen = watch(&mut honest, &mut beside, pid);
                 let held = number(&mut honest, "mem_clients_normal");
                 is_over.store(true, Relaxed);
                 ends.into_iter().for_each(|close| close());
