@@ -117,10 +117,11 @@ UNUSED static const char *chill(const void *at) {
     return "in";
 }
 
-/* The same of a page that is to stay, whose going is not waited for as long. */
+/* The same of a page that is to stay, whose going is not waited for as long, on a slow machine neither. */
 UNUSED static const char *linger(const void *at) {
     if (!getenv("SHAPES_GO")) return "in";
-    for (int pass = 0; pass < 60; pass++) {
+    double end = now() + 20;
+    for (int pass = 0; pass < 60 && now() < end; pass++) {
         if (is_out(at)) return "out";
         if (wrong()) return "in, and the filler is wrong";
     }
