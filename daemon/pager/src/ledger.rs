@@ -94,14 +94,14 @@ impl Ledger {
     /// The ledger of an annexd that is gone.
     pub fn open(fd: OwnedFd) -> Result<Ledger, LedgerError> {
         let map = Mapped::open("annex-apps", fd)?;
-        if map.len() < 4096 || map.u64(0).load(Acquire) != MAGIC {
+        if map.size() < 4096 || map.u64(0).load(Acquire) != MAGIC {
             return Err(LedgerError::Damaged("it is no list of apps"));
         }
         let version = map.u32(8).load(Relaxed);
         if version != VERSION {
             return Err(LedgerError::Version(version));
         }
-        if map.len() != LEN {
+        if map.size() != LEN {
             return Err(LedgerError::Damaged("its length is not the layout's"));
         }
         let last = read(&map)?;

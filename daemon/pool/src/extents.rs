@@ -108,12 +108,12 @@ impl ExtentTable {
     /// Takes a table over. One of an older version is copied into a new descriptor and left as it is.
     pub fn open(fd: OwnedFd) -> Result<Self, TableError> {
         let map = Mapped::open("annex-extents", fd)?;
-        if map.len() < 4096 || map.u64(0).load(Acquire) != MAGIC {
+        if map.size() < 4096 || map.u64(0).load(Acquire) != MAGIC {
             return Err(TableError::Magic);
         }
         let table = match map.u32(8).load(Relaxed) {
             1 => migrate::from_v1(&map)?,
-            ALIKE..=VERSION if map.len() == LEN => ExtentTable { map },
+            ALIKE..=VERSION if map.size() == LEN => ExtentTable { map },
             ALIKE..=VERSION => return Err(TableError::Damaged("its length is not the layout's")),
             other => return Err(TableError::Version(other)),
         };

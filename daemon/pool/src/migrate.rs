@@ -14,7 +14,7 @@ const REPLICAS: u32 = 4;
 const LEN: usize = EXTENT_AT + MAX_EXTENTS * EXTENT_LEN;
 
 pub(super) fn from_v1(old: &Mapped) -> Result<ExtentTable, TableError> {
-    if old.len() != LEN {
+    if old.size() != LEN {
         return Err(TableError::Damaged("its length is not the layout's"));
     }
     let table = ExtentTable::create(ClientId(old.u64(24).load(Relaxed)))?;

@@ -82,7 +82,7 @@ impl SlotTable {
     /// Maps an existing table. `None` if the descriptor is not of this layout's size.
     pub fn open(fd: OwnedFd) -> Result<Option<Self>, MapError> {
         let map = Mapped::open("annex-slots", fd)?;
-        if map.len() != LEN {
+        if map.size() != LEN {
             return Ok(None);
         }
         let table = Self::over(map);

@@ -83,7 +83,7 @@ impl Mapped {
         Ok(Mapped { fd, base, len })
     }
 
-    pub fn len(&self) -> usize {
+    pub fn size(&self) -> usize {
         self.len
     }
 

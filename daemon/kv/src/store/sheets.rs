@@ -99,11 +99,11 @@ impl SheetTable {
 
     pub fn open(fd: OwnedFd) -> Result<SheetTable, SheetsError> {
         let map = Mapped::open("annex-kv", fd)?;
-        if map.len() < STARTS || map.u64(0).load(Acquire) != MAGIC {
+        if map.size() < STARTS || map.u64(0).load(Acquire) != MAGIC {
             return Err(SheetsError::Foreign);
         }
         match map.u32(8).load(Relaxed) {
-            VERSION if map.len() == LEN => Ok(SheetTable { map }),
+            VERSION if map.size() == LEN => Ok(SheetTable { map }),
             other => Err(SheetsError::Version(other)),
         }
     }

@@ -47,7 +47,7 @@ impl Index {
     /// Another's index, to read. `None` if it is not one of this version.
     pub fn open(fd: OwnedFd) -> io::Result<Option<Index>> {
         let map = Mapped::open("annex-index", fd).map_err(failed)?;
-        let known = map.len() == AT + ENTRIES * ENTRY
+        let known = map.size() == AT + ENTRIES * ENTRY
             && map.u64(0).load(Acquire) == MAGIC
             && map.u32(8).load(Relaxed) == VERSION;
         Ok(known.then_some(Index { map, free: Vec::new(), used: ENTRIES }))
