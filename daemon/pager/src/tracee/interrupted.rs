@@ -180,7 +180,7 @@ mod tests {
     fn tried(wait: &Wait) -> Option<String> {
         for _ in 0..10 {
             let mut child = Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "pager::tracee::interrupted::tests::waits", "--ignored", "--nocapture"])
+                .args(["--exact", "tracee::interrupted::tests::waits", "--ignored", "--nocapture"])
                 .args(["--test-threads", "1"])
                 .env(WHICH, wait.name)
                 .stdout(Stdio::piped())
