@@ -249,6 +249,8 @@ pub struct Uffd {
     context: ManuallyDrop<Context>,
     /// Something may be evicted that only this descriptor stands for.
     is_needed: AtomicBool,
+    /// Nothing but its flag keeps a read from waiting.
+    needs_flag: AtomicBool,
     /// What the kernel tells of the descriptor, where /proc can be read.
     info: Option<File>,
     /// Where the threads of a region wait, whom the kernel can't wake.
@@ -283,7 +285,7 @@ impl Uffd {
         let info = File::open(format!("/proc/self/fdinfo/{}", fd.as_raw_fd())).ok();
         // SAFETY: the descriptor is a userfaultfd and ownership passes on.
         let context = ManuallyDrop::new(unsafe { Context::from_raw_fd(fd.into_raw_fd()) });
-        Uffd { context, is_needed: AtomicBool::new(true), info, ring: None }
+        Uffd { context, is_needed: AtomicBool::new(true), needs_flag: AtomicBool::new(false), info, ring: None }
     }
 
     /// From now on pages may be evicted.
@@ -432,7 +434,7 @@ impl Uffd {
     /// `into` must be valid for writes of `max` messages.
     pub unsafe fn read(&self, into: *mut Message, max: usize) -> Result<usize, Errno> {
         // SAFETY: the caller vouches for the buffer.
-        match unsafe { read_at_once(self.as_raw_fd(), into.cast(), max * size_of::<Message>()) } {
+        match unsafe { self.read_at_once(into.cast(), max * size_of::<Message>()) } {
             Ok(n) => Ok(n / size_of::<Message>()),
             Err(Errno::EAGAIN) => {
                 // Seldom: whoever waits is told that there is something. Or the program has made it a descriptor that is not polled.
@@ -442,6 +444,27 @@ impl Uffd {
             Err(Errno::EINTR) => Ok(0),
             Err(e) => Err(e),
         }
+    }
+
+    /// Reads what is there, and does not wait. Whether reading a descriptor waits (`O_NONBLOCK`) can be
+    /// changed by whoever has a copy, and the program has one. So the call itself says that it must not.
+    /// Where the kernel has no such call, the flag is set before each read: before Linux 6.10, and for the
+    /// context of a fork's child.
+    ///
+    /// # Safety
+    /// `into` must be valid for writes of `max` bytes.
+    unsafe fn read_at_once(&self, into: *mut c_void, max: usize) -> Result<usize, Errno> {
+        if !self.needs_flag.load(Relaxed) {
+            let buffer = libc::iovec { iov_base: into, iov_len: max };
+            // SAFETY: the caller vouches for the buffer; from where on is of no meaning here.
+            match Errno::result(unsafe { libc::preadv2(self.as_raw_fd(), &buffer, 1, -1, libc::RWF_NOWAIT) }) {
+                Err(Errno::EOPNOTSUPP | Errno::ENOSYS) => self.needs_flag.store(true, Relaxed),
+                read => return read.map(|n| n as usize),
+            }
+        }
+        fcntl(self.as_fd(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+        // SAFETY: as above.
+        Errno::result(unsafe { libc::read(self.as_raw_fd(), into, max) }).map(|n| n as usize)
     }
 
     /// Faults that can be read, which the kernel hands out before anything else; 0 if that is not known.
@@ -457,25 +480,6 @@ impl Uffd {
         // SAFETY: the context owns the descriptor for as long as the borrow lasts.
         unsafe { BorrowedFd::borrow_raw(self.as_raw_fd()) }
     }
-}
-
-/// Reads what is there, and never waits. Whether reading a descriptor waits (`O_NONBLOCK`) can be changed by whoever has a copy, and the program has one.
-/// Linux before 6.10 goes by that alone.
-///
-/// # Safety
-/// `into` must be valid for writes of `max` bytes.
-unsafe fn read_at_once(fd: RawFd, into: *mut c_void, max: usize) -> Result<usize, Errno> {
-    static GOES_BY_THE_DESCRIPTOR: AtomicBool = AtomicBool::new(false);
-    if !GOES_BY_THE_DESCRIPTOR.load(Relaxed) {
-        let buffer = libc::iovec { iov_base: into, iov_len: max };
-        // SAFETY: the caller vouches for the buffer; from where on is of no meaning here.
-        match Errno::result(unsafe { libc::preadv2(fd, &buffer, 1, -1, libc::RWF_NOWAIT) }) {
-            Err(Errno::EOPNOTSUPP | Errno::ENOSYS) => GOES_BY_THE_DESCRIPTOR.store(true, Relaxed),
-            read => return read.map(|n| n as usize),
-        }
-    }
-    // SAFETY: as above.
-    Errno::result(unsafe { libc::read(fd, into, max) }).map(|n| n as usize)
 }
 
 impl Drop for Uffd {

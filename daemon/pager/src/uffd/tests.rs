@@ -33,9 +33,7 @@ fn spin(turns: u32) {
 }
 
 /// The program has a copy of the descriptor, and with it what `O_NONBLOCK` says.
-#[test]
-fn reading_never_waits_whatever_others_make_of_the_descriptor() {
-    let uffd = context(FEATURES);
+fn reading_never_waits(uffd: &Uffd) {
     fcntl(uffd.as_fd(), FcntlArg::F_SETFL(OFlag::empty())).expect("it is ours");
     let (tell, told) = std::sync::mpsc::channel();
     std::thread::scope(|threads| {
@@ -49,10 +47,54 @@ fn reading_never_waits_whatever_others_make_of_the_descriptor() {
             // Else the thread would wait for ever, and this one for it.
             std::process::abort();
         }
-        assert_eq!(read, Ok(Ok(0)));
+        assert!(matches!(read, Ok(Ok(_))), "{read:?}");
     });
     let flags = OFlag::from_bits_retain(fcntl(uffd.as_fd(), FcntlArg::F_GETFL).expect("it is ours"));
     assert!(flags.contains(OFlag::O_NONBLOCK), "it is polled again: {flags:?}");
+}
+
+#[test]
+fn reading_never_waits_whatever_others_make_of_the_descriptor() {
+    reading_never_waits(&context(FEATURES));
+}
+
+/// The kernel does not read the context of a fork's child without waiting, but for its flag. One such
+/// descriptor had all others read by their flags alone.
+#[test]
+fn nor_does_reading_the_context_of_a_forks_child_and_its_parents_afterwards() {
+    let uffd = context(FEATURES | feature::EVENT_FORK);
+    let area = memmap2::MmapMut::map_anon(PAGE).expect("memory");
+    uffd.register_missing(area.as_ptr().addr() as u64, PAGE as u64).expect("it is registered");
+    // SAFETY: the child makes calls only that are allowed between fork and exec.
+    let forks = std::thread::spawn(|| unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            libc::alarm(60);
+            libc::pause();
+            libc::_exit(0);
+        }
+        child
+    });
+    // Other tests may fork as well. Each fork waits until its message is read.
+    let mut forked = Vec::new();
+    while !forks.is_finished() || forked.is_empty() {
+        let mut message = [Message::default()];
+        // SAFETY: the buffer has room for one.
+        let read = unsafe { uffd.read(message.as_mut_ptr(), 1) };
+        if read == Ok(1)
+            && let Event::Fork { uffd } = message[0].event()
+        {
+            // SAFETY: the kernel has just made it.
+            forked.push(Uffd::adopt(unsafe { OwnedFd::from_raw_fd(uffd) }));
+        }
+        std::thread::yield_now();
+    }
+    let child = forks.join().expect("it forks");
+    forked.iter().chain([&uffd]).for_each(reading_never_waits);
+    // SAFETY: takes numbers only; it is our child.
+    unsafe { libc::kill(child, libc::SIGKILL) };
+    nix::sys::wait::waitpid(nix::unistd::Pid::from_raw(child), None).expect("it was ours");
+    forked.iter().chain([&uffd]).for_each(|uffd| uffd.let_go(Proof(())));
 }
 
 /// One thread writes to a page at the moment another moves it.
