@@ -279,9 +279,8 @@ impl Uffd {
 
     /// Takes a descriptor that inherited its features (a fork child's), and makes it non-blocking.
     pub fn adopt(fd: OwnedFd) -> Uffd {
-        // Failure leaves the descriptor blocking, which `read` notices by never returning EAGAIN; F_SETFL on an owned
-        // userfaultfd can't fail.
-        let _ = nix::fcntl::fcntl(&fd, nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK));
+        // Without the flag it can't be polled. F_SETFL on an owned userfaultfd can't fail.
+        let _ = fcntl(&fd, FcntlArg::F_SETFL(OFlag::O_NONBLOCK));
         let info = File::open(format!("/proc/self/fdinfo/{}", fd.as_raw_fd())).ok();
         // SAFETY: the descriptor is a userfaultfd and ownership passes on.
         let context = ManuallyDrop::new(unsafe { Context::from_raw_fd(fd.into_raw_fd()) });

@@ -79,10 +79,8 @@ impl Space {
             |past: &Past| matches!(past, Past::Fork(_, child) if child.upgrade().is_some_and(|c| c.is_young()));
         let first = core.window.past.iter().position(is_young).unwrap_or(core.window.past.len());
         if first > 0 {
-            core.table.begin();
             core.window.past.drain(..first);
-            let applied = core.table.applied();
-            core.commit(applied, around);
+            core.keep_window(around);
         }
     }
 

@@ -388,6 +388,11 @@ impl Lane {
         self.ends.iter().filter(|e| e.usable()).count()
     }
 
+    /// Pages of the arena that late answers may still write to.
+    pub fn pages_out(&self) -> u32 {
+        hedge::spare((self.jobs.used() + self.jobs.room()) as u32, &self.core) - self.spare
+    }
+
     fn own(&self, buf: &Buf) {
         assert_eq!(buf.lane, self.id, "a buffer of lane {} was given to lane {}", buf.lane, self.id);
     }
