@@ -255,6 +255,7 @@ mod tests {
             comm_at: 0,
             staging_map_at: 0,
             fds: Default::default(),
+            inode: 0,
             version: 2,
         };
         table.describe(pid, &traces);

@@ -203,7 +203,7 @@ impl Space {
         self.stub_pid.store(stub.as_ref().map_or(0, Stub::pid), Relaxed);
         *self.staging.lock() = traces.map(|traces| traces.staging).unwrap_or_default();
         let mark = stub.as_ref().map(Stub::mark);
-        *self.mark.lock() = mark.or(traces.map(|traces| Mark { at: traces.comm_at, inode: 0 }));
+        *self.mark.lock() = mark.or(traces.map(|traces| traces.mark()));
         *self.mm.lock() = mm.map(Arc::new);
         self.evicting.lock().stub = stub;
     }

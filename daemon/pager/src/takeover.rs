@@ -359,7 +359,7 @@ fn abandon(means: &Means, left: Left) {
     let (start, end) = Table::everything();
     let release = |slot| means.around.pool.release(slot);
     left.table.walk(start, end, |_, record| record.slot().into_iter().for_each(release));
-    let mark = left.table.stub().map(|traces| Mark { at: traces.comm_at, inode: 0 });
+    let mark = left.table.stub().map(|traces| traces.mark());
     for (pid, stat) in mark.iter().flat_map(|mark| mark.processes(None)) {
         tracing::error!(pid, "the memory of {} belongs to no app that is known: it is ended", stat.comm);
         if let Ok(pidfd) = process::pidfd_open(pid) {
@@ -422,7 +422,7 @@ fn put_right(means: &Arc<Means>, space: &Arc<Space>) {
 fn open(table: &Table, stub: Option<&Stub>) -> Option<Mm> {
     let of_process = || {
         let traces = table.stub()?;
-        Mark { at: traces.comm_at, inode: 0 }.task_of(table.pid())
+        traces.mark().task_of(table.pid())
     };
     Mm::open(stub.map(Stub::pid).or_else(of_process)?).ok()
 }

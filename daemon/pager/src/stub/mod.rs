@@ -57,7 +57,7 @@ const RELEASE: usize = 4;
 /// Attempts to empty it, should the program lock its memory again and again.
 const RELEASES: u32 = 8;
 /// Of the code and the shared page: a stub of another version is replaced, not adopted.
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 /// The stub's shared page in its program's mappings: a name that nobody else's mapping has.
 pub const SHARED_PAGE: &str = "/memfd:annex-stub-page";
 const SHARED_PAGE_MEMFD: &std::ffi::CStr = c"annex-stub-page";
@@ -77,6 +77,11 @@ const HUGE: u64 = 2 << 20;
 const ENDLESS: u64 = 300;
 
 impl StubTraces {
+    /// What tells the stub's address space from all others. What an older build wrote says less.
+    pub fn mark(&self) -> Mark {
+        Mark { at: self.comm_at, inode: if self.version == VERSION { self.inode } else { 0 } }
+    }
+
     /// Everything the stub has mapped in the app, its shared page first.
     pub fn mappings(&self) -> [(u64, u64); 3] {
         [(self.comm_at, size_of::<Comm>() as u64), (self.code_at, 4096), (self.staging_map_at, STAGING + HUGE)]
@@ -207,6 +212,7 @@ impl Stub {
             comm_at: self.comm_at,
             staging_map_at: self.staging_map.0,
             fds: self.fds_there,
+            inode: self.inode,
             version: VERSION,
         }
     }
