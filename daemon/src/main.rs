@@ -3,10 +3,11 @@
 use annex_daemon::config::{Config, DEFAULT_FILE, SpillFlag};
 use annex_daemon::control::pool::RunningPool;
 use annex_daemon::control::{Apps, BindError, Control, ControlSocket, Donors, Operators, host, server, stop, watchdog};
+use annex_host::failpoint;
 use annex_host::keeper::{self, Inheritance, Keeper, Kept};
 use annex_kv::store::SheetTable;
 use annex_kv::{Kv, KvFlag};
-use annex_pager::{Legacy, LegacyError, Pager, Wait, mortal, probe};
+use annex_pager::{Legacy, LegacyError, Pager, Wait, probe};
 use annex_pool::{Pool, PoolError, PoolState, Spill};
 use annex_shared::api::{DonorState, Limit};
 use annex_shared::config::TimeSpan;
@@ -241,7 +242,7 @@ fn run(flags: Flags, hidden: Option<String>) -> Result<(), Failure> {
     let socket = socket.map_err(anyhow::Error::from)?;
     shortcomings.iter().for_each(|s| tracing::warn!("{s}"));
 
-    mortal::arm();
+    failpoint::arm().map_err(unusable)?;
     // While there is one thread: the keeper is a copy of this process.
     let keeper = Keeper::start(socket.path(), config.takeover_wait.0).context("failed to start the keeper process")?;
     let runtime = Builder::new_current_thread()

@@ -5,7 +5,6 @@ use super::app::App;
 use super::lookup::Lookup;
 use super::membership;
 use super::mm::Mm;
-use super::mortal;
 use super::process::{self, Stat};
 use super::region;
 use super::registry::Registry;
@@ -17,6 +16,7 @@ use super::stub::{Pause, STAGING, Seed, Stub, StubError};
 use super::table::{StubTraces, Table};
 use super::uffd::{Probe, Uffd, feature};
 use super::worker::Workers;
+use annex_host::failpoint::failpoint;
 use annex_shared::page::PAGE_SIZE;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -150,7 +150,7 @@ impl Means {
             self.registry.unfurnish(space);
             // It goes after there is something else to tell the address space by.
             space.describe(pid, &stub, mm);
-            mortal::point("stub-described");
+            failpoint("stub-described");
             if before.is_some_and(|traces| !stub.unmap(&traces.mappings(), UNMAPPING)) {
                 tracing::warn!(pid, "what a stub before had mapped could not be unmapped");
             }
@@ -225,7 +225,7 @@ impl Means {
                         return Err(error);
                     }
                     tracing::debug!(pid, stub = stub.pid(), pause = ?pause.0, "stub in place");
-                    mortal::point("stub-placed");
+                    failpoint("stub-placed");
                     let done = then(stub, uffd)?;
                     placed.acknowledge();
                     return Ok((done, pause));

@@ -21,13 +21,13 @@
 
 use super::doubt::{Doubt, Evidence, Origin, Verdict, judge};
 use super::heritage;
-use super::mortal;
 use super::process;
 use super::space::{Core, Space, SpaceId, Surroundings};
 use super::table::{PageIdx, Record, Table, TableFull};
 use super::uffd::{Event, Installed, Probe, Proof, Uffd};
 use super::window::{Displaced, Past, Range, overlap, target_of, without};
 use super::young::Read;
+use annex_host::failpoint::failpoint;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -52,11 +52,11 @@ impl Space {
             Event::Fault { .. } => {}
             Event::Unknown(code) => self.app.stop(&format!("the kernel sent an unknown userfaultfd message ({code})")),
         }
-        mortal::point("change-applied");
+        failpoint("change-applied");
         core.commit(nth + 1, around);
-        mortal::point("change-committed");
+        failpoint("change-committed");
         if core.moves.is_some() {
-            mortal::point("moves-given-up");
+            failpoint("moves-given-up");
         }
         core.table.forked();
         // Not before: until here a successor would make the child anew, as if nothing had happened to it yet.

@@ -5,7 +5,6 @@
 //! moves in one call, and on every call the kernel interrupts each CPU that runs the app, so long spans are worth having.
 
 use super::evict::Outcome;
-use super::mortal;
 use super::policy;
 use super::process;
 use super::region;
@@ -13,6 +12,7 @@ use super::scan::{Pagemap, Run};
 use super::space::{Core, Space, Surroundings};
 use super::stub::{STAGING_PART, Stub};
 use super::table::{INTENT_RANGES, PageIdx, Record};
+use annex_host::failpoint::failpoint;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -164,7 +164,7 @@ impl Clock {
             self.hand = first.plus(1).addr();
             return false;
         }
-        mortal::point("pages-shared");
+        failpoint("pages-shared");
         self.unshared = Some(*first);
         self.hand = first.addr();
         stub.populate(busy, UNSHARING).is_ok()

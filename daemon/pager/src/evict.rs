@@ -21,7 +21,6 @@ use super::clock::{Clock, Victims, recheck};
 use super::fault::Fault;
 use super::hindrance::Cause;
 use super::mm::Mm;
-use super::mortal;
 use super::moves::{Made, Moved, Moves};
 use super::registration::prepare;
 use super::registry::Registry;
@@ -31,6 +30,7 @@ use super::stub::{CallError, Gate, Hurry, Stub};
 use super::table::{PageIdx, Record, Table, Victim};
 use super::thread_exit;
 use super::worker::Workers;
+use annex_host::failpoint::failpoint;
 use annex_host::priority::Urgent;
 use annex_host::repeated;
 use annex_pool::{Buf, Busy, Done, Lane, Part, SlotRun};
@@ -149,9 +149,9 @@ impl Evictor {
         turn.begin("ending a batch");
         let parked = self.around.in_flight.settle(&runs);
         self.workers.serve(parked);
-        mortal::point("batch-written");
+        failpoint("batch-written");
         space.core().table.conclude();
-        mortal::point("batch-concluded");
+        failpoint("batch-concluded");
         // Not before: a mapping may have moved to where such a page was, with one that left in this batch, and whoever touches that waits for the batch to end.
         turn.begin("unsharing pages that a fork left shared");
         let is_unshared = clock.unshare(stub, &busy);
@@ -204,13 +204,13 @@ impl Evictor {
         let bytes: Vec<(u64, u64)> = victims.spans.iter().map(|(p, n)| (p.addr(), n * PAGE_SIZE as u64)).collect();
         let at = stub.take_part(victims.covered, victims.pages.len());
         let plan = plan(&victims, runs, at);
-        mortal::point("batch-planned");
+        failpoint("batch-planned");
         core.table.intend(plan.iter().map(|(victim, _)| *victim));
         stub.prepare_moves(&bytes, at);
         let in_portions = std::mem::take(&mut core.faulted) && space.stub_is_at_home.load(Relaxed);
         core.moves = Some(Box::new(Moves::new(&self.around, (stub, pagemap), victims.spans, plan, in_portions)));
         drop(core);
-        mortal::point("moves-begin");
+        failpoint("moves-begin");
         let answer = if in_portions {
             stub.await_portions(|| {
                 let core = space.core_within(BUSY);
@@ -223,7 +223,7 @@ impl Evictor {
         let Some(mut moves) = moves else { return Err(Outcome::Dead) };
         match answer {
             Ok(()) => {
-                mortal::point("batch-moved");
+                failpoint("batch-moved");
                 clock.last_answer = Some(Instant::now());
                 moves.settle(space, &mut core);
             }
@@ -364,7 +364,7 @@ impl Evictor {
             if alone && let Some(better) = spare.pop_front() {
                 pool.retain(better);
                 core.table.intend_better(m.nth, better);
-                mortal::point("better-noted");
+                failpoint("better-noted");
                 let _ = core.table.set(m.page, Record::Evicted(better));
                 pool.release(m.slot);
                 spare.push_back(std::mem::replace(&mut m.slot, better));

@@ -16,10 +16,10 @@
 //!
 //! Who evicts waits for the end of the stub's calls without the lock, and takes it [at rest](Space::core_at_rest) afterwards.
 
-use super::mortal;
 use super::moves::Moves;
 use super::space::{Core, Space};
 use super::window::Range;
+use annex_host::failpoint::failpoint;
 use annex_shared::api::AppState;
 use parking_lot::MutexGuard;
 use std::ops::{Deref, DerefMut};
@@ -82,7 +82,7 @@ impl<'a> Hold<'a> {
             if is_shut {
                 moves.settle(self.space, &mut self.core);
                 self.beside = None;
-                mortal::point("moves-interrupted");
+                failpoint("moves-interrupted");
             }
             self.core.moves = Some(moves);
         }
@@ -175,7 +175,7 @@ impl Space {
         let is_plain = hold.is_plain();
         if let Some(beside) = hold.beside.as_mut().filter(|_| is_plain) {
             beside.faults = self.uffd.pending_faults();
-            mortal::point("faults-counted");
+            failpoint("faults-counted");
         }
         (hold.readable() > 0 || hold.come_to_rest(for_a_call(limit))).then_some(hold)
     }
@@ -187,7 +187,7 @@ impl Space {
         };
         if let Some(gate) = self.core.try_lock().and_then(due) {
             gate.ring();
-            mortal::point("portion-rung");
+            failpoint("portion-rung");
         }
     }
 

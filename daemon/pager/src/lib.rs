@@ -48,7 +48,6 @@ mod lookup;
 mod manager;
 mod membership;
 mod mm;
-pub mod mortal;
 mod moves;
 mod policy;
 pub mod probe;

@@ -3,13 +3,13 @@
 //! The stub makes a call for each span, without the space's lock. Whoever takes that lock meanwhile shuts the stub's gate, and then *settles*: makes the records of
 //! what has moved say so ([`hold`](super::hold)). So to everybody who has the lock it is as if a batch ended with each call.
 
-use super::mortal;
 use super::salvage;
 use super::scan::Pagemap;
 use super::space::{Core, Space, Surroundings};
 use super::stub::{Gate, Hurry, STAGING, Stub};
 use super::table::{PageIdx, Record, Victim};
 use super::window::Range;
+use annex_host::failpoint::failpoint;
 use annex_shared::ids::SlotIdx;
 use annex_shared::page::PAGE_SIZE;
 use nix::errno::Errno;
@@ -217,7 +217,7 @@ impl Moves {
                 core.table.set_policy(page, lap);
                 let (nth, copy, unwritten) = (self.pages, before.slot(), *unwritten);
                 self.moved.push(Moved { page, nth, at: place, slot, copy, unwritten });
-                mortal::point("record-flipped");
+                failpoint("record-flipped");
             } else if error == Some(Errno::EBUSY) {
                 self.busy.push(page);
             }

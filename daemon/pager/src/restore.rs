@@ -7,13 +7,13 @@ use super::app::App;
 use super::attach::Means;
 use super::fault::Why;
 use super::fetch::Stretch;
-use super::mortal;
 use super::process;
 use super::registry::Registry;
 use super::room::{self, Demand, RoomError};
 use super::space::{Space, Surroundings};
 use super::table::{PageIdx, Record, Table};
 use super::uffd::Proof;
+use annex_host::failpoint::failpoint;
 use annex_host::repeated;
 use annex_pool::{Busy, Done, Lane, SlotRun};
 use annex_shared::api::Progress;
@@ -200,9 +200,9 @@ pub fn let_go(means: &Means, space: &Arc<Space>) -> bool {
         space.uffd.ring().iter().for_each(|ring| ring.end());
         if let Some(stub) = stub {
             space.forget_staging();
-            mortal::point("stub-goes");
+            failpoint("stub-goes");
             stub.remove(space.pid().unwrap_or(task), &space.uffd);
-            mortal::point("stub-gone");
+            failpoint("stub-gone");
         }
     }
     means.registry.remove(space, proof);

@@ -21,7 +21,6 @@ use super::hold::Hold;
 use super::home::Home;
 use super::inflight::InFlight;
 use super::mm::{Mark, Mm};
-use super::mortal;
 use super::moves::Moves;
 use super::policy;
 use super::region::Regions;
@@ -33,6 +32,7 @@ use super::table::{JOURNAL_MESSAGES, PageIdx, Record, StubTraces, Table};
 use super::turns::Turns;
 use super::uffd::{Event, Installed, Message, Uffd};
 use super::window::Window;
+use annex_host::failpoint::failpoint;
 use annex_host::repeated;
 use annex_pool::Pool;
 use annex_shared::ids::SlotIdx;
@@ -514,7 +514,7 @@ impl Space {
                     return true;
                 }
             };
-            mortal::point("page-copied");
+            failpoint("page-copied");
             for k in i..i + done {
                 let page = first.plus(k);
                 let asked_alone = asked == Some(page) && pages == 1;
@@ -538,7 +538,7 @@ impl Space {
         core.installing(page, 1);
         // SAFETY: `bytes` is readable for its length.
         let installed = unsafe { self.uffd.copy(page.addr(), bytes.as_ptr(), PAGE_SIZE as u64, false, true) };
-        mortal::point("page-put-back");
+        failpoint("page-put-back");
         match installed {
             Installed::Done => {
                 let _ = core.table.set(page, Record::None);

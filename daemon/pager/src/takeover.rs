@@ -18,8 +18,7 @@ use super::attach::Means;
 use super::ledger::{Ledger, LedgerError};
 use super::manager::Roster;
 use super::membership;
-use super::mm::{Mark, Mm};
-use super::mortal;
+use super::mm::Mm;
 use super::process::{self, Stat};
 use super::ring::Waiters;
 use super::salvage;
@@ -28,6 +27,7 @@ use super::stub::Stub;
 use super::table::{Phase, Record, Table, TableError};
 use super::uffd::{Event, Message, Proof, Uffd};
 use super::window::Window;
+use annex_host::failpoint::failpoint;
 use annex_host::keeper::{Inheritance, Kept};
 use annex_pool::SlotRun;
 use annex_shared::api::Target;
@@ -252,23 +252,23 @@ impl Legacy {
         // A process that ruined it for its app ends now; until then nobody may read through it.
         self.orphans.into_iter().for_each(std::mem::forget);
         means.registry.keeper.complete(generation);
-        mortal::point("adopted");
+        failpoint("adopted");
 
         // Children first: what a young one has changed itself counts when its parent's changes are followed.
         spaces.sort_by_key(|(space, ..)| Reverse(space.id));
         for (space, pending, forked) in spaces.iter_mut().map(|(s, p, f)| (&*s, &*p, f)) {
             catch_up(means, space, pending, forked);
         }
-        mortal::point("caught-up");
+        failpoint("caught-up");
         for space in spaces.iter().map(|(space, ..)| space).filter(|space| space.uffd.is_dead()) {
             // Nobody else has a core: there is nothing to wait for but its parent's stub.
             while !space.bequeath(&means.around) {}
         }
-        mortal::point("bequeathed");
+        failpoint("bequeathed");
         for (space, ..) in &spaces {
             put_right(means, space);
         }
-        mortal::point("put-right");
+        failpoint("put-right");
         let parked = means.around.in_flight.settle(&resting);
         means.workers.serve(parked);
         resting.into_iter().for_each(|run| means.around.pool.rest(run));

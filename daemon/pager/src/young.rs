@@ -15,11 +15,11 @@
 
 use super::doubt::{Doubt, Origin};
 use super::hold::Hold;
-use super::mortal;
 use super::space::{Core, Space, Surroundings};
 use super::table::{PageIdx, Record, Table};
 use super::uffd::{Installed, Probe};
 use super::window::{Past, Range, overlap, target_of, without};
+use annex_host::failpoint::failpoint;
 use annex_shared::page::PAGE_SIZE;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -300,7 +300,7 @@ impl Space {
         core.table.inherit_from(parent);
         let applied = core.table.applied();
         core.commit(applied, around);
-        mortal::point("child-followed");
+        failpoint("child-followed");
     }
 
     fn remap_before_birth(&self, core: &mut Core, source: Range, to: PageIdx) {

@@ -27,7 +27,6 @@ pub use injection::{Pause, Seed, inject};
 pub use reap::reap;
 
 use super::mm::{Mark, Mm};
-use super::mortal;
 use super::process;
 use super::table::{PageIdx, StubTraces};
 use super::tracee::TraceError;
@@ -35,6 +34,7 @@ use super::turns;
 use super::uffd::{
     MOVE_DONTWAKE, MOVE_SOURCE_HOLES, MoveArg, RegisterArg, UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_UNREGISTER, Uffd,
 };
+use annex_host::failpoint::failpoint;
 use annex_shared::page::PAGE_SIZE;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags};
@@ -323,7 +323,7 @@ impl Stub {
     /// answers EEXIST.
     pub fn make_moves(&mut self, count: usize) -> Result<(), CallError> {
         self.ring(count);
-        mortal::point("moves-rung");
+        failpoint("moves-rung");
         self.await_moves()
     }
 
