@@ -20,7 +20,7 @@
 //! are released after its end: they may be somebody else's at once.
 
 use super::doubt::{Doubt, Evidence, Origin, Verdict, judge};
-use super::heritage;
+use super::fork_exclusions;
 use super::process;
 use super::space::{Core, Space, SpaceId, Surroundings};
 use super::table::{PageIdx, Record, Table, TableFull};
@@ -149,7 +149,7 @@ impl Space {
         let (start, end) = Table::everything();
         let mut full = false;
         core.table.walk(start, end, |page, record| {
-            if heritage::is_in(&left_behind, page) {
+            if fork_exclusions::is_in(&left_behind, page) {
                 return;
             }
             let Some(inherited) = inherit(record, around) else { return };
@@ -170,7 +170,7 @@ impl Space {
             childs.regions = core.regions.clone();
             childs.pins = core.pins.clone();
             childs.suspects = core.suspects.clone();
-            childs.suspects.retain(|page| !heritage::is_in(&left_behind, *page));
+            childs.suspects.retain(|page| !fork_exclusions::is_in(&left_behind, *page));
             if core.frozen {
                 childs.freeze();
             }
@@ -200,7 +200,7 @@ impl Space {
         let Some(pid) = self.pid().filter(|_| core.table.evicted() > 0) else { return Some(Vec::new()) };
         // Whom the space is known by may have left it (exec), and its stub may be dead: others that live there have the same mappings.
         let others = || self.mark()?.processes(None).first().map(|(pid, _)| *pid);
-        let looked = heritage::left_behind(|| self.task().or_else(others), || !self.uffd.is_dead());
+        let looked = fork_exclusions::left_behind(|| self.task().or_else(others), || !self.uffd.is_dead());
         if let Err(error) = &looked {
             self.app.stop(&format!(
                 "process {pid} has forked, and which of its memory the child is to find wiped is not known: failed to read /proc/{pid}/smaps: {error}; \

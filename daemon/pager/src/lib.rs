@@ -37,7 +37,7 @@ mod evictors;
 mod fault;
 mod fetch;
 mod guards;
-mod heritage;
+mod fork_exclusions;
 mod hindrance;
 mod hold;
 mod home;
