@@ -112,7 +112,7 @@ fn annexd_killed_at_each_step_loses_no_page() {
         "change-committed:2",
         "userfaultfd-kept:2",
     ];
-    let while_it_takes_over = ["userfaultfd-kept:1", "adopted", "caught-up", "put-right"];
+    let while_it_takes_over = ["userfaultfd-kept:1", "adopted", "caught-up", "rolled-back"];
     let mut bed = bed([Donor::tcp(), Donor::shm()]);
     let mut job = paged(&bed, 23);
     for point in while_it_works {

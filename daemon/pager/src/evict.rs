@@ -24,7 +24,7 @@ use super::mm::Mm;
 use super::moves::{Made, Moved, Moves};
 use super::registration::prepare;
 use super::registry::Registry;
-use super::salvage;
+use super::rollback;
 use super::space::{Evicting, Space, Surroundings};
 use super::stub::{CallError, Gate, Hurry, Stub};
 use super::table::{PageIdx, Record, Table, Victim};
@@ -141,7 +141,7 @@ impl Evictor {
             }
             Err(outcome) => {
                 if space.core().table.intent().is_some() {
-                    self.salvage(space);
+                    self.roll_back(space);
                 }
                 (outcome, Vec::new())
             }
@@ -290,7 +290,7 @@ impl Evictor {
             Err(()) => {
                 let ours = moved.iter().enumerate().map(|(i, m)| (m.slot, i)).collect();
                 let workers = &self.workers;
-                salvage::put_back(&self.registry, &self.around, &space.app, &ours, self.lane.bytes(&buf), &|faults| {
+                rollback::put_back(&self.registry, &self.around, &space.app, &ours, self.lane.bytes(&buf), &|faults| {
                     workers.serve(faults);
                 });
                 Outcome::WriteFailed
@@ -442,17 +442,18 @@ impl Evictor {
 
     /// Pages have moved that can't be written: no record may name a slot that holds nothing. Whoever touches one of them gets SIGBUS, and the app is stopped.
     fn give_up(&self, space: &Space, moved: &[Moved], why: &str) -> Outcome {
-        salvage::condemn(&self.registry, &self.around, &space.app, &moved.iter().map(|m| m.slot).collect());
+        rollback::condemn(&self.registry, &self.around, &space.app, &moved.iter().map(|m| m.slot).collect());
         space.app.stop(why);
         Outcome::Dead
     }
 
     /// An eviction that was cut short: what is in staging goes back into the app.
-    fn salvage(&self, space: &Arc<Space>) {
-        let salvaged = salvage::bring_back(&self.registry, &self.around, space, &|faults| self.workers.serve(faults));
-        if let Err(error) = salvaged {
+    fn roll_back(&self, space: &Arc<Space>) {
+        let rolled_back =
+            rollback::bring_back(&self.registry, &self.around, space, &|faults| self.workers.serve(faults));
+        if let Err(error) = rolled_back {
             let slots = space.core().table.intent().map(|intent| intent.slots()).unwrap_or_default();
-            salvage::condemn(&self.registry, &self.around, &space.app, &slots.into_keys().collect());
+            rollback::condemn(&self.registry, &self.around, &space.app, &slots.into_keys().collect());
             space.app.stop(&format!("an eviction was cut short, and {error}"));
         }
     }

@@ -3,7 +3,7 @@
 //! The stub makes a call for each span, without the space's lock. Whoever takes that lock meanwhile shuts the stub's gate, and then *settles*: makes the records of
 //! what has moved say so ([`hold`](super::hold)). So to everybody who has the lock it is as if a batch ended with each call.
 
-use super::salvage;
+use super::rollback;
 use super::scan::Pagemap;
 use super::space::{Core, Space, Surroundings};
 use super::stub::{Gate, Hurry, STAGING, Stub};
@@ -169,7 +169,7 @@ impl Moves {
             let Some(answer) = self.gate.answer(self.calls) else { break };
             let error = (answer != 0).then(|| Errno::from_raw(-answer as i32));
             if error.is_some() && staged.is_none() {
-                match salvage::places(&mut self.pagemap, (self.staging, STAGING)) {
+                match rollback::places(&mut self.pagemap, (self.staging, STAGING)) {
                     Ok(places) => staged = Some(places),
                     Err(_) => return self.settle_lost(space, core),
                 }
@@ -193,7 +193,7 @@ impl Moves {
     /// Places in staging of the present call's pages that are still where they were.
     fn still_at_source(&mut self) -> io::Result<HashSet<u64>> {
         let (first, len) = self.spans[self.calls];
-        let present = salvage::places(&mut self.pagemap, (first.addr(), len * PAGE_SIZE as u64))?;
+        let present = rollback::places(&mut self.pagemap, (first.addr(), len * PAGE_SIZE as u64))?;
         let pages = self.plan[self.pages..].iter().take_while(|(victim, _)| victim.page < first.plus(len));
         let stayed = pages.filter(|(victim, _)| present.contains(&(victim.page.0 - first.0)));
         Ok(stayed.map(|(victim, _)| victim.place).collect())
@@ -202,7 +202,7 @@ impl Moves {
     /// Staging is to tell what moved, by whatever way is left.
     pub fn settle_lost(&mut self, space: &Space, core: &mut Core) {
         (self.lost, self.over) = (true, true);
-        salvage::settle_records(space, core, &self.around);
+        rollback::settle_records(space, core, &self.around);
     }
 
     fn settle_call(&mut self, core: &mut Core, error: Option<Errno>, staged: Option<&HashSet<u64>>) {

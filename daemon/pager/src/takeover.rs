@@ -21,7 +21,7 @@ use super::membership;
 use super::mm::Mm;
 use super::process::{self, Stat};
 use super::ring::Waiters;
-use super::salvage;
+use super::rollback;
 use super::space::{Space, SpaceId};
 use super::stub::Stub;
 use super::table::{Phase, Record, Table, TableError};
@@ -145,8 +145,8 @@ impl Legacy {
                 table.stub().iter().for_each(Stub::end);
                 stub = None;
             }
-            if let Err(error) = salvage::records_as_moved(&mut table, &uffd, mm.as_ref()) {
-                salvage::poison_unsettled(&mut table);
+            if let Err(error) = rollback::records_as_moved(&mut table, &uffd, mm.as_ref()) {
+                rollback::poison_unsettled(&mut table);
                 self.ruin(table.app(), format!("annexd ended during an eviction, and {error}"));
             }
         }
@@ -266,9 +266,9 @@ impl Legacy {
         }
         failpoint("bequeathed");
         for (space, ..) in &spaces {
-            put_right(means, space);
+            roll_back(means, space);
         }
-        failpoint("put-right");
+        failpoint("rolled-back");
         let parked = means.around.in_flight.settle(&resting);
         means.workers.serve(parked);
         resting.into_iter().for_each(|run| means.around.pool.rest(run));
@@ -401,9 +401,9 @@ fn catch_up(means: &Means, space: &Arc<Space>, pending: &[(usize, Message)], for
 }
 
 /// Puts back what an eviction had taken out, and sees that there is a stub, or none.
-fn put_right(means: &Arc<Means>, space: &Arc<Space>) {
-    let salvaged = salvage::bring_back(&means.registry, &means.around, space, &|_| ());
-    if let Err(error) = salvaged {
+fn roll_back(means: &Arc<Means>, space: &Arc<Space>) {
+    let rolled_back = rollback::bring_back(&means.registry, &means.around, space, &|_| ());
+    if let Err(error) = rolled_back {
         space.app.stop(&format!("annexd ended during an eviction, and {error}"));
     }
     let Some(pid) = space.pid().filter(|_| !space.uffd.is_dead()) else { return };

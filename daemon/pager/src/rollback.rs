@@ -26,7 +26,7 @@ pub type Serve<'a> = &'a dyn Fn(Vec<(Arc<Space>, Fault)>);
 
 /// What is in staging did not get back.
 #[derive(Debug, thiserror::Error)]
-pub enum SalvageError {
+pub enum RollbackError {
     #[error("the address space of its pages is not known")]
     NoProcess,
     #[error("a child was forked meanwhile, whose pages have ended with its parent's memory")]
@@ -85,11 +85,11 @@ pub fn records_as_moved(
     table: &mut Table,
     uffd: &Uffd,
     mm: Option<&Mm>,
-) -> Result<Vec<(Record, Record)>, SalvageError> {
+) -> Result<Vec<(Record, Record)>, RollbackError> {
     let Some(Intent { phase: Phase::Moving, victims }) = table.intent() else { return Ok(Vec::new()) };
     let staged = match staged(table, uffd, mm) {
         // Its pages are nobody's any more, unless a child was forked meanwhile: that must not take them for zeros.
-        Err(SalvageError::Gone) => victims.iter().map(|v| v.place).collect(),
+        Err(RollbackError::Gone) => victims.iter().map(|v| v.place).collect(),
         staged => staged?,
     };
     let mut changed = Vec::new();
@@ -115,11 +115,11 @@ pub fn bring_back(
     around: &Surroundings,
     space: &Arc<Space>,
     serve: Serve<'_>,
-) -> Result<(), SalvageError> {
+) -> Result<(), RollbackError> {
     let (intent, staging) = {
         let core = space.core();
         let Some(intent) = core.table.intent() else { return Ok(()) };
-        let staging = core.table.stub().ok_or(SalvageError::NoProcess)?.staging;
+        let staging = core.table.stub().ok_or(RollbackError::NoProcess)?.staging;
         (intent, staging)
     };
     let slots = intent.slots();
@@ -128,20 +128,20 @@ pub fn bring_back(
         let mm = space.mm();
         let staged = staged(&space.core().table, &space.uffd, mm.as_deref());
         let staged = match staged {
-            Err(SalvageError::Gone) => {
+            Err(RollbackError::Gone) => {
                 let mut faults = Vec::new();
                 space.drain(&mut space.core(), around, Instant::now(), &mut faults);
                 let missed = registry.of_app(space.app.id).iter().any(|other| other.id != space.id && named(other));
-                return if missed { Err(SalvageError::Gone) } else { Ok(()) };
+                return if missed { Err(RollbackError::Gone) } else { Ok(()) };
             }
             staged => staged?,
         };
-        let mm = mm.ok_or(SalvageError::NoProcess)?;
+        let mm = mm.ok_or(RollbackError::NoProcess)?;
         let mut bytes = vec![0; intent.victims.len() * PAGE_SIZE];
         for (victim, page) in intent.victims.iter().zip(bytes.chunks_mut(PAGE_SIZE)) {
             if staged.contains(&victim.place) {
                 let at = staging.0 + victim.place * PAGE_SIZE as u64;
-                mm.read(at, page).map_err(SalvageError::Staging)?;
+                mm.read(at, page).map_err(RollbackError::Staging)?;
             }
         }
         put_back(registry, around, &space.app, &slots, &bytes, serve);
@@ -205,17 +205,17 @@ fn names_any(table: &Table, slots: &HashMap<SlotIdx, usize>) -> bool {
 }
 
 /// Which places of staging have a page, in pages.
-fn staged(table: &Table, uffd: &Uffd, mm: Option<&Mm>) -> Result<HashSet<u64>, SalvageError> {
+fn staged(table: &Table, uffd: &Uffd, mm: Option<&Mm>) -> Result<HashSet<u64>, RollbackError> {
     let (mm, stub) = match mm.zip(table.stub()) {
-        None if uffd.is_dead() => return Err(SalvageError::Gone),
-        found => found.ok_or(SalvageError::NoProcess)?,
+        None if uffd.is_dead() => return Err(RollbackError::Gone),
+        found => found.ok_or(RollbackError::NoProcess)?,
     };
     let staged = mm.pagemap().and_then(|mut pagemap| places(&mut pagemap, stub.staging));
     // Asked after the look: an address space that has ended looks as if nothing were there.
     if uffd.is_dead() {
-        return Err(SalvageError::Gone);
+        return Err(RollbackError::Gone);
     }
-    staged.map_err(SalvageError::Staging)
+    staged.map_err(RollbackError::Staging)
 }
 
 /// Which places of a staging area (start and bytes) have a page, in pages.
