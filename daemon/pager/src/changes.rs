@@ -11,7 +11,7 @@
 //! - what a REMAP lands upon is not dropped but *displaced*: the message that vacates it is still to come, and applies to it first;
 //! - a REMAP of what is displaced takes that; any other takes what is there now (it may be MREMAP_DONTUNMAP's, which unmaps nothing);
 //! - the UNMAP that follows a REMAP, of what that left, is known and passed over where something has landed since;
-//! - any other UNMAP of where a REMAP has landed makes those pages [*doubtful*](super::doubt): when the window closes, the kernel is asked what lies there;
+//! - any other UNMAP of where a REMAP has landed makes those pages [*ambiguous*](super::ambiguous_unmap): when the window closes, the kernel is asked what lies there;
 //! - changes read after a FORK may have happened before it: until the window closes the child is [*young*](super::young).
 //!
 //! While there are doubts, nothing is served, installed or evicted.
@@ -19,7 +19,7 @@
 //! Each change is one transaction of the table, the window with it, so that a kill in the middle leaves it to be applied again, whole. Slots that it lets go of
 //! are released after its end: they may be somebody else's at once.
 
-use super::doubt::{Doubt, Evidence, Origin, Verdict, judge};
+use super::ambiguous_unmap::{AmbiguousUnmap, Evidence, Origin, Verdict, judge};
 use super::fork_exclusions;
 use super::process;
 use super::space::{Core, Space, SpaceId, Surroundings};
@@ -86,7 +86,7 @@ impl Space {
         core.let_go(gone);
         let mut certain = vec![range];
         for landed in core.window.landed.clone() {
-            core.window.doubtful.extend(Doubt::of(landed, range));
+            core.window.ambiguous.extend(AmbiguousUnmap::of(landed, range));
             certain = certain.into_iter().flat_map(|r| without(r, landed).collect::<Vec<_>>()).collect();
         }
         certain.into_iter().for_each(|range| core.clear(range));
@@ -98,7 +98,7 @@ impl Space {
         core.window.remember(Past::Remap(source, to));
         let (leaving, mut carried) = core.leave(source, to);
         Self::settle_target(core, target);
-        core.window.doubtful.append(&mut carried);
+        core.window.ambiguous.append(&mut carried);
         let lands_on = core.take(target);
         if !lands_on.is_empty() {
             core.window.displaced.push(Displaced { at: target, records: lands_on });
@@ -112,9 +112,9 @@ impl Space {
 
     /// Something lands on `target`, so what was there had left: an UNMAP that was unclear about it was meant so.
     fn settle_target(core: &mut Core, target: Range) {
-        for doubt in std::mem::take(&mut core.window.doubtful) {
+        for doubt in std::mem::take(&mut core.window.ambiguous) {
             overlap(doubt.range, target).into_iter().for_each(|both| core.clear(both));
-            core.window.doubtful.extend(doubt.landed_upon(target));
+            core.window.ambiguous.extend(doubt.landed_upon(target));
         }
     }
 
@@ -174,7 +174,7 @@ impl Space {
             if core.frozen {
                 childs.freeze();
             }
-            childs.window.doubtful = core.window.doubtful.clone();
+            childs.window.ambiguous = core.window.ambiguous.clone();
             childs.window.displaced = core.window.displaced.clone();
             for displaced in &mut childs.window.displaced {
                 displaced.records.retain_mut(|(_, record, _)| match inherit(*record, around) {
@@ -223,7 +223,7 @@ impl Space {
         match self.uffd.is_registered(NOWHERE) {
             Probe::TryAgain => {
                 self.release_patient_children(core, around);
-                return core.window.doubtful.is_empty();
+                return core.window.ambiguous.is_empty();
             }
             Probe::Dead => {
                 self.set_dead();
@@ -236,18 +236,18 @@ impl Space {
         self.release_children(&window.past, Read::All, around);
         core.table.begin();
         core.let_go(window.displaced.into_iter().flat_map(|d| d.records).collect());
-        let settled = self.settle_doubts(core, window.doubtful);
+        let settled = self.settle_ambiguous_unmaps(core, window.ambiguous);
         let applied = core.table.applied();
         core.commit(applied, around);
         settled
     }
 
-    /// Asks the kernel what lies at the doubtful pages. False: it can't say now; what is left stays doubtful.
-    fn settle_doubts(&self, core: &mut Core, doubtful: Vec<Doubt>) -> bool {
-        for (nth, doubt) in doubtful.iter().enumerate() {
-            match self.settle_doubt(core, doubt) {
+    /// Asks the kernel what lies at the ambiguous pages. False: it can't say now; what is left stays ambiguous.
+    fn settle_ambiguous_unmaps(&self, core: &mut Core, ambiguous: Vec<AmbiguousUnmap>) -> bool {
+        for (nth, doubt) in ambiguous.iter().enumerate() {
+            match self.settle_ambiguous_unmap(core, doubt) {
                 Probe::TryAgain => {
-                    core.window.doubtful = doubtful[nth..].to_vec();
+                    core.window.ambiguous = ambiguous[nth..].to_vec();
                     return false;
                 }
                 Probe::Dead => {
@@ -260,7 +260,7 @@ impl Space {
         true
     }
 
-    fn settle_doubt(&self, core: &mut Core, doubt: &Doubt) -> Probe {
+    fn settle_ambiguous_unmap(&self, core: &mut Core, doubt: &AmbiguousUnmap) -> Probe {
         let (mut pages, mut records) = (Vec::new(), Vec::new());
         core.table.walk(doubt.range.0, doubt.range.1, |page, record| {
             pages.push(page);
@@ -294,7 +294,7 @@ impl Space {
     }
 
     /// The mappings, and whether a page of the doubt is in memory. `None`: there is no need to look, or nowhere to.
-    fn evidence(&self, doubt: &Doubt) -> Result<Option<(Vec<Range>, bool)>, Probe> {
+    fn evidence(&self, doubt: &AmbiguousUnmap) -> Result<Option<(Vec<Range>, bool)>, Probe> {
         if self.mark().is_none() {
             return Ok(None);
         }
@@ -435,7 +435,7 @@ impl Core {
     }
 
     /// Takes what leaves a range for another address: what is displaced there, else what the table has, with the doubts there are about that.
-    pub(super) fn leave(&mut self, range: Range, to: PageIdx) -> (Vec<(PageIdx, Record, u8)>, Vec<Doubt>) {
+    pub(super) fn leave(&mut self, range: Range, to: PageIdx) -> (Vec<(PageIdx, Record, u8)>, Vec<AmbiguousUnmap>) {
         let (mut leaving, rest) = self.window.vacate(range);
         let mut carried = Vec::new();
         for part in rest {

@@ -18,8 +18,8 @@
 //! an address that has become something else. If all replicas of a batch fail, its bytes go back into the app.
 
 use super::clock::{Clock, Victims, recheck};
+use super::eviction_blocked::Cause;
 use super::fault::Fault;
-use super::hindrance::Cause;
 use super::mm::Mm;
 use super::moves::{Made, Moved, Moves};
 use super::registration::prepare;
@@ -122,7 +122,7 @@ impl Evictor {
         let reserved = self.around.pool.reserve(victims.pages.len(), &mut runs);
         if reserved < victims.pages.len() {
             // Also when there is room for some: what the program frees meanwhile, or pages give up that are resident, is no room that lasts.
-            space.app.hindrance.met(Cause::PoolFull);
+            space.app.eviction_blocked.met(Cause::PoolFull);
         }
         if reserved == 0 {
             return match drop_clean_copies(space, &self.around, BATCH) {

@@ -7,7 +7,7 @@
 
 use super::app::{App, Watermarks};
 use super::evict::{BATCH, Evictor, Outcome};
-use super::hindrance::Cause;
+use super::eviction_blocked::Cause;
 use super::manager::Roster;
 use super::registry::Registry;
 use super::restore;
@@ -135,7 +135,7 @@ impl Evictors {
             let mut again = false;
             for app in self.roster.all() {
                 if !app.is_over() {
-                    app.hindrance.not_met();
+                    app.eviction_blocked.not_met();
                 } else if app.state() != AppState::Detaching && !app.is_resting() {
                     again |= relieve(&mut evictor, &app);
                 }
@@ -179,7 +179,7 @@ fn relieve(evictor: &mut Evictor, app: &Arc<App>) -> bool {
                 Outcome::Evicted(n) => {
                     nothing_to_take = false;
                     need = need.saturating_sub(n);
-                    app.hindrance.not_met();
+                    app.eviction_blocked.not_met();
                 }
                 Outcome::Again | Outcome::Unshared => {
                     retries += 1;
@@ -193,13 +193,13 @@ fn relieve(evictor: &mut Evictor, app: &Arc<App>) -> bool {
                     return false;
                 }
                 Outcome::WriteFailed => {
-                    app.hindrance.met(Cause::NoDonor);
+                    app.eviction_blocked.met(Cause::NoDonor);
                     app.rest(Duration::from_millis(500));
                     return false;
                 }
                 Outcome::NoAnswer => {
                     nothing_to_take = false;
-                    app.hindrance.met(Cause::Silence);
+                    app.eviction_blocked.met(Cause::Silence);
                     exhausted.push(i);
                 }
                 Outcome::NothingCold | Outcome::Dead => exhausted.push(i),
@@ -215,7 +215,7 @@ fn relieve(evictor: &mut Evictor, app: &Arc<App>) -> bool {
     if need > 0 {
         // What is left can't be evicted (now): locked, pinned, special, or just being changed.
         if nothing_to_take {
-            app.hindrance.met(Cause::NothingToTake);
+            app.eviction_blocked.met(Cause::NothingToTake);
         }
         app.rest(Duration::from_millis(100));
     }

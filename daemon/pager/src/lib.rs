@@ -23,6 +23,7 @@
 //! Nothing but the [`stub`]'s three mappings and userfaultfd registrations of the mappings that pages were evicted from. Locked,
 //! shared, file-backed, special and small mappings are left alone ([`region`]).
 
+mod ambiguous_unmap;
 mod apart;
 mod app;
 mod attach;
@@ -31,14 +32,13 @@ mod changes;
 mod clock;
 mod contention;
 pub mod control;
-mod doubt;
 mod evict;
+mod eviction_blocked;
 mod evictors;
 mod fault;
 mod fetch;
 mod fork_exclusions;
 mod guards;
-mod hindrance;
 mod hold;
 mod home;
 mod homes;

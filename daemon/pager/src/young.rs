@@ -13,7 +13,7 @@
 //! Nothing of a young child is served: where a mapping had moved to it would find zeros. Its own messages are read only if one of them keeps the kernel from answering,
 //! and what those are about is remembered: there the kernel's answer says nothing about the fork.
 
-use super::doubt::{Doubt, Origin};
+use super::ambiguous_unmap::{AmbiguousUnmap, Origin};
 use super::hold::Hold;
 use super::space::{Core, Space, Surroundings};
 use super::table::{PageIdx, Record, Table};
@@ -293,7 +293,7 @@ impl Space {
         core.table.begin();
         for inherited in inherited {
             match *inherited {
-                Inherited::Unmap(range) => core.window.doubtful.push(Doubt { range, origin: Origin::Parent }),
+                Inherited::Unmap(range) => core.window.ambiguous.push(AmbiguousUnmap { range, origin: Origin::Parent }),
                 Inherited::Remap(source, to) => self.remap_before_birth(core, source, to),
             }
         }
@@ -307,7 +307,7 @@ impl Space {
         let (leaving, mut carried) = core.leave(source, to);
         let target = target_of(source, to);
         core.clear(target);
-        core.window.doubtful.append(&mut carried);
+        core.window.ambiguous.append(&mut carried);
         self.place(core, leaving, source.0, to);
         core.forget(source);
         core.forget(target);

@@ -29,9 +29,9 @@ struct Present {
 }
 
 #[derive(Debug, Default)]
-pub struct Hindrance(Mutex<Option<Present>>);
+pub struct EvictionBlocked(Mutex<Option<Present>>);
 
-impl Hindrance {
+impl EvictionBlocked {
     /// Something could not be evicted.
     pub fn met(&self, cause: Cause) {
         self.met_at(cause, Instant::now());
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn what_lasts_is_told_until_it_has_been_over_for_a_while() {
         let lack = || "no donor has room".to_owned();
-        let (hindrance, began) = (Hindrance::default(), Instant::now());
+        let (hindrance, began) = (EvictionBlocked::default(), Instant::now());
         hindrance.met_at(Cause::Silence, began);
         assert_eq!(hindrance.describe(lack), None, "it may be a moment");
         hindrance.met_at(Cause::PoolFull, began);
@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn that_nothing_can_be_taken_is_told_after_a_while_and_until_something_could() {
-        let (hindrance, began) = (Hindrance::default(), Instant::now());
+        let (hindrance, began) = (EvictionBlocked::default(), Instant::now());
         let told = |lasts| describe(Cause::NothingToTake, lasts, String::new);
         assert_eq!(told(MOMENT / 2), None, "its mappings may be changing");
         assert!(told(MOMENT).is_some_and(|text| text.contains("nothing of that can be evicted")));
