@@ -1,6 +1,5 @@
 //! Getting a stub into a process: whether it may be, and which userfaultfd belongs to it.
 
-use super::apart;
 use super::app::App;
 use super::lookup::Lookup;
 use super::membership;
@@ -14,6 +13,7 @@ use super::scan::Pagemap;
 use super::space::{Space, SpaceId, Surroundings};
 use super::stub::{Pause, STAGING, Seed, Stub, StubError};
 use super::table::{StubTraces, Table};
+use super::tracer_process;
 use super::uffd::{Probe, Uffd, feature};
 use super::worker::Workers;
 use annex_host::failpoint::failpoint;
@@ -167,7 +167,7 @@ impl Means {
         space.forget_staging();
         let _ = space.uffd.unregister(traces.staging.0, traces.staging.1);
         Stub::end(traces);
-        apart::reap(pid, traces.pid, &[]);
+        tracer_process::reap(pid, traces.pid, &[]);
     }
 
     fn attach_fresh(
@@ -214,7 +214,7 @@ impl Means {
         let failed = |source| AttachError::Stub { pid, source };
         let until = Instant::now() + BECOMING;
         loop {
-            let placed = apart::inject(pid, fd, is_device, suspend_seccomp).map_err(failed)?;
+            let placed = tracer_process::inject(pid, fd, is_device, suspend_seccomp).map_err(failed)?;
             let (traces, pause) = (placed.traces, placed.pause);
             match Stub::placed(&traces, pid) {
                 Ok((stub, uffd)) => {

@@ -23,8 +23,8 @@
 //! Nothing but the [`stub`]'s three mappings and userfaultfd registrations of the mappings that pages were evicted from. Locked,
 //! shared, file-backed, special and small mappings are left alone ([`region`]).
 
+mod affinity;
 mod ambiguous_unmap;
-mod apart;
 mod app;
 mod attach;
 mod busy_poll;
@@ -32,16 +32,15 @@ mod changes;
 mod clock;
 mod contention;
 pub mod control;
+mod cpu_affinity;
 mod evict;
 mod eviction_blocked;
 mod evictors;
 mod fault;
 mod fetch;
 mod fork_exclusions;
-mod guards;
+mod guard_regions;
 mod hold;
-mod home;
-mod homes;
 mod inflight;
 mod ledger;
 mod lookup;
@@ -67,6 +66,7 @@ mod table;
 mod takeover;
 mod thread_exit;
 mod tracee;
+mod tracer_process;
 mod turns;
 mod uffd;
 mod waiting;

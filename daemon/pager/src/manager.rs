@@ -3,7 +3,6 @@
 //!
 //! Neither is ever waited for by a fault.
 
-use super::apart;
 use super::app::{App, Member};
 use super::attach::{AttachError, Means};
 use super::ledger::Ledger;
@@ -13,6 +12,7 @@ use super::process::Stat;
 use super::restore;
 use super::space::Space;
 use super::stub::{self, Stub};
+use super::tracer_process;
 use super::uffd::Proof;
 use annex_host::priority::Precedence;
 use annex_host::sentinel::Sentinel;
@@ -259,7 +259,7 @@ impl Manager {
         // What is left of its stub is a zombie, which whoever adopted it may not collect.
         let stub = space.evicting.lock().stub.take().map(|stub| stub.pid());
         if let Some(stub) = stub.filter(|stub| Stat::read(*stub).is_some_and(|stat| stat.parent > 1)) {
-            apart::reap(0, stub, &[]);
+            tracer_process::reap(0, stub, &[]);
         }
     }
 

@@ -14,11 +14,11 @@
 //! Lock order: [`Space::evicting`] before [`Space::core`]; a parent's core before its new child's.
 
 use super::app::App;
+use super::cpu_affinity::CpuAffinity;
 use super::fault::{Fault, Next, Why};
 use super::fetch::Stretch;
-use super::guards::Guards;
+use super::guard_regions::GuardRegions;
 use super::hold::Hold;
-use super::home::Home;
 use super::inflight::InFlight;
 use super::mm::{Mark, Mm};
 use super::moves::Moves;
@@ -66,7 +66,7 @@ pub struct Core {
     pub table: Table,
     pub regions: Regions,
     pub(super) streams: Streams,
-    pub home: Home,
+    pub home: CpuAffinity,
     /// The clock's lap, modulo `policy::LAPS`.
     pub lap: u8,
     /// Pages that the kernel touches where it can't wait for them (see `thread_exit`), never to be evicted; forgotten when they are unmapped.
@@ -86,7 +86,7 @@ pub struct Core {
     /// Pages that are evicted by their records, and may be there all the same: their install was cut short by the end of an annexd.
     pub suspects: BTreeSet<PageIdx>,
     /// Once the program has put guards over evicted pages.
-    pub(super) guards: Option<Guards>,
+    pub(super) guards: Option<GuardRegions>,
     /// Slots that the change under way lets go of.
     pub(super) released: Vec<SlotIdx>,
     /// The child that the change under way brings.
@@ -141,7 +141,7 @@ impl Space {
             table,
             regions: Regions::default(),
             streams: Streams::default(),
-            home: Home::default(),
+            home: CpuAffinity::default(),
             lap: 0,
             pins: BTreeSet::new(),
             wanted: Vec::new(),

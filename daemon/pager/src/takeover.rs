@@ -12,7 +12,6 @@
 //!
 //! Killed anywhere in between, the next annexd finds the same and starts again.
 
-use super::apart;
 use super::app::App;
 use super::attach::Means;
 use super::ledger::{Ledger, LedgerError};
@@ -25,6 +24,7 @@ use super::rollback;
 use super::space::{Space, SpaceId};
 use super::stub::Stub;
 use super::table::{Phase, Record, Table, TableError};
+use super::tracer_process;
 use super::uffd::{Event, Message, Proof, Uffd};
 use super::window::Window;
 use annex_host::failpoint::failpoint;
@@ -299,7 +299,7 @@ fn leave(table: &Table, uffd: Uffd, proof: Proof) {
         Some(stub) => stub.remove(pid, &uffd),
         // What a dead stub had mapped may be there still.
         None => traces.iter().filter(|traces| !Stub::is_elsewhere(traces, pid)).for_each(|traces| {
-            apart::reap(pid, traces.pid, &traces.mappings());
+            tracer_process::reap(pid, traces.pid, &traces.mappings());
         }),
     }
     uffd.ring().iter().for_each(|ring| ring.end());

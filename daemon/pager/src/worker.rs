@@ -3,7 +3,7 @@
 //! Every worker watches the userfaultfds of all spaces through an epoll set of its own. With few workers (one per CPU, pinned) each of them is
 //! woken by a fault, and the one on the faulting CPU gets there first, which is the cheapest place to serve it from: no
 //! inter-processor interrupt. With many, the watches are exclusive, so that a fault wakes one of them and not all. A space
-//! whose faults come from one CPU is watched by the worker there alone ([`home`](super::home)).
+//! whose faults come from one CPU is watched by the worker there alone ([`home`](super::cpu_affinity)).
 //!
 //! A worker never waits for anything but its epoll set. What can't be done at once goes to `again` and is tried on the next turn. A space whose lock somebody keeps
 //! (an evictor, with a stub that stands still because its program is frozen) is taken out of the epoll set until it can be had: its messages would wake the
@@ -11,14 +11,14 @@
 
 mod reading;
 mod rings;
-pub mod standing;
+pub mod sched_class;
 
 use super::PagerConfig;
+use super::affinity::{self, Bell, HERD};
 use super::app::{App, LONGEST_HOLD};
 use super::busy_poll::BusyPoll;
 use super::fault::{Fault, Next};
 use super::hold::Hold;
-use super::homes::{self, Bell, HERD};
 use super::process;
 use super::registry::Registry;
 use super::space::{Core, Space, SpaceId, Surroundings};
@@ -32,7 +32,7 @@ use crossbeam::channel::{Receiver, Sender};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use reading::Pending;
-use standing::{Patience, Standing};
+use sched_class::{Patience, Standing};
 use std::io;
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -134,7 +134,7 @@ impl Workers {
         }
         let homes = (2..=cpus).contains(&count) && waiting.sleeps_at_once();
         let looking = match homes {
-            true => Some((looking.clone(), homes::start(around.clone(), epolls, looking, Patience::of(standings))?)),
+            true => Some((looking.clone(), affinity::start(around.clone(), epolls, looking, Patience::of(standings))?)),
             false => None,
         };
         Ok(Workers { handles, stop, waiting, looking })
@@ -155,7 +155,7 @@ impl Workers {
     /// Has every worker watch the space.
     pub fn watch(&self, space: &Space) -> io::Result<()> {
         for handle in &self.handles {
-            homes::watch(&handle.epoll, space, self.handles.len())?;
+            affinity::watch(&handle.epoll, space, self.handles.len())?;
             if let Some(ring) = space.uffd.ring() {
                 let edges = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
                 handle.epoll.add(ring.bell(), EpollEvent::new(edges, rings::BELL | space.id.0))?;
@@ -399,7 +399,7 @@ impl Worker {
             (Some(at), Some(core)) => {
                 self.held_up.swap_remove(at);
                 if core.home.is_watched_by(self.number)
-                    && let Err(error) = homes::watch(&self.epoll, space, self.epolls.len())
+                    && let Err(error) = affinity::watch(&self.epoll, space, self.epolls.len())
                 {
                     space.app.stop(&format!("a userfaultfd can't be watched any more: {error}"));
                 }

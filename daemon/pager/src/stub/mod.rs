@@ -512,7 +512,7 @@ impl Stub {
         self.kill();
         let mut fds = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];
         let _ = nix::poll::poll(&mut fds, 2000u16);
-        super::apart::reap(process, self.pid, &self.mappings());
+        super::tracer_process::reap(process, self.pid, &self.mappings());
     }
 
     /// True if the answer to a doorbell is still out.

@@ -22,7 +22,7 @@ use annex_shared::ids::SlotIdx;
 const AT_ONCE: usize = 1024;
 
 /// What a space has for its guards, from the first on.
-pub struct Guards {
+pub struct GuardRegions {
     pagemap: Pagemap,
     /// Evicted pages that are to come back.
     wanted: Vec<PageIdx>,
@@ -75,7 +75,7 @@ impl Space {
         }
         let known = core.guards.take().map(|g| g.pagemap);
         let pagemap = known.or_else(|| self.pagemap().ok());
-        core.guards = pagemap.map(|pagemap| Guards { pagemap, wanted });
+        core.guards = pagemap.map(|pagemap| GuardRegions { pagemap, wanted });
     }
 
     /// Before pages are installed in the range, in a space that has had guards. False: the app is changing its mappings, try again later.

@@ -1,4 +1,4 @@
-//! Who watches which space, and the thread that looks where the faults come from ([`home`](super::home) decides).
+//! Who watches which space, and the thread that looks where the faults come from ([`home`](super::cpu_affinity) decides).
 //!
 //! While faults are served it looks every [`LOOK`]: on which CPU is the thread of each space that faulted last? /proc tells, in about ten microseconds. Else
 //! it sleeps until a worker rings. While one space alone has faults, it also keeps the evictor, other stubs and itself off its home: when they take that CPU for the length of
@@ -7,10 +7,10 @@
 //! ([`moves`](super::moves)). Few calls for many pages are better made elsewhere.
 //! And it sees whether workers get their CPUs at once ([`contention`](super::contention)).
 
-use super::home::Watch;
+use super::cpu_affinity::Watch;
 use super::process;
 use super::space::{Space, SpaceId, Surroundings};
-use super::worker::standing::Patience;
+use super::worker::sched_class::Patience;
 use annex_host::priority::Precedence;
 use annex_host::sentinel::Sentinel;
 use nix::errno::Errno;
@@ -160,7 +160,7 @@ impl Kept {
 pub fn rearrange(epolls: &[Arc<Epoll>], space: &Space, change: Watch) {
     for (n, epoll) in epolls.iter().enumerate() {
         let done = match change {
-            Watch::Home(home) if home != n => epoll.delete(space.uffd.as_fd()).map_err(io::Error::from),
+            Watch::Worker(home) if home != n => epoll.delete(space.uffd.as_fd()).map_err(io::Error::from),
             _ => watch(epoll, space, epolls.len()),
         };
         if let Err(error) = done {
