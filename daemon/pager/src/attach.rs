@@ -10,7 +10,7 @@ use super::registry::Registry;
 use super::restore;
 use super::ring::{Waiters, WaitersError};
 use super::scan::Pagemap;
-use super::space::{Space, SpaceId, Surroundings};
+use super::space::{Shared, Space, SpaceId};
 use super::stub::{Pause, STAGING, Seed, Stub, StubError};
 use super::table::{StubTraces, Table};
 use super::tracer_process;
@@ -86,14 +86,14 @@ fn has_no_more_rights(app: &App, pid: i32) -> Result<(), AttachError> {
 }
 
 /// What attaching needs of the pager.
-pub struct Means {
-    pub around: Arc<Surroundings>,
+pub struct AttachContext {
+    pub shared: Arc<Shared>,
     pub registry: Arc<Registry>,
     pub workers: Arc<Workers>,
     pub device: OwnedFd,
 }
 
-impl Means {
+impl AttachContext {
     /// Gives process `pid` of `app` a stub: around the context a fork brought, if the process is such a child, else around a new one.
     pub fn attach(&self, app: &Arc<App>, pid: i32) -> Result<(Arc<Space>, Pause), AttachError> {
         check(pid)?;
@@ -183,7 +183,7 @@ impl Means {
             let uffd = waiters.into_iter().fold(uffd, Uffd::with_ring);
             let staging = uffd.register_missing(stub.staging(), STAGING);
             staging.map_err(|e| system("register the staging area", e.into()))?;
-            let id = SpaceId(self.around.ids.fetch_add(1, Relaxed));
+            let id = SpaceId(self.shared.ids.fetch_add(1, Relaxed));
             let table = Table::new(app.id, id.0).map_err(|e| system("make a page table", e))?;
             let mm = open(&stub, pid)?;
             let space = Arc::new(Space::new(id, app.clone(), uffd, table));

@@ -22,7 +22,7 @@
 use super::ambiguous_unmap::{AmbiguousUnmap, Evidence, Origin, Verdict, judge};
 use super::fork_exclusions;
 use super::process;
-use super::space::{Core, Space, SpaceId, Surroundings};
+use super::space::{Core, Shared, Space, SpaceId};
 use super::table::{PageIdx, Record, Table, TableFull};
 use super::uffd::{Event, Installed, Probe, Proof, Uffd};
 use super::window::{Displaced, Past, Range, overlap, target_of, without};
@@ -37,7 +37,7 @@ use std::time::Instant;
 const NOWHERE: u64 = 1 << 16;
 impl Space {
     /// Applies a change that was read, the journal's `nth` message.
-    pub(super) fn change(self: &Arc<Self>, core: &mut Core, nth: usize, change: Event, around: &Surroundings) {
+    pub(super) fn change(self: &Arc<Self>, core: &mut Core, nth: usize, change: Event, shared: &Shared) {
         tracing::trace!(space = self.id.0, "{change:x?}");
         core.table.begin();
         core.table.count_change();
@@ -45,7 +45,7 @@ impl Space {
             core.window.own.extend(own(change));
         }
         match change {
-            Event::Fork { uffd } => self.fork(core, nth, uffd, around),
+            Event::Fork { uffd } => self.fork(core, nth, uffd, shared),
             Event::Unmap { start, end } => self.unmap(core, pages(start, end)),
             Event::Remap { from, to, len } => self.remap(core, pages(from, from + len), PageIdx::of(to)),
             Event::Remove { start, end } => self.remove(core, start, end),
@@ -53,14 +53,14 @@ impl Space {
             Event::Unknown(code) => self.app.stop(&format!("the kernel sent an unknown userfaultfd message ({code})")),
         }
         failpoint("change-applied");
-        core.commit(nth + 1, around);
+        core.commit(nth + 1, shared);
         failpoint("change-committed");
         if core.moves.is_some() {
             failpoint("moves-given-up");
         }
         core.table.forked();
         // Not before: until here a successor would make the child anew, as if nothing had happened to it yet.
-        core.born.drain(..).for_each(|child| (around.watch)(&child));
+        core.born.drain(..).for_each(|child| (shared.watch)(&child));
     }
 
     fn remove(&self, core: &mut Core, start: u64, end: u64) {
@@ -133,10 +133,10 @@ impl Space {
     }
 
     /// The child has the same pages missing as its parent had at the fork, and the slots are theirs together.
-    fn fork(self: &Arc<Self>, core: &mut Core, nth: usize, uffd: RawFd, around: &Surroundings) {
+    fn fork(self: &Arc<Self>, core: &mut Core, nth: usize, uffd: RawFd, shared: &Shared) {
         // SAFETY: the kernel has just put the descriptor into our table; nobody else knows it.
         let uffd = Uffd::adopt(unsafe { OwnedFd::from_raw_fd(uffd) });
-        let id = SpaceId(around.ids.fetch_add(1, Relaxed));
+        let id = SpaceId(shared.ids.fetch_add(1, Relaxed));
         core.table.forking(id.0, nth);
         let mut table = match Table::new(self.app.id, id.0) {
             Ok(table) => table,
@@ -152,15 +152,15 @@ impl Space {
             if fork_exclusions::is_in(&left_behind, page) {
                 return;
             }
-            let Some(inherited) = inherit(record, around) else { return };
+            let Some(inherited) = inherit(record, shared) else { return };
             if table.set(page, inherited).is_err() {
-                inherited.slot().into_iter().for_each(|slot| around.pool.release(slot));
+                inherited.slot().into_iter().for_each(|slot| shared.pool.release(slot));
                 full = true;
             }
             table.set_policy(page, core.table.policy(page));
         });
         if full {
-            table.clear(start, end, |slot| around.pool.release(slot));
+            table.clear(start, end, |slot| shared.pool.release(slot));
             condemn(core, uffd);
             return self.app.stop("the page table of a forked child is full");
         }
@@ -177,7 +177,7 @@ impl Space {
             childs.window.ambiguous = core.window.ambiguous.clone();
             childs.window.displaced = core.window.displaced.clone();
             for displaced in &mut childs.window.displaced {
-                displaced.records.retain_mut(|(_, record, _)| match inherit(*record, around) {
+                displaced.records.retain_mut(|(_, record, _)| match inherit(*record, shared) {
                     Some(inherited) => {
                         *record = inherited;
                         true
@@ -190,7 +190,7 @@ impl Space {
         }
         *child.elder.lock() = Some((Arc::downgrade(self), Instant::now()));
         core.window.past.push(Past::Fork(id, Arc::downgrade(&child)));
-        around.registry.insert(child.clone());
+        shared.registry.insert(child.clone());
         core.born.push(child);
     }
 
@@ -212,7 +212,7 @@ impl Space {
 
     /// Closes the window if no change is unread any more, and settles its doubts. False: there are doubts, and nothing may be
     /// served, installed or evicted yet.
-    pub(super) fn settle_changes(&self, core: &mut Core, around: &Surroundings) -> bool {
+    pub(super) fn settle_changes(&self, core: &mut Core, shared: &Shared) -> bool {
         if self.is_young() {
             return false;
         }
@@ -222,23 +222,23 @@ impl Space {
         // What counts is that the answer is not EAGAIN.
         match self.uffd.is_registered(NOWHERE) {
             Probe::TryAgain => {
-                self.release_patient_children(core, around);
+                self.release_patient_children(core, shared);
                 return core.window.ambiguous.is_empty();
             }
             Probe::Dead => {
                 self.set_dead();
-                self.release_orphans(core, around);
+                self.release_orphans(core, shared);
                 return false;
             }
             Probe::Registered | Probe::NotRegistered => {}
         }
         let window = std::mem::take(&mut core.window);
-        self.release_children(&window.past, Read::All, around);
+        self.release_children(&window.past, Read::All, shared);
         core.table.begin();
         core.let_go(window.displaced.into_iter().flat_map(|d| d.records).collect());
         let settled = self.settle_ambiguous_unmaps(core, window.ambiguous);
         let applied = core.table.applied();
-        core.commit(applied, around);
+        core.commit(applied, shared);
         settled
     }
 
@@ -340,10 +340,10 @@ fn pages(start: u64, end: u64) -> Range {
 }
 
 /// What a fork's child has of a record of its parent, with a reference of its own.
-fn inherit(record: Record, around: &Surroundings) -> Option<Record> {
+fn inherit(record: Record, shared: &Shared) -> Option<Record> {
     match record {
         Record::Evicted(slot) => {
-            around.pool.retain(slot);
+            shared.pool.retain(slot);
             Some(record)
         }
         // The child's page is resident and shared; whose copy it has is not worth following.
@@ -378,19 +378,19 @@ fn condemn(core: &Core, uffd: Uffd) {
 
 impl Core {
     /// Ends the transaction of a change: the window is saved with it, and what it let go of is released.
-    pub(super) fn commit(&mut self, applied: usize, around: &Surroundings) {
+    pub(super) fn commit(&mut self, applied: usize, shared: &Shared) {
         // What is still to be moved may lie in something else now.
         self.moves.iter_mut().for_each(|moves| moves.give_up());
         self.save_window();
         self.table.commit(applied);
-        self.released.drain(..).for_each(|slot| around.pool.release(slot));
+        self.released.drain(..).for_each(|slot| shared.pool.release(slot));
     }
 
     /// Commits what has become of the window, apart from any change.
-    pub(super) fn keep_window(&mut self, around: &Surroundings) {
+    pub(super) fn keep_window(&mut self, shared: &Shared) {
         self.table.begin();
         let applied = self.table.applied();
-        self.commit(applied, around);
+        self.commit(applied, shared);
     }
 
     fn save_window(&self) {

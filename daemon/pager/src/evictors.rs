@@ -8,10 +8,10 @@
 use super::app::{App, Watermarks};
 use super::evict::{BATCH, Evictor, Outcome};
 use super::eviction_blocked::Cause;
-use super::manager::Roster;
+use super::manager::AppRegistry;
 use super::registry::Registry;
 use super::restore;
-use super::space::Surroundings;
+use super::space::Shared;
 use super::turns::MOST_EVICTORS;
 use super::worker::Workers;
 use annex_host::sentinel::Sentinel;
@@ -31,10 +31,10 @@ const LOOK: u16 = 100;
 const LANE_LOOK: u16 = 500;
 
 pub struct Evictors {
-    around: Arc<Surroundings>,
+    shared: Arc<Shared>,
     registry: Arc<Registry>,
     workers: Arc<Workers>,
-    roster: Arc<Roster>,
+    app_registry: Arc<AppRegistry>,
     /// The number of the one that acts.
     acting: AtomicUsize,
     threads: Mutex<[Option<JoinHandle<()>>; MOST_EVICTORS]>,
@@ -43,16 +43,16 @@ pub struct Evictors {
 impl Evictors {
     /// Starts the first.
     pub fn start(
-        around: Arc<Surroundings>,
+        shared: Arc<Shared>,
         registry: Arc<Registry>,
         workers: Arc<Workers>,
-        roster: Arc<Roster>,
+        app_registry: Arc<AppRegistry>,
     ) -> io::Result<Arc<Evictors>> {
         let evictors = Arc::new(Evictors {
-            around,
+            shared,
             registry,
             workers,
-            roster,
+            app_registry,
             acting: AtomicUsize::new(0),
             threads: Mutex::default(),
         });
@@ -68,7 +68,7 @@ impl Evictors {
     /// Has another one act if the one that does stands still. Called by the watch thread alone.
     pub fn relieve(self: &Arc<Self>) {
         let acting = self.acting.load(Ordering::Acquire);
-        let Some((step, _)) = self.around.turns.evictors[acting].stuck() else { return };
+        let Some((step, _)) = self.shared.turns.evictors[acting].stuck() else { return };
         let over = |thread: &Option<JoinHandle<()>>| thread.as_ref().is_none_or(JoinHandle::is_finished);
         let free = self.threads.lock().iter().position(over);
         let Some(next) = free else {
@@ -85,11 +85,11 @@ impl Evictors {
     }
 
     fn begin(self: &Arc<Self>, number: usize) -> io::Result<()> {
-        let lane = self.around.pool.lane(&format!("evict-{number}"), 2 * BATCH).map_err(io::Error::other)?;
+        let lane = self.shared.pool.lane(&format!("evict-{number}"), 2 * BATCH).map_err(io::Error::other)?;
         let evictor = Evictor {
             number,
             lane,
-            around: self.around.clone(),
+            shared: self.shared.clone(),
             registry: self.registry.clone(),
             workers: self.workers.clone(),
         };
@@ -114,13 +114,13 @@ impl Evictors {
     }
 
     fn acts(&self, number: usize) -> bool {
-        self.acting.load(Ordering::Acquire) == number && !self.roster.stop.load(Ordering::Acquire)
+        self.acting.load(Ordering::Acquire) == number && !self.app_registry.stop.load(Ordering::Acquire)
     }
 
     /// An evictor's life.
     fn act(&self, mut evictor: Evictor) {
         let _sentinel = Sentinel("an evictor");
-        let turn = &self.around.turns.evictors[evictor.number];
+        let turn = &self.shared.turns.evictors[evictor.number];
         turn.enlist();
         // Between batches nothing is under way.
         let mut nothing = Vec::new();
@@ -133,7 +133,7 @@ impl Evictors {
             // Also when there is nothing to evict: a lane that nobody looks at keeps connections that are over, and their devices open.
             evictor.lane.poll(&mut nothing);
             let mut again = false;
-            for app in self.roster.all() {
+            for app in self.app_registry.all() {
                 if !app.is_over() {
                     app.eviction_blocked.not_met();
                 } else if app.state() != AppState::Detaching && !app.is_resting() {

@@ -5,7 +5,7 @@
 
 use super::rollback;
 use super::scan::Pagemap;
-use super::space::{Core, Space, Surroundings};
+use super::space::{Core, Shared, Space};
 use super::stub::{Gate, Hurry, STAGING, Stub};
 use super::table::{PageIdx, Record, Victim};
 use super::window::Range;
@@ -35,7 +35,7 @@ pub struct Moved {
 
 pub struct Moves {
     pub gate: Gate,
-    around: Arc<Surroundings>,
+    shared: Arc<Shared>,
     pagemap: Pagemap,
     staging: u64,
     /// First page and length of what each call moves.
@@ -75,7 +75,7 @@ pub struct Made {
 
 impl Moves {
     pub fn new(
-        around: &Arc<Surroundings>,
+        shared: &Arc<Shared>,
         (stub, pagemap): (&Stub, Pagemap),
         spans: Vec<(PageIdx, u64)>,
         plan: Vec<(Victim, bool)>,
@@ -83,13 +83,13 @@ impl Moves {
     ) -> Moves {
         let moved = Vec::with_capacity(plan.len());
         let busy = Vec::with_capacity(plan.len());
-        let (gate, staging, around) = (stub.gate(), stub.staging(), around.clone());
+        let (gate, staging, shared) = (stub.gate(), stub.staging(), shared.clone());
         let rung = if in_portions { 0 } else { spans.len() };
         let (calls, pages) = (0, 0);
         let (over, lost, soiled) = (false, false, false);
         Moves {
             gate,
-            around,
+            shared,
             pagemap,
             staging,
             spans,
@@ -202,7 +202,7 @@ impl Moves {
     /// Staging is to tell what moved, by whatever way is left.
     pub fn settle_lost(&mut self, space: &Space, core: &mut Core) {
         (self.lost, self.over) = (true, true);
-        rollback::settle_records(space, core, &self.around);
+        rollback::settle_records(space, core, &self.shared);
     }
 
     fn settle_call(&mut self, core: &mut Core, error: Option<Errno>, staged: Option<&HashSet<u64>>) {
@@ -212,7 +212,7 @@ impl Moves {
             let Victim { page, slot, place, .. } = *victim;
             let has_moved = error.is_none() || staged.is_some_and(|places| places.contains(&place));
             if has_moved {
-                self.around.pool.retain(slot);
+                self.shared.pool.retain(slot);
                 let before = core.table.set(page, Record::Evicted(slot)).unwrap_or(Record::None);
                 core.table.set_policy(page, lap);
                 let (nth, copy, unwritten) = (self.pages, before.slot(), *unwritten);

@@ -13,9 +13,9 @@
 //! Killed anywhere in between, the next annexd finds the same and starts again.
 
 use super::app::App;
-use super::attach::Means;
+use super::attach::AttachContext;
 use super::ledger::{Ledger, LedgerError};
-use super::manager::Roster;
+use super::manager::AppRegistry;
 use super::membership;
 use super::mm::Mm;
 use super::process::{self, Stat};
@@ -202,13 +202,18 @@ impl Legacy {
     }
 
     /// Steps 3 to 5. Nobody watches the spaces yet, and nothing is evicted.
-    pub fn adopt(self, means: &Arc<Means>, roster: &Roster, generation: u64) -> Result<(), LegacyError> {
+    pub fn adopt(
+        self,
+        context: &Arc<AttachContext>,
+        app_registry: &AppRegistry,
+        generation: u64,
+    ) -> Result<(), LegacyError> {
         let started = Instant::now();
         let Legacy { ref ledger, .. } = self;
         let apps: Vec<Arc<App>> = ledger.entries().iter().map(reborn).collect();
         let resting: Vec<SlotRun> = self.unsettled().into_iter().map(|first| SlotRun { first, count: 1 }).collect();
         // A child that a pending FORK brings is served at once; what is in staging must be waited for.
-        means.around.in_flight.begin(&resting);
+        context.shared.in_flight.begin(&resting);
         let mut spaces = Vec::new();
         let mut windows = Vec::new();
         let mut stray = Vec::new();
@@ -218,12 +223,12 @@ impl Legacy {
                 continue;
             };
             let words = left.table.saved_window();
-            let space = take_up(means, app, left.table, left.uffd, (left.stub, left.mm));
-            means.registry.insert(space.clone());
-            means.registry.furnished(&space);
+            let space = take_up(context, app, left.table, left.uffd, (left.stub, left.mm));
+            context.registry.insert(space.clone());
+            context.registry.furnished(&space);
             for (nth, fd) in &left.forked {
                 let name = forked_name(&space, &left.pending, *nth);
-                means.registry.keeper.keep(name, fd.as_fd());
+                context.registry.keeper.keep(name, fd.as_fd());
             }
             windows.push((space.clone(), words));
             spaces.push((space, left.pending, left.forked));
@@ -242,39 +247,39 @@ impl Legacy {
                 }
             }
         }
-        apps.iter().for_each(|app| roster.add(app.clone()));
+        apps.iter().for_each(|app| app_registry.add(app.clone()));
         for (app, why) in &self.ruined {
             apps.iter().filter(|a| a.id == *app).for_each(|a| a.stop(why));
         }
         for left in stray {
-            abandon(means, left);
+            abandon(context, left);
         }
         // A process that ruined it for its app ends now; until then nobody may read through it.
         self.orphans.into_iter().for_each(std::mem::forget);
-        means.registry.keeper.complete(generation);
+        context.registry.keeper.complete(generation);
         failpoint("adopted");
 
         // Children first: what a young one has changed itself counts when its parent's changes are followed.
         spaces.sort_by_key(|(space, ..)| Reverse(space.id));
         for (space, pending, forked) in spaces.iter_mut().map(|(s, p, f)| (&*s, &*p, f)) {
-            catch_up(means, space, pending, forked);
+            catch_up(context, space, pending, forked);
         }
         failpoint("caught-up");
         for space in spaces.iter().map(|(space, ..)| space).filter(|space| space.uffd.is_dead()) {
             // Nobody else has a core: there is nothing to wait for but its parent's stub.
-            while !space.bequeath(&means.around) {}
+            while !space.bequeath(&context.shared) {}
         }
         failpoint("bequeathed");
         for (space, ..) in &spaces {
-            roll_back(means, space);
+            roll_back(context, space);
         }
         failpoint("rolled-back");
-        let parked = means.around.in_flight.settle(&resting);
-        means.workers.serve(parked);
-        resting.into_iter().for_each(|run| means.around.pool.rest(run));
+        let parked = context.shared.in_flight.settle(&resting);
+        context.workers.serve(parked);
+        resting.into_iter().for_each(|run| context.shared.pool.rest(run));
         // The manager forgets those that have ended.
-        for space in means.registry.all().into_iter().filter(|space| !space.uffd.is_dead()) {
-            if means.workers.watch(&space).is_err() {
+        for space in context.registry.all().into_iter().filter(|space| !space.uffd.is_dead()) {
+            if context.workers.watch(&space).is_err() {
                 space.app.stop("its userfaultfd could not be watched");
             }
             space.uffd.wake(4096, TASK_SIZE - 4096);
@@ -283,7 +288,7 @@ impl Legacy {
         tracing::info!(
             "took over {} apps with {} address spaces in {:?}",
             apps.len(),
-            means.registry.all().len(),
+            context.registry.all().len(),
             started.elapsed()
         );
         Ok(())
@@ -322,7 +327,7 @@ fn reborn(entry: &super::ledger::Entry) -> Arc<App> {
 
 /// The space over its table.
 fn take_up(
-    means: &Means,
+    context: &AttachContext,
     app: &Arc<App>,
     table: Table,
     uffd: Uffd,
@@ -348,16 +353,16 @@ fn take_up(
             && let Some(member) = app.members.lock().iter_mut().find(|m| m.pid == pid)
         {
             member.space = Some(space.clone());
-            member.keep(&means.registry.keeper);
+            member.keep(&context.registry.keeper);
         }
     }
     space
 }
 
 /// Nobody's space: its processes can't be found any more, but for the one it is of.
-fn abandon(means: &Means, left: Left) {
+fn abandon(context: &AttachContext, left: Left) {
     let (start, end) = Table::everything();
-    let release = |slot| means.around.pool.release(slot);
+    let release = |slot| context.shared.pool.release(slot);
     left.table.walk(start, end, |_, record| record.slot().into_iter().for_each(release));
     let mark = left.table.stub().map(|traces| traces.mark());
     for (pid, stat) in mark.iter().flat_map(|mark| mark.processes(None)) {
@@ -377,8 +382,13 @@ fn forked_name(space: &Space, pending: &[(usize, Message)], nth: usize) -> Kept 
 }
 
 /// Applies what was read and not applied.
-fn catch_up(means: &Means, space: &Arc<Space>, pending: &[(usize, Message)], forked: &mut HashMap<usize, OwnedFd>) {
-    let keeper = &means.registry.keeper;
+fn catch_up(
+    context: &AttachContext,
+    space: &Arc<Space>,
+    pending: &[(usize, Message)],
+    forked: &mut HashMap<usize, OwnedFd>,
+) {
+    let keeper = &context.registry.keeper;
     for (nth, message) in pending {
         let name = forked_name(space, &pending[pending.iter().position(|(n, _)| n == nth).unwrap_or(0)..], *nth);
         let event = match message.event() {
@@ -390,7 +400,7 @@ fn catch_up(means: &Means, space: &Arc<Space>, pending: &[(usize, Message)], for
             },
             other => other,
         };
-        space.change(&mut space.core(), *nth, event, &means.around);
+        space.change(&mut space.core(), *nth, event, &context.shared);
         if matches!(event, Event::Fork { .. }) {
             keeper.let_go(name);
         }
@@ -401,8 +411,8 @@ fn catch_up(means: &Means, space: &Arc<Space>, pending: &[(usize, Message)], for
 }
 
 /// Puts back what an eviction had taken out, and sees that there is a stub, or none.
-fn roll_back(means: &Arc<Means>, space: &Arc<Space>) {
-    let rolled_back = rollback::bring_back(&means.registry, &means.around, space, &|_| ());
+fn roll_back(context: &Arc<AttachContext>, space: &Arc<Space>) {
+    let rolled_back = rollback::bring_back(&context.registry, &context.shared, space, &|_| ());
     if let Err(error) = rolled_back {
         space.app.stop(&format!("annexd ended during an eviction, and {error}"));
     }
@@ -415,7 +425,7 @@ fn roll_back(means: &Arc<Means>, space: &Arc<Space>) {
         return;
     }
     let traces = space.core().table.stub();
-    traces.iter().for_each(|traces| means.clear_away(space, pid, traces));
+    traces.iter().for_each(|traces| context.clear_away(space, pid, traces));
 }
 
 /// The address space that a table is about, seen through whoever lives there.

@@ -21,7 +21,7 @@ use super::fault::{Fault, Next};
 use super::hold::Hold;
 use super::process;
 use super::registry::Registry;
-use super::space::{Core, Space, SpaceId, Surroundings};
+use super::space::{Core, Shared, Space, SpaceId};
 use super::table::PageIdx;
 use super::waiting::Waiting;
 use annex_host::priority::Precedence;
@@ -78,7 +78,7 @@ pub struct Workers {
 
 impl Workers {
     /// Starts `count` workers (0: one per CPU, four at most), pinned to CPUs in turn if there are enough of those.
-    pub fn start(config: &PagerConfig, around: &Arc<Surroundings>, registry: &Arc<Registry>) -> io::Result<Workers> {
+    pub fn start(config: &PagerConfig, shared: &Arc<Shared>, registry: &Arc<Registry>) -> io::Result<Workers> {
         let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
         let count = if config.fault_workers == 0 { cpus.min(HERD) } else { config.fault_workers as usize };
         let waiting = Waiting::settle(config.wait, count);
@@ -92,7 +92,7 @@ impl Workers {
         let standings: Vec<Arc<Standing>> = (0..count).map(|_| Arc::default()).collect();
         let mut handles = Vec::new();
         for n in 0..count {
-            let lane = around.pool.lane(&format!("fault-{n}"), BUFFERS).map_err(io::Error::other)?;
+            let lane = shared.pool.lane(&format!("fault-{n}"), BUFFERS).map_err(io::Error::other)?;
             let epoll = epolls[n].clone();
             let bell = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
             epoll.add(lane.event_fd(), EpollEvent::new(EpollFlags::EPOLLIN, LANE))?;
@@ -113,7 +113,7 @@ impl Workers {
                 polls_for: waiting.polls_for,
                 last_woken: Instant::now(),
                 busy_poll: BusyPoll::new(Duration::from_micros(config.busy_poll_us.into()), config.adaptive_polling),
-                around: around.clone(),
+                shared: shared.clone(),
                 registry: registry.clone(),
                 stop: stop.clone(),
                 pending: Vec::new(),
@@ -134,7 +134,7 @@ impl Workers {
         }
         let homes = (2..=cpus).contains(&count) && waiting.sleeps_at_once();
         let looking = match homes {
-            true => Some((looking.clone(), affinity::start(around.clone(), epolls, looking, Patience::of(standings))?)),
+            true => Some((looking.clone(), affinity::start(shared.clone(), epolls, looking, Patience::of(standings))?)),
             false => None,
         };
         Ok(Workers { handles, stop, waiting, looking })
@@ -227,7 +227,7 @@ struct Worker {
     polls_for: Duration,
     last_woken: Instant,
     busy_poll: BusyPoll,
-    around: Arc<Surroundings>,
+    shared: Arc<Shared>,
     registry: Arc<Registry>,
     stop: Arc<AtomicBool>,
     pending: Vec<Option<Pending>>,
@@ -354,13 +354,13 @@ impl Worker {
     /// Applies every change that can be read, then serves the faults that came with them (they have waited since `since`), and `also`. False:
     /// the space is busy.
     fn attend(&mut self, space: &Arc<Space>, since: Instant, also: Option<Fault>) -> bool {
-        let around = self.around.clone();
-        if !space.grows_up(&around) {
+        let shared = self.shared.clone();
+        if !space.grows_up(&shared) {
             return false;
         }
         let Some(mut core) = self.core_of(space, |limit| space.core_for_messages(limit)) else { return false };
         let mut faults = std::mem::take(&mut self.faults);
-        space.drain(&mut core, &around, since, &mut faults);
+        space.drain(&mut core, &shared, since, &mut faults);
         self.note_threads(space, &mut core, &faults);
         faults.extend(also);
         let any = !faults.is_empty();
@@ -377,7 +377,7 @@ impl Worker {
         if self.joins(space, fault) {
             return;
         }
-        match space.serve(core, fault, &self.around) {
+        match space.serve(core, fault, &self.shared) {
             Next::Served => {}
             Next::Held => self.hold(&space.app),
             Next::Again => self.again.push(Again::Fault(space.clone(), fault)),
