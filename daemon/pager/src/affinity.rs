@@ -138,7 +138,7 @@ impl Kept {
         let spaces = shared.registry.all();
         let stubs = spaces.iter().filter_map(|space| space.stub_pid());
         let itself = std::iter::once(nix::unistd::gettid().as_raw());
-        let mut threads: Vec<i32> = stubs.chain(shared.turns.evictor_threads()).chain(itself).collect();
+        let mut threads: Vec<i32> = stubs.chain(shared.watchdog.evictor_threads()).chain(itself).collect();
         threads.sort_unstable();
         let at_home =
             |space: &&Arc<Space>| home.is_some_and(|(_, id)| id == space.id) && space.is_scattered.load(Relaxed);

@@ -95,7 +95,7 @@ impl Evictor {
 
     fn attempt(&mut self, space: &Arc<Space>, want: usize) -> Outcome {
         let shared = self.shared.clone();
-        let turn = &shared.turns.evictors[self.number];
+        let turn = &shared.watchdog.evictors[self.number];
         turn.begin("waiting for a stub");
         // Another evictor may be kept by its program, for as long as that is frozen.
         let Some(mut evicting) = space.evicting.try_lock_for(BUSY) else { return Outcome::NoAnswer };
@@ -267,7 +267,7 @@ impl Evictor {
                 _ => offsets.push((offset, page)),
             }
         }
-        self.shared.turns.evictors[self.number].begin("reading pages");
+        self.shared.watchdog.evictors[self.number].begin("reading pages");
         if let Err(error) = stub.read_staging(&mm, &offsets, self.lane.bytes_mut(&mut buf)) {
             self.lane.free(buf);
             self.release_copies(&moved);
@@ -382,7 +382,7 @@ impl Evictor {
         mut buf: Buf,
         (space, mm, stub, moved): (&Space, &Mm, &Stub, &[Moved]),
     ) -> (Buf, Result<(), ()>) {
-        self.shared.turns.evictors[self.number].begin("writing pages to donors");
+        self.shared.watchdog.evictors[self.number].begin("writing pages to donors");
         let mut done: Vec<Done> = Vec::with_capacity(1);
         loop {
             match self.lane.write(&parts, buf, 0) {

@@ -12,7 +12,7 @@ use super::manager::AppRegistry;
 use super::registry::Registry;
 use super::restore;
 use super::space::Shared;
-use super::turns::MOST_EVICTORS;
+use super::watchdog::MOST_EVICTORS;
 use super::worker::Workers;
 use annex_host::sentinel::Sentinel;
 use annex_shared::api::AppState;
@@ -68,7 +68,7 @@ impl Evictors {
     /// Has another one act if the one that does stands still. Called by the watch thread alone.
     pub fn relieve(self: &Arc<Self>) {
         let acting = self.acting.load(Ordering::Acquire);
-        let Some((step, _)) = self.shared.turns.evictors[acting].stuck() else { return };
+        let Some((step, _)) = self.shared.watchdog.evictors[acting].stuck() else { return };
         let over = |thread: &Option<JoinHandle<()>>| thread.as_ref().is_none_or(JoinHandle::is_finished);
         let free = self.threads.lock().iter().position(over);
         let Some(next) = free else {
@@ -120,7 +120,7 @@ impl Evictors {
     /// An evictor's life.
     fn act(&self, mut evictor: Evictor) {
         let _sentinel = Sentinel("an evictor");
-        let turn = &self.shared.turns.evictors[evictor.number];
+        let turn = &self.shared.watchdog.evictors[evictor.number];
         turn.enlist();
         // Between batches nothing is under way.
         let mut nothing = Vec::new();

@@ -6,8 +6,8 @@
 //! stride apart is not brought if it would put the app over its limit.
 
 use super::app::App;
+use super::prefetch::{Plan, WIDEST_APART};
 use super::space::{Core, Shared};
-use super::stream::{Plan, WIDEST_APART};
 use super::table::{PageIdx, Record};
 use super::window::Range;
 use annex_shared::ids::SlotIdx;
@@ -79,13 +79,13 @@ impl Core {
     /// What to read for a fault on `page`, which is evicted to `slot`.
     pub(super) fn fetch(&mut self, page: PageIdx, slot: SlotIdx, app: &App, shared: &Shared) -> Fetch {
         let is_out = |page| matches!(self.table.record(page), Record::Evicted(_));
-        let plan = self.streams.plan(page, is_out);
+        let plan = self.prefetcher.plan(page, is_out);
         // A scan may go over the limit by its window: were it to shrink just when the evictor is behind, each page would be a fault of its own.
         let most = if plan.is_scan() { plan.pages } else { plan.pages.min(app.room().max(1)) };
         let (fetch, ahead, covered) = self.stretches(&plan, page, slot, most, shared);
         let next = plan.nth(page, covered);
         let sampled = next.is_some_and(is_out);
-        let samples = self.streams.brought(ahead, next.unwrap_or(page), sampled);
+        let samples = self.prefetcher.brought(ahead, next.unwrap_or(page), sampled);
         app.counters.prefetch_samples.fetch_add(samples.into(), Relaxed);
         app.counters.prefetch_hits.fetch_add(plan.proved.into(), Relaxed);
         fetch

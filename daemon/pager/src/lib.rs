@@ -49,6 +49,7 @@ mod membership;
 mod mm;
 mod moves;
 mod policy;
+mod prefetch;
 pub mod probe;
 mod process;
 mod region;
@@ -60,16 +61,15 @@ mod rollback;
 mod room;
 mod scan;
 mod space;
-mod stream;
 mod stub;
 mod table;
 mod takeover;
 mod thread_exit;
 mod tracee;
 mod tracer_process;
-mod turns;
 mod uffd;
 mod waiting;
+mod watchdog;
 mod window;
 mod worker;
 mod young;
@@ -99,11 +99,11 @@ use std::sync::{Arc, OnceLock, Weak, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use stub::Pause;
-use turns::Turns;
 use uffd::Proof;
+use watchdog::Watchdog;
 use worker::Workers;
 
-pub use takeover::{Legacy, LegacyError};
+pub use takeover::{PreviousState, PreviousStateError};
 pub use waiting::Wait;
 
 /// `[pager]` in annexd's configuration.
@@ -136,7 +136,7 @@ pub enum StartError {
     #[error("failed to start the pager: {0}")]
     Ledger(#[from] LedgerError),
     #[error("failed to take over from the annexd before: {0}")]
-    Legacy(#[from] LegacyError),
+    PreviousState(#[from] PreviousStateError),
 }
 
 pub struct Pager {
@@ -157,17 +157,17 @@ impl Pager {
         host: probe::Host,
         pool: Arc<Pool>,
         keeper: Arc<Keeper>,
-        legacy: Option<(Legacy, u64)>,
+        previous: Option<(PreviousState, u64)>,
     ) -> Result<Pager, StartError> {
         let registry = Arc::new(Registry::new(keeper)?);
-        let first_id = legacy.as_ref().map_or(1, |(legacy, _)| legacy.next_id());
+        let first_id = previous.as_ref().map_or(1, |(previous, _)| previous.next_id());
         let workers: Arc<OnceLock<Weak<Workers>>> = Arc::default();
         let watch = watcher(workers.clone());
         let shared = Arc::new(Shared {
             pool,
             in_flight: Default::default(),
             registry: registry.clone(),
-            turns: Turns::default(),
+            watchdog: Watchdog::default(),
             watch,
             ids: AtomicU64::new(first_id),
         });
@@ -182,8 +182,8 @@ impl Pager {
         let ledger = Ledger::create()?;
         registry.keeper.keep(Kept::Ledger, ledger.fd());
         let app_registry = Arc::new(AppRegistry::new(ledger)?);
-        match legacy {
-            Some((legacy, generation)) => legacy.adopt(&context, &app_registry, generation)?,
+        match previous {
+            Some((previous, generation)) => previous.adopt(&context, &app_registry, generation)?,
             None => registry.keeper.complete(1),
         }
         let manager = Manager {
@@ -200,7 +200,7 @@ impl Pager {
         let look = move || evictors_too.relieve();
         let threads = vec![
             spawn("annex-manager", Box::new(move || manager.run()))?,
-            spawn("annex-watch", Box::new(move || turns::watch(&shared.turns, &workers, &over, look)))?,
+            spawn("annex-watch", Box::new(move || watchdog::watch(&shared.watchdog, &workers, &over, look)))?,
         ];
         Ok(Pager { context, app_registry, default_limit, evictors, threads, watched: Some(watched) })
     }

@@ -130,7 +130,7 @@ impl Manager {
         // It holds locks that faults wait for, if briefly.
         Precedence::OfItsGroup.give(0);
         let shared = self.context.shared.clone();
-        let turn = &shared.turns.manager;
+        let turn = &shared.watchdog.manager;
         turn.enlist();
         while !self.app_registry.stop.load(Ordering::Acquire) {
             let apps = self.app_registry.all();
@@ -294,7 +294,7 @@ impl Manager {
             wants.filter(|m| m.retry_at.is_none_or(|t| t <= now)).map(|m| m.pid).collect()
         };
         for pid in wanting {
-            self.context.shared.turns.manager.begin("setting up a stub");
+            self.context.shared.watchdog.manager.begin("setting up a stub");
             let result = self.context.attach(app, pid);
             let mut members = app.members.lock();
             let Some(member) = members.iter_mut().find(|m| m.pid == pid) else { continue };
@@ -341,7 +341,7 @@ impl Manager {
             }
             let gone = evicting.stub.take();
             drop(evicting);
-            self.context.shared.turns.manager.begin("replacing a stub");
+            self.context.shared.watchdog.manager.begin("replacing a stub");
             if let Some(gone) = &gone {
                 tracing::warn!(app = app.name, pid, "the stub was killed; setting up another");
                 self.context.registry.unfurnish(&space);

@@ -23,14 +23,14 @@ use super::inflight::InFlight;
 use super::mm::{Mark, Mm};
 use super::moves::Moves;
 use super::policy;
+use super::prefetch::Prefetcher;
 use super::region::Regions;
 use super::registry::Registry;
 use super::scan::Pagemap;
-use super::stream::Streams;
 use super::stub::{Gate, Stub};
 use super::table::{JOURNAL_MESSAGES, PageIdx, Record, StubTraces, Table};
-use super::turns::Turns;
 use super::uffd::{Event, Installed, Message, Uffd};
+use super::watchdog::Watchdog;
 use super::window::Window;
 use annex_host::failpoint::failpoint;
 use annex_host::repeated;
@@ -56,7 +56,7 @@ pub struct Shared {
     pub pool: Arc<Pool>,
     pub in_flight: InFlight,
     pub registry: Arc<Registry>,
-    pub turns: Turns,
+    pub watchdog: Watchdog,
     /// Has a fork's child watched.
     pub watch: Watch,
     pub ids: AtomicU64,
@@ -65,7 +65,7 @@ pub struct Shared {
 pub struct Core {
     pub table: Table,
     pub regions: Regions,
-    pub(super) streams: Streams,
+    pub(super) prefetcher: Prefetcher,
     pub home: CpuAffinity,
     /// The clock's lap, modulo `policy::LAPS`.
     pub lap: u8,
@@ -140,7 +140,7 @@ impl Space {
         let core = Core {
             table,
             regions: Regions::default(),
-            streams: Streams::default(),
+            prefetcher: Prefetcher::default(),
             home: CpuAffinity::default(),
             lap: 0,
             pins: BTreeSet::new(),
@@ -321,7 +321,7 @@ impl Space {
                 let message = unsafe { journal.add(i).read() };
                 match message.event() {
                     Event::Fault { addr, write, thread } => {
-                        let evictors = shared.turns.are_evictors(thread);
+                        let evictors = shared.watchdog.are_evictors(thread);
                         core.faults.push(Fault { page: PageIdx::of(addr), write, thread, since, evictors });
                     }
                     change => {

@@ -1,11 +1,11 @@
 //! Taking over from an annexd that is gone: killed, crashed, or replaced by a newer build.
 //!
 //! The order, and why:
-//! 1. *Open* ([`Legacy::open`]). Half-made transactions are undone. Stubs come to rest, and records say what they had moved, before any message
+//! 1. *Open* ([`PreviousState::open`]). Half-made transactions are undone. Stubs come to rest, and records say what they had moved, before any message
 //!    is read: until then the pages are where the intents say.
-//! 2. *Count* ([`Legacy::references`]): the pool learns which slots are in use. Slots of evictions that were under way rest for a while, since a WRITE
+//! 2. *Count* ([`PreviousState::references`]): the pool learns which slots are in use. Slots of evictions that were under way rest for a while, since a WRITE
 //!    of theirs may still arrive.
-//! 3. *Adopt* ([`Legacy::adopt`]): spaces and apps are made anew from the tables and entered in the new keeper's index. From there on the old keeper is
+//! 3. *Adopt* ([`PreviousState::adopt`]): spaces and apps are made anew from the tables and entered in the new keeper's index. From there on the old keeper is
 //!    not needed.
 //! 4. *Catch up*: messages that were read and not applied are applied; evictions that were cut short are put back.
 //! 5. *Wake*: everybody who waits for a page faults again, since a fault that was read is known to nobody any more.
@@ -45,7 +45,7 @@ pub(super) const TASK_SIZE: u64 = (1 << 47) - 4096;
 
 /// What was left can't be taken over, and is left alone.
 #[derive(Debug, thiserror::Error)]
-pub enum LegacyError {
+pub enum PreviousStateError {
     #[error(transparent)]
     Ledger(#[from] LedgerError),
     #[error(transparent)]
@@ -67,7 +67,7 @@ struct Left {
 }
 
 /// All that an annexd has left.
-pub struct Legacy {
+pub struct PreviousState {
     pub ledger: Ledger,
     spaces: Vec<Left>,
     /// Apps that can't go on, and why.
@@ -77,20 +77,21 @@ pub struct Legacy {
     next_id: u64,
 }
 
-impl Legacy {
-    pub fn open(inheritance: &mut Inheritance) -> Result<Option<Legacy>, LegacyError> {
+impl PreviousState {
+    pub fn open(inheritance: &mut Inheritance) -> Result<Option<PreviousState>, PreviousStateError> {
         let numbers = inheritance.names(|kept| match kept {
             Kept::Table(space) => Some(space),
             _ => None,
         });
         let Some(ledger) = inheritance.take(Kept::Ledger) else {
-            return if numbers.is_empty() { Ok(None) } else { Err(LegacyError::Missing("list of apps")) };
+            return if numbers.is_empty() { Ok(None) } else { Err(PreviousStateError::Missing("list of apps")) };
         };
         let ledger = Ledger::open(ledger)?;
-        let mut legacy = Legacy { ledger, spaces: Vec::new(), ruined: Vec::new(), orphans: Vec::new(), next_id: 1 };
+        let mut previous =
+            PreviousState { ledger, spaces: Vec::new(), ruined: Vec::new(), orphans: Vec::new(), next_id: 1 };
         let mut tables: HashMap<u64, Table> = HashMap::new();
         for number in numbers {
-            legacy.next_id = legacy.next_id.max(number + 1);
+            previous.next_id = previous.next_id.max(number + 1);
             let Some(fd) = inheritance.take(Kept::Table(number)) else { continue };
             tables.insert(number, Table::open(fd)?);
         }
@@ -103,13 +104,13 @@ impl Legacy {
         }
         for (number, table) in tables {
             match inheritance.take(Kept::Userfaultfd(number)) {
-                Some(uffd) => legacy.take_in(table, uffd, inheritance, half_made.remove(&number)),
+                Some(uffd) => previous.take_in(table, uffd, inheritance, half_made.remove(&number)),
                 // It was being let go of, and nothing was evicted from it any more; or else it can't go on.
-                None if table.evicted() > 0 => legacy.ruin(table.app(), "a userfaultfd of its was not kept"),
+                None if table.evicted() > 0 => previous.ruin(table.app(), "a userfaultfd of its was not kept"),
                 None => {}
             }
         }
-        Ok(Some(legacy))
+        Ok(Some(previous))
     }
 
     fn ruin(&mut self, app: u64, why: impl Into<String>) {
@@ -207,10 +208,10 @@ impl Legacy {
         context: &Arc<AttachContext>,
         app_registry: &AppRegistry,
         generation: u64,
-    ) -> Result<(), LegacyError> {
+    ) -> Result<(), PreviousStateError> {
         let started = Instant::now();
-        let Legacy { ref ledger, .. } = self;
-        let apps: Vec<Arc<App>> = ledger.entries().iter().map(reborn).collect();
+        let PreviousState { ref ledger, .. } = self;
+        let apps: Vec<Arc<App>> = ledger.entries().iter().map(rebuild_app).collect();
         let resting: Vec<SlotRun> = self.unsettled().into_iter().map(|first| SlotRun { first, count: 1 }).collect();
         // A child that a pending FORK brings is served at once; what is in staging must be waited for.
         context.shared.in_flight.begin(&resting);
@@ -313,7 +314,7 @@ fn leave(table: &Table, uffd: Uffd, proof: Proof) {
 }
 
 /// The app as it is written down, with those of its processes that live.
-fn reborn(entry: &super::ledger::Entry) -> Arc<App> {
+fn rebuild_app(entry: &super::ledger::Entry) -> Arc<App> {
     let app = App::new(entry.id, entry.name.clone(), entry.uid, entry.target.clone(), entry.limit);
     app.note(entry.note.clone());
     for (pid, started) in &entry.members {

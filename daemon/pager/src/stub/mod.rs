@@ -30,10 +30,10 @@ use super::mm::{Mark, Mm};
 use super::process;
 use super::table::{PageIdx, StubTraces};
 use super::tracee::TraceError;
-use super::turns;
 use super::uffd::{
     MOVE_DONTWAKE, MOVE_SOURCE_HOLES, MoveArg, RegisterArg, UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_UNREGISTER, Uffd,
 };
+use super::watchdog;
 use annex_host::failpoint::failpoint;
 use annex_shared::page::PAGE_SIZE;
 use nix::errno::Errno;
@@ -382,7 +382,7 @@ impl Stub {
         tracing::warn!(
             "the stub {} has not answered for {seconds} s, and its program's faults wait; is the program frozen? It is in {}",
             self.pid,
-            turns::place(self.pid)
+            watchdog::place(self.pid)
         );
     }
 
