@@ -239,7 +239,7 @@ fn annexd_killed_between_two_portions_of_a_batch_loses_no_page() {
     random.args(["--threads", "1", "--seconds", "20"]);
     let mut job = bed.run("survivor", "24M", random);
     bed.wait_app("survivor", MINUTE, |app| app.pages_evicted > 5000 && app.faults.major > 1000);
-    for point in ["portion-rung:1", "portion-rung:2", "portion-rung:3", "portion-rung:50", "portion-rung:999"] {
+    for point in ["chunk-rung:1", "chunk-rung:2", "chunk-rung:3", "chunk-rung:50", "chunk-rung:999"] {
         bed.annexd.kill();
         bed.start_again(Some(point));
         assert!(bed.annexd.wait(MINUTE).is_some(), "no moves in portions in a minute: {}", bed.annexd_logs());

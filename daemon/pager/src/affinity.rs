@@ -3,8 +3,8 @@
 //! While faults are served it looks every [`LOOK`]: on which CPU is the thread of each space that faulted last? /proc tells, in about ten microseconds. Else
 //! it sleeps until a worker rings. While one space alone has faults, it also keeps the evictor, other stubs and itself off its home: when they take that CPU for the length of
 //! a batch, the kernel moves the program to another one. With more of them there is no CPU to spare, and eviction must get its share of each. The space's own stub
-//! is kept there if it has many calls to make for few pages: a MOVE made where the program runs interrupts no other CPU, and it is made in portions, each after a fault
-//! ([`moves`](super::moves)). Few calls for many pages are better made elsewhere.
+//! is kept there if it has many calls to make for few pages: a MOVE made where the program runs interrupts no other CPU, and it is made in chunks, each after a fault
+//! ([`moves`](super::move_batch)). Few calls for many pages are better made elsewhere.
 //! And it sees whether workers get their CPUs at once ([`contention`](super::contention)).
 
 use super::cpu_affinity::Watch;

@@ -21,7 +21,7 @@ use super::clock::{Clock, Victims, recheck};
 use super::eviction_blocked::Cause;
 use super::fault::Fault;
 use super::mm::Mm;
-use super::moves::{Made, Moved, Moves};
+use super::move_batch::{Made, MoveBatch, Moved};
 use super::registration::prepare;
 use super::registry::Registry;
 use super::rollback;
@@ -207,14 +207,14 @@ impl Evictor {
         failpoint("batch-planned");
         core.table.intend(plan.iter().map(|(victim, _)| *victim));
         stub.prepare_moves(&bytes, at);
-        let in_portions = std::mem::take(&mut core.faulted) && space.stub_is_at_home.load(Relaxed);
-        core.moves = Some(Box::new(Moves::new(&self.shared, (stub, pagemap), victims.spans, plan, in_portions)));
+        let in_chunks = std::mem::take(&mut core.faulted) && space.stub_is_at_home.load(Relaxed);
+        core.moves = Some(Box::new(MoveBatch::new(&self.shared, (stub, pagemap), victims.spans, plan, in_chunks)));
         drop(core);
         failpoint("moves-begin");
-        let answer = if in_portions {
-            stub.await_portions(|| {
+        let answer = if in_chunks {
+            stub.await_chunks(|| {
                 let core = space.core_within(BUSY);
-                core.and_then(|mut core| core.moves.as_mut().map(|moves| moves.hurry())).unwrap_or(Hurry::AtAPortion)
+                core.and_then(|mut core| core.moves.as_mut().map(|moves| moves.hurry())).unwrap_or(Hurry::AtAChunk)
             })
         } else {
             stub.make_moves(bytes.len())

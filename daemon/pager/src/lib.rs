@@ -47,7 +47,7 @@ mod lookup;
 mod manager;
 mod membership;
 mod mm;
-mod moves;
+mod move_batch;
 mod policy;
 mod prefetch;
 pub mod probe;

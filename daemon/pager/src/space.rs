@@ -21,7 +21,7 @@ use super::guard_regions::GuardRegions;
 use super::hold::Hold;
 use super::inflight::InFlight;
 use super::mm::{Mark, Mm};
-use super::moves::Moves;
+use super::move_batch::MoveBatch;
 use super::policy;
 use super::prefetch::Prefetcher;
 use super::region::Regions;
@@ -76,7 +76,7 @@ pub struct Core {
     /// Changes of which it is not known yet whether all that happened with them have been read.
     pub window: Window,
     /// The moves that are being made, see [`hold`](super::hold).
-    pub(super) moves: Option<Box<Moves>>,
+    pub(super) moves: Option<Box<MoveBatch>>,
     /// To be rung for: staging is to be emptied.
     pub(super) release: Option<Gate>,
     /// There was a fault since the last moves began.

@@ -427,7 +427,7 @@ impl Worker {
         }
     }
 
-    /// Moves everything that can move: doorbells, completions, second tries.
+    /// MoveBatch everything that can move: doorbells, completions, second tries.
     fn turn(&mut self) {
         self.end_holds();
         for again in std::mem::take(&mut self.again) {

@@ -12,7 +12,10 @@ const EXPIRY_TURNS: usize = 8;
 
 impl Store {
     /// Starts the tasks that the store needs, on the local task set that this runs in.
-    pub fn start(&self, deliveries: tokio::sync::mpsc::UnboundedReceiver<stock::Delivery>) -> std::io::Result<()> {
+    pub fn start(
+        &self,
+        deliveries: tokio::sync::mpsc::UnboundedReceiver<slot_reserve::Delivery>,
+    ) -> std::io::Result<()> {
         let events = self.0.way.events()?;
         let store = self.clone();
         tokio::task::spawn_local(async move { store.drive(&events).await });
@@ -80,7 +83,7 @@ impl Store {
         self.0.drained.notify_waiters();
     }
 
-    async fn stock_up(&self, mut deliveries: tokio::sync::mpsc::UnboundedReceiver<stock::Delivery>) {
+    async fn stock_up(&self, mut deliveries: tokio::sync::mpsc::UnboundedReceiver<slot_reserve::Delivery>) {
         while let Some(delivery) = deliveries.recv().await {
             self.0.stock.receive(delivery);
             self.0.way.wake();

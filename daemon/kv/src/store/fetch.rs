@@ -1,6 +1,6 @@
 //! Reading records: which slots hold one, and whether what they brought is it.
 
-use super::super::apart;
+use super::super::blocking;
 use super::super::turn;
 use super::record::RecordError;
 use super::space::parts;
@@ -207,7 +207,7 @@ impl Store {
         let whole = self.whole(place, units).await?;
         let (record, key) = (whole.slice_ref(place.within(&whole)), of.map(Bytes::copy_from_slice));
         drop(whole);
-        let split = apart::run(record.len() as u64, move || split_shared(record, key.as_deref())).await;
+        let split = blocking::run(record.len() as u64, move || split_shared(record, key.as_deref())).await;
         split.map_err(|_| Missed::Gone)?.map_err(Missed::Bad)
     }
 
@@ -228,7 +228,7 @@ impl Store {
         }
         let whole = self.slots(pinned.slots()).await.map_err(Missed::Io)?;
         pinned.let_go().await;
-        Ok(apart::shared(whole))
+        Ok(blocking::shared(whole))
     }
 
     /// All bytes of some slots, one after the other.

@@ -1,6 +1,6 @@
 //! Records that are too large for the log: whoever has one writes it to sheets of its own, piece by piece, and it counts when all are written.
 
-use super::super::{apart, turn};
+use super::super::{blocking, turn};
 use super::sheets::UNITS;
 use super::*;
 use annex_pool::Part;
@@ -39,7 +39,7 @@ impl Store {
         let (of, version) = (self.0.table.database(db), self.next_version());
         let (whole_key, bytes) = (Bytes::copy_from_slice(key), value.clone());
         let header = move || Header::new(of, version, expires, hash, &whole_key, &bytes);
-        let header = apart::run(value.len() as u64, header).await;
+        let header = blocking::run(value.len() as u64, header).await;
         let header = header.map_err(|_| StoreError::Unwritten(IoError::Lost))?;
         let units = log::room(header.bytes());
         let sheets = units / UNITS;

@@ -9,9 +9,9 @@
 //! anything that came after it.
 
 use super::index::Entry;
+use super::pool_io::Way;
 use super::sheets::{Place, SheetIdx, UNITS};
-use super::stock::Stock;
-use super::way::Way;
+use super::slot_reserve::Stock;
 use super::{Db, Hears, StoreError};
 use crate::store::record::UNIT;
 use annex_pool::{Buf, IoError, Part, SlotRun};

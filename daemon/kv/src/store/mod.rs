@@ -25,31 +25,31 @@ mod background;
 mod cache;
 mod compact;
 mod fetch;
-mod foresee;
 pub mod hash;
 mod index;
 mod large;
 mod log;
 mod part;
 mod pieces;
+mod pool_io;
+mod prefetch_hint;
 pub mod record;
 mod recover;
 mod room;
 mod scan;
 mod sheets;
+mod slot_reserve;
 mod space;
-mod stock;
 #[cfg(test)]
 pub(crate) mod testbed;
 #[cfg(test)]
 mod tests;
 mod usage;
 mod watch;
-mod way;
 mod write;
 
-pub use foresee::{Soon, TOGETHER};
 pub use pieces::{LARGE, Pieces};
+pub use prefetch_hint::{Soon, TOGETHER};
 pub use record::Encoding;
 pub use sheets::{SheetTable, SheetsError};
 pub use usage::Policy;
@@ -64,17 +64,17 @@ use hash::KeyHash;
 use index::{Entry, Index, Indexes, at};
 use log::Log;
 use nix::time::{ClockId, clock_gettime};
+use pool_io::Way;
 use record::{HEADER, Header, UNIT};
 use sheets::{Place, SheetIdx};
+use slot_reserve::Stock;
 use space::Space;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use stock::Stock;
 use tokio::sync::Notify;
 use watch::Watches;
-use way::Way;
 
 pub const DATABASES: u8 = 16;
 /// Pages of the lane's arena.
@@ -200,7 +200,7 @@ struct Inner {
     space: RefCell<Space>,
     log: RefCell<Log>,
     way: Way,
-    announced: foresee::Announced,
+    announced: prefetch_hint::Announced,
     stock: Stock,
     cache: RefCell<Cache>,
     watches: RefCell<Watches>,

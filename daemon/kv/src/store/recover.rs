@@ -18,7 +18,7 @@ impl Store {
         table: Arc<SheetTable>,
         cache: u64,
         settings: Settings,
-    ) -> Result<(Store, tokio::sync::mpsc::UnboundedReceiver<stock::Delivery>), OpenError> {
+    ) -> Result<(Store, tokio::sync::mpsc::UnboundedReceiver<slot_reserve::Delivery>), OpenError> {
         let mut lane = pool.lane("kv", ARENA)?;
         lane.write_past_caches();
         let (stock, deliveries) = Stock::new(pool.clone())?;

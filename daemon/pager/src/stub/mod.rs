@@ -63,8 +63,8 @@ pub const SHARED_PAGE: &str = "/memfd:annex-stub-page";
 const SHARED_PAGE_MEMFD: &std::ffi::CStr = c"annex-stub-page";
 /// What the stub is called in process listings.
 pub const NAME: &str = "annex-stub";
-/// How long a batch that is made in portions may take before its evictor sees to it.
-const PORTIONS: Duration = Duration::from_micros(300);
+/// How long a batch that is made in chunks may take before its evictor sees to it.
+const CHUNKS: Duration = Duration::from_micros(300);
 /// Between two looks whether a stub that does not answer has ended.
 const LOOK_AT_ITS_END: Duration = Duration::from_millis(5);
 /// The same for a stub that takes long: its program may be frozen.
@@ -115,15 +115,15 @@ pub enum CallError {
     NoAnswer,
 }
 
-/// What comes of hurrying a stub whose moves are rung for in portions.
+/// What comes of hurrying a stub whose moves are rung for in chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hurry {
     /// There is nothing left to be made.
     Finished,
     /// It will answer.
     Rung,
-    /// It is still at the last portion.
-    AtAPortion,
+    /// It is still at the last chunk.
+    AtAChunk,
 }
 
 /// What is known of a stub that takes long.
@@ -328,8 +328,8 @@ impl Stub {
     }
 
     /// Waits until the moves that were prepared are made, or given up. Others ring for them, and `hurry` is asked to if that takes long, less and less often: it needs the space's lock.
-    pub fn await_portions(&mut self, mut hurry: impl FnMut() -> Hurry) -> Result<(), CallError> {
-        let (mut watch, mut patience) = (Overdue::watch(), PORTIONS);
+    pub fn await_chunks(&mut self, mut hurry: impl FnMut() -> Hurry) -> Result<(), CallError> {
+        let (mut watch, mut patience) = (Overdue::watch(), CHUNKS);
         while !self.gate.is_finished() {
             if !self.is_alive() {
                 return Err(CallError::Dead);
@@ -341,7 +341,7 @@ impl Stub {
                 match hurry() {
                     Hurry::Finished => break,
                     Hurry::Rung => return self.await_moves(),
-                    Hurry::AtAPortion => {}
+                    Hurry::AtAChunk => {}
                 }
             }
             self.look_whether_overdue(&mut watch);

@@ -31,7 +31,7 @@ impl World {
 
     /// Room for `lives` that follow each other quickly: what each had in stock, and what it had just asked for, rests for longer than all of them take.
     fn of_lives(slabs: u32, lives: u32) -> World {
-        Self::new(slabs + lives * 2 * stock::MOST_AHEAD as u32 / annex_pool_testbed::SLOTS)
+        Self::new(slabs + lives * 2 * slot_reserve::MOST_AHEAD as u32 / annex_pool_testbed::SLOTS)
     }
 
     fn over(bed: Bed) -> World {

@@ -17,8 +17,8 @@ use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 
-/// Calls of a portion: a fault that comes while they are made waits for them, some 2 us each.
-const PORTION: usize = 8;
+/// Calls of a chunk: a fault that comes while they are made waits for them, some 2 us each.
+const CHUNK: usize = 8;
 
 /// One moved page.
 pub struct Moved {
@@ -33,7 +33,7 @@ pub struct Moved {
     pub unwritten: bool,
 }
 
-pub struct Moves {
+pub struct MoveBatch {
     pub gate: Gate,
     shared: Arc<Shared>,
     pagemap: Pagemap,
@@ -45,7 +45,7 @@ pub struct Moves {
     /// Calls that the stub has been rung for.
     rung: usize,
     /// Whoever serves faults rings for some more each time.
-    in_portions: bool,
+    in_chunks: bool,
     /// Calls and pages that are settled.
     calls: usize,
     pages: usize,
@@ -73,21 +73,21 @@ pub struct Made {
     pub pagemap: Pagemap,
 }
 
-impl Moves {
+impl MoveBatch {
     pub fn new(
         shared: &Arc<Shared>,
         (stub, pagemap): (&Stub, Pagemap),
         spans: Vec<(PageIdx, u64)>,
         plan: Vec<(Victim, bool)>,
-        in_portions: bool,
-    ) -> Moves {
+        in_chunks: bool,
+    ) -> MoveBatch {
         let moved = Vec::with_capacity(plan.len());
         let busy = Vec::with_capacity(plan.len());
         let (gate, staging, shared) = (stub.gate(), stub.staging(), shared.clone());
-        let rung = if in_portions { 0 } else { spans.len() };
+        let rung = if in_chunks { 0 } else { spans.len() };
         let (calls, pages) = (0, 0);
         let (over, lost, soiled) = (false, false, false);
-        Moves {
+        MoveBatch {
             gate,
             shared,
             pagemap,
@@ -95,7 +95,7 @@ impl Moves {
             spans,
             plan,
             rung,
-            in_portions,
+            in_chunks,
             calls,
             pages,
             moved,
@@ -106,23 +106,23 @@ impl Moves {
         }
     }
 
-    /// A fault was served: it is time for a portion of what is to be made in portions. Whoever asks rings the gate's bell for it. None of them is answered: that would interrupt the evictor's
+    /// A fault was served: it is time for a chunk of what is to be made in chunks. Whoever asks rings the gate's bell for it. None of them is answered: that would interrupt the evictor's
     /// CPU, which costs the one it comes from as much.
-    pub fn next_portion(&mut self) -> Option<Gate> {
-        let is_time = self.in_portions && self.is_to_be_rung();
-        is_time.then(|| self.prepare_ring(PORTION, false))
+    pub fn next_chunk(&mut self) -> Option<Gate> {
+        let is_time = self.in_chunks && self.is_to_be_rung();
+        is_time.then(|| self.prepare_ring(CHUNK, false))
     }
 
-    /// No portions any more: all that is left is rung for, and will be answered.
+    /// No chunks any more: all that is left is rung for, and will be answered.
     pub fn hurry(&mut self) -> Hurry {
-        self.in_portions = false;
+        self.in_chunks = false;
         if self.gate.is_finished() {
             Hurry::Finished
         } else if self.is_to_be_rung() {
             self.prepare_ring(self.spans.len(), true).ring();
             Hurry::Rung
         } else {
-            Hurry::AtAPortion
+            Hurry::AtAChunk
         }
     }
 
@@ -133,13 +133,13 @@ impl Moves {
         self.gate.clone()
     }
 
-    /// Moves that are given up have their gate ended by whoever had the lock then ([`hold`](super::hold)).
+    /// MoveBatch that are given up have their gate ended by whoever had the lock then ([`hold`](super::hold)).
     fn is_to_be_rung(&self) -> bool {
-        self.is_between_portions() && !self.gate.is_ended()
+        self.is_between_chunks() && !self.gate.is_ended()
     }
 
-    /// Whether the stub sleeps between two portions.
-    pub fn is_between_portions(&self) -> bool {
+    /// Whether the stub sleeps between two chunks.
+    pub fn is_between_chunks(&self) -> bool {
         self.rung < self.spans.len() && self.gate.is_idle()
     }
 
