@@ -23,7 +23,6 @@
 
 use crate::config::Terms;
 use crate::control::Controls;
-use crate::crash;
 use crate::lease::{
     Action, Book, ConnectionId, Grant, Greeting, LeaseError, Limits, Machine, Moment, SavedLease, Superseded, View,
 };
@@ -36,6 +35,7 @@ use crate::targets::{Connections, RegistrationError, Registrations, SlabAccess, 
 use annex_fabric::ErrorKind;
 use annex_fabric::shm::{Board, monotonic_ns};
 use annex_fabric::verbs::{Device, MemoryRegion, ProtectionDomain, Rights, Window};
+use annex_host::failpoint::failpoint;
 use annex_shared::ids::{ClientId, Incarnation, LeaseNumber, RemoteAddr, Rkey, SlabId};
 use annex_shared::preamble::{AdmitError, Proof};
 use annex_shared::wire::{Event, Lease, Refusal, VerbsOffer};
@@ -207,7 +207,7 @@ impl Lender {
         let books = self.lock();
         self.state.claim(client, &machine, greeting.seen, greeting.until);
         drop(books);
-        crash::point("claim-saved");
+        failpoint("claim-saved");
         Ok(greeting)
     }
 
@@ -407,7 +407,7 @@ impl Lender {
             Action::Open { slab, client, rkey, until } => {
                 let slot = self.slot(slab);
                 self.save(slab, client, rkey.lease());
-                crash::point("lease-saved");
+                failpoint("lease-saved");
                 slot.client.store(client.0, Ordering::Relaxed);
                 slot.leased.store(monotonic_ns(), Ordering::Relaxed);
                 slot.used.store(monotonic_ns(), Ordering::Relaxed);
@@ -415,13 +415,13 @@ impl Lender {
                 slot.until.store(until.0, Ordering::Release);
                 self.keys.write().unwrap_or_else(PoisonError::into_inner).insert(rkey, slab);
                 self.board.grant(slab.0, rkey, self.incarnation, until.0);
-                crash::point("lease-opened");
+                failpoint("lease-opened");
                 debug!("{slab} is lent to client {client}");
             }
             Action::Until { client, until } => self.state.until(client, until),
             Action::Seen { client } => {
                 self.state.seen(client, self.incarnation);
-                crash::point("incarnation-seen");
+                failpoint("incarnation-seen");
             }
             Action::Extend { slab, until } => {
                 self.slot(slab).until.store(until.0, Ordering::Release);
@@ -434,10 +434,10 @@ impl Lender {
                 slot.until.store(0, Ordering::SeqCst);
                 slot.rkey.store(0, Ordering::SeqCst);
                 self.registrations.end(rkey);
-                crash::point("key-dead");
+                failpoint("key-dead");
                 // Before a byte of it is changed.
                 self.state.end(slab);
-                crash::point("lease-ended");
+                failpoint("lease-ended");
                 books.chores.push_back(Chore { slab, keep });
                 debug!("{slab} is no longer lent");
             }

@@ -17,7 +17,6 @@
 pub mod agent;
 pub mod config;
 pub mod control;
-pub mod crash;
 pub mod lease;
 pub mod lender;
 pub mod local;

@@ -1,7 +1,8 @@
 //! The annex-agent program: flags, process set-up, signals.
 
 use annex_agent::config::Hugepages;
-use annex_agent::{Agent, Config, crash, local, store};
+use annex_agent::{Agent, Config, local, store};
+use annex_host::failpoint;
 use annex_shared::config::{ByteSize, TimeSpan, check_log_filter};
 use annex_shared::printable::{printable, printable_json, printable_lines};
 use anyhow::Context;
@@ -33,9 +34,6 @@ struct Flags {
     /// What to log: error, warn, info, debug, trace, or a filter such as `annex_agent=debug`
     #[arg(long, default_value = "info", value_name = "LEVEL")]
     log: String,
-    /// For tests: die at PLACE, on the N-th pass
-    #[arg(long, hide = true, value_name = "PLACE[:N]")]
-    die_at: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -211,10 +209,7 @@ fn run(flags: Flags) -> anyhow::Result<()> {
         }
         None => {}
     }
-    if let Some(place) = &flags.die_at {
-        let (place, pass) = place.split_once(':').unwrap_or((place, "1"));
-        anyhow::ensure!(crash::at(place, pass.parse()?), "there is no place '{place}'; known: {:?}", crash::PLACES);
-    }
+    failpoint::arm()?;
     let config = flags.set.over_file()?;
 
     // Before any thread starts, so that all inherit it and the signals come to the wait below.

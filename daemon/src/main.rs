@@ -3,10 +3,11 @@
 use annex_daemon::config::{Config, DEFAULT_FILE, SpillFlag};
 use annex_daemon::control::pool::RunningPool;
 use annex_daemon::control::{Apps, BindError, Control, ControlSocket, Donors, Operators, host, server, stop, watchdog};
+use annex_host::failpoint;
 use annex_host::keeper::{self, Inheritance, Keeper, Kept};
 use annex_kv::store::SheetTable;
 use annex_kv::{Kv, KvFlag};
-use annex_pager::{Legacy, LegacyError, Pager, Wait, mortal, probe};
+use annex_pager::{Pager, PreviousState, PreviousStateError, Wait, probe};
 use annex_pool::{Pool, PoolError, PoolState, Spill};
 use annex_shared::api::{DonorState, Limit};
 use annex_shared::config::TimeSpan;
@@ -241,7 +242,7 @@ fn run(flags: Flags, hidden: Option<String>) -> Result<(), Failure> {
     let socket = socket.map_err(anyhow::Error::from)?;
     shortcomings.iter().for_each(|s| tracing::warn!("{s}"));
 
-    mortal::arm();
+    failpoint::arm().map_err(unusable)?;
     // While there is one thread: the keeper is a copy of this process.
     let keeper = Keeper::start(socket.path(), config.takeover_wait.0).context("failed to start the keeper process")?;
     let runtime = Builder::new_current_thread()
@@ -382,16 +383,16 @@ fn start(config: &Config, keeper: Arc<Keeper>) -> Result<Running, Failure> {
     let host = probe::host().map_err(unusable)?;
     tracing::info!("kernel {}: userfaultfd has what annexd needs", host.kernel);
     let mut inheritance = keeper::find(&config.socket).map_err(unusable)?;
-    let legacy = inheritance.as_mut().map(Legacy::open).transpose().map_err(unusable)?.flatten();
+    let previous = inheritance.as_mut().map(PreviousState::open).transpose().map_err(unusable)?.flatten();
     let tables = inheritance.as_mut().map(|i| (i.take(Kept::Extents), i.take(Kept::Slots)));
     let sheets = sheets(config, inheritance.as_mut())?;
     let references = |each: &mut dyn FnMut(SlotIdx)| {
-        legacy.iter().for_each(|legacy| legacy.references(each));
+        previous.iter().for_each(|previous| previous.references(each));
         sheets.iter().for_each(|sheets| sheets.references(each));
     };
     let state = match tables {
         Some((Some(extents), Some(slots))) => PoolState::Saved { extents, slots, references: &references },
-        _ if legacy.is_some() => return Err(unusable(LegacyError::Missing("pool's tables"))),
+        _ if previous.is_some() => return Err(unusable(PreviousStateError::Missing("pool's tables"))),
         // A sheet names a slot of the pool that was, and would take another's in a fresh one.
         _ if sheets.as_ref().is_some_and(|sheets| sheets.sheets().next().is_some()) => {
             return Err(unusable(anyhow::anyhow!(KEYS_ALONE)));
@@ -419,8 +420,8 @@ fn start(config: &Config, keeper: Arc<Keeper>) -> Result<Running, Failure> {
         }
         None => None,
     };
-    let legacy = legacy.zip(inheritance.as_ref().map(Inheritance::generation));
-    let pager = Pager::start(&config.pager, config.local, host, pool.clone(), keeper, legacy);
+    let previous = previous.zip(inheritance.as_ref().map(Inheritance::generation));
+    let pager = Pager::start(&config.pager, config.local, host, pool.clone(), keeper, previous);
     let pager = Arc::new(pager.context("failed to start the pager")?);
     if let Some(inheritance) = inheritance {
         inheritance.settle();

@@ -282,7 +282,7 @@ fn annexd_killed_in_the_midst_of_a_detach_loses_nothing() {
 
 #[test]
 fn one_of_two_annexds_killed_in_the_midst_of_a_take_over_loses_nothing() {
-    killed_in(Phase::TakeOver, &["adopted", "caught-up", "put-right"]);
+    killed_in(Phase::TakeOver, &["adopted", "caught-up", "rolled-back"]);
 }
 
 #[test]

@@ -229,7 +229,7 @@ const LINGERS: [&str; 14] = [
     "page-copied:1000",
     "page-put-back:1000",
     "pages-shared:10000",
-    "portion-rung:1000",
+    "chunk-rung:1000",
     "record-flipped:300",
 ];
 

@@ -112,7 +112,7 @@ fn annexd_killed_at_each_step_loses_no_page() {
         "change-committed:2",
         "userfaultfd-kept:2",
     ];
-    let while_it_takes_over = ["userfaultfd-kept:1", "adopted", "caught-up", "put-right"];
+    let while_it_takes_over = ["userfaultfd-kept:1", "adopted", "caught-up", "rolled-back"];
     let mut bed = bed([Donor::tcp(), Donor::shm()]);
     let mut job = paged(&bed, 23);
     for point in while_it_works {
@@ -239,7 +239,7 @@ fn annexd_killed_between_two_portions_of_a_batch_loses_no_page() {
     random.args(["--threads", "1", "--seconds", "20"]);
     let mut job = bed.run("survivor", "24M", random);
     bed.wait_app("survivor", MINUTE, |app| app.pages_evicted > 5000 && app.faults.major > 1000);
-    for point in ["portion-rung:1", "portion-rung:2", "portion-rung:3", "portion-rung:50", "portion-rung:999"] {
+    for point in ["chunk-rung:1", "chunk-rung:2", "chunk-rung:3", "chunk-rung:50", "chunk-rung:999"] {
         bed.annexd.kill();
         bed.start_again(Some(point));
         assert!(bed.annexd.wait(MINUTE).is_some(), "no moves in portions in a minute: {}", bed.annexd_logs());

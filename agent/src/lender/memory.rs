@@ -2,13 +2,13 @@
 
 use super::Lender;
 use crate::config::Hugepages;
-use crate::crash;
 use crate::lease::SavedLease;
 use crate::slab::{Pages, Slab, SlabError};
 use crate::store::saved::SavedMemory;
 use crate::store::{SlabName, inode};
 use annex_fabric::ErrorKind;
 use annex_fabric::shm::monotonic_ns;
+use annex_host::failpoint::failpoint;
 use annex_shared::ids::{ClientId, Rkey, SlabId};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
@@ -74,9 +74,9 @@ impl Lender {
 
     fn discard(&self, memory: Memory) {
         memory.slab.discard();
-        crash::point("slab-emptied");
+        failpoint("slab-emptied");
         self.store.forget(&memory.name.to_string());
-        crash::point("slab-forgotten");
+        failpoint("slab-forgotten");
     }
 
     pub(super) fn fill_or_log(&self, slab: SlabId) -> bool {
@@ -99,11 +99,11 @@ impl Lender {
         {
             warn!("no 2 MiB pages are free for {id}: it is made of 4 KiB pages (raise vm.nr_hugepages to change that)");
         }
-        crash::point("slab-made");
+        failpoint("slab-made");
         let is_second = self.slot(id).next_is_second.fetch_xor(true, Ordering::Relaxed);
         let name = SlabName { slab: id, is_second };
         self.store.keep(&name.to_string(), slab.fd());
-        crash::point("slab-kept");
+        failpoint("slab-kept");
         Ok(Memory { slab, name, is_shared: AtomicBool::new(false), is_stale: false })
     }
 
@@ -126,7 +126,7 @@ impl Lender {
         })?;
         // The old board says dead since this agent started. So an operation under the old key that was acknowledged is complete in there.
         memory.slab.copy_from(&old.slab);
-        crash::point("copy-kept");
+        failpoint("copy-kept");
         {
             // Under the book's lock: were the lease to end at this moment, the entry would say lent after all.
             let _books = self.lock();
@@ -137,7 +137,7 @@ impl Lender {
                 self.state.lend(SavedLease { slab: id, client, number: rkey.lease() }, memory.saved());
             }
         }
-        crash::point("copy-saved");
+        failpoint("copy-saved");
         let old = place.replace(memory);
         drop(place);
         old.into_iter().for_each(|old| self.discard(old));

@@ -4,7 +4,6 @@ use crate::client::{ANNA, BERT, Client, Data, SLAB, wait_until};
 use crate::player::{Gone, Player, Registry};
 use crate::program::{Running, program};
 use crate::takeover::{KeptIn, flags, kept};
-use annex_agent::crash::PLACES;
 use annex_fabric::ErrorKind;
 use annex_shared::wire::{Event, Request};
 use rand::rngs::StdRng;
@@ -90,7 +89,7 @@ fn dies_and_goes_on(dir: &Path, place: &str, pass: u32) -> bool {
     let mut has_died = false;
     for _ in 0..2 {
         let mut command = kept(dir, 6);
-        command.args(["--die-at", &format!("{place}:{pass}")]);
+        command.env("ANNEX_FAILPOINTS", format!("{place}=die:{pass}"));
         // It may be dead before it says that it lends.
         let Some(mut agent) = Running::try_of(&mut command) else {
             has_died = true;
@@ -118,6 +117,22 @@ fn dies_and_goes_on(dir: &Path, place: &str, pass: u32) -> bool {
     }
     has_died
 }
+
+/// All places between two steps whose order matters when the agent is restarted.
+const PLACES: [&str; 12] = [
+    "claim-saved",
+    "slab-made",
+    "slab-kept",
+    "lease-saved",
+    "lease-opened",
+    "key-dead",
+    "lease-ended",
+    "slab-emptied",
+    "slab-forgotten",
+    "copy-kept",
+    "copy-saved",
+    "incarnation-seen",
+];
 
 #[test]
 fn wherever_it_dies_the_next_one_goes_on_without_a_wrong_byte() {

@@ -1,6 +1,6 @@
 //! One call of a command, and what comes of it.
 
-use super::apart::GivenUp;
+use super::blocking::GivenUp;
 use super::reply::Reply;
 use super::server::Ticket;
 use super::store::{Db, Store, StoreError};

@@ -13,8 +13,8 @@
 //! Each key is linearizable through one annexd. A write that was acknowledged survives annexd, and the loss of all replicas but one. It does not survive an
 //! orderly stop of annexd, which gives all memory back, nor the host.
 
-mod apart;
 mod arguments;
+mod blocking;
 pub mod call;
 pub mod commands;
 mod config;

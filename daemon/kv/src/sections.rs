@@ -16,7 +16,7 @@ pub fn pool(store: &Store) -> String {
         ("pool_fragmentation_ratio", format!("{fragmentation:.2}")),
         ("pool_sheets_waiting", stats.waiting.to_string()),
         ("pool_writes_under_way", stats.flights.to_string()),
-        ("pool_slots_in_stock", stats.stock.to_string()),
+        ("pool_slots_in_stock", stats.slot_reserve.to_string()),
         ("pool_reads", stats.reads.to_string()),
         ("pool_writes", stats.writes.to_string()),
         ("pool_records_moved", stats.moved.to_string()),

@@ -1,7 +1,7 @@
 //! An app: the processes that are managed as one, their shared local limit, and what is counted about them.
 
+use super::eviction_blocked::EvictionBlocked;
 use super::fault::Fault;
-use super::hindrance::Hindrance;
 use super::process::{self, Stat};
 use super::scan::Pagemap;
 use super::space::Space;
@@ -112,7 +112,7 @@ pub struct App {
     limit: Mutex<Limit>,
     state: AtomicU8,
     note: Mutex<String>,
-    pub hindrance: Hindrance,
+    pub eviction_blocked: EvictionBlocked,
     pub counters: Counters,
     pub latency: Latency,
     /// Pages resident at the last measurement, corrected by installs and evictions since.
@@ -143,7 +143,7 @@ impl App {
             limit: Mutex::new(limit),
             state: AtomicU8::new(WAITING),
             note: Mutex::default(),
-            hindrance: Hindrance::default(),
+            eviction_blocked: EvictionBlocked::default(),
             counters: Counters::default(),
             latency: Latency::default(),
             estimate: AtomicI64::new(0),
@@ -383,7 +383,7 @@ impl App {
         let pids: Vec<i32> = self.members.lock().iter().map(|m| m.pid).collect();
         // Shared among them, as a rule.
         let shared = || pids.iter().map(|pid| process::shared_pages(*pid)).max().unwrap_or(0) * page;
-        let note = self.hindrance.describe(lack).unwrap_or_else(|| self.current_note());
+        let note = self.eviction_blocked.describe(lack).unwrap_or_else(|| self.current_note());
         let note = match note.is_empty() && self.region().is_none() {
             true => note_of_shared(shared(), resident + evicted * page).unwrap_or_default(),
             false => note,

@@ -1,22 +1,22 @@
 //! Getting a stub into a process: whether it may be, and which userfaultfd belongs to it.
 
-use super::apart;
 use super::app::App;
 use super::lookup::Lookup;
 use super::membership;
 use super::mm::Mm;
-use super::mortal;
 use super::process::{self, Stat};
 use super::region;
 use super::registry::Registry;
 use super::restore;
 use super::ring::{Waiters, WaitersError};
 use super::scan::Pagemap;
-use super::space::{Space, SpaceId, Surroundings};
+use super::space::{Shared, Space, SpaceId};
 use super::stub::{Pause, STAGING, Seed, Stub, StubError};
 use super::table::{StubTraces, Table};
+use super::tracer_process;
 use super::uffd::{Probe, Uffd, feature};
 use super::worker::Workers;
+use annex_host::failpoint::failpoint;
 use annex_shared::page::PAGE_SIZE;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -86,14 +86,14 @@ fn has_no_more_rights(app: &App, pid: i32) -> Result<(), AttachError> {
 }
 
 /// What attaching needs of the pager.
-pub struct Means {
-    pub around: Arc<Surroundings>,
+pub struct AttachContext {
+    pub shared: Arc<Shared>,
     pub registry: Arc<Registry>,
     pub workers: Arc<Workers>,
     pub device: OwnedFd,
 }
 
-impl Means {
+impl AttachContext {
     /// Gives process `pid` of `app` a stub: around the context a fork brought, if the process is such a child, else around a new one.
     pub fn attach(&self, app: &Arc<App>, pid: i32) -> Result<(Arc<Space>, Pause), AttachError> {
         check(pid)?;
@@ -150,7 +150,7 @@ impl Means {
             self.registry.unfurnish(space);
             // It goes after there is something else to tell the address space by.
             space.describe(pid, &stub, mm);
-            mortal::point("stub-described");
+            failpoint("stub-described");
             if before.is_some_and(|traces| !stub.unmap(&traces.mappings(), UNMAPPING)) {
                 tracing::warn!(pid, "what a stub before had mapped could not be unmapped");
             }
@@ -167,7 +167,7 @@ impl Means {
         space.forget_staging();
         let _ = space.uffd.unregister(traces.staging.0, traces.staging.1);
         Stub::end(traces);
-        apart::reap(pid, traces.pid, &[]);
+        tracer_process::reap(pid, traces.pid, &[]);
     }
 
     fn attach_fresh(
@@ -183,7 +183,7 @@ impl Means {
             let uffd = waiters.into_iter().fold(uffd, Uffd::with_ring);
             let staging = uffd.register_missing(stub.staging(), STAGING);
             staging.map_err(|e| system("register the staging area", e.into()))?;
-            let id = SpaceId(self.around.ids.fetch_add(1, Relaxed));
+            let id = SpaceId(self.shared.ids.fetch_add(1, Relaxed));
             let table = Table::new(app.id, id.0).map_err(|e| system("make a page table", e))?;
             let mm = open(&stub, pid)?;
             let space = Arc::new(Space::new(id, app.clone(), uffd, table));
@@ -214,7 +214,7 @@ impl Means {
         let failed = |source| AttachError::Stub { pid, source };
         let until = Instant::now() + BECOMING;
         loop {
-            let placed = apart::inject(pid, fd, is_device, suspend_seccomp).map_err(failed)?;
+            let placed = tracer_process::inject(pid, fd, is_device, suspend_seccomp).map_err(failed)?;
             let (traces, pause) = (placed.traces, placed.pause);
             match Stub::placed(&traces, pid) {
                 Ok((stub, uffd)) => {
@@ -225,7 +225,7 @@ impl Means {
                         return Err(error);
                     }
                     tracing::debug!(pid, stub = stub.pid(), pause = ?pause.0, "stub in place");
-                    mortal::point("stub-placed");
+                    failpoint("stub-placed");
                     let done = then(stub, uffd)?;
                     placed.acknowledge();
                     return Ok((done, pause));

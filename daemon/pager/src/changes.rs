@@ -11,7 +11,7 @@
 //! - what a REMAP lands upon is not dropped but *displaced*: the message that vacates it is still to come, and applies to it first;
 //! - a REMAP of what is displaced takes that; any other takes what is there now (it may be MREMAP_DONTUNMAP's, which unmaps nothing);
 //! - the UNMAP that follows a REMAP, of what that left, is known and passed over where something has landed since;
-//! - any other UNMAP of where a REMAP has landed makes those pages [*doubtful*](super::doubt): when the window closes, the kernel is asked what lies there;
+//! - any other UNMAP of where a REMAP has landed makes those pages [*ambiguous*](super::ambiguous_unmap): when the window closes, the kernel is asked what lies there;
 //! - changes read after a FORK may have happened before it: until the window closes the child is [*young*](super::young).
 //!
 //! While there are doubts, nothing is served, installed or evicted.
@@ -19,15 +19,15 @@
 //! Each change is one transaction of the table, the window with it, so that a kill in the middle leaves it to be applied again, whole. Slots that it lets go of
 //! are released after its end: they may be somebody else's at once.
 
-use super::doubt::{Doubt, Evidence, Origin, Verdict, judge};
-use super::heritage;
-use super::mortal;
+use super::ambiguous_unmap::{AmbiguousUnmap, Evidence, Origin, Verdict, judge};
+use super::fork_exclusions;
 use super::process;
-use super::space::{Core, Space, SpaceId, Surroundings};
+use super::space::{Core, Shared, Space, SpaceId};
 use super::table::{PageIdx, Record, Table, TableFull};
 use super::uffd::{Event, Installed, Probe, Proof, Uffd};
 use super::window::{Displaced, Past, Range, overlap, target_of, without};
 use super::young::Read;
+use annex_host::failpoint::failpoint;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -37,7 +37,7 @@ use std::time::Instant;
 const NOWHERE: u64 = 1 << 16;
 impl Space {
     /// Applies a change that was read, the journal's `nth` message.
-    pub(super) fn change(self: &Arc<Self>, core: &mut Core, nth: usize, change: Event, around: &Surroundings) {
+    pub(super) fn change(self: &Arc<Self>, core: &mut Core, nth: usize, change: Event, shared: &Shared) {
         tracing::trace!(space = self.id.0, "{change:x?}");
         core.table.begin();
         core.table.count_change();
@@ -45,22 +45,22 @@ impl Space {
             core.window.own.extend(own(change));
         }
         match change {
-            Event::Fork { uffd } => self.fork(core, nth, uffd, around),
+            Event::Fork { uffd } => self.fork(core, nth, uffd, shared),
             Event::Unmap { start, end } => self.unmap(core, pages(start, end)),
             Event::Remap { from, to, len } => self.remap(core, pages(from, from + len), PageIdx::of(to)),
             Event::Remove { start, end } => self.remove(core, start, end),
             Event::Fault { .. } => {}
             Event::Unknown(code) => self.app.stop(&format!("the kernel sent an unknown userfaultfd message ({code})")),
         }
-        mortal::point("change-applied");
-        core.commit(nth + 1, around);
-        mortal::point("change-committed");
+        failpoint("change-applied");
+        core.commit(nth + 1, shared);
+        failpoint("change-committed");
         if core.moves.is_some() {
-            mortal::point("moves-given-up");
+            failpoint("moves-given-up");
         }
         core.table.forked();
         // Not before: until here a successor would make the child anew, as if nothing had happened to it yet.
-        core.born.drain(..).for_each(|child| (around.watch)(&child));
+        core.born.drain(..).for_each(|child| (shared.watch)(&child));
     }
 
     fn remove(&self, core: &mut Core, start: u64, end: u64) {
@@ -86,7 +86,7 @@ impl Space {
         core.let_go(gone);
         let mut certain = vec![range];
         for landed in core.window.landed.clone() {
-            core.window.doubtful.extend(Doubt::of(landed, range));
+            core.window.ambiguous.extend(AmbiguousUnmap::of(landed, range));
             certain = certain.into_iter().flat_map(|r| without(r, landed).collect::<Vec<_>>()).collect();
         }
         certain.into_iter().for_each(|range| core.clear(range));
@@ -98,7 +98,7 @@ impl Space {
         core.window.remember(Past::Remap(source, to));
         let (leaving, mut carried) = core.leave(source, to);
         Self::settle_target(core, target);
-        core.window.doubtful.append(&mut carried);
+        core.window.ambiguous.append(&mut carried);
         let lands_on = core.take(target);
         if !lands_on.is_empty() {
             core.window.displaced.push(Displaced { at: target, records: lands_on });
@@ -112,9 +112,9 @@ impl Space {
 
     /// Something lands on `target`, so what was there had left: an UNMAP that was unclear about it was meant so.
     fn settle_target(core: &mut Core, target: Range) {
-        for doubt in std::mem::take(&mut core.window.doubtful) {
+        for doubt in std::mem::take(&mut core.window.ambiguous) {
             overlap(doubt.range, target).into_iter().for_each(|both| core.clear(both));
-            core.window.doubtful.extend(doubt.landed_upon(target));
+            core.window.ambiguous.extend(doubt.landed_upon(target));
         }
     }
 
@@ -133,10 +133,10 @@ impl Space {
     }
 
     /// The child has the same pages missing as its parent had at the fork, and the slots are theirs together.
-    fn fork(self: &Arc<Self>, core: &mut Core, nth: usize, uffd: RawFd, around: &Surroundings) {
+    fn fork(self: &Arc<Self>, core: &mut Core, nth: usize, uffd: RawFd, shared: &Shared) {
         // SAFETY: the kernel has just put the descriptor into our table; nobody else knows it.
         let uffd = Uffd::adopt(unsafe { OwnedFd::from_raw_fd(uffd) });
-        let id = SpaceId(around.ids.fetch_add(1, Relaxed));
+        let id = SpaceId(shared.ids.fetch_add(1, Relaxed));
         core.table.forking(id.0, nth);
         let mut table = match Table::new(self.app.id, id.0) {
             Ok(table) => table,
@@ -149,18 +149,18 @@ impl Space {
         let (start, end) = Table::everything();
         let mut full = false;
         core.table.walk(start, end, |page, record| {
-            if heritage::is_in(&left_behind, page) {
+            if fork_exclusions::is_in(&left_behind, page) {
                 return;
             }
-            let Some(inherited) = inherit(record, around) else { return };
+            let Some(inherited) = inherit(record, shared) else { return };
             if table.set(page, inherited).is_err() {
-                inherited.slot().into_iter().for_each(|slot| around.pool.release(slot));
+                inherited.slot().into_iter().for_each(|slot| shared.pool.release(slot));
                 full = true;
             }
             table.set_policy(page, core.table.policy(page));
         });
         if full {
-            table.clear(start, end, |slot| around.pool.release(slot));
+            table.clear(start, end, |slot| shared.pool.release(slot));
             condemn(core, uffd);
             return self.app.stop("the page table of a forked child is full");
         }
@@ -170,14 +170,14 @@ impl Space {
             childs.regions = core.regions.clone();
             childs.pins = core.pins.clone();
             childs.suspects = core.suspects.clone();
-            childs.suspects.retain(|page| !heritage::is_in(&left_behind, *page));
+            childs.suspects.retain(|page| !fork_exclusions::is_in(&left_behind, *page));
             if core.frozen {
                 childs.freeze();
             }
-            childs.window.doubtful = core.window.doubtful.clone();
+            childs.window.ambiguous = core.window.ambiguous.clone();
             childs.window.displaced = core.window.displaced.clone();
             for displaced in &mut childs.window.displaced {
-                displaced.records.retain_mut(|(_, record, _)| match inherit(*record, around) {
+                displaced.records.retain_mut(|(_, record, _)| match inherit(*record, shared) {
                     Some(inherited) => {
                         *record = inherited;
                         true
@@ -190,7 +190,7 @@ impl Space {
         }
         *child.elder.lock() = Some((Arc::downgrade(self), Instant::now()));
         core.window.past.push(Past::Fork(id, Arc::downgrade(&child)));
-        around.registry.insert(child.clone());
+        shared.registry.insert(child.clone());
         core.born.push(child);
     }
 
@@ -200,7 +200,7 @@ impl Space {
         let Some(pid) = self.pid().filter(|_| core.table.evicted() > 0) else { return Some(Vec::new()) };
         // Whom the space is known by may have left it (exec), and its stub may be dead: others that live there have the same mappings.
         let others = || self.mark()?.processes(None).first().map(|(pid, _)| *pid);
-        let looked = heritage::left_behind(|| self.task().or_else(others), || !self.uffd.is_dead());
+        let looked = fork_exclusions::left_behind(|| self.task().or_else(others), || !self.uffd.is_dead());
         if let Err(error) = &looked {
             self.app.stop(&format!(
                 "process {pid} has forked, and which of its memory the child is to find wiped is not known: failed to read /proc/{pid}/smaps: {error}; \
@@ -212,7 +212,7 @@ impl Space {
 
     /// Closes the window if no change is unread any more, and settles its doubts. False: there are doubts, and nothing may be
     /// served, installed or evicted yet.
-    pub(super) fn settle_changes(&self, core: &mut Core, around: &Surroundings) -> bool {
+    pub(super) fn settle_changes(&self, core: &mut Core, shared: &Shared) -> bool {
         if self.is_young() {
             return false;
         }
@@ -222,32 +222,32 @@ impl Space {
         // What counts is that the answer is not EAGAIN.
         match self.uffd.is_registered(NOWHERE) {
             Probe::TryAgain => {
-                self.release_patient_children(core, around);
-                return core.window.doubtful.is_empty();
+                self.release_patient_children(core, shared);
+                return core.window.ambiguous.is_empty();
             }
             Probe::Dead => {
                 self.set_dead();
-                self.release_orphans(core, around);
+                self.release_orphans(core, shared);
                 return false;
             }
             Probe::Registered | Probe::NotRegistered => {}
         }
         let window = std::mem::take(&mut core.window);
-        self.release_children(&window.past, Read::All, around);
+        self.release_children(&window.past, Read::All, shared);
         core.table.begin();
         core.let_go(window.displaced.into_iter().flat_map(|d| d.records).collect());
-        let settled = self.settle_doubts(core, window.doubtful);
+        let settled = self.settle_ambiguous_unmaps(core, window.ambiguous);
         let applied = core.table.applied();
-        core.commit(applied, around);
+        core.commit(applied, shared);
         settled
     }
 
-    /// Asks the kernel what lies at the doubtful pages. False: it can't say now; what is left stays doubtful.
-    fn settle_doubts(&self, core: &mut Core, doubtful: Vec<Doubt>) -> bool {
-        for (nth, doubt) in doubtful.iter().enumerate() {
-            match self.settle_doubt(core, doubt) {
+    /// Asks the kernel what lies at the ambiguous pages. False: it can't say now; what is left stays ambiguous.
+    fn settle_ambiguous_unmaps(&self, core: &mut Core, ambiguous: Vec<AmbiguousUnmap>) -> bool {
+        for (nth, doubt) in ambiguous.iter().enumerate() {
+            match self.settle_ambiguous_unmap(core, doubt) {
                 Probe::TryAgain => {
-                    core.window.doubtful = doubtful[nth..].to_vec();
+                    core.window.ambiguous = ambiguous[nth..].to_vec();
                     return false;
                 }
                 Probe::Dead => {
@@ -260,7 +260,7 @@ impl Space {
         true
     }
 
-    fn settle_doubt(&self, core: &mut Core, doubt: &Doubt) -> Probe {
+    fn settle_ambiguous_unmap(&self, core: &mut Core, doubt: &AmbiguousUnmap) -> Probe {
         let (mut pages, mut records) = (Vec::new(), Vec::new());
         core.table.walk(doubt.range.0, doubt.range.1, |page, record| {
             pages.push(page);
@@ -294,7 +294,7 @@ impl Space {
     }
 
     /// The mappings, and whether a page of the doubt is in memory. `None`: there is no need to look, or nowhere to.
-    fn evidence(&self, doubt: &Doubt) -> Result<Option<(Vec<Range>, bool)>, Probe> {
+    fn evidence(&self, doubt: &AmbiguousUnmap) -> Result<Option<(Vec<Range>, bool)>, Probe> {
         if self.mark().is_none() {
             return Ok(None);
         }
@@ -340,10 +340,10 @@ fn pages(start: u64, end: u64) -> Range {
 }
 
 /// What a fork's child has of a record of its parent, with a reference of its own.
-fn inherit(record: Record, around: &Surroundings) -> Option<Record> {
+fn inherit(record: Record, shared: &Shared) -> Option<Record> {
     match record {
         Record::Evicted(slot) => {
-            around.pool.retain(slot);
+            shared.pool.retain(slot);
             Some(record)
         }
         // The child's page is resident and shared; whose copy it has is not worth following.
@@ -378,19 +378,19 @@ fn condemn(core: &Core, uffd: Uffd) {
 
 impl Core {
     /// Ends the transaction of a change: the window is saved with it, and what it let go of is released.
-    pub(super) fn commit(&mut self, applied: usize, around: &Surroundings) {
+    pub(super) fn commit(&mut self, applied: usize, shared: &Shared) {
         // What is still to be moved may lie in something else now.
         self.moves.iter_mut().for_each(|moves| moves.give_up());
         self.save_window();
         self.table.commit(applied);
-        self.released.drain(..).for_each(|slot| around.pool.release(slot));
+        self.released.drain(..).for_each(|slot| shared.pool.release(slot));
     }
 
     /// Commits what has become of the window, apart from any change.
-    pub(super) fn keep_window(&mut self, around: &Surroundings) {
+    pub(super) fn keep_window(&mut self, shared: &Shared) {
         self.table.begin();
         let applied = self.table.applied();
-        self.commit(applied, around);
+        self.commit(applied, shared);
     }
 
     fn save_window(&self) {
@@ -435,7 +435,7 @@ impl Core {
     }
 
     /// Takes what leaves a range for another address: what is displaced there, else what the table has, with the doubts there are about that.
-    pub(super) fn leave(&mut self, range: Range, to: PageIdx) -> (Vec<(PageIdx, Record, u8)>, Vec<Doubt>) {
+    pub(super) fn leave(&mut self, range: Range, to: PageIdx) -> (Vec<(PageIdx, Record, u8)>, Vec<AmbiguousUnmap>) {
         let (mut leaving, rest) = self.window.vacate(range);
         let mut carried = Vec::new();
         for part in rest {

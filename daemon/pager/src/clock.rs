@@ -5,14 +5,14 @@
 //! moves in one call, and on every call the kernel interrupts each CPU that runs the app, so long spans are worth having.
 
 use super::evict::Outcome;
-use super::mortal;
 use super::policy;
 use super::process;
 use super::region;
 use super::scan::{Pagemap, Run};
-use super::space::{Core, Space, Surroundings};
+use super::space::{Core, Shared, Space};
 use super::stub::{STAGING_PART, Stub};
 use super::table::{INTENT_RANGES, PageIdx, Record};
+use annex_host::failpoint::failpoint;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -108,9 +108,9 @@ impl Clock {
         task: i32,
         stub: &Stub,
         want: usize,
-        around: &Surroundings,
+        shared: &Shared,
     ) -> Result<Victims, Outcome> {
-        self.refresh_regions(space, task, stub, around)?;
+        self.refresh_regions(space, task, stub, shared)?;
         let mut pagemap = self.take_pagemap(space).map_err(|_| Outcome::Dead)?;
         let mut victims = Victims::default();
         let mut wraps = 0;
@@ -164,7 +164,7 @@ impl Clock {
             self.hand = first.plus(1).addr();
             return false;
         }
-        mortal::point("pages-shared");
+        failpoint("pages-shared");
         self.unshared = Some(*first);
         self.hand = first.addr();
         stub.populate(busy, UNSHARING).is_ok()
@@ -180,7 +180,7 @@ impl Clock {
         self.pagemap.take().map_or_else(|| space.pagemap(), Ok)
     }
 
-    fn refresh_regions(&mut self, space: &Space, task: i32, stub: &Stub, around: &Surroundings) -> Result<(), Outcome> {
+    fn refresh_regions(&mut self, space: &Space, task: i32, stub: &Stub, shared: &Shared) -> Result<(), Outcome> {
         let fresh = self.scanned.is_some_and(|(at, cost)| at.elapsed() <= REGIONS_FRESH.max(cost * 20));
         if fresh {
             return Ok(());
@@ -188,7 +188,7 @@ impl Clock {
         let start = Instant::now();
         let mut pagemap = self.take_pagemap(space).map_err(|_| Outcome::Dead)?;
         list_regions(space, task, stub).map_err(|_| Outcome::Dead)?;
-        space.look_for_guards(&mut pagemap, around);
+        space.look_for_guards(&mut pagemap, shared);
         self.pagemap = Some(pagemap);
         self.scanned = Some((Instant::now(), start.elapsed()));
         Ok(())

@@ -18,19 +18,19 @@
 //! an address that has become something else. If all replicas of a batch fail, its bytes go back into the app.
 
 use super::clock::{Clock, Victims, recheck};
+use super::eviction_blocked::Cause;
 use super::fault::Fault;
-use super::hindrance::Cause;
 use super::mm::Mm;
-use super::mortal;
-use super::moves::{Made, Moved, Moves};
+use super::move_batch::{Made, MoveBatch, Moved};
 use super::registration::prepare;
 use super::registry::Registry;
-use super::salvage;
-use super::space::{Evicting, Space, Surroundings};
+use super::rollback;
+use super::space::{Evicting, Shared, Space};
 use super::stub::{CallError, Gate, Hurry, Stub};
 use super::table::{PageIdx, Record, Table, Victim};
 use super::thread_exit;
 use super::worker::Workers;
+use annex_host::failpoint::failpoint;
 use annex_host::priority::Urgent;
 use annex_host::repeated;
 use annex_pool::{Buf, Busy, Done, Lane, Part, SlotRun};
@@ -79,7 +79,7 @@ pub struct Evictor {
     /// Whose steps are written down where.
     pub number: usize,
     pub lane: Lane,
-    pub around: Arc<Surroundings>,
+    pub shared: Arc<Shared>,
     pub registry: Arc<Registry>,
     pub workers: Arc<Workers>,
 }
@@ -94,8 +94,8 @@ impl Evictor {
     }
 
     fn attempt(&mut self, space: &Arc<Space>, want: usize) -> Outcome {
-        let around = self.around.clone();
-        let turn = &around.turns.evictors[self.number];
+        let shared = self.shared.clone();
+        let turn = &shared.watchdog.evictors[self.number];
         turn.begin("waiting for a stub");
         // Another evictor may be kept by its program, for as long as that is frozen.
         let Some(mut evicting) = space.evicting.try_lock_for(BUSY) else { return Outcome::NoAnswer };
@@ -109,7 +109,7 @@ impl Evictor {
             return Outcome::Again;
         }
         turn.begin("choosing pages");
-        let victims = match clock.choose(space, task, stub, want.min(BATCH), &around) {
+        let victims = match clock.choose(space, task, stub, want.min(BATCH), &shared) {
             Ok(victims) => victims,
             Err(outcome) => return outcome,
         };
@@ -119,18 +119,18 @@ impl Evictor {
         }
         self.bring_back_wanted(space);
         let mut runs = Vec::new();
-        let reserved = self.around.pool.reserve(victims.pages.len(), &mut runs);
+        let reserved = self.shared.pool.reserve(victims.pages.len(), &mut runs);
         if reserved < victims.pages.len() {
             // Also when there is room for some: what the program frees meanwhile, or pages give up that are resident, is no room that lasts.
-            space.app.hindrance.met(Cause::PoolFull);
+            space.app.eviction_blocked.met(Cause::PoolFull);
         }
         if reserved == 0 {
-            return match drop_clean_copies(space, &self.around, BATCH) {
+            return match drop_clean_copies(space, &self.shared, BATCH) {
                 0 => Outcome::PoolFull,
                 _ => Outcome::Again,
             };
         }
-        self.around.in_flight.begin(&runs);
+        self.shared.in_flight.begin(&runs);
         turn.begin("moving pages");
         let (outcome, busy) = match self.move_out(space, task, (stub, clock), &victims, &runs) {
             Ok((moved, busy)) => {
@@ -141,17 +141,17 @@ impl Evictor {
             }
             Err(outcome) => {
                 if space.core().table.intent().is_some() {
-                    self.salvage(space);
+                    self.roll_back(space);
                 }
                 (outcome, Vec::new())
             }
         };
         turn.begin("ending a batch");
-        let parked = self.around.in_flight.settle(&runs);
+        let parked = self.shared.in_flight.settle(&runs);
         self.workers.serve(parked);
-        mortal::point("batch-written");
+        failpoint("batch-written");
         space.core().table.conclude();
-        mortal::point("batch-concluded");
+        failpoint("batch-concluded");
         // Not before: a mapping may have moved to where such a page was, with one that left in this batch, and whoever touches that waits for the batch to end.
         turn.begin("unsharing pages that a fork left shared");
         let is_unshared = clock.unshare(stub, &busy);
@@ -166,7 +166,7 @@ impl Evictor {
         }
         // The references that `reserve` took; every page that stayed evicted has one of its own.
         for run in &runs {
-            run.slots().for_each(|slot| self.around.pool.release(slot));
+            run.slots().for_each(|slot| self.shared.pool.release(slot));
         }
         if is_unshared && outcome == Outcome::Again { Outcome::Unshared } else { outcome }
     }
@@ -187,7 +187,7 @@ impl Evictor {
         if core.frozen || !core.suspects.is_empty() || space.is_dead() || space.app.state() == AppState::Detaching {
             return Err(Outcome::NothingCold);
         }
-        if !space.settle_changes(&mut core, &self.around) {
+        if !space.settle_changes(&mut core, &self.shared) {
             return Err(Outcome::Again);
         }
         let victims = recheck(&core, victims, reserved);
@@ -204,17 +204,17 @@ impl Evictor {
         let bytes: Vec<(u64, u64)> = victims.spans.iter().map(|(p, n)| (p.addr(), n * PAGE_SIZE as u64)).collect();
         let at = stub.take_part(victims.covered, victims.pages.len());
         let plan = plan(&victims, runs, at);
-        mortal::point("batch-planned");
+        failpoint("batch-planned");
         core.table.intend(plan.iter().map(|(victim, _)| *victim));
         stub.prepare_moves(&bytes, at);
-        let in_portions = std::mem::take(&mut core.faulted) && space.stub_is_at_home.load(Relaxed);
-        core.moves = Some(Box::new(Moves::new(&self.around, (stub, pagemap), victims.spans, plan, in_portions)));
+        let in_chunks = std::mem::take(&mut core.faulted) && space.stub_is_at_home.load(Relaxed);
+        core.moves = Some(Box::new(MoveBatch::new(&self.shared, (stub, pagemap), victims.spans, plan, in_chunks)));
         drop(core);
-        mortal::point("moves-begin");
-        let answer = if in_portions {
-            stub.await_portions(|| {
+        failpoint("moves-begin");
+        let answer = if in_chunks {
+            stub.await_chunks(|| {
                 let core = space.core_within(BUSY);
-                core.and_then(|mut core| core.moves.as_mut().map(|moves| moves.hurry())).unwrap_or(Hurry::AtAPortion)
+                core.and_then(|mut core| core.moves.as_mut().map(|moves| moves.hurry())).unwrap_or(Hurry::AtAChunk)
             })
         } else {
             stub.make_moves(bytes.len())
@@ -223,7 +223,7 @@ impl Evictor {
         let Some(mut moves) = moves else { return Err(Outcome::Dead) };
         match answer {
             Ok(()) => {
-                mortal::point("batch-moved");
+                failpoint("batch-moved");
                 clock.last_answer = Some(Instant::now());
                 moves.settle(space, &mut core);
             }
@@ -267,12 +267,12 @@ impl Evictor {
                 _ => offsets.push((offset, page)),
             }
         }
-        self.around.turns.evictors[self.number].begin("reading pages");
+        self.shared.watchdog.evictors[self.number].begin("reading pages");
         if let Err(error) = stub.read_staging(&mm, &offsets, self.lane.bytes_mut(&mut buf)) {
             self.lane.free(buf);
             self.release_copies(&moved);
             // The kernel says that the address space is gone: nobody misses what it had, except a child that was forked since the pages moved.
-            let missed = moved.iter().any(|m| self.around.pool.references(m.slot) > 2);
+            let missed = moved.iter().any(|m| self.shared.pool.references(m.slot) > 2);
             return match space.uffd.is_dead() && !missed {
                 true => Outcome::Dead,
                 false => self.give_up(space, &moved, &format!("evicted pages could not be read back: {error}")),
@@ -290,7 +290,7 @@ impl Evictor {
             Err(()) => {
                 let ours = moved.iter().enumerate().map(|(i, m)| (m.slot, i)).collect();
                 let workers = &self.workers;
-                salvage::put_back(&self.registry, &self.around, &space.app, &ours, self.lane.bytes(&buf), &|faults| {
+                rollback::put_back(&self.registry, &self.shared, &space.app, &ours, self.lane.bytes(&buf), &|faults| {
                     workers.serve(faults);
                 });
                 Outcome::WriteFailed
@@ -302,14 +302,14 @@ impl Evictor {
 
     /// The references that came over from the moved pages' old records.
     fn release_copies(&self, moved: &[Moved]) {
-        moved.iter().filter_map(|m| m.copy).for_each(|copy| self.around.pool.release(copy));
+        moved.iter().filter_map(|m| m.copy).for_each(|copy| self.shared.pool.release(copy));
     }
 
     /// Finds pages that need no write, and gathers the others at the start of the buffer and of the reserved slots: what is left is
     /// one write or few. Returns the pages to write; page i of the buffer is theirs in order.
     fn settle(&mut self, space: &Space, moved: Vec<Moved>, buf: &mut Buf) -> Vec<Moved> {
         let bytes = self.lane.bytes_mut(buf);
-        let pool = &self.around.pool;
+        let pool = &self.shared.pool;
         let page_at = |i: usize| i * PAGE_SIZE..(i + 1) * PAGE_SIZE;
         let verdicts: Vec<(bool, bool)> = moved
             .iter()
@@ -337,7 +337,7 @@ impl Evictor {
             let alone = core.table.record(m.page) == Record::Evicted(m.slot) && pool.references(m.slot) == 2;
             if blocks.contains(&i) {
                 core.pins.insert(m.page);
-                if alone && space.put_back(&mut core, m.page, &bytes[page_at(i)], m.slot, &self.around) {
+                if alone && space.put_back(&mut core, m.page, &bytes[page_at(i)], m.slot, &self.shared) {
                     m.copy.take().into_iter().for_each(|copy| pool.release(copy));
                     spare.push_back(slots[i]);
                     continue;
@@ -364,7 +364,7 @@ impl Evictor {
             if alone && let Some(better) = spare.pop_front() {
                 pool.retain(better);
                 core.table.intend_better(m.nth, better);
-                mortal::point("better-noted");
+                failpoint("better-noted");
                 let _ = core.table.set(m.page, Record::Evicted(better));
                 pool.release(m.slot);
                 spare.push_back(std::mem::replace(&mut m.slot, better));
@@ -382,7 +382,7 @@ impl Evictor {
         mut buf: Buf,
         (space, mm, stub, moved): (&Space, &Mm, &Stub, &[Moved]),
     ) -> (Buf, Result<(), ()>) {
-        self.around.turns.evictors[self.number].begin("writing pages to donors");
+        self.shared.watchdog.evictors[self.number].begin("writing pages to donors");
         let mut done: Vec<Done> = Vec::with_capacity(1);
         loop {
             match self.lane.write(&parts, buf, 0) {
@@ -406,7 +406,7 @@ impl Evictor {
             if Instant::now() > slow {
                 // No fault is held for what this brings.
                 space.app.yielded(0);
-                let parked = self.around.in_flight.take_parked();
+                let parked = self.shared.in_flight.take_parked();
                 let unserved = |(space, fault): &_| !self.serve_from_staging(mm, stub, moved, space, *fault);
                 // A worker reads what its space has to say, and parks the fault again.
                 self.workers.serve(parked.into_iter().filter(unserved).collect());
@@ -420,19 +420,19 @@ impl Evictor {
 
     /// Gives a page of the batch back to whoever waits for it. Its slot is written all the same, and nobody's afterwards. False: not possible (now).
     fn serve_from_staging(&self, mm: &Mm, stub: &Stub, moved: &[Moved], space: &Arc<Space>, fault: Fault) -> bool {
-        let around = &self.around;
+        let shared = &self.shared;
         let mut core = space.core();
-        if space.is_dead() || !space.settle_changes(&mut core, around) {
+        if space.is_dead() || !space.settle_changes(&mut core, shared) {
             return space.is_dead();
         }
         let Record::Evicted(slot) = core.table.record(fault.page) else { return false };
         let Some(at) = moved.iter().find(|m| m.slot == slot).map(|m| m.at) else { return false };
         let mut page = [0u8; PAGE_SIZE];
         let is_read = stub.read_staging(mm, &[(at * PAGE_SIZE as u64, PAGE_SIZE as u64)], &mut page).is_ok();
-        if !is_read || checksum(&page) != around.pool.checksum(slot) {
+        if !is_read || checksum(&page) != shared.pool.checksum(slot) {
             return false;
         }
-        let is_back = space.put_back(&mut core, fault.page, &page, slot, around);
+        let is_back = space.put_back(&mut core, fault.page, &page, slot, shared);
         if is_back {
             space.app.counters.major.fetch_add(1, Relaxed);
             space.app.latency.add(fault.since.elapsed());
@@ -442,17 +442,18 @@ impl Evictor {
 
     /// Pages have moved that can't be written: no record may name a slot that holds nothing. Whoever touches one of them gets SIGBUS, and the app is stopped.
     fn give_up(&self, space: &Space, moved: &[Moved], why: &str) -> Outcome {
-        salvage::condemn(&self.registry, &self.around, &space.app, &moved.iter().map(|m| m.slot).collect());
+        rollback::condemn(&self.registry, &self.shared, &space.app, &moved.iter().map(|m| m.slot).collect());
         space.app.stop(why);
         Outcome::Dead
     }
 
     /// An eviction that was cut short: what is in staging goes back into the app.
-    fn salvage(&self, space: &Arc<Space>) {
-        let salvaged = salvage::bring_back(&self.registry, &self.around, space, &|faults| self.workers.serve(faults));
-        if let Err(error) = salvaged {
+    fn roll_back(&self, space: &Arc<Space>) {
+        let rolled_back =
+            rollback::bring_back(&self.registry, &self.shared, space, &|faults| self.workers.serve(faults));
+        if let Err(error) = rolled_back {
             let slots = space.core().table.intent().map(|intent| intent.slots()).unwrap_or_default();
-            salvage::condemn(&self.registry, &self.around, &space.app, &slots.into_keys().collect());
+            rollback::condemn(&self.registry, &self.shared, &space.app, &slots.into_keys().collect());
             space.app.stop(&format!("an eviction was cut short, and {error}"));
         }
     }
@@ -529,7 +530,7 @@ fn starts_extent(slot: SlotIdx) -> bool {
 }
 
 /// Frees pool copies of resident pages: room for pages that have none.
-fn drop_clean_copies(space: &Space, around: &Surroundings, most: usize) -> usize {
+fn drop_clean_copies(space: &Space, shared: &Shared, most: usize) -> usize {
     let mut core = space.core();
     let mut clean = Vec::new();
     let (start, end) = Table::everything();
@@ -542,7 +543,7 @@ fn drop_clean_copies(space: &Space, around: &Surroundings, most: usize) -> usize
     });
     for (page, slot) in &clean {
         let _ = core.table.set(*page, Record::None);
-        around.pool.release(*slot);
+        shared.pool.release(*slot);
     }
     clean.len()
 }

@@ -7,12 +7,12 @@
 
 use super::app::{App, Watermarks};
 use super::evict::{BATCH, Evictor, Outcome};
-use super::hindrance::Cause;
-use super::manager::Roster;
+use super::eviction_blocked::Cause;
+use super::manager::AppRegistry;
 use super::registry::Registry;
 use super::restore;
-use super::space::Surroundings;
-use super::turns::MOST_EVICTORS;
+use super::space::Shared;
+use super::watchdog::MOST_EVICTORS;
 use super::worker::Workers;
 use annex_host::sentinel::Sentinel;
 use annex_shared::api::AppState;
@@ -31,10 +31,10 @@ const LOOK: u16 = 100;
 const LANE_LOOK: u16 = 500;
 
 pub struct Evictors {
-    around: Arc<Surroundings>,
+    shared: Arc<Shared>,
     registry: Arc<Registry>,
     workers: Arc<Workers>,
-    roster: Arc<Roster>,
+    app_registry: Arc<AppRegistry>,
     /// The number of the one that acts.
     acting: AtomicUsize,
     threads: Mutex<[Option<JoinHandle<()>>; MOST_EVICTORS]>,
@@ -43,16 +43,16 @@ pub struct Evictors {
 impl Evictors {
     /// Starts the first.
     pub fn start(
-        around: Arc<Surroundings>,
+        shared: Arc<Shared>,
         registry: Arc<Registry>,
         workers: Arc<Workers>,
-        roster: Arc<Roster>,
+        app_registry: Arc<AppRegistry>,
     ) -> io::Result<Arc<Evictors>> {
         let evictors = Arc::new(Evictors {
-            around,
+            shared,
             registry,
             workers,
-            roster,
+            app_registry,
             acting: AtomicUsize::new(0),
             threads: Mutex::default(),
         });
@@ -68,7 +68,7 @@ impl Evictors {
     /// Has another one act if the one that does stands still. Called by the watch thread alone.
     pub fn relieve(self: &Arc<Self>) {
         let acting = self.acting.load(Ordering::Acquire);
-        let Some((step, _)) = self.around.turns.evictors[acting].stuck() else { return };
+        let Some((step, _)) = self.shared.watchdog.evictors[acting].stuck() else { return };
         let over = |thread: &Option<JoinHandle<()>>| thread.as_ref().is_none_or(JoinHandle::is_finished);
         let free = self.threads.lock().iter().position(over);
         let Some(next) = free else {
@@ -85,11 +85,11 @@ impl Evictors {
     }
 
     fn begin(self: &Arc<Self>, number: usize) -> io::Result<()> {
-        let lane = self.around.pool.lane(&format!("evict-{number}"), 2 * BATCH).map_err(io::Error::other)?;
+        let lane = self.shared.pool.lane(&format!("evict-{number}"), 2 * BATCH).map_err(io::Error::other)?;
         let evictor = Evictor {
             number,
             lane,
-            around: self.around.clone(),
+            shared: self.shared.clone(),
             registry: self.registry.clone(),
             workers: self.workers.clone(),
         };
@@ -114,13 +114,13 @@ impl Evictors {
     }
 
     fn acts(&self, number: usize) -> bool {
-        self.acting.load(Ordering::Acquire) == number && !self.roster.stop.load(Ordering::Acquire)
+        self.acting.load(Ordering::Acquire) == number && !self.app_registry.stop.load(Ordering::Acquire)
     }
 
     /// An evictor's life.
     fn act(&self, mut evictor: Evictor) {
         let _sentinel = Sentinel("an evictor");
-        let turn = &self.around.turns.evictors[evictor.number];
+        let turn = &self.shared.watchdog.evictors[evictor.number];
         turn.enlist();
         // Between batches nothing is under way.
         let mut nothing = Vec::new();
@@ -133,9 +133,9 @@ impl Evictors {
             // Also when there is nothing to evict: a lane that nobody looks at keeps connections that are over, and their devices open.
             evictor.lane.poll(&mut nothing);
             let mut again = false;
-            for app in self.roster.all() {
+            for app in self.app_registry.all() {
                 if !app.is_over() {
-                    app.hindrance.not_met();
+                    app.eviction_blocked.not_met();
                 } else if app.state() != AppState::Detaching && !app.is_resting() {
                     again |= relieve(&mut evictor, &app);
                 }
@@ -179,7 +179,7 @@ fn relieve(evictor: &mut Evictor, app: &Arc<App>) -> bool {
                 Outcome::Evicted(n) => {
                     nothing_to_take = false;
                     need = need.saturating_sub(n);
-                    app.hindrance.not_met();
+                    app.eviction_blocked.not_met();
                 }
                 Outcome::Again | Outcome::Unshared => {
                     retries += 1;
@@ -193,13 +193,13 @@ fn relieve(evictor: &mut Evictor, app: &Arc<App>) -> bool {
                     return false;
                 }
                 Outcome::WriteFailed => {
-                    app.hindrance.met(Cause::NoDonor);
+                    app.eviction_blocked.met(Cause::NoDonor);
                     app.rest(Duration::from_millis(500));
                     return false;
                 }
                 Outcome::NoAnswer => {
                     nothing_to_take = false;
-                    app.hindrance.met(Cause::Silence);
+                    app.eviction_blocked.met(Cause::Silence);
                     exhausted.push(i);
                 }
                 Outcome::NothingCold | Outcome::Dead => exhausted.push(i),
@@ -215,7 +215,7 @@ fn relieve(evictor: &mut Evictor, app: &Arc<App>) -> bool {
     if need > 0 {
         // What is left can't be evicted (now): locked, pinned, special, or just being changed.
         if nothing_to_take {
-            app.hindrance.met(Cause::NothingToTake);
+            app.eviction_blocked.met(Cause::NothingToTake);
         }
         app.rest(Duration::from_millis(100));
     }

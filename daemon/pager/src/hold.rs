@@ -2,7 +2,7 @@
 //!
 //! While an eviction moves pages, nobody may read a change from the userfaultfd: an unread one is what keeps MOVE from touching an address that has become something
 //! else. But a batch takes hundreds of microseconds, and a fault must not wait for that. So whoever takes the core's lock shuts the gate between two calls of
-//! the stub ([`stub::gate`](super::stub)), and makes the records say what has moved by then ([`Moves::settle`]): as long as the [`Hold`] lasts nothing moves, and all
+//! the stub ([`stub::gate`](super::stub)), and makes the records say what has moved by then ([`MoveBatch::settle`]): as long as the [`Hold`] lasts nothing moves, and all
 //! is as if the batch had been that short. With its end the stub goes on, unless the plan does not hold any more: a change was applied, the app is being let
 //! go of, or is dead. Then the rest of the calls is given up.
 //!
@@ -16,10 +16,10 @@
 //!
 //! Who evicts waits for the end of the stub's calls without the lock, and takes it [at rest](Space::core_at_rest) afterwards.
 
-use super::mortal;
-use super::moves::Moves;
+use super::move_batch::MoveBatch;
 use super::space::{Core, Space};
 use super::window::Range;
+use annex_host::failpoint::failpoint;
 use annex_shared::api::AppState;
 use parking_lot::MutexGuard;
 use std::ops::{Deref, DerefMut};
@@ -82,7 +82,7 @@ impl<'a> Hold<'a> {
             if is_shut {
                 moves.settle(self.space, &mut self.core);
                 self.beside = None;
-                mortal::point("moves-interrupted");
+                failpoint("moves-interrupted");
             }
             self.core.moves = Some(moves);
         }
@@ -169,30 +169,30 @@ impl Space {
     /// The same, to read messages: beside the stub if there are faults to be read.
     pub fn core_for_messages(&self, limit: Duration) -> Option<Hold<'_>> {
         let mut hold = Hold::beside(self, self.lock_within(limit)?);
-        if hold.moves.as_ref().is_some_and(|moves| moves.is_between_portions()) {
+        if hold.moves.as_ref().is_some_and(|moves| moves.is_between_chunks()) {
             return hold.come_to_rest(CALL).then_some(hold);
         }
         let is_plain = hold.is_plain();
         if let Some(beside) = hold.beside.as_mut().filter(|_| is_plain) {
             beside.faults = self.uffd.pending_faults();
-            mortal::point("faults-counted");
+            failpoint("faults-counted");
         }
         (hold.readable() > 0 || hold.come_to_rest(for_a_call(limit))).then_some(hold)
     }
 
-    /// A fault was served, or waits for a donor, and the worker has nothing to do: the stub may have its CPU, for a portion of the moves that are to be made.
+    /// A fault was served, or waits for a donor, and the worker has nothing to do: the stub may have its CPU, for a chunk of the moves that are to be made.
     pub fn move_some(&self) {
         let due = |mut core: MutexGuard<'_, Core>| {
-            core.release.take().or_else(|| core.moves.as_mut().and_then(|moves| moves.next_portion()))
+            core.release.take().or_else(|| core.moves.as_mut().and_then(|moves| moves.next_chunk()))
         };
         if let Some(gate) = self.core.try_lock().and_then(due) {
             gate.ring();
-            mortal::point("portion-rung");
+            failpoint("chunk-rung");
         }
     }
 
     /// The core, for the evictor whose stub has answered or is dead, and the moves that were being made.
-    pub(super) fn core_at_rest(&self) -> (Hold<'_>, Option<Box<Moves>>) {
+    pub(super) fn core_at_rest(&self) -> (Hold<'_>, Option<Box<MoveBatch>>) {
         let mut core = self.lock();
         let moves = core.moves.take();
         (Hold { space: self, core, beside: None }, moves)

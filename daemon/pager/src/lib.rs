@@ -23,7 +23,8 @@
 //! Nothing but the [`stub`]'s three mappings and userfaultfd registrations of the mappings that pages were evicted from. Locked,
 //! shared, file-backed, special and small mappings are left alone ([`region`]).
 
-mod apart;
+mod affinity;
+mod ambiguous_unmap;
 mod app;
 mod attach;
 mod busy_poll;
@@ -31,26 +32,24 @@ mod changes;
 mod clock;
 mod contention;
 pub mod control;
-mod doubt;
+mod cpu_affinity;
 mod evict;
+mod eviction_blocked;
 mod evictors;
 mod fault;
 mod fetch;
-mod guards;
-mod heritage;
-mod hindrance;
+mod fork_exclusions;
+mod guard_regions;
 mod hold;
-mod home;
-mod homes;
 mod inflight;
 mod ledger;
 mod lookup;
 mod manager;
 mod membership;
 mod mm;
-pub mod mortal;
-mod moves;
+mod move_batch;
 mod policy;
+mod prefetch;
 pub mod probe;
 mod process;
 mod region;
@@ -58,19 +57,19 @@ mod registration;
 mod registry;
 mod restore;
 mod ring;
+mod rollback;
 mod room;
-mod salvage;
 mod scan;
 mod space;
-mod stream;
 mod stub;
 mod table;
 mod takeover;
 mod thread_exit;
 mod tracee;
-mod turns;
+mod tracer_process;
 mod uffd;
 mod waiting;
+mod watchdog;
 mod window;
 mod worker;
 mod young;
@@ -84,27 +83,27 @@ use annex_shared::api::{
 use annex_shared::page::PAGE_SIZE;
 use annex_shared::printable::{as_name, is_control, printable};
 use app::App;
-use attach::{AttachError, Means};
+use attach::{AttachContext, AttachError};
 pub use control::{Apps, Caller};
 use evictors::Evictors;
 use ledger::{Ledger, LedgerError};
-use manager::{Manager, Motion, Roster};
+use manager::{AppRegistry, Manager, Motion};
 use process::Stat;
 use registry::Registry;
 use restore::RestoreError;
 use serde::{Deserialize, Serialize};
-use space::{Space, Surroundings, Watch};
+use space::{Shared, Space, Watch};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use stub::Pause;
-use turns::Turns;
 use uffd::Proof;
+use watchdog::Watchdog;
 use worker::Workers;
 
-pub use takeover::{Legacy, LegacyError};
+pub use takeover::{PreviousState, PreviousStateError};
 pub use waiting::Wait;
 
 /// `[pager]` in annexd's configuration.
@@ -137,12 +136,12 @@ pub enum StartError {
     #[error("failed to start the pager: {0}")]
     Ledger(#[from] LedgerError),
     #[error("failed to take over from the annexd before: {0}")]
-    Legacy(#[from] LegacyError),
+    PreviousState(#[from] PreviousStateError),
 }
 
 pub struct Pager {
-    means: Arc<Means>,
-    roster: Arc<Roster>,
+    context: Arc<AttachContext>,
+    app_registry: Arc<AppRegistry>,
     default_limit: Limit,
     evictors: Arc<Evictors>,
     threads: Vec<JoinHandle<()>>,
@@ -158,66 +157,66 @@ impl Pager {
         host: probe::Host,
         pool: Arc<Pool>,
         keeper: Arc<Keeper>,
-        legacy: Option<(Legacy, u64)>,
+        previous: Option<(PreviousState, u64)>,
     ) -> Result<Pager, StartError> {
         let registry = Arc::new(Registry::new(keeper)?);
-        let first_id = legacy.as_ref().map_or(1, |(legacy, _)| legacy.next_id());
+        let first_id = previous.as_ref().map_or(1, |(previous, _)| previous.next_id());
         let workers: Arc<OnceLock<Weak<Workers>>> = Arc::default();
         let watch = watcher(workers.clone());
-        let around = Arc::new(Surroundings {
+        let shared = Arc::new(Shared {
             pool,
             in_flight: Default::default(),
             registry: registry.clone(),
-            turns: Turns::default(),
+            watchdog: Watchdog::default(),
             watch,
             ids: AtomicU64::new(first_id),
         });
-        let fault_workers = Arc::new(Workers::start(config, &around, &registry)?);
+        let fault_workers = Arc::new(Workers::start(config, &shared, &registry)?);
         let _ = workers.set(Arc::downgrade(&fault_workers));
-        let means = Arc::new(Means {
-            around: around.clone(),
+        let context = Arc::new(AttachContext {
+            shared: shared.clone(),
             registry: registry.clone(),
             workers: fault_workers.clone(),
             device: host.device,
         });
         let ledger = Ledger::create()?;
         registry.keeper.keep(Kept::Ledger, ledger.fd());
-        let roster = Arc::new(Roster::new(ledger)?);
-        match legacy {
-            Some((legacy, generation)) => legacy.adopt(&means, &roster, generation)?,
+        let app_registry = Arc::new(AppRegistry::new(ledger)?);
+        match previous {
+            Some((previous, generation)) => previous.adopt(&context, &app_registry, generation)?,
             None => registry.keeper.complete(1),
         }
         let manager = Manager {
-            roster: roster.clone(),
-            means: means.clone(),
-            census: Default::default(),
+            app_registry: app_registry.clone(),
+            context: context.clone(),
+            process_scan: Default::default(),
             motion: Motion::default(),
         };
         let spawn =
             |name: &str, body: Box<dyn FnOnce() + Send>| std::thread::Builder::new().name(name.into()).spawn(body);
         let (watched, over) = mpsc::channel();
-        let evictors = Evictors::start(around.clone(), registry, fault_workers.clone(), roster.clone())?;
+        let evictors = Evictors::start(shared.clone(), registry, fault_workers.clone(), app_registry.clone())?;
         let (workers, evictors_too) = (Arc::downgrade(&fault_workers), evictors.clone());
         let look = move || evictors_too.relieve();
         let threads = vec![
             spawn("annex-manager", Box::new(move || manager.run()))?,
-            spawn("annex-watch", Box::new(move || turns::watch(&around.turns, &workers, &over, look)))?,
+            spawn("annex-watch", Box::new(move || watchdog::watch(&shared.watchdog, &workers, &over, look)))?,
         ];
-        Ok(Pager { means, roster, default_limit, evictors, threads, watched: Some(watched) })
+        Ok(Pager { context, app_registry, default_limit, evictors, threads, watched: Some(watched) })
     }
 
     fn evicted(&self, app: &App) -> u64 {
-        restore::evicted_about(&self.means.registry, app)
+        restore::evicted_about(&self.context.registry, app)
     }
 
     fn told(&self, app: &App) -> AppInfo {
-        app.info(self.evicted(app), || self.means.around.pool.why_no_room())
+        app.info(self.evicted(app), || self.context.shared.pool.why_no_room())
     }
 
     fn unique_name(&self, wanted: Option<&str>, command: &str, pid: i32) -> Result<String, ApiError> {
         // An app whose processes have all ended is about to go.
         let lives = |a: &App| matches!(a.target, Target::Unit(_)) || !a.has_ended();
-        let taken = |name: &str| self.roster.all().iter().any(|a| a.name == name && lives(a));
+        let taken = |name: &str| self.app_registry.all().iter().any(|a| a.name == name && lives(a));
         let command = as_name(command);
         match wanted {
             Some(name)
@@ -245,17 +244,17 @@ impl Pager {
     }
 
     fn owner_of(&self, pid: i32) -> Option<Arc<App>> {
-        self.roster.all().into_iter().find(|app| app.members.lock().iter().any(|m| m.pid == pid))
+        self.app_registry.all().into_iter().find(|app| app.members.lock().iter().any(|m| m.pid == pid))
     }
 
     fn attach_process(&self, app: Arc<App>, pid: i32, now: bool) -> Result<Arc<App>, ApiError> {
         let stat = attach::check(pid).map_err(refused)?;
         membership::join(&app, pid, &stat);
-        app.members.lock().iter_mut().for_each(|member| member.keep(&self.means.registry.keeper));
+        app.members.lock().iter_mut().for_each(|member| member.keep(&self.context.registry.keeper));
         // Written down before anything of it can be evicted.
-        self.roster.add(app.clone());
+        self.app_registry.add(app.clone());
         if now {
-            self.furnish(&app, pid, |app| self.means.attach(app, pid))?;
+            self.furnish(&app, pid, |app| self.context.attach(app, pid))?;
             self.attach_descendants(&app, pid)?;
         }
         Ok(app)
@@ -268,13 +267,13 @@ impl Pager {
             let is_large = process::resident_pages(pid).is_some_and(|pages| pages >= manager::WORTH_A_STUB);
             let is_ours =
                 app.members.lock().iter().any(has_space) || self.owner_of(pid).is_some_and(|o| o.id != app.id);
-            if !is_large || is_ours || membership::is_exempt(pid, &stat) || self.means.lives_in_a_space(pid) {
+            if !is_large || is_ours || membership::is_exempt(pid, &stat) || self.context.lives_in_a_space(pid) {
                 continue;
             }
             if !app.has_member(pid, &stat) && !membership::join(app, pid, &stat) {
                 continue;
             }
-            let Err(error) = self.means.attach(app, pid).map(|(space, pause)| self.settle(app, pid, space, pause))
+            let Err(error) = self.context.attach(app, pid).map(|(space, pause)| self.settle(app, pid, space, pause))
             else {
                 continue;
             };
@@ -283,7 +282,7 @@ impl Pager {
                 continue;
             }
             app.set_detaching(true);
-            if let Err(undone) = restore::restore(&self.means, app, &mut |_| ()) {
+            if let Err(undone) = restore::restore(&self.context, app, &mut |_| ()) {
                 app.set_detaching(false);
                 tracing::error!(app = app.name, "a half attached app could not be let go of, and stays: {undone}");
             } else {
@@ -298,7 +297,7 @@ impl Pager {
         tracing::info!(app = app.name, pid, pause = ?pause.0, "process attached");
         if let Some(member) = app.members.lock().iter_mut().find(|m| m.pid == pid) {
             member.space = Some(space);
-            member.keep(&self.means.registry.keeper);
+            member.keep(&self.context.registry.keeper);
         }
         app.running();
     }
@@ -324,7 +323,7 @@ impl Pager {
     }
 
     fn is_usable(&self) -> Result<(), ApiError> {
-        self.means.around.pool.is_usable().map_err(|e| {
+        self.context.shared.pool.is_usable().map_err(|e| {
             error(
                 ErrorCode::NoDonors,
                 e.to_string(),
@@ -348,17 +347,17 @@ impl Pager {
     /// Lets go of an app whose pages are all back (or gone with it).
     fn finish(&self, app: &App) {
         // The context of a space ends with its last user: nothing may go on holding one.
-        self.means.workers.serve(app.take_held());
+        self.context.workers.serve(app.take_held());
         app.members.lock().iter_mut().for_each(|member| member.space = None);
         // A fork that is read on the way brings a child, whose pages come back first.
         loop {
-            let spaces = self.means.registry.of_app(app.id);
+            let spaces = self.context.registry.of_app(app.id);
             if spaces.is_empty() {
                 break;
             }
-            let stay = spaces.iter().filter(|space| !restore::let_go(&self.means, space)).count();
+            let stay = spaces.iter().filter(|space| !restore::let_go(&self.context, space)).count();
             if stay > 0
-                && let Err(error) = restore::restore(&self.means, app, &mut |_| ())
+                && let Err(error) = restore::restore(&self.context, app, &mut |_| ())
             {
                 tracing::error!(app = app.name, "a space has pages in the pool and stays until they are back: {error}");
                 std::thread::sleep(Duration::from_secs(1));
@@ -369,8 +368,8 @@ impl Pager {
 
     /// Strikes an app off.
     fn forget(&self, app: &App) {
-        self.roster.remove(app.id);
-        app.members.lock().drain(..).for_each(|mut member| member.let_go(&self.means.registry.keeper));
+        self.app_registry.remove(app.id);
+        app.members.lock().drain(..).for_each(|mut member| member.let_go(&self.context.registry.keeper));
     }
 }
 
@@ -387,7 +386,7 @@ fn watcher(workers: Arc<OnceLock<Weak<Workers>>>) -> Watch {
 impl Apps for Pager {
     fn attach(&self, request: &AttachRequest, caller: Caller) -> Result<AppInfo, ApiError> {
         self.is_usable()?;
-        let _changing = self.roster.changing.lock();
+        let _changing = self.app_registry.changing.lock();
         let new = |name, uid| self.new_app(name, uid, request.target.clone(), request.local);
         let app = match &request.target {
             Target::Pid(pid) | Target::Launch(pid) => {
@@ -426,7 +425,7 @@ impl Apps for Pager {
                         membership::join(&app, pid, &stat);
                     }
                 }
-                self.roster.add(app.clone());
+                self.app_registry.add(app.clone());
                 app
             }
             // Only its process itself can have that.
@@ -459,7 +458,7 @@ impl Apps for Pager {
                 ),
             ));
         }
-        let _changing = self.roster.changing.lock();
+        let _changing = self.app_registry.changing.lock();
         let pid = caller.pid;
         let stat = attach::check(pid).map_err(refused)?;
         self.is_free(pid)?;
@@ -467,18 +466,18 @@ impl Apps for Pager {
         let app = self.new_app(name, caller.uid, Target::Region { pid, address, length }, request.local);
         let range = (address, address + length);
         membership::join(&app, pid, &stat);
-        self.roster.add(app.clone());
-        self.furnish(&app, pid, |app| self.means.attach_region(app, pid, range, [ring, bell]))?;
+        self.app_registry.add(app.clone());
+        self.furnish(&app, pid, |app| self.context.attach_region(app, pid, range, [ring, bell]))?;
         Ok(self.told(&app))
     }
 
     fn detach(&self, id: u64, progress: &mut dyn FnMut(Progress)) -> Result<(), ApiError> {
-        let app = self.roster.find(id).ok_or_else(|| no_app(id))?;
+        let app = self.app_registry.find(id).ok_or_else(|| no_app(id))?;
         {
-            let _changing = self.roster.changing.lock();
+            let _changing = self.app_registry.changing.lock();
             app.set_detaching(true);
         }
-        let result = restore::restore(&self.means, &app, progress);
+        let result = restore::restore(&self.context, &app, progress);
         match result {
             Ok(()) => {
                 self.finish(&app);
@@ -509,19 +508,19 @@ impl Apps for Pager {
     }
 
     fn set_limit(&self, id: u64, limit: Limit) -> Result<AppInfo, ApiError> {
-        let app = self.roster.find(id).ok_or_else(|| no_app(id))?;
+        let app = self.app_registry.find(id).ok_or_else(|| no_app(id))?;
         app.set_limit(limit);
-        self.roster.write_down();
-        self.roster.ring();
+        self.app_registry.write_down();
+        self.app_registry.ring();
         Ok(self.told(&app))
     }
 
     fn apps(&self) -> Vec<AppInfo> {
-        self.roster.all().iter().map(|app| self.told(app)).collect()
+        self.app_registry.all().iter().map(|app| self.told(app)).collect()
     }
 
     fn find(&self, name: &str) -> Option<AppInfo> {
-        let apps = self.roster.all();
+        let apps = self.app_registry.all();
         let number = name.parse::<u64>().ok();
         let by_name = || apps.iter().find(|a| a.name == name);
         let by_pid = |n: u64| apps.iter().find(|a| a.members.lock().iter().any(|m| m.pid as u64 == n));
@@ -532,24 +531,24 @@ impl Apps for Pager {
 
     fn workers(&self) -> WorkersInfo {
         WorkersInfo {
-            fault_workers: self.means.workers.len() as u32,
-            wait: self.means.workers.waiting.to_string(),
+            fault_workers: self.context.workers.len() as u32,
+            wait: self.context.workers.waiting.to_string(),
             evictors: self.evictors.len() as u32,
         }
     }
 
     fn stalled(&self) -> Option<String> {
-        self.means.workers.stalled()
+        self.context.workers.stalled()
     }
 
     fn overhead_bytes(&self) -> u64 {
-        self.means.registry.all().iter().map(|space| space.overhead_about()).sum()
+        self.context.registry.all().iter().map(|space| space.overhead_about()).sum()
     }
 
     fn detach_all(&self, progress: &mut dyn FnMut(Progress)) -> Result<(), ApiError> {
-        let apps = self.roster.all();
-        let pages: u64 = apps.iter().map(|app| restore::evicted(&self.means, app)).sum();
-        restore::check_room(&self.means, apps.iter().map(Arc::as_ref)).map_err(|e| {
+        let apps = self.app_registry.all();
+        let pages: u64 = apps.iter().map(|app| restore::evicted(&self.context, app)).sum();
+        restore::check_room(&self.context, apps.iter().map(Arc::as_ref)).map_err(|e| {
             error(
                 ErrorCode::NoMemory,
                 format!(
@@ -572,18 +571,18 @@ impl Apps for Pager {
 
 impl Drop for Pager {
     fn drop(&mut self) {
-        self.roster.stop.store(true, Ordering::Release);
-        self.roster.ring();
-        self.means.registry.wake_evictor();
+        self.app_registry.stop.store(true, Ordering::Release);
+        self.app_registry.ring();
+        self.context.registry.wake_evictor();
         self.watched = None;
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
         self.evictors.join();
         // Who ended since the manager looked last: the keeper must not wait for them.
-        for space in self.means.registry.all() {
+        for space in self.context.registry.all() {
             if let Some(proof) = Proof::of_end(&space.uffd) {
-                self.means.registry.remove(&space, proof);
+                self.context.registry.remove(&space, proof);
             }
         }
     }

@@ -3,16 +3,16 @@
 //!
 //! Neither is ever waited for by a fault.
 
-use super::apart;
 use super::app::{App, Member};
-use super::attach::{AttachError, Means};
+use super::attach::{AttachContext, AttachError};
 use super::ledger::Ledger;
-use super::membership::{self, Census};
+use super::membership::{self, ProcessScan};
 use super::mm::Mark;
 use super::process::Stat;
 use super::restore;
 use super::space::Space;
 use super::stub::{self, Stub};
+use super::tracer_process;
 use super::uffd::Proof;
 use annex_host::priority::Precedence;
 use annex_host::sentinel::Sentinel;
@@ -40,7 +40,7 @@ pub const WORTH_A_STUB: u64 = 2048;
 const RETRY: Duration = Duration::from_secs(1);
 
 /// The apps, and what wakes the manager.
-pub struct Roster {
+pub struct AppRegistry {
     apps: RwLock<Vec<Arc<App>>>,
     bell: EventFd,
     pub stop: AtomicBool,
@@ -50,10 +50,16 @@ pub struct Roster {
     pub changing: Mutex<()>,
 }
 
-impl Roster {
-    pub fn new(ledger: Ledger) -> io::Result<Roster> {
+impl AppRegistry {
+    pub fn new(ledger: Ledger) -> io::Result<AppRegistry> {
         let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-        Ok(Roster { apps: RwLock::default(), bell, stop: AtomicBool::new(false), ledger, changing: Mutex::new(()) })
+        Ok(AppRegistry {
+            apps: RwLock::default(),
+            bell,
+            stop: AtomicBool::new(false),
+            ledger,
+            changing: Mutex::new(()),
+        })
     }
 
     /// Writes down who there is.
@@ -91,9 +97,9 @@ fn has_nobody(app: &App) -> bool {
 }
 
 pub struct Manager {
-    pub roster: Arc<Roster>,
-    pub means: Arc<Means>,
-    pub census: Census,
+    pub app_registry: Arc<AppRegistry>,
+    pub context: Arc<AttachContext>,
+    pub process_scan: ProcessScan,
     pub motion: Motion,
 }
 
@@ -123,28 +129,28 @@ impl Manager {
         let _sentinel = Sentinel("the manager");
         // It holds locks that faults wait for, if briefly.
         Precedence::OfItsGroup.give(0);
-        let around = self.means.around.clone();
-        let turn = &around.turns.manager;
+        let shared = self.context.shared.clone();
+        let turn = &shared.watchdog.manager;
         turn.enlist();
-        while !self.roster.stop.load(Ordering::Acquire) {
-            let apps = self.roster.all();
+        while !self.app_registry.stop.load(Ordering::Acquire) {
+            let apps = self.app_registry.all();
             turn.end();
             self.sleep(&apps);
             turn.begin("looking for processes that have ended");
-            let apps = self.roster.all();
+            let apps = self.app_registry.all();
             for app in &apps {
                 self.bury(app);
             }
             turn.begin("looking for new processes");
-            let stubs: HashSet<i32> = self.means.registry.all().iter().filter_map(|s| s.stub_pid()).collect();
+            let stubs: HashSet<i32> = self.context.registry.all().iter().filter_map(|s| s.stub_pid()).collect();
             // A program that has put itself into the background has ended, and goes on as another process.
-            self.census.update(&apps, &stubs, apps.iter().any(|app| has_nobody(app)));
+            self.process_scan.update(&apps, &stubs, apps.iter().any(|app| has_nobody(app)));
             apps.iter()
                 .filter(|app| app.is_stopped())
-                .for_each(|app| app.kill_all(&self.means.registry.of_app(app.id)));
+                .for_each(|app| app.kill_all(&self.context.registry.of_app(app.id)));
             apps.iter().for_each(|app| self.retire(app));
             // Before any of them gets a stub: what is evicted must have an owner that is known.
-            self.roster.write_down();
+            self.app_registry.write_down();
             turn.begin("following how its apps grow");
             for app in &apps {
                 self.follow(app);
@@ -166,14 +172,14 @@ impl Manager {
             .flat_map(|a| a.members.lock().iter().filter_map(|m| m.pidfd.try_clone().ok()).collect::<Vec<_>>())
             .collect();
         let mut fds: Vec<PollFd<'_>> = copies.iter().map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)).collect();
-        fds.push(PollFd::new(self.roster.bell.as_fd(), PollFlags::POLLIN));
+        fds.push(PollFd::new(self.app_registry.bell.as_fd(), PollFlags::POLLIN));
         let _ = poll(&mut fds, pause);
-        let _ = self.roster.bell.read();
+        let _ = self.app_registry.bell.read();
     }
 
     /// Takes out processes that have ended, and lets go of memory of which the kernel says that nobody has it any more.
     fn bury(&self, app: &Arc<App>) {
-        let keeper = &self.means.registry.keeper;
+        let keeper = &self.context.registry.keeper;
         app.members.lock().retain_mut(|member| {
             // Neither this thread nor other apps wait for a batch that is under way: what it works on is buried later.
             if member.space.as_ref().is_some_and(|space| space.evicting.is_locked()) {
@@ -196,7 +202,7 @@ impl Manager {
             member.keep(keeper);
             true
         });
-        for space in self.means.registry.of_app(app.id) {
+        for space in self.context.registry.of_app(app.id) {
             let is_its = |member: &Member| member.space.as_ref().is_some_and(|s| Arc::ptr_eq(s, &space));
             let is_owned = app.members.lock().iter().any(is_its);
             if is_owned || space.evicting.is_locked() {
@@ -233,51 +239,51 @@ impl Manager {
         if let Some(member) = app.members.lock().iter_mut().find(|member| member.pid == pid) {
             tracing::info!(app = app.name, pid, "the memory of a process that has ended lives on in another");
             member.space = Some(space.clone());
-            member.keep(&self.means.registry.keeper);
+            member.keep(&self.context.registry.keeper);
         }
     }
 
     /// Drops an app of which nothing is left.
     fn retire(&self, app: &Arc<App>) {
-        if has_nobody(app) && app.state() != AppState::Detaching && self.means.registry.of_app(app.id).is_empty() {
-            let _changing = self.roster.changing.lock();
+        if has_nobody(app) && app.state() != AppState::Detaching && self.context.registry.of_app(app.id).is_empty() {
+            let _changing = self.app_registry.changing.lock();
             tracing::info!(app = app.name, "the app has ended");
-            self.roster.remove(app.id);
+            self.app_registry.remove(app.id);
             drop(app.take_held());
         }
     }
 
     /// Forgets a space whose address space has ended.
     fn discard(&self, space: &Arc<Space>, proof: Proof) {
-        if !space.bequeath(&self.means.around) {
+        if !space.bequeath(&self.context.shared) {
             // Its parent is busy: at the next look.
             return;
         }
-        self.means.workers.unwatch(space);
-        self.means.registry.remove(space, proof);
-        space.release_all(&self.means.around);
+        self.context.workers.unwatch(space);
+        self.context.registry.remove(space, proof);
+        space.release_all(&self.context.shared);
         // What is left of its stub is a zombie, which whoever adopted it may not collect.
         let stub = space.evicting.lock().stub.take().map(|stub| stub.pid());
         if let Some(stub) = stub.filter(|stub| Stat::read(*stub).is_some_and(|stat| stat.parent > 1)) {
-            apart::reap(0, stub, &[]);
+            tracer_process::reap(0, stub, &[]);
         }
     }
 
     /// Sees how an app has grown, and gives stubs to those of its processes that need one.
     fn follow(&self, app: &Arc<App>) {
         // The evictor may be busy with another app: nothing is held longer than it takes to come by here.
-        self.means.workers.serve(app.take_held());
+        self.context.workers.serve(app.take_held());
         if app.state() == AppState::Detaching {
             return;
         }
-        let evicted = restore::evicted_about(&self.means.registry, app);
+        let evicted = restore::evicted_about(&self.context.registry, app);
         app.measure(evicted);
         if !app.is_over() {
             return;
         }
-        let _changing = self.roster.changing.lock();
+        let _changing = self.app_registry.changing.lock();
         // It may have been refused or let go of while this thread waited.
-        if app.state() == AppState::Detaching || self.roster.find(app.id).is_none() {
+        if app.state() == AppState::Detaching || self.app_registry.find(app.id).is_none() {
             return;
         }
         let wanting: Vec<i32> = {
@@ -288,15 +294,15 @@ impl Manager {
             wants.filter(|m| m.retry_at.is_none_or(|t| t <= now)).map(|m| m.pid).collect()
         };
         for pid in wanting {
-            self.means.around.turns.manager.begin("setting up a stub");
-            let result = self.means.attach(app, pid);
+            self.context.shared.watchdog.manager.begin("setting up a stub");
+            let result = self.context.attach(app, pid);
             let mut members = app.members.lock();
             let Some(member) = members.iter_mut().find(|m| m.pid == pid) else { continue };
             match result {
                 Ok((space, pause)) => {
                     tracing::info!(app = app.name, pid, pause = ?pause.0, "process attached");
                     member.space = Some(space);
-                    member.keep(&self.means.registry.keeper);
+                    member.keep(&self.context.registry.keeper);
                     app.running();
                 }
                 Err(error @ AttachError::Privileged { .. }) => {
@@ -316,7 +322,7 @@ impl Manager {
         }
         self.replace_dead_stubs(app);
         if !app.is_resting() {
-            self.means.registry.wake_evictor();
+            self.context.registry.wake_evictor();
         }
     }
 
@@ -335,13 +341,13 @@ impl Manager {
             }
             let gone = evicting.stub.take();
             drop(evicting);
-            self.means.around.turns.manager.begin("replacing a stub");
+            self.context.shared.watchdog.manager.begin("replacing a stub");
             if let Some(gone) = &gone {
                 tracing::warn!(app = app.name, pid, "the stub was killed; setting up another");
-                self.means.registry.unfurnish(&space);
-                self.means.clear_away(&space, pid, &gone.traces());
+                self.context.registry.unfurnish(&space);
+                self.context.clear_away(&space, pid, &gone.traces());
             }
-            if let Err(error) = self.means.refurnish(&space, pid) {
+            if let Err(error) = self.context.refurnish(&space, pid) {
                 tracing::warn!(app = app.name, pid, "{error}");
                 app.note(error.to_string());
                 if let Some(member) = app.members.lock().iter_mut().find(|m| m.pid == pid) {

@@ -15,7 +15,7 @@ use std::time::Instant;
 
 /// Finds new members; remembers whom it has looked at.
 #[derive(Default)]
-pub struct Census {
+pub struct ProcessScan {
     seen: HashSet<(i32, u64)>,
     last_pid: Option<u64>,
     /// Where each unit's cgroup was found.
@@ -29,7 +29,7 @@ pub struct Census {
 /// Looking at all processes of a host with many takes at most one part in this many of the time.
 const SHARE: u32 = 100;
 
-impl Census {
+impl ProcessScan {
     /// Adds to each app the processes that have joined it since the last call: of all processes in any case if it `must` know, else when there may be new ones. `stubs` are never members.
     pub fn update(&mut self, apps: &[Arc<App>], stubs: &HashSet<i32>, must: bool) {
         for app in apps {

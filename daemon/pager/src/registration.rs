@@ -3,12 +3,12 @@
 use super::clock::{Clock, Victims};
 use super::evict::Outcome;
 use super::lookup::Lookup;
-use super::mortal;
 use super::process::Mapping;
 use super::region::Region;
 use super::space::{Core, Space};
 use super::table::PageIdx;
 use super::uffd::Probe;
+use annex_host::failpoint::failpoint;
 use std::io;
 
 /// A mapping may grow by as much between two looks at it.
@@ -69,7 +69,7 @@ fn register(space: &Space, core: &mut Core, task: i32, clock: &mut Clock, region
     let reach = reach(&lookup, region).map_err(dead)?;
     let beside = |(start, end): (u64, u64)| Ok([lookup.at(start - 1)?, lookup.at(end)?]);
     let before = [beside(reach).map_err(dead)?, beside(mapping).map_err(dead)?];
-    mortal::point("mapping-looked-up");
+    failpoint("mapping-looked-up");
     let register = |(start, end)| space.uffd.register(start, end - start);
     // Something that can't be registered may have come to lie beside it.
     let done =

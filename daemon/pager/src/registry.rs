@@ -1,8 +1,8 @@
 //! Every address space that has a userfaultfd, by its id, and the bell of the thread that evicts.
 
-use super::mortal;
 use super::space::{Space, SpaceId};
 use super::uffd::Proof;
+use annex_host::failpoint::failpoint;
 use annex_host::keeper::{Keeper, Kept};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::RwLock;
@@ -31,7 +31,7 @@ impl Registry {
 
     pub fn insert(&self, space: Arc<Space>) {
         self.keeper.keep(Kept::Userfaultfd(space.id.0), space.uffd.as_fd());
-        mortal::point("userfaultfd-kept");
+        failpoint("userfaultfd-kept");
         self.keeper.keep(Kept::Table(space.id.0), space.core().table.fd());
         if let Some(ring) = space.uffd.ring() {
             let [ring, bell] = ring.fds();

@@ -4,16 +4,16 @@
 //! up as a space before the install in its parent that it raced with can succeed. Only then are the mappings unregistered and the stubs removed.
 
 use super::app::App;
-use super::attach::Means;
+use super::attach::AttachContext;
 use super::fault::Why;
 use super::fetch::Stretch;
-use super::mortal;
 use super::process;
 use super::registry::Registry;
 use super::room::{self, Demand, RoomError};
-use super::space::{Space, Surroundings};
+use super::space::{Shared, Space};
 use super::table::{PageIdx, Record, Table};
 use super::uffd::Proof;
+use annex_host::failpoint::failpoint;
 use annex_host::repeated;
 use annex_pool::{Busy, Done, Lane, SlotRun};
 use annex_shared::api::Progress;
@@ -41,8 +41,8 @@ pub enum RestoreError {
 }
 
 /// Evicted pages of all spaces of the app.
-pub fn evicted(means: &Means, app: &App) -> u64 {
-    means.registry.of_app(app.id).iter().filter(|s| !s.is_dead()).map(|s| s.evicted()).sum()
+pub fn evicted(context: &AttachContext, app: &App) -> u64 {
+    context.registry.of_app(app.id).iter().filter(|s| !s.is_dead()).map(|s| s.evicted()).sum()
 }
 
 /// The same, if need be of a moment ago, without waiting for any of them.
@@ -51,28 +51,28 @@ pub fn evicted_about(registry: &Registry, app: &App) -> u64 {
 }
 
 /// Refuses if there is no room for what the apps have in the pool (pages that fork children share come back to each of them).
-pub fn check_room<'a>(means: &Means, apps: impl Iterator<Item = &'a App>) -> Result<(), RoomError> {
-    let demands: Vec<_> = apps.flat_map(|app| demands(means, app)).collect();
+pub fn check_room<'a>(context: &AttachContext, apps: impl Iterator<Item = &'a App>) -> Result<(), RoomError> {
+    let demands: Vec<_> = apps.flat_map(|app| demands(context, app)).collect();
     room::check(&demands)
 }
 
-fn demands(means: &Means, app: &App) -> Vec<Demand> {
+fn demands(context: &AttachContext, app: &App) -> Vec<Demand> {
     // A forked child that is not known yet has its cgroup from the others, as a rule.
     let another = app.members.lock().first().map_or(0, |member| member.pid);
-    let spaces = means.registry.of_app(app.id).into_iter().filter(|s| !s.is_dead());
+    let spaces = context.registry.of_app(app.id).into_iter().filter(|s| !s.is_dead());
     spaces.map(|s| Demand { pid: s.pid().unwrap_or(another), pages: s.evicted() }).collect()
 }
 
 /// Brings every page of the app back. The app must be marked as detaching, so that nothing is evicted meanwhile.
-pub fn restore(means: &Means, app: &App, progress: &mut dyn FnMut(Progress)) -> Result<(), RestoreError> {
-    let total = evicted(means, app);
-    check_room(means, std::iter::once(app))?;
-    let mut lane = means.around.pool.lane("restore", BUFFERS)?;
+pub fn restore(context: &AttachContext, app: &App, progress: &mut dyn FnMut(Progress)) -> Result<(), RestoreError> {
+    let total = evicted(context, app);
+    check_room(context, std::iter::once(app))?;
+    let mut lane = context.shared.pool.lane("restore", BUFFERS)?;
     let mut lost = 0;
     let mut moved_on = Instant::now();
     let mut last = u64::MAX;
     loop {
-        let left = evicted(means, app);
+        let left = evicted(context, app);
         let page = PAGE_SIZE as u64;
         let done = total.saturating_sub(left) * page;
         progress(Progress::Step { what: "bringing pages back".into(), done, total: total * page });
@@ -86,9 +86,9 @@ pub fn restore(means: &Means, app: &App, progress: &mut dyn FnMut(Progress)) -> 
         } else {
             std::thread::sleep(Duration::from_micros(200));
         }
-        for space in means.registry.of_app(app.id) {
+        for space in context.registry.of_app(app.id) {
             if !space.is_dead() {
-                lost += sweep(&space, &mut lane, &means.around, 16_384);
+                lost += sweep(&space, &mut lane, &context.shared, 16_384);
             }
         }
     }
@@ -97,16 +97,16 @@ pub fn restore(means: &Means, app: &App, progress: &mut dyn FnMut(Progress)) -> 
 
 /// One pass over a space's evicted pages, `most` at most; pages whose turn has not come (in flight, mappings changing) are left for
 /// the next. Returns how many are lost.
-fn sweep(space: &Arc<Space>, lane: &mut Lane, around: &Surroundings, most: usize) -> u64 {
+fn sweep(space: &Arc<Space>, lane: &mut Lane, shared: &Shared, most: usize) -> u64 {
     let mut runs: Vec<(PageIdx, SlotIdx, u32)> = Vec::new();
     {
         let core = space.core();
-        let extent = around.pool.slots_per_extent().max(1);
+        let extent = shared.pool.slots_per_extent().max(1);
         let (start, end) = Table::everything();
         let mut pages = 0;
         core.table.walk(start, end, |page, record| {
             let Record::Evicted(slot) = record else { return };
-            if pages >= most || around.in_flight.contains(slot) {
+            if pages >= most || shared.in_flight.contains(slot) {
                 return;
             }
             pages += 1;
@@ -119,7 +119,7 @@ fn sweep(space: &Arc<Space>, lane: &mut Lane, around: &Surroundings, most: usize
                 _ => runs.push((page, slot, 1)),
             }
             // Held until its read is over: the record may change and free it before the read is posted.
-            around.pool.retain(slot);
+            shared.pool.retain(slot);
         });
     }
     let mut guards = space.pagemap().ok();
@@ -151,24 +151,24 @@ fn sweep(space: &Arc<Space>, lane: &mut Lane, around: &Surroundings, most: usize
             match result {
                 Ok(()) => {
                     let range = (page, page.plus(n.into()));
-                    let heeded = guards.as_mut().map(|g| space.drop_guarded(&mut core, range, g, around));
+                    let heeded = guards.as_mut().map(|g| space.drop_guarded(&mut core, range, g, shared));
                     // Else the next pass does it.
                     if heeded != Some(None) {
-                        space.install(&mut core, Stretch::one(page, slot), lane.bytes(&buf), Why::Restore, around);
+                        space.install(&mut core, Stretch::one(page, slot), lane.bytes(&buf), Why::Restore, shared);
                     }
                 }
                 Err(error) if n == 1 => {
                     let name = &space.app.name;
                     repeated!(WARN, "failed to read a page" of name, app = name, slot = slot.0, "failed to read a page: {error}");
                     let was = core.table.record(page) == Record::Evicted(slot);
-                    lost += (space.lose(&mut core, page, slot, around) && was) as u64;
+                    lost += (space.lose(&mut core, page, slot, shared) && was) as u64;
                 }
                 // Page by page, to lose no more than must be.
                 Err(_) => runs.extend((0..n).map(|i| (page.plus(i as u64), SlotIdx(slot.0 + i), 1))),
             }
             drop(core);
             if result.is_ok() || n == 1 {
-                (0..n).for_each(|i| around.pool.release(SlotIdx(slot.0 + i)));
+                (0..n).for_each(|i| shared.pool.release(SlotIdx(slot.0 + i)));
             }
             lane.free(buf);
         }
@@ -177,11 +177,11 @@ fn sweep(space: &Arc<Space>, lane: &mut Lane, around: &Surroundings, most: usize
 }
 
 /// Takes annex out of a space that has nothing evicted, or whose address space has ended. False: it has pages in the pool, and nothing was done.
-pub fn let_go(means: &Means, space: &Arc<Space>) -> bool {
+pub fn let_go(context: &AttachContext, space: &Arc<Space>) -> bool {
     let proof = Proof::of_end(&space.uffd).or_else(|| Proof::all_back(&space.core().table));
-    let Some(proof) = proof.filter(|_| space.bequeath(&means.around)) else { return false };
-    means.workers.unwatch(space);
-    means.registry.unfurnish(space);
+    let Some(proof) = proof.filter(|_| space.bequeath(&context.shared)) else { return false };
+    context.workers.unwatch(space);
+    context.registry.unfurnish(space);
     if let Some(task) = space.task() {
         let mut evicting = space.evicting.lock();
         let stub = evicting.stub.take();
@@ -189,7 +189,7 @@ pub fn let_go(means: &Means, space: &Arc<Space>) -> bool {
         // What is not registered changes without a word: an annexd that comes after this one must not
         // find a record that says of such a page that the pool has a copy of it. Nor can it tell who
         // lives there once the stub is gone: it is told to do the rest.
-        space.forget_records(&means.around);
+        space.forget_records(&context.shared);
         space.core().table.leave();
         // Threads that wait for a page are woken by this and find it present, or get it from the kernel.
         let (from, to) = space.app.region().unwrap_or((0, u64::MAX));
@@ -200,13 +200,13 @@ pub fn let_go(means: &Means, space: &Arc<Space>) -> bool {
         space.uffd.ring().iter().for_each(|ring| ring.end());
         if let Some(stub) = stub {
             space.forget_staging();
-            mortal::point("stub-goes");
+            failpoint("stub-goes");
             stub.remove(space.pid().unwrap_or(task), &space.uffd);
-            mortal::point("stub-gone");
+            failpoint("stub-gone");
         }
     }
-    means.registry.remove(space, proof);
-    space.release_all(&means.around);
+    context.registry.remove(space, proof);
+    space.release_all(&context.shared);
     // The context ends with its last user: workers may hold it for a moment yet.
     for _ in 0..1000 {
         if Arc::strong_count(space) == 1 {

@@ -14,25 +14,25 @@
 //! Lock order: [`Space::evicting`] before [`Space::core`]; a parent's core before its new child's.
 
 use super::app::App;
+use super::cpu_affinity::CpuAffinity;
 use super::fault::{Fault, Next, Why};
 use super::fetch::Stretch;
-use super::guards::Guards;
+use super::guard_regions::GuardRegions;
 use super::hold::Hold;
-use super::home::Home;
 use super::inflight::InFlight;
 use super::mm::{Mark, Mm};
-use super::mortal;
-use super::moves::Moves;
+use super::move_batch::MoveBatch;
 use super::policy;
+use super::prefetch::Prefetcher;
 use super::region::Regions;
 use super::registry::Registry;
 use super::scan::Pagemap;
-use super::stream::Streams;
 use super::stub::{Gate, Stub};
 use super::table::{JOURNAL_MESSAGES, PageIdx, Record, StubTraces, Table};
-use super::turns::Turns;
 use super::uffd::{Event, Installed, Message, Uffd};
+use super::watchdog::Watchdog;
 use super::window::Window;
+use annex_host::failpoint::failpoint;
 use annex_host::repeated;
 use annex_pool::Pool;
 use annex_shared::ids::SlotIdx;
@@ -52,11 +52,11 @@ pub struct SpaceId(pub u64);
 pub type Watch = Box<dyn Fn(&Arc<Space>) + Send + Sync>;
 
 /// What the space needs of the rest of the pager.
-pub struct Surroundings {
+pub struct Shared {
     pub pool: Arc<Pool>,
     pub in_flight: InFlight,
     pub registry: Arc<Registry>,
-    pub turns: Turns,
+    pub watchdog: Watchdog,
     /// Has a fork's child watched.
     pub watch: Watch,
     pub ids: AtomicU64,
@@ -65,8 +65,8 @@ pub struct Surroundings {
 pub struct Core {
     pub table: Table,
     pub regions: Regions,
-    pub(super) streams: Streams,
-    pub home: Home,
+    pub(super) prefetcher: Prefetcher,
+    pub home: CpuAffinity,
     /// The clock's lap, modulo `policy::LAPS`.
     pub lap: u8,
     /// Pages that the kernel touches where it can't wait for them (see `thread_exit`), never to be evicted; forgotten when they are unmapped.
@@ -76,7 +76,7 @@ pub struct Core {
     /// Changes of which it is not known yet whether all that happened with them have been read.
     pub window: Window,
     /// The moves that are being made, see [`hold`](super::hold).
-    pub(super) moves: Option<Box<Moves>>,
+    pub(super) moves: Option<Box<MoveBatch>>,
     /// To be rung for: staging is to be emptied.
     pub(super) release: Option<Gate>,
     /// There was a fault since the last moves began.
@@ -86,7 +86,7 @@ pub struct Core {
     /// Pages that are evicted by their records, and may be there all the same: their install was cut short by the end of an annexd.
     pub suspects: BTreeSet<PageIdx>,
     /// Once the program has put guards over evicted pages.
-    pub(super) guards: Option<Guards>,
+    pub(super) guards: Option<GuardRegions>,
     /// Slots that the change under way lets go of.
     pub(super) released: Vec<SlotIdx>,
     /// The child that the change under way brings.
@@ -140,8 +140,8 @@ impl Space {
         let core = Core {
             table,
             regions: Regions::default(),
-            streams: Streams::default(),
-            home: Home::default(),
+            prefetcher: Prefetcher::default(),
+            home: CpuAffinity::default(),
             lap: 0,
             pins: BTreeSet::new(),
             wanted: Vec::new(),
@@ -203,7 +203,7 @@ impl Space {
         self.stub_pid.store(stub.as_ref().map_or(0, Stub::pid), Relaxed);
         *self.staging.lock() = traces.map(|traces| traces.staging).unwrap_or_default();
         let mark = stub.as_ref().map(Stub::mark);
-        *self.mark.lock() = mark.or(traces.map(|traces| Mark { at: traces.comm_at, inode: 0 }));
+        *self.mark.lock() = mark.or(traces.map(|traces| traces.mark()));
         *self.mm.lock() = mm.map(Arc::new);
         self.evicting.lock().stub = stub;
     }
@@ -283,16 +283,10 @@ impl Space {
 
     /// Reads all messages (beside a stub that moves pages: only faults), applies the changes among them, and appends the faults to `faults`; they have waited
     /// at least since `since`. A young child's messages wait.
-    pub fn drain(
-        self: &Arc<Self>,
-        core: &mut Hold<'_>,
-        around: &Surroundings,
-        since: Instant,
-        faults: &mut Vec<Fault>,
-    ) {
+    pub fn drain(self: &Arc<Self>, core: &mut Hold<'_>, shared: &Shared, since: Instant, faults: &mut Vec<Fault>) {
         if !self.is_young() {
-            self.read_messages(core, around, since, faults);
-            self.settle_changes(core, around);
+            self.read_messages(core, shared, since, faults);
+            self.settle_changes(core, shared);
         }
     }
 
@@ -300,7 +294,7 @@ impl Space {
     pub(super) fn read_messages(
         self: &Arc<Self>,
         core: &mut Hold<'_>,
-        around: &Surroundings,
+        shared: &Shared,
         since: Instant,
         faults: &mut Vec<Fault>,
     ) {
@@ -327,13 +321,13 @@ impl Space {
                 let message = unsafe { journal.add(i).read() };
                 match message.event() {
                     Event::Fault { addr, write, thread } => {
-                        let evictors = around.turns.are_evictors(thread);
+                        let evictors = shared.watchdog.are_evictors(thread);
                         core.faults.push(Fault { page: PageIdx::of(addr), write, thread, since, evictors });
                     }
                     change => {
                         core.startle();
                         most = core.readable();
-                        self.change(core, i, change, around);
+                        self.change(core, i, change, shared);
                     }
                 }
             }
@@ -346,10 +340,10 @@ impl Space {
     }
 
     /// Looks at one fault. The caller holds the core and has applied every change read so far.
-    pub fn serve(self: &Arc<Self>, core: &mut Hold<'_>, fault: Fault, around: &Surroundings) -> Next {
+    pub fn serve(self: &Arc<Self>, core: &mut Hold<'_>, fault: Fault, shared: &Shared) -> Next {
         let page = fault.page;
         let block = PageIdx(page.0 / ZERO_AROUND * ZERO_AROUND);
-        if !core.has_to_itself((block, block.plus(ZERO_AROUND))) || !self.settle_changes(core, around) {
+        if !core.has_to_itself((block, block.plus(ZERO_AROUND))) || !self.settle_changes(core, shared) {
             return Next::Again;
         }
         let record = core.table.record(page);
@@ -358,15 +352,15 @@ impl Space {
         }
         let adds_memory = matches!(record, Record::Evicted(_) | Record::None | Record::Gone);
         if adds_memory && !fault.evictors && self.app.hold(self, fault) {
-            around.registry.wake_evictor();
+            shared.registry.wake_evictor();
             return Next::Held;
         }
         match record {
             Record::Evicted(slot) => {
-                if around.in_flight.park(slot, self, fault) {
+                if shared.in_flight.park(slot, self, fault) {
                     return Next::Served;
                 }
-                Next::Read(core.fetch(page, slot, &self.app, around))
+                Next::Read(core.fetch(page, slot, &self.app, shared))
             }
             Record::Poisoned => match self.uffd.poison(page.addr()) {
                 Installed::TryAgain => Next::Again,
@@ -376,7 +370,7 @@ impl Space {
                     Next::Served
                 }
             },
-            Record::None | Record::Gone => self.zero_fill(core, page, around),
+            Record::None | Record::Gone => self.zero_fill(core, page, shared),
             // Resident by its record: nearly always the fault is an old one. A page that is truly absent has been lost to us, and must not read as zeros until
             // the app is stopped. (One that MADV_FREE gave away is *gone*: that was announced.)
             Record::Clean(_) => match self.uffd.poison(page.addr()) {
@@ -398,7 +392,7 @@ impl Space {
     }
 
     /// A page that was never evicted (or was dropped since): zeros, with neighbours that are absent too.
-    fn zero_fill(&self, core: &mut Core, page: PageIdx, around: &Surroundings) -> Next {
+    fn zero_fill(&self, core: &mut Core, page: PageIdx, shared: &Shared) -> Next {
         let limit = (page.0 / ZERO_AROUND + 1) * ZERO_AROUND;
         let end = core.regions.containing(page.addr()).map_or(page.0 + 1, |r| r.end / PAGE_SIZE as u64);
         let mut pages = 1;
@@ -439,7 +433,7 @@ impl Space {
         };
         for i in 0..installed {
             let before = core.table.set(page.plus(i), Record::None).unwrap_or(Record::None);
-            before.slot().into_iter().for_each(|slot| around.pool.release(slot));
+            before.slot().into_iter().for_each(|slot| shared.pool.release(slot));
         }
         self.app.counters.zero.fetch_add(1, Relaxed);
         self.app.add_resident(installed as i64);
@@ -448,13 +442,13 @@ impl Space {
 
     /// Installs pages that were read from the pool, `bytes` holding verified copies of them. Pages
     /// whose record has changed since are skipped. False: the app is changing its mappings, try again later.
-    pub fn install(&self, core: &mut Core, read: Stretch, bytes: &[u8], why: Why, around: &Surroundings) -> bool {
-        if !self.settle_changes(core, around) {
+    pub fn install(&self, core: &mut Core, read: Stretch, bytes: &[u8], why: Why, shared: &Shared) -> bool {
+        if !self.settle_changes(core, shared) {
             return false;
         }
         let Stretch { first, slot, .. } = read;
         let pages = (bytes.len() / PAGE_SIZE) as u64;
-        if !self.heed_guards(core, (first, first.plus(pages)), around) {
+        if !self.heed_guards(core, (first, first.plus(pages)), shared) {
             return false;
         }
         let asked = match why {
@@ -488,7 +482,7 @@ impl Space {
                 Installed::Partly(bytes) => bytes / PAGE_SIZE as u64,
                 Installed::TryAgain => return false,
                 Installed::Exists if core.suspects.contains(&first.plus(i)) => {
-                    core.is_there(first.plus(i), around);
+                    core.is_there(first.plus(i), shared);
                     self.uffd.wake(addr, PAGE_SIZE as u64);
                     i += 1;
                     continue;
@@ -514,11 +508,11 @@ impl Space {
                     return true;
                 }
             };
-            mortal::point("page-copied");
+            failpoint("page-copied");
             for k in i..i + done {
                 let page = first.plus(k);
                 let asked_alone = asked == Some(page) && pages == 1;
-                core.installed(page, SlotIdx(slot.0 + k as u32), keep_copy, asked_alone, around);
+                core.installed(page, SlotIdx(slot.0 + k as u32), keep_copy, asked_alone, shared);
                 core.clear_suspect(page);
             }
             core.table.installed();
@@ -534,21 +528,21 @@ impl Space {
     }
 
     /// Installs a page that was evicted to `slot` from bytes at hand. False: not now, or not any more.
-    pub fn put_back(&self, core: &mut Core, page: PageIdx, bytes: &[u8], slot: SlotIdx, around: &Surroundings) -> bool {
+    pub fn put_back(&self, core: &mut Core, page: PageIdx, bytes: &[u8], slot: SlotIdx, shared: &Shared) -> bool {
         core.installing(page, 1);
         // SAFETY: `bytes` is readable for its length.
         let installed = unsafe { self.uffd.copy(page.addr(), bytes.as_ptr(), PAGE_SIZE as u64, false, true) };
-        mortal::point("page-put-back");
+        failpoint("page-put-back");
         match installed {
             Installed::Done => {
                 let _ = core.table.set(page, Record::None);
                 core.table.installed();
                 core.clear_suspect(page);
-                around.pool.release(slot);
+                shared.pool.release(slot);
                 self.app.add_resident(1);
             }
             Installed::Exists if core.suspects.contains(&page) => {
-                core.is_there(page, around);
+                core.is_there(page, shared);
                 return true;
             }
             Installed::Exists => self.app.stop(&format!("page {:#x} is both evicted and present", page.addr())),
@@ -559,8 +553,8 @@ impl Space {
     }
 
     /// No replica could give the page: its next touch raises SIGBUS. Never zeros, never stale bytes.
-    pub fn lose(&self, core: &mut Core, page: PageIdx, slot: SlotIdx, around: &Surroundings) -> bool {
-        if !self.settle_changes(core, around) {
+    pub fn lose(&self, core: &mut Core, page: PageIdx, slot: SlotIdx, shared: &Shared) -> bool {
+        if !self.settle_changes(core, shared) {
             return false;
         }
         if core.table.record(page) != Record::Evicted(slot) {
@@ -579,7 +573,7 @@ impl Space {
         let _ = core.table.set(page, Record::Poisoned);
         core.table.installed();
         core.clear_suspect(page);
-        around.pool.release(slot);
+        shared.pool.release(slot);
         self.uffd.ring().iter().for_each(|ring| ring.lose(page));
         if poisoned != Installed::Done {
             self.app.stop(&format!("page {:#x} is lost and could not be poisoned", page.addr()));
@@ -588,16 +582,16 @@ impl Space {
     }
 
     /// The space is over: gives back every slot it refers to.
-    pub fn release_all(&self, around: &Surroundings) {
+    pub fn release_all(&self, shared: &Shared) {
         self.set_dead();
-        self.forget_records(around);
+        self.forget_records(shared);
     }
 
     /// Nothing is known of any page from here on, and every slot that was is given back.
-    pub fn forget_records(&self, around: &Surroundings) {
+    pub fn forget_records(&self, shared: &Shared) {
         let (start, end) = Table::everything();
         let mut core = self.core();
-        core.table.clear(start, end, |slot| around.pool.release(slot));
+        core.table.clear(start, end, |slot| shared.pool.release(slot));
         // What an eviction under way had moved is nobody's any more.
         core.table.conclude();
     }
@@ -644,20 +638,20 @@ impl Core {
     }
 
     /// A suspect turned out to have been installed: what the app has is the page.
-    fn is_there(&mut self, page: PageIdx, around: &Surroundings) {
+    fn is_there(&mut self, page: PageIdx, shared: &Shared) {
         let before = self.table.set(page, Record::None).unwrap_or(Record::None);
         self.clear_suspect(page);
-        before.slot().into_iter().for_each(|slot| around.pool.release(slot));
+        before.slot().into_iter().for_each(|slot| shared.pool.release(slot));
     }
 
-    fn installed(&mut self, page: PageIdx, slot: SlotIdx, clean: bool, asked_alone: bool, around: &Surroundings) {
+    fn installed(&mut self, page: PageIdx, slot: SlotIdx, clean: bool, asked_alone: bool, shared: &Shared) {
         let heat = if asked_alone { policy::heat_after_refault(self.lap, self.table.policy(page)) } else { 0 };
         if clean {
             // The reference passes from one record to the other.
             let _ = self.table.set(page, Record::Clean(slot));
         } else {
             let _ = self.table.set(page, Record::None);
-            around.pool.release(slot);
+            shared.pool.release(slot);
         }
         self.table.set_policy(page, heat);
     }

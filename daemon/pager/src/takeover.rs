@@ -1,33 +1,33 @@
 //! Taking over from an annexd that is gone: killed, crashed, or replaced by a newer build.
 //!
 //! The order, and why:
-//! 1. *Open* ([`Legacy::open`]). Half-made transactions are undone. Stubs come to rest, and records say what they had moved, before any message
+//! 1. *Open* ([`PreviousState::open`]). Half-made transactions are undone. Stubs come to rest, and records say what they had moved, before any message
 //!    is read: until then the pages are where the intents say.
-//! 2. *Count* ([`Legacy::references`]): the pool learns which slots are in use. Slots of evictions that were under way rest for a while, since a WRITE
+//! 2. *Count* ([`PreviousState::references`]): the pool learns which slots are in use. Slots of evictions that were under way rest for a while, since a WRITE
 //!    of theirs may still arrive.
-//! 3. *Adopt* ([`Legacy::adopt`]): spaces and apps are made anew from the tables and entered in the new keeper's index. From there on the old keeper is
+//! 3. *Adopt* ([`PreviousState::adopt`]): spaces and apps are made anew from the tables and entered in the new keeper's index. From there on the old keeper is
 //!    not needed.
 //! 4. *Catch up*: messages that were read and not applied are applied; evictions that were cut short are put back.
 //! 5. *Wake*: everybody who waits for a page faults again, since a fault that was read is known to nobody any more.
 //!
 //! Killed anywhere in between, the next annexd finds the same and starts again.
 
-use super::apart;
 use super::app::App;
-use super::attach::Means;
+use super::attach::AttachContext;
 use super::ledger::{Ledger, LedgerError};
-use super::manager::Roster;
+use super::manager::AppRegistry;
 use super::membership;
-use super::mm::{Mark, Mm};
-use super::mortal;
+use super::mm::Mm;
 use super::process::{self, Stat};
 use super::ring::Waiters;
-use super::salvage;
+use super::rollback;
 use super::space::{Space, SpaceId};
 use super::stub::Stub;
 use super::table::{Phase, Record, Table, TableError};
+use super::tracer_process;
 use super::uffd::{Event, Message, Proof, Uffd};
 use super::window::Window;
+use annex_host::failpoint::failpoint;
 use annex_host::keeper::{Inheritance, Kept};
 use annex_pool::SlotRun;
 use annex_shared::api::Target;
@@ -45,7 +45,7 @@ pub(super) const TASK_SIZE: u64 = (1 << 47) - 4096;
 
 /// What was left can't be taken over, and is left alone.
 #[derive(Debug, thiserror::Error)]
-pub enum LegacyError {
+pub enum PreviousStateError {
     #[error(transparent)]
     Ledger(#[from] LedgerError),
     #[error(transparent)]
@@ -67,7 +67,7 @@ struct Left {
 }
 
 /// All that an annexd has left.
-pub struct Legacy {
+pub struct PreviousState {
     pub ledger: Ledger,
     spaces: Vec<Left>,
     /// Apps that can't go on, and why.
@@ -77,20 +77,21 @@ pub struct Legacy {
     next_id: u64,
 }
 
-impl Legacy {
-    pub fn open(inheritance: &mut Inheritance) -> Result<Option<Legacy>, LegacyError> {
+impl PreviousState {
+    pub fn open(inheritance: &mut Inheritance) -> Result<Option<PreviousState>, PreviousStateError> {
         let numbers = inheritance.names(|kept| match kept {
             Kept::Table(space) => Some(space),
             _ => None,
         });
         let Some(ledger) = inheritance.take(Kept::Ledger) else {
-            return if numbers.is_empty() { Ok(None) } else { Err(LegacyError::Missing("list of apps")) };
+            return if numbers.is_empty() { Ok(None) } else { Err(PreviousStateError::Missing("list of apps")) };
         };
         let ledger = Ledger::open(ledger)?;
-        let mut legacy = Legacy { ledger, spaces: Vec::new(), ruined: Vec::new(), orphans: Vec::new(), next_id: 1 };
+        let mut previous =
+            PreviousState { ledger, spaces: Vec::new(), ruined: Vec::new(), orphans: Vec::new(), next_id: 1 };
         let mut tables: HashMap<u64, Table> = HashMap::new();
         for number in numbers {
-            legacy.next_id = legacy.next_id.max(number + 1);
+            previous.next_id = previous.next_id.max(number + 1);
             let Some(fd) = inheritance.take(Kept::Table(number)) else { continue };
             tables.insert(number, Table::open(fd)?);
         }
@@ -103,13 +104,13 @@ impl Legacy {
         }
         for (number, table) in tables {
             match inheritance.take(Kept::Userfaultfd(number)) {
-                Some(uffd) => legacy.take_in(table, uffd, inheritance, half_made.remove(&number)),
+                Some(uffd) => previous.take_in(table, uffd, inheritance, half_made.remove(&number)),
                 // It was being let go of, and nothing was evicted from it any more; or else it can't go on.
-                None if table.evicted() > 0 => legacy.ruin(table.app(), "a userfaultfd of its was not kept"),
+                None if table.evicted() > 0 => previous.ruin(table.app(), "a userfaultfd of its was not kept"),
                 None => {}
             }
         }
-        Ok(Some(legacy))
+        Ok(Some(previous))
     }
 
     fn ruin(&mut self, app: u64, why: impl Into<String>) {
@@ -145,8 +146,8 @@ impl Legacy {
                 table.stub().iter().for_each(Stub::end);
                 stub = None;
             }
-            if let Err(error) = salvage::records_as_moved(&mut table, &uffd, mm.as_ref()) {
-                salvage::poison_unsettled(&mut table);
+            if let Err(error) = rollback::records_as_moved(&mut table, &uffd, mm.as_ref()) {
+                rollback::poison_unsettled(&mut table);
                 self.ruin(table.app(), format!("annexd ended during an eviction, and {error}"));
             }
         }
@@ -202,13 +203,18 @@ impl Legacy {
     }
 
     /// Steps 3 to 5. Nobody watches the spaces yet, and nothing is evicted.
-    pub fn adopt(self, means: &Arc<Means>, roster: &Roster, generation: u64) -> Result<(), LegacyError> {
+    pub fn adopt(
+        self,
+        context: &Arc<AttachContext>,
+        app_registry: &AppRegistry,
+        generation: u64,
+    ) -> Result<(), PreviousStateError> {
         let started = Instant::now();
-        let Legacy { ref ledger, .. } = self;
-        let apps: Vec<Arc<App>> = ledger.entries().iter().map(reborn).collect();
+        let PreviousState { ref ledger, .. } = self;
+        let apps: Vec<Arc<App>> = ledger.entries().iter().map(rebuild_app).collect();
         let resting: Vec<SlotRun> = self.unsettled().into_iter().map(|first| SlotRun { first, count: 1 }).collect();
         // A child that a pending FORK brings is served at once; what is in staging must be waited for.
-        means.around.in_flight.begin(&resting);
+        context.shared.in_flight.begin(&resting);
         let mut spaces = Vec::new();
         let mut windows = Vec::new();
         let mut stray = Vec::new();
@@ -218,12 +224,12 @@ impl Legacy {
                 continue;
             };
             let words = left.table.saved_window();
-            let space = take_up(means, app, left.table, left.uffd, (left.stub, left.mm));
-            means.registry.insert(space.clone());
-            means.registry.furnished(&space);
+            let space = take_up(context, app, left.table, left.uffd, (left.stub, left.mm));
+            context.registry.insert(space.clone());
+            context.registry.furnished(&space);
             for (nth, fd) in &left.forked {
                 let name = forked_name(&space, &left.pending, *nth);
-                means.registry.keeper.keep(name, fd.as_fd());
+                context.registry.keeper.keep(name, fd.as_fd());
             }
             windows.push((space.clone(), words));
             spaces.push((space, left.pending, left.forked));
@@ -242,39 +248,39 @@ impl Legacy {
                 }
             }
         }
-        apps.iter().for_each(|app| roster.add(app.clone()));
+        apps.iter().for_each(|app| app_registry.add(app.clone()));
         for (app, why) in &self.ruined {
             apps.iter().filter(|a| a.id == *app).for_each(|a| a.stop(why));
         }
         for left in stray {
-            abandon(means, left);
+            abandon(context, left);
         }
         // A process that ruined it for its app ends now; until then nobody may read through it.
         self.orphans.into_iter().for_each(std::mem::forget);
-        means.registry.keeper.complete(generation);
-        mortal::point("adopted");
+        context.registry.keeper.complete(generation);
+        failpoint("adopted");
 
         // Children first: what a young one has changed itself counts when its parent's changes are followed.
         spaces.sort_by_key(|(space, ..)| Reverse(space.id));
         for (space, pending, forked) in spaces.iter_mut().map(|(s, p, f)| (&*s, &*p, f)) {
-            catch_up(means, space, pending, forked);
+            catch_up(context, space, pending, forked);
         }
-        mortal::point("caught-up");
+        failpoint("caught-up");
         for space in spaces.iter().map(|(space, ..)| space).filter(|space| space.uffd.is_dead()) {
             // Nobody else has a core: there is nothing to wait for but its parent's stub.
-            while !space.bequeath(&means.around) {}
+            while !space.bequeath(&context.shared) {}
         }
-        mortal::point("bequeathed");
+        failpoint("bequeathed");
         for (space, ..) in &spaces {
-            put_right(means, space);
+            roll_back(context, space);
         }
-        mortal::point("put-right");
-        let parked = means.around.in_flight.settle(&resting);
-        means.workers.serve(parked);
-        resting.into_iter().for_each(|run| means.around.pool.rest(run));
+        failpoint("rolled-back");
+        let parked = context.shared.in_flight.settle(&resting);
+        context.workers.serve(parked);
+        resting.into_iter().for_each(|run| context.shared.pool.rest(run));
         // The manager forgets those that have ended.
-        for space in means.registry.all().into_iter().filter(|space| !space.uffd.is_dead()) {
-            if means.workers.watch(&space).is_err() {
+        for space in context.registry.all().into_iter().filter(|space| !space.uffd.is_dead()) {
+            if context.workers.watch(&space).is_err() {
                 space.app.stop("its userfaultfd could not be watched");
             }
             space.uffd.wake(4096, TASK_SIZE - 4096);
@@ -283,7 +289,7 @@ impl Legacy {
         tracing::info!(
             "took over {} apps with {} address spaces in {:?}",
             apps.len(),
-            means.registry.all().len(),
+            context.registry.all().len(),
             started.elapsed()
         );
         Ok(())
@@ -299,7 +305,7 @@ fn leave(table: &Table, uffd: Uffd, proof: Proof) {
         Some(stub) => stub.remove(pid, &uffd),
         // What a dead stub had mapped may be there still.
         None => traces.iter().filter(|traces| !Stub::is_elsewhere(traces, pid)).for_each(|traces| {
-            apart::reap(pid, traces.pid, &traces.mappings());
+            tracer_process::reap(pid, traces.pid, &traces.mappings());
         }),
     }
     uffd.ring().iter().for_each(|ring| ring.end());
@@ -308,7 +314,7 @@ fn leave(table: &Table, uffd: Uffd, proof: Proof) {
 }
 
 /// The app as it is written down, with those of its processes that live.
-fn reborn(entry: &super::ledger::Entry) -> Arc<App> {
+fn rebuild_app(entry: &super::ledger::Entry) -> Arc<App> {
     let app = App::new(entry.id, entry.name.clone(), entry.uid, entry.target.clone(), entry.limit);
     app.note(entry.note.clone());
     for (pid, started) in &entry.members {
@@ -322,7 +328,7 @@ fn reborn(entry: &super::ledger::Entry) -> Arc<App> {
 
 /// The space over its table.
 fn take_up(
-    means: &Means,
+    context: &AttachContext,
     app: &Arc<App>,
     table: Table,
     uffd: Uffd,
@@ -348,18 +354,18 @@ fn take_up(
             && let Some(member) = app.members.lock().iter_mut().find(|m| m.pid == pid)
         {
             member.space = Some(space.clone());
-            member.keep(&means.registry.keeper);
+            member.keep(&context.registry.keeper);
         }
     }
     space
 }
 
 /// Nobody's space: its processes can't be found any more, but for the one it is of.
-fn abandon(means: &Means, left: Left) {
+fn abandon(context: &AttachContext, left: Left) {
     let (start, end) = Table::everything();
-    let release = |slot| means.around.pool.release(slot);
+    let release = |slot| context.shared.pool.release(slot);
     left.table.walk(start, end, |_, record| record.slot().into_iter().for_each(release));
-    let mark = left.table.stub().map(|traces| Mark { at: traces.comm_at, inode: 0 });
+    let mark = left.table.stub().map(|traces| traces.mark());
     for (pid, stat) in mark.iter().flat_map(|mark| mark.processes(None)) {
         tracing::error!(pid, "the memory of {} belongs to no app that is known: it is ended", stat.comm);
         if let Ok(pidfd) = process::pidfd_open(pid) {
@@ -377,8 +383,13 @@ fn forked_name(space: &Space, pending: &[(usize, Message)], nth: usize) -> Kept 
 }
 
 /// Applies what was read and not applied.
-fn catch_up(means: &Means, space: &Arc<Space>, pending: &[(usize, Message)], forked: &mut HashMap<usize, OwnedFd>) {
-    let keeper = &means.registry.keeper;
+fn catch_up(
+    context: &AttachContext,
+    space: &Arc<Space>,
+    pending: &[(usize, Message)],
+    forked: &mut HashMap<usize, OwnedFd>,
+) {
+    let keeper = &context.registry.keeper;
     for (nth, message) in pending {
         let name = forked_name(space, &pending[pending.iter().position(|(n, _)| n == nth).unwrap_or(0)..], *nth);
         let event = match message.event() {
@@ -390,7 +401,7 @@ fn catch_up(means: &Means, space: &Arc<Space>, pending: &[(usize, Message)], for
             },
             other => other,
         };
-        space.change(&mut space.core(), *nth, event, &means.around);
+        space.change(&mut space.core(), *nth, event, &context.shared);
         if matches!(event, Event::Fork { .. }) {
             keeper.let_go(name);
         }
@@ -401,9 +412,9 @@ fn catch_up(means: &Means, space: &Arc<Space>, pending: &[(usize, Message)], for
 }
 
 /// Puts back what an eviction had taken out, and sees that there is a stub, or none.
-fn put_right(means: &Arc<Means>, space: &Arc<Space>) {
-    let salvaged = salvage::bring_back(&means.registry, &means.around, space, &|_| ());
-    if let Err(error) = salvaged {
+fn roll_back(context: &Arc<AttachContext>, space: &Arc<Space>) {
+    let rolled_back = rollback::bring_back(&context.registry, &context.shared, space, &|_| ());
+    if let Err(error) = rolled_back {
         space.app.stop(&format!("annexd ended during an eviction, and {error}"));
     }
     let Some(pid) = space.pid().filter(|_| !space.uffd.is_dead()) else { return };
@@ -415,14 +426,14 @@ fn put_right(means: &Arc<Means>, space: &Arc<Space>) {
         return;
     }
     let traces = space.core().table.stub();
-    traces.iter().for_each(|traces| means.clear_away(space, pid, traces));
+    traces.iter().for_each(|traces| context.clear_away(space, pid, traces));
 }
 
 /// The address space that a table is about, seen through whoever lives there.
 fn open(table: &Table, stub: Option<&Stub>) -> Option<Mm> {
     let of_process = || {
         let traces = table.stub()?;
-        Mark { at: traces.comm_at, inode: 0 }.task_of(table.pid())
+        traces.mark().task_of(table.pid())
     };
     Mm::open(stub.map(Stub::pid).or_else(of_process)?).ok()
 }

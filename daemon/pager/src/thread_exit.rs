@@ -15,10 +15,10 @@
 //! lose a page of its to the batch. A glibc control block is recognised in its bytes ([`is_control_block_in`])
 //! and put back at once. Any other page comes back when the next batch begins.
 
-use super::apart;
 use super::mm::Mm;
 use super::process;
 use super::table::PageIdx;
+use super::tracer_process;
 use annex_shared::page::PAGE_SIZE;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -96,7 +96,7 @@ impl ThreadExits {
         if due.is_empty() {
             return;
         }
-        for (tid, answer) in apart::ask_where_tids_are_cleared(pid, &due, scratch) {
+        for (tid, answer) in tracer_process::ask_where_tids_are_cleared(pid, &due, scratch) {
             let cleared = answer.map_or(Cleared::Unknown(Some(Instant::now())), Cleared::At);
             self.threads.entry(tid).and_modify(|thread| thread.cleared = cleared);
         }

@@ -5,7 +5,7 @@
 //! policy each); a past change is its kind, then the child's number (two words), a range, or a range and the page it moved to. The last list, of ranges, is what
 //! the space has changed of its own while it was young.
 
-use super::doubt::{Doubt, Origin};
+use super::ambiguous_unmap::{AmbiguousUnmap, Origin};
 use super::space::{Space, SpaceId};
 use super::table::{PageIdx, Record};
 use std::sync::{Arc, Weak};
@@ -75,7 +75,7 @@ pub struct Window {
     pub echoes: Vec<Range>,
     /// Oldest first.
     pub displaced: Vec<Displaced>,
-    pub doubtful: Vec<Doubt>,
+    pub ambiguous: Vec<AmbiguousUnmap>,
     /// All changes since the first fork, and the forks.
     pub past: Vec<Past>,
     /// What a young child (see `young`) has changed of its own.
@@ -84,7 +84,7 @@ pub struct Window {
 
 impl Window {
     pub fn is_open(&self) -> bool {
-        let nothing_moved = self.landed.is_empty() && self.displaced.is_empty() && self.doubtful.is_empty();
+        let nothing_moved = self.landed.is_empty() && self.displaced.is_empty() && self.ambiguous.is_empty();
         !(nothing_moved && self.past.is_empty() && self.own.is_empty())
     }
 
@@ -124,13 +124,13 @@ impl Window {
     }
 
     /// Takes the doubts about a part of what moves from `from` to `to`: as they are there.
-    pub fn carry(&mut self, part: Range, from: PageIdx, to: PageIdx) -> Vec<Doubt> {
+    pub fn carry(&mut self, part: Range, from: PageIdx, to: PageIdx) -> Vec<AmbiguousUnmap> {
         let mut carried = Vec::new();
-        for doubt in std::mem::take(&mut self.doubtful) {
+        for doubt in std::mem::take(&mut self.ambiguous) {
             let both = overlap(doubt.range, part);
             let left = both.map_or_else(|| vec![doubt.range], |both| without(doubt.range, both).collect());
-            self.doubtful.extend(left.into_iter().map(|range| Doubt { range, ..doubt }));
-            carried.extend(both.map(|range| Doubt { range, ..doubt }.carried(from, to)));
+            self.ambiguous.extend(left.into_iter().map(|range| AmbiguousUnmap { range, ..doubt }));
+            carried.extend(both.map(|range| AmbiguousUnmap { range, ..doubt }.carried(from, to)));
         }
         carried
     }
@@ -152,8 +152,8 @@ impl Window {
                 words.0.extend([record.encode(), u32::from(*policy)]);
             }
         }
-        words.0.push(self.doubtful.len() as u32);
-        for doubt in &self.doubtful {
+        words.0.push(self.ambiguous.len() as u32);
+        for doubt in &self.ambiguous {
             words.range(doubt.range);
             words.wide(match doubt.origin {
                 Origin::Here(page) => page.0,
@@ -188,7 +188,7 @@ impl Window {
                 BELOW => Origin::Below,
                 page => Origin::Here(PageIdx(page)),
             };
-            window.doubtful.push(Doubt { range, origin });
+            window.ambiguous.push(AmbiguousUnmap { range, origin });
         }
         window.past = past(&mut words, &child)?;
         window.own = past(&mut words, &child)?;
@@ -343,15 +343,15 @@ mod tests {
         let mut window = Window { landed: vec![range(1, 2)], echoes: vec![range(3, 1 << 35)], ..Window::default() };
         let records = vec![(PageIdx(11), Record::Evicted(SlotIdx(4)), 3), (PageIdx(12), Record::Gone, 0)];
         window.displaced.push(Displaced { at: range(10, 20), records: records.clone() });
-        window.doubtful.push(Doubt { range: range(7, 8), origin: Origin::Here(PageIdx(6)) });
-        window.doubtful.push(Doubt { range: range(8, 9), origin: Origin::Below });
-        window.doubtful.push(Doubt { range: range(9, 10), origin: Origin::Parent });
+        window.ambiguous.push(AmbiguousUnmap { range: range(7, 8), origin: Origin::Here(PageIdx(6)) });
+        window.ambiguous.push(AmbiguousUnmap { range: range(8, 9), origin: Origin::Below });
+        window.ambiguous.push(AmbiguousUnmap { range: range(9, 10), origin: Origin::Parent });
         window.past.push(Past::Fork(SpaceId(1 << 33), Weak::new()));
         window.past.extend([Past::Unmap(range(1, 2)), Past::Echo(range(3, 4)), Past::Remap(range(5, 6), PageIdx(7))]);
         window.own.push(Past::Remove(range(20, 22)));
         let words = window.save();
         let back = Window::restored(&words, |_| None).unwrap();
-        assert_eq!((back.landed, back.echoes, back.doubtful), (window.landed, window.echoes, window.doubtful));
+        assert_eq!((back.landed, back.echoes, back.ambiguous), (window.landed, window.echoes, window.ambiguous));
         assert_eq!((back.displaced[0].at, &back.displaced[0].records), (range(10, 20), &records));
         assert_eq!(format!("{:?}", (back.past, back.own)), format!("{:?}", (window.past, window.own)));
         assert!((1..words.len()).all(|n| Window::restored(&words[..n], |_| None).is_none()));

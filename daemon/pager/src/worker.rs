@@ -3,7 +3,7 @@
 //! Every worker watches the userfaultfds of all spaces through an epoll set of its own. With few workers (one per CPU, pinned) each of them is
 //! woken by a fault, and the one on the faulting CPU gets there first, which is the cheapest place to serve it from: no
 //! inter-processor interrupt. With many, the watches are exclusive, so that a fault wakes one of them and not all. A space
-//! whose faults come from one CPU is watched by the worker there alone ([`home`](super::home)).
+//! whose faults come from one CPU is watched by the worker there alone ([`home`](super::cpu_affinity)).
 //!
 //! A worker never waits for anything but its epoll set. What can't be done at once goes to `again` and is tried on the next turn. A space whose lock somebody keeps
 //! (an evictor, with a stub that stands still because its program is frozen) is taken out of the epoll set until it can be had: its messages would wake the
@@ -11,17 +11,17 @@
 
 mod reading;
 mod rings;
-pub mod standing;
+pub mod sched_class;
 
 use super::PagerConfig;
+use super::affinity::{self, Bell, HERD};
 use super::app::{App, LONGEST_HOLD};
 use super::busy_poll::BusyPoll;
 use super::fault::{Fault, Next};
 use super::hold::Hold;
-use super::homes::{self, Bell, HERD};
 use super::process;
 use super::registry::Registry;
-use super::space::{Core, Space, SpaceId, Surroundings};
+use super::space::{Core, Shared, Space, SpaceId};
 use super::table::PageIdx;
 use super::waiting::Waiting;
 use annex_host::priority::Precedence;
@@ -32,7 +32,7 @@ use crossbeam::channel::{Receiver, Sender};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use reading::Pending;
-use standing::{Patience, Standing};
+use sched_class::{Patience, Standing};
 use std::io;
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -78,7 +78,7 @@ pub struct Workers {
 
 impl Workers {
     /// Starts `count` workers (0: one per CPU, four at most), pinned to CPUs in turn if there are enough of those.
-    pub fn start(config: &PagerConfig, around: &Arc<Surroundings>, registry: &Arc<Registry>) -> io::Result<Workers> {
+    pub fn start(config: &PagerConfig, shared: &Arc<Shared>, registry: &Arc<Registry>) -> io::Result<Workers> {
         let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
         let count = if config.fault_workers == 0 { cpus.min(HERD) } else { config.fault_workers as usize };
         let waiting = Waiting::settle(config.wait, count);
@@ -92,7 +92,7 @@ impl Workers {
         let standings: Vec<Arc<Standing>> = (0..count).map(|_| Arc::default()).collect();
         let mut handles = Vec::new();
         for n in 0..count {
-            let lane = around.pool.lane(&format!("fault-{n}"), BUFFERS).map_err(io::Error::other)?;
+            let lane = shared.pool.lane(&format!("fault-{n}"), BUFFERS).map_err(io::Error::other)?;
             let epoll = epolls[n].clone();
             let bell = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
             epoll.add(lane.event_fd(), EpollEvent::new(EpollFlags::EPOLLIN, LANE))?;
@@ -113,7 +113,7 @@ impl Workers {
                 polls_for: waiting.polls_for,
                 last_woken: Instant::now(),
                 busy_poll: BusyPoll::new(Duration::from_micros(config.busy_poll_us.into()), config.adaptive_polling),
-                around: around.clone(),
+                shared: shared.clone(),
                 registry: registry.clone(),
                 stop: stop.clone(),
                 pending: Vec::new(),
@@ -134,7 +134,7 @@ impl Workers {
         }
         let homes = (2..=cpus).contains(&count) && waiting.sleeps_at_once();
         let looking = match homes {
-            true => Some((looking.clone(), homes::start(around.clone(), epolls, looking, Patience::of(standings))?)),
+            true => Some((looking.clone(), affinity::start(shared.clone(), epolls, looking, Patience::of(standings))?)),
             false => None,
         };
         Ok(Workers { handles, stop, waiting, looking })
@@ -155,7 +155,7 @@ impl Workers {
     /// Has every worker watch the space.
     pub fn watch(&self, space: &Space) -> io::Result<()> {
         for handle in &self.handles {
-            homes::watch(&handle.epoll, space, self.handles.len())?;
+            affinity::watch(&handle.epoll, space, self.handles.len())?;
             if let Some(ring) = space.uffd.ring() {
                 let edges = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
                 handle.epoll.add(ring.bell(), EpollEvent::new(edges, rings::BELL | space.id.0))?;
@@ -227,7 +227,7 @@ struct Worker {
     polls_for: Duration,
     last_woken: Instant,
     busy_poll: BusyPoll,
-    around: Arc<Surroundings>,
+    shared: Arc<Shared>,
     registry: Arc<Registry>,
     stop: Arc<AtomicBool>,
     pending: Vec<Option<Pending>>,
@@ -354,13 +354,13 @@ impl Worker {
     /// Applies every change that can be read, then serves the faults that came with them (they have waited since `since`), and `also`. False:
     /// the space is busy.
     fn attend(&mut self, space: &Arc<Space>, since: Instant, also: Option<Fault>) -> bool {
-        let around = self.around.clone();
-        if !space.grows_up(&around) {
+        let shared = self.shared.clone();
+        if !space.grows_up(&shared) {
             return false;
         }
         let Some(mut core) = self.core_of(space, |limit| space.core_for_messages(limit)) else { return false };
         let mut faults = std::mem::take(&mut self.faults);
-        space.drain(&mut core, &around, since, &mut faults);
+        space.drain(&mut core, &shared, since, &mut faults);
         self.note_threads(space, &mut core, &faults);
         faults.extend(also);
         let any = !faults.is_empty();
@@ -377,7 +377,7 @@ impl Worker {
         if self.joins(space, fault) {
             return;
         }
-        match space.serve(core, fault, &self.around) {
+        match space.serve(core, fault, &self.shared) {
             Next::Served => {}
             Next::Held => self.hold(&space.app),
             Next::Again => self.again.push(Again::Fault(space.clone(), fault)),
@@ -399,7 +399,7 @@ impl Worker {
             (Some(at), Some(core)) => {
                 self.held_up.swap_remove(at);
                 if core.home.is_watched_by(self.number)
-                    && let Err(error) = homes::watch(&self.epoll, space, self.epolls.len())
+                    && let Err(error) = affinity::watch(&self.epoll, space, self.epolls.len())
                 {
                     space.app.stop(&format!("a userfaultfd can't be watched any more: {error}"));
                 }
@@ -427,7 +427,7 @@ impl Worker {
         }
     }
 
-    /// Moves everything that can move: doorbells, completions, second tries.
+    /// MoveBatch everything that can move: doorbells, completions, second tries.
     fn turn(&mut self) {
         self.end_holds();
         for again in std::mem::take(&mut self.again) {

@@ -13,13 +13,13 @@
 //! Nothing of a young child is served: where a mapping had moved to it would find zeros. Its own messages are read only if one of them keeps the kernel from answering,
 //! and what those are about is remembered: there the kernel's answer says nothing about the fork.
 
-use super::doubt::{Doubt, Origin};
+use super::ambiguous_unmap::{AmbiguousUnmap, Origin};
 use super::hold::Hold;
-use super::mortal;
-use super::space::{Core, Space, Surroundings};
+use super::space::{Core, Shared, Space};
 use super::table::{PageIdx, Record, Table};
 use super::uffd::{Installed, Probe};
 use super::window::{Past, Range, overlap, target_of, without};
+use annex_host::failpoint::failpoint;
 use annex_shared::page::PAGE_SIZE;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -52,48 +52,48 @@ impl Space {
     }
 
     /// Closes the window of a young child's parent if no change of that is unread any more. False: the child is young still. The caller has no core.
-    pub(super) fn grows_up(&self, around: &Surroundings) -> bool {
+    pub(super) fn grows_up(&self, shared: &Shared) -> bool {
         let elder = self.elder.lock().clone();
         let Some((elder, _)) = elder else { return true };
         if let Some(elder) = elder.upgrade()
-            && elder.grows_up(around)
+            && elder.grows_up(shared)
             && let Some(mut core) = elder.core_at_once()
         {
-            elder.settle_changes(&mut core, around);
+            elder.settle_changes(&mut core, shared);
             if self.is_young() {
                 // At a take-over nobody else reads what the parent has to say.
-                elder.read_and_wake(&mut core, around);
-                elder.settle_changes(&mut core, around);
+                elder.read_and_wake(&mut core, shared);
+                elder.settle_changes(&mut core, shared);
             }
         }
         !self.is_young()
     }
 
     /// The parent's changes don't end: children that have waited for long get what is known.
-    pub(super) fn release_patient_children(&self, core: &mut Core, around: &Surroundings) {
+    pub(super) fn release_patient_children(&self, core: &mut Core, shared: &Shared) {
         if core.window.past.is_empty() {
             return;
         }
-        self.release_children(&core.window.past, Read::ForLong, around);
+        self.release_children(&core.window.past, Read::ForLong, shared);
         let is_young =
             |past: &Past| matches!(past, Past::Fork(_, child) if child.upgrade().is_some_and(|c| c.is_young()));
         let first = core.window.past.iter().position(is_young).unwrap_or(core.window.past.len());
         if first > 0 {
             core.window.past.drain(..first);
-            core.keep_window(around);
+            core.keep_window(shared);
         }
     }
 
     /// The parent has ended: its children get what could be read. What a thread had changed that was killed with it before it could say so, is not known.
-    pub(super) fn release_orphans(&self, core: &mut Core, around: &Surroundings) {
+    pub(super) fn release_orphans(&self, core: &mut Core, shared: &Shared) {
         let past = std::mem::take(&mut core.window.past);
-        self.release_children(&past, Read::All, around);
+        self.release_children(&past, Read::All, shared);
     }
 
     /// The space is about to be forgotten: it has ended, or is let go of. Its children get what could be read of
     /// its changes; if it was young itself, they wait for its parent's in its place. False: its parent's
     /// core is not to be had now.
-    pub fn bequeath(&self, around: &Surroundings) -> bool {
+    pub fn bequeath(&self, shared: &Shared) -> bool {
         let elder = self.elder.lock().as_ref().and_then(|(elder, _)| elder.upgrade());
         let mut elders = match elder.as_ref().map(|elder| elder.core_within(PATIENCE)) {
             Some(None) => return false,
@@ -101,69 +101,69 @@ impl Space {
         };
         let mut core = self.core();
         let children = core.window.children();
-        self.release_orphans(&mut core, around);
+        self.release_orphans(&mut core, shared);
         // Asked again with its core: its window may have closed meanwhile.
         if let Some((elder, elders)) = elder.as_ref().zip(elders.as_mut()).filter(|_| self.is_young()) {
             for child in &children {
-                child.waits_for(elder, &core.window.own, around);
+                child.waits_for(elder, &core.window.own, shared);
                 elders.window.adopt(self.id, child);
             }
-            elders.keep_window(around);
+            elders.keep_window(shared);
         }
         *self.elder.lock() = None;
         // Not before: until here a successor of this annexd would do the same again.
-        core.keep_window(around);
+        core.keep_window(shared);
         true
     }
 
     /// What had happened to its dead parent while that was young has happened to this child, too.
-    fn waits_for(&self, elder: &Arc<Space>, dead: &[Past], around: &Surroundings) {
+    fn waits_for(&self, elder: &Arc<Space>, dead: &[Past], shared: &Shared) {
         let mut core = self.core();
         core.window.own.splice(0..0, dead.iter().cloned());
-        core.keep_window(around);
+        core.keep_window(shared);
         *self.elder.lock() = Some((Arc::downgrade(elder), Instant::now()));
     }
 
     /// Each child forked in a window gets what had happened before.
-    pub(super) fn release_children(&self, past: &[Past], read: Read, around: &Surroundings) {
+    pub(super) fn release_children(&self, past: &[Past], read: Read, shared: &Shared) {
         for (nth, fork) in past.iter().enumerate() {
             let Past::Fork(_, child) = fork else { continue };
             let Some(child) = child.upgrade() else { continue };
             let Some(waits) = child.elder.lock().as_ref().map(|(_, since)| since.elapsed()) else { continue };
             let is_due = read != Read::ForLong || waits >= PATIENCE;
-            if is_due && child.comes_of_age(self.id.0, &past[nth + 1..], read, around) {
+            if is_due && child.comes_of_age(self.id.0, &past[nth + 1..], read, shared) {
                 *child.elder.lock() = None;
             }
         }
     }
 
     /// False: more must have happened before the fork than was read `since`.
-    fn comes_of_age(self: &Arc<Self>, parent: u64, since: &[Past], read: Read, around: &Surroundings) -> bool {
+    fn comes_of_age(self: &Arc<Self>, parent: u64, since: &[Past], read: Read, shared: &Shared) -> bool {
         let changes = since.iter().any(|past| matches!(past, Past::Unmap(_) | Past::Remap(..)));
         let mut core = self.core();
         if read == Read::All && !changes || core.table.has_inherited_from(parent) {
             return true;
         }
-        let inherited = self.inherited(&mut core, since, around);
+        let inherited = self.inherited(&mut core, since, shared);
         let is_all = match &inherited {
-            Some(inherited) if read == Read::ForLong => self.explains(&mut core, inherited, around),
+            Some(inherited) if read == Read::ForLong => self.explains(&mut core, inherited, shared),
             _ => Some(true),
         };
         match (inherited, is_all) {
-            (Some(inherited), Some(true)) => self.inherit(&mut core, parent, &inherited, around),
+            (Some(inherited), Some(true)) => self.inherit(&mut core, parent, &inherited, shared),
             (Some(_), Some(false)) => return false,
             // It has ended itself.
             _ if self.uffd.is_dead() => {}
             (inherited, _) => {
                 let (own, evicted) = (&core.window.own, core.table.evicted());
                 tracing::debug!(space = self.id.0, ?inherited, ?own, evicted, "since the fork: {since:x?}");
-                self.fail_closed(&mut core, since, around)
+                self.fail_closed(&mut core, since, shared)
             }
         }
         true
     }
 
-    fn fail_closed(&self, core: &mut Core, since: &[Past], around: &Surroundings) {
+    fn fail_closed(&self, core: &mut Core, since: &[Past], shared: &Shared) {
         core.table.begin();
         for past in since {
             if let Past::Remap(source, to) = *past {
@@ -171,13 +171,13 @@ impl Space {
             }
         }
         let applied = core.table.applied();
-        core.commit(applied, around);
+        core.commit(applied, shared);
         self.app
             .stop("a child was forked as mappings of its parent were moved, and which of them it has can't be told");
     }
 
     /// Whether all that is evicted lies where the child has something mapped, or these changes say why not. `None`: it can't be told.
-    fn explains(self: &Arc<Self>, core: &mut Hold<'_>, inherited: &[Inherited], around: &Surroundings) -> Option<bool> {
+    fn explains(self: &Arc<Self>, core: &mut Hold<'_>, inherited: &[Inherited], shared: &Shared) -> Option<bool> {
         let mut evicted: Vec<PageIdx> = Vec::new();
         let (start, end) = Table::everything();
         core.table.walk(start, end, |page, record| {
@@ -192,7 +192,7 @@ impl Space {
         };
         for page in evicted.into_iter().filter(|page| !has_left(*page)) {
             // What the child has left itself has no record any more.
-            if !self.has_now(core, page, around)? && core.table.record(page).slot().is_some() {
+            if !self.has_now(core, page, shared)? && core.table.record(page).slot().is_some() {
                 return Some(false);
             }
         }
@@ -200,12 +200,7 @@ impl Space {
     }
 
     /// What of its parent's changes the child has. `None`: that can't be told.
-    fn inherited(
-        self: &Arc<Self>,
-        core: &mut Hold<'_>,
-        since: &[Past],
-        around: &Surroundings,
-    ) -> Option<Vec<Inherited>> {
+    fn inherited(self: &Arc<Self>, core: &mut Hold<'_>, since: &[Past], shared: &Shared) -> Option<Vec<Inherited>> {
         let mut inherited = Vec::new();
         let mut after = Vec::new();
         for (nth, past) in since.iter().enumerate() {
@@ -214,7 +209,7 @@ impl Space {
                 Past::Unmap(range) => inherited.push(Inherited::Unmap(range)),
                 Past::Remap(source, to) => {
                     let target = target_of(source, to);
-                    let before = match was_before(since, nth, &after, |range| self.has(core, range, around)) {
+                    let before = match was_before(since, nth, &after, |range| self.has(core, range, shared)) {
                         None if self.has_pages(core, source) => Some(false),
                         told => told,
                     };
@@ -238,10 +233,10 @@ impl Space {
     }
 
     /// Whether the child had the range mapped when it was forked. `None`: it can't be told.
-    fn has(self: &Arc<Self>, core: &mut Hold<'_>, range: Range, around: &Surroundings) -> Option<bool> {
+    fn has(self: &Arc<Self>, core: &mut Hold<'_>, range: Range, shared: &Shared) -> Option<bool> {
         loop {
             let page = core.window.first_untouched(range)?;
-            let has = self.has_now(core, page, around)?;
+            let has = self.has_now(core, page, shared)?;
             // Asking may have shown what it has changed.
             if core.window.first_untouched(range) == Some(page) {
                 return Some(has);
@@ -250,7 +245,7 @@ impl Space {
     }
 
     /// Whether the child has the page mapped. `None`: it can't be told.
-    fn has_now(self: &Arc<Self>, core: &mut Hold<'_>, page: PageIdx, around: &Surroundings) -> Option<bool> {
+    fn has_now(self: &Arc<Self>, core: &mut Hold<'_>, page: PageIdx, shared: &Shared) -> Option<bool> {
         let asked_at = Instant::now();
         loop {
             match self.uffd.is_registered(page.addr()) {
@@ -258,7 +253,7 @@ impl Space {
                 Probe::NotRegistered | Probe::Dead => return Some(false),
                 Probe::TryAgain if asked_at.elapsed() > REST => return None,
                 // It takes microseconds, once its message is read and its thread has a CPU.
-                Probe::TryAgain => self.read_and_wake(core, around),
+                Probe::TryAgain => self.read_and_wake(core, shared),
             }
             std::thread::sleep(Duration::from_micros(20));
         }
@@ -274,38 +269,38 @@ impl Space {
     }
 
     /// Reads all messages, so that the kernel answers questions. Faults come again.
-    fn read_and_wake(self: &Arc<Self>, core: &mut Hold<'_>, around: &Surroundings) {
+    fn read_and_wake(self: &Arc<Self>, core: &mut Hold<'_>, shared: &Shared) {
         let mut faults = Vec::new();
-        self.read_messages(core, around, Instant::now(), &mut faults);
+        self.read_messages(core, shared, Instant::now(), &mut faults);
         faults.iter().for_each(|fault| self.uffd.wake(fault.page.addr(), PAGE_SIZE as u64));
     }
 
     /// Its own children have the same, and get it first: an annexd that ends in between leaves the rest to its successor.
-    fn inherit(&self, core: &mut Core, parent: u64, inherited: &[Inherited], around: &Surroundings) {
+    fn inherit(&self, core: &mut Core, parent: u64, inherited: &[Inherited], shared: &Shared) {
         if core.table.has_inherited_from(parent) {
             return;
         }
         for child in core.window.children() {
-            child.inherit(&mut child.core(), parent, inherited, around);
+            child.inherit(&mut child.core(), parent, inherited, shared);
         }
         core.table.begin();
         for inherited in inherited {
             match *inherited {
-                Inherited::Unmap(range) => core.window.doubtful.push(Doubt { range, origin: Origin::Parent }),
+                Inherited::Unmap(range) => core.window.ambiguous.push(AmbiguousUnmap { range, origin: Origin::Parent }),
                 Inherited::Remap(source, to) => self.remap_before_birth(core, source, to),
             }
         }
         core.table.inherit_from(parent);
         let applied = core.table.applied();
-        core.commit(applied, around);
-        mortal::point("child-followed");
+        core.commit(applied, shared);
+        failpoint("child-followed");
     }
 
     fn remap_before_birth(&self, core: &mut Core, source: Range, to: PageIdx) {
         let (leaving, mut carried) = core.leave(source, to);
         let target = target_of(source, to);
         core.clear(target);
-        core.window.doubtful.append(&mut carried);
+        core.window.ambiguous.append(&mut carried);
         self.place(core, leaving, source.0, to);
         core.forget(source);
         core.forget(target);

@@ -2,8 +2,8 @@
 
 use super::book::Grade;
 use super::config::{DonorConfig, MAX_DONORS, PoolConfig};
+use super::coordinator::News;
 use super::extents::ExtentTable;
-use super::keeper::News;
 use super::mailbox::Mailbox;
 use super::repair;
 use super::slots::{SlotRun, SlotTable};
@@ -18,7 +18,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// Shared by the pool's handle, its lanes, the keeper and the donor threads.
+/// Shared by the pool's handle, its lanes, the coordinator and the donor threads.
 pub(super) struct Core {
     pub config: PoolConfig,
     pub extents: ExtentTable,
@@ -28,7 +28,7 @@ pub(super) struct Core {
     /// By `DonorId`: every donor the extent table names. It grows, and never shrinks.
     donors: Box<[OnceLock<Donor>]>,
     pub lanes: Mutex<Vec<LaneEntry>>,
-    keeper: Sender<News>,
+    coordinator: Sender<News>,
     repair: Sender<repair::Task>,
     /// Grows whenever a replica changes its state, so that lanes look again at what they wait for.
     changes: AtomicU64,
@@ -36,7 +36,7 @@ pub(super) struct Core {
     /// Held while donors are added or removed.
     pub membership: Mutex<()>,
     /// The extents that slots are taken from. Its lock makes `reserve` one at a time.
-    pub shelf: Mutex<Shelf>,
+    pub allocatable: Mutex<AllocatableExtents>,
     /// Signalled when the shelf got a new extent, or when it is clear that it gets none.
     pub shelf_changed: Condvar,
     pub stopping: AtomicBool,
@@ -98,13 +98,13 @@ pub(super) struct LaneEntry {
 
 /// Extents that `reserve` may use.
 #[derive(Debug, Default)]
-pub(super) struct Shelf {
-    pub extents: Vec<Shelved>,
-    /// Pages asked for and not had since the keeper last looked.
+pub(super) struct AllocatableExtents {
+    pub extents: Vec<Allocatable>,
+    /// Pages asked for and not had since the coordinator last looked.
     pub wanted: u64,
-    /// Pages taken since the keeper last looked.
+    /// Pages taken since the coordinator last looked.
     pub taken: u64,
-    /// How often the keeper looked.
+    /// How often the coordinator looked.
     pub looks: u64,
     /// No extent is on its way: waiting is of no use.
     pub dry: bool,
@@ -117,7 +117,7 @@ pub(super) struct Shelf {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Shelved {
+pub(super) struct Allocatable {
     pub extent: ExtentId,
     pub grade: Grade,
 }
@@ -130,7 +130,7 @@ pub(super) struct Donor {
     pub config: Mutex<Option<DonorConfig>>,
     pub stats: DonorStats,
     pub traffic: Traffic,
-    /// Neither operations nor its agent answer. Set and cleared by the keeper.
+    /// Neither operations nor its agent answer. Set and cleared by the coordinator.
     pub silent: AtomicBool,
     pub view: Mutex<DonorView>,
 }
@@ -170,7 +170,7 @@ impl Core {
         extents: ExtentTable,
         slots: SlotTable,
         spill: Option<DonorId>,
-        keeper: Sender<News>,
+        coordinator: Sender<News>,
         repair: Sender<repair::Task>,
     ) -> Self {
         Core {
@@ -180,21 +180,21 @@ impl Core {
             spill,
             donors: (0..MAX_DONORS).map(|_| OnceLock::new()).collect(),
             lanes: Mutex::default(),
-            keeper,
+            coordinator,
             repair,
             changes: AtomicU64::new(0),
             counts: Counts::default(),
             membership: Mutex::default(),
-            shelf: Mutex::default(),
+            allocatable: Mutex::default(),
             shelf_changed: Condvar::new(),
             stopping: AtomicBool::new(false),
             discarded: Discarded::default(),
         }
     }
 
-    /// Tells the keeper. Dropped silently when the pool is shutting down and nobody listens.
+    /// Tells the coordinator. Dropped silently when the pool is shutting down and nobody listens.
     pub fn tell(&self, news: News) {
-        let _ = self.keeper.send(news);
+        let _ = self.coordinator.send(news);
     }
 
     /// Tells the repair thread, likewise.

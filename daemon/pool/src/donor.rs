@@ -4,9 +4,9 @@
 use super::PoolError;
 use super::book::Greeting;
 use super::config::{DonorConfig, is_slab_size};
+use super::coordinator::News;
 use super::core::{Core, Donor, DonorStats, DonorView, lock};
 use super::dial::{DataPath, DialError, Dialer, Link, Welcomed};
-use super::keeper::News;
 use super::mailbox::Delivery;
 use super::session::{Session, Step};
 use super::traffic::Traffic;
@@ -36,7 +36,7 @@ const REPLACE_EVERY: Duration = Duration::from_millis(20);
 const FIRST_LOOK: Duration = Duration::from_secs(2);
 const LAST_LOOK: Duration = Duration::from_secs(30);
 
-/// What the keeper asks of a donor's thread.
+/// What the coordinator asks of a donor's thread.
 pub(super) enum Command {
     /// Lease one slab.
     Lease,
@@ -54,7 +54,7 @@ pub(super) enum Command {
     },
 }
 
-/// The keeper's handle of the thread.
+/// The coordinator's handle of the thread.
 pub(super) struct DonorThread {
     commands: Sender<Command>,
     wake: Arc<EventFd>,
@@ -286,7 +286,7 @@ impl Keep {
         };
         let ttl = Duration::from_millis(welcome.lease_ttl_ms);
         self.core.tell(News::Up { donor: self.id, slots_per_extent: slots, ttl, greeting });
-        // Shown as up only when the keeper knows.
+        // Shown as up only when the coordinator knows.
         self.view(|view| {
             view.name = name;
             view.state = DonorState::Up;

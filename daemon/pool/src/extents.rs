@@ -35,7 +35,7 @@
 //! - *A returned extent*: state `returning`, then its slot-table pages are punched out, then the slabs are given back, then state
 //!   `free`. `returning` found at a take-over counts as free. No slot of it is in use at that time.
 //!
-//! The keeper alone writes, except for what `replicas` allows lanes and the repair thread. Everybody reads without locks.
+//! The coordinator alone writes, except for what `replicas` allows lanes and the repair thread. Everybody reads without locks.
 
 use super::mapped::{MapError, Mapped};
 use super::migrate;

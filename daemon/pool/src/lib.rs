@@ -7,7 +7,7 @@
 //! - A **lane** belongs to the thread that uses it: reads and writes, over its own endpoints. It takes no lock and waits for nobody.
 //! - One **donor thread** per donor keeps the control connection: hello, leases, renewal, reconnection with back-off; it opens
 //!   endpoints for lanes. It may block on the network.
-//! - The **keeper** is the one who decides: which donors a new extent goes to, when one is given back, when a donor's replicas are
+//! - The **coordinator** is the one who decides: which donors a new extent goes to, when one is given back, when a donor's replicas are
 //!   away or lost and where others are made. It never blocks on the network; its decisions are made by `book`, which is pure.
 //! - The **spill file**, if there is one, is a donor that nobody prefers (`spill`).
 //! - The **repair thread** copies what joining replicas lack, rewrites pages that decayed, and looks for such pages. It has a lane of its own.
@@ -25,6 +25,7 @@
 mod book;
 mod buffer;
 mod config;
+mod coordinator;
 mod core;
 pub mod dial;
 mod donor;
@@ -33,7 +34,6 @@ mod extents;
 mod fills;
 mod hedging;
 mod inflight;
-mod keeper;
 mod lack;
 mod lane;
 mod mailbox;
@@ -172,18 +172,18 @@ impl Pool {
             spill_id = Some(id);
             dialer = Arc::new(spill::WithSpill { donors: dialer, spill });
         }
-        let (keeper, news) = mpsc::channel();
+        let (coordinator, news) = mpsc::channel();
         let (repair, tasks) = mpsc::channel();
-        let core = Arc::new(Core::new(config, extents, slots, spill_id, keeper, repair));
+        let core = Arc::new(Core::new(config, extents, slots, spill_id, coordinator, repair));
         donors.into_iter().for_each(|donor| {
             core.add_donor(donor);
         });
         if let Some(slots) = core.extents.slots_per_extent() {
             core.extents.live().for_each(|(extent, _)| core.slots.adopt(extent, slots));
         }
-        let threads = keeper::start(&core, dialer, news, tasks)?;
+        let threads = coordinator::start(&core, dialer, news, tasks)?;
         // A write that was under way when the annexd before ended may arrive yet.
-        unsettled.into_iter().for_each(|run| core.tell(keeper::News::Discard(run)));
+        unsettled.into_iter().for_each(|run| core.tell(coordinator::News::Discard(run)));
         let pool = Arc::new(Pool { core, threads: Mutex::new(threads), taken_over, shares: shares::Shares::default() });
         if !taken_over {
             // Programs stand still meanwhile if there are any already; what they need waits for its donor alone.
@@ -212,19 +212,19 @@ impl Pool {
     fn take_slots(&self, pages: usize, runs: &mut Vec<SlotRun>) -> usize {
         let until = Instant::now() + RESERVE_WAIT;
         let mut got = 0;
-        let mut shelf = lock(&self.core.shelf);
+        let mut allocatable = lock(&self.core.allocatable);
         let mut good_only = true;
         // What the shelf says may be from before the first donor was there: only a fresh word counts.
-        let looks = shelf.looks;
+        let looks = allocatable.looks;
         while got < pages {
-            if let Some(run) = self.take_best(&shelf, (pages - got).min(u32::MAX as usize) as u32, good_only) {
+            if let Some(run) = self.take_best(&allocatable, (pages - got).min(u32::MAX as usize) as u32, good_only) {
                 got += run.count as usize;
-                shelf.taken += u64::from(run.count);
+                allocatable.taken += u64::from(run.count);
                 runs.push(run);
                 continue;
             }
             let left = until.saturating_duration_since(Instant::now());
-            let dry = shelf.dry && shelf.looks > looks + 1;
+            let dry = allocatable.dry && allocatable.looks > looks + 1;
             if good_only && (dry || left.is_zero()) {
                 // Degraded extents take pages only when there is nothing better.
                 good_only = false;
@@ -233,20 +233,20 @@ impl Pool {
             if dry || left.is_zero() || self.core.stopping.load(Acquire) {
                 break;
             }
-            shelf.wanted = (pages - got) as u64;
-            self.core.tell(keeper::News::Wanted);
-            let waited = self.core.shelf_changed.wait_timeout(shelf, left);
-            shelf = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
+            allocatable.wanted = (pages - got) as u64;
+            self.core.tell(coordinator::News::Wanted);
+            let waited = self.core.shelf_changed.wait_timeout(allocatable, left);
+            allocatable = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
         }
         if got < pages {
-            shelf.wanted = (pages - got) as u64;
+            allocatable.wanted = (pages - got) as u64;
         }
-        // The keeper takes the next extent before this one is used up.
+        // The coordinator takes the next extent before this one is used up.
         let slots = u64::from(self.core.extents.slots_per_extent().unwrap_or(0));
-        if got < pages || shelf.taken >= slots / 8 {
-            self.core.tell(keeper::News::Taken);
+        if got < pages || allocatable.taken >= slots / 8 {
+            self.core.tell(coordinator::News::Taken);
         }
-        drop(shelf);
+        drop(allocatable);
         got
     }
 
@@ -291,13 +291,13 @@ impl Pool {
 
     /// Whether a slot that is freed now can be taken again: some extent has a replica that takes writes.
     pub fn takes_writes(&self) -> bool {
-        lock(&self.core.shelf).extents.iter().any(|shelved| self.core.is_writable(shelved.extent))
+        lock(&self.core.allocatable).extents.iter().any(|entry| self.core.is_writable(entry.extent))
     }
 
     /// More room is wanted than there is, and none is on its way, as far as is known. What donors have told of their
     /// room may be older: one that has begun to drain lends nothing.
     pub fn is_dry(&self) -> bool {
-        lock(&self.core.shelf).dry
+        lock(&self.core.allocatable).dry
     }
 
     /// Grows whenever a replica is away, back, lost, or made anew: what was said of the pool's room before may not hold.
@@ -313,13 +313,14 @@ impl Pool {
     /// How many more pages the pool could take: free in the extents held, and what donors say is free.
     pub fn available_pages(&self) -> u64 {
         let Some(slots) = self.core.extents.slots_per_extent() else { return 0 };
-        let shelf = lock(&self.core.shelf);
-        let held = shelf.extents.len() as u64;
+        let allocatable = lock(&self.core.allocatable);
+        let held = allocatable.extents.len() as u64;
         // Degraded ones are taken too, when there is nothing better.
-        let usable = shelf.extents.iter().filter(|s| s.grade != Grade::Degraded || self.core.is_writable(s.extent));
+        let usable =
+            allocatable.extents.iter().filter(|s| s.grade != Grade::Degraded || self.core.is_writable(s.extent));
         let free: u64 = usable.map(|s| u64::from(self.core.slots.free_count(s.extent))).sum();
-        let degrades = shelf.degrades;
-        drop(shelf);
+        let degrades = allocatable.degrades;
+        drop(allocatable);
         let real = self.core.donors().filter(|d| self.is_real(d) && !d.silent.load(Relaxed));
         let views = real.map(|d| lock(&d.view).clone());
         let donors: Vec<u64> = views.filter(|v| v.state == DonorState::Up).map(|v| u64::from(v.free)).collect();
@@ -458,10 +459,10 @@ impl Pool {
             }
         }
         self.tell_repair(&mut info);
-        let shelf = lock(&self.core.shelf);
-        info.full =
-            (shelf.dry || shelf.full) && shelf.extents.iter().all(|s| self.core.slots.free_count(s.extent) == 0);
-        drop(shelf);
+        let allocatable = lock(&self.core.allocatable);
+        info.full = (allocatable.dry || allocatable.full)
+            && allocatable.extents.iter().all(|s| self.core.slots.free_count(s.extent) == 0);
+        drop(allocatable);
         if info.full {
             info.lack = self.lack();
         }
@@ -475,7 +476,7 @@ impl Pool {
 
     /// Gives up a reference to each of the run's slots, whose bytes nobody needs, once no operation that was under way at the last annexd's end can reach them any more.
     pub fn rest(&self, run: SlotRun) {
-        self.core.tell(keeper::News::Discard(run));
+        self.core.tell(coordinator::News::Discard(run));
     }
 
     /// The tables' descriptors, to be kept where they outlive this process: (extents, slots).
@@ -491,14 +492,14 @@ impl Pool {
     /// Gives everything back to the donors and ends the pool's threads. What is in the pool is gone.
     pub fn shutdown(&self) {
         self.core.stopping.store(true, Release);
-        self.core.tell(keeper::News::Stop { give_back: true });
+        self.core.tell(coordinator::News::Stop { give_back: true });
         self.join();
     }
 
     /// Ends the pool's threads and leaves the leases as they are, for the next annexd to take over with [`Pool::state_fds`].
     pub fn leave(&self) {
         self.core.stopping.store(true, Release);
-        self.core.tell(keeper::News::Stop { give_back: false });
+        self.core.tell(coordinator::News::Stop { give_back: false });
         self.join();
     }
 
@@ -511,20 +512,22 @@ impl Pool {
     }
 
     /// Where donors have it, else in the last tier if donors have no room, else wherever it can be.
-    fn take_best(&self, shelf: &core::Shelf, want: u32, good_only: bool) -> Option<SlotRun> {
-        let spilled = || (shelf.spills || !good_only).then(|| self.take(shelf, want, Grade::LastTier)).flatten();
-        let degraded = || (shelf.degrades || !good_only).then(|| self.take(shelf, want, Grade::Degraded)).flatten();
-        self.take(shelf, want, Grade::Whole).or_else(spilled).or_else(degraded)
+    fn take_best(&self, allocatable: &core::AllocatableExtents, want: u32, good_only: bool) -> Option<SlotRun> {
+        let spilled =
+            || (allocatable.spills || !good_only).then(|| self.take(allocatable, want, Grade::LastTier)).flatten();
+        let degraded =
+            || (allocatable.degrades || !good_only).then(|| self.take(allocatable, want, Grade::Degraded)).flatten();
+        self.take(allocatable, want, Grade::Whole).or_else(spilled).or_else(degraded)
     }
 
     /// A run of slots from the fullest extent that still has a good part free, else from the emptiest: extents stay dense, so that few are
     /// held, and yet a batch finds its slots near each other.
-    fn take(&self, shelf: &core::Shelf, want: u32, grade: Grade) -> Option<SlotRun> {
+    fn take(&self, allocatable: &core::AllocatableExtents, want: u32, grade: Grade) -> Option<SlotRun> {
         let slots = self.core.extents.slots_per_extent()?;
-        let free = |s: &&core::Shelved| self.core.slots.free_count(s.extent);
+        let free = |s: &&core::Allocatable| self.core.slots.free_count(s.extent);
         // Nothing can be written where no replica is left.
-        let alive = |s: &&core::Shelved| grade != Grade::Degraded || self.core.is_writable(s.extent);
-        let candidates = || shelf.extents.iter().filter(|s| s.grade == grade).filter(alive);
+        let alive = |s: &&core::Allocatable| grade != Grade::Degraded || self.core.is_writable(s.extent);
+        let candidates = || allocatable.extents.iter().filter(|s| s.grade == grade).filter(alive);
         let roomy = candidates().filter(|s| free(s) >= slots / ROOMY).min_by_key(free);
         let best = roomy.or_else(|| candidates().filter(|s| free(s) > 0).max_by_key(free))?;
         self.core.slots.take(best.extent, slots, want)
@@ -568,7 +571,7 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         self.core.stopping.store(true, Release);
-        self.core.tell(keeper::News::Stop { give_back: false });
+        self.core.tell(coordinator::News::Stop { give_back: false });
         self.join();
     }
 }

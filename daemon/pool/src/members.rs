@@ -1,8 +1,8 @@
 //! Donors that come and go while the pool runs.
 
 use super::config::{ConfigError, DonorConfig};
+use super::coordinator::News;
 use super::core::{Donor, lock};
-use super::keeper::News;
 use super::{DonorError, Pool};
 use annex_shared::api::DonorInfo;
 

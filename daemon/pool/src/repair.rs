@@ -5,9 +5,9 @@
 //! checksum again afterwards. A page whose write is just under way can look decayed, so it is looked at again some time later before it is rewritten. A
 //! rewrite beside a slower write still brings the same bytes as the write, or, if the checksum changed meanwhile, is repeated.
 
+use super::coordinator::News;
 use super::core::Core;
 use super::fills::{Fill, Fills, Pace};
-use super::keeper::News;
 use super::lane::Lane;
 use super::replica::{ReplicaState, Replicas};
 use super::slots::SlotRun;

@@ -15,7 +15,7 @@
 //! - *away*: not read and not written; its bytes may come back. What it misses is marked.
 //! - *joining*: written, and read only while nobody is live, for what it has. What it lacks is marked and being copied.
 //! - *trailing*: a backup in the spill file. Not written by lanes: each write marks what it misses, and the filler copies that from the donor, again and again. What is
-//!   not marked may be read, when no live replica can be. The keeper makes it joining when no donor's replica is there to take the writes, and a joining or
+//!   not marked may be read, when no live replica can be. The coordinator makes it joining when no donor's replica is there to take the writes, and a joining or
 //!   live one trailing when there is one again.
 //! - *lost*: never read again. The place is free to be used for another replica.
 //!
@@ -141,7 +141,7 @@ impl ExtentTable {
     }
 
     /// Its bytes are elsewhere now, and its slab goes back. False if fewer than so many `others` are live, whatever the
-    /// keeper has heard: then it is away and has what it has. It leaves before it looks, and who settles a write marks
+    /// coordinator has heard: then it is away and has what it has. It leaves before it looks, and who settles a write marks
     /// before they look: one of the two sees what the other did.
     pub fn vacate(&self, extent: ExtentId, place: u8, generation: u16, others: usize) -> bool {
         self.leave(extent, place, generation);
@@ -172,7 +172,7 @@ impl ExtentTable {
 
     /// A replica that was away is written again, or follows; what it missed is marked. One that followed is written
     /// from now on, or one that was written follows. If it turns out that there is nobody live to follow it is joining:
-    /// else no write would be held until the keeper hears of that. Like [`ExtentTable::vacate`] it looks after it has
+    /// else no write would be held until the coordinator hears of that. Like [`ExtentTable::vacate`] it looks after it has
     /// stepped back. The replica as it is now, unless it is gone.
     pub fn rejoin(&self, extent: ExtentId, place: u8, to: ReplicaState) -> Option<Replica> {
         let from = |s: ReplicaState| match to {

@@ -1,5 +1,5 @@
 //! A simulated cluster: the real book, the real replica table and the real order of fills, real lease books and
-//! pressure watches on the donors, with lanes, the filler and the keeper's thread in small steps that a seeded
+//! pressure watches on the donors, with lanes, the filler and the coordinator's thread in small steps that a seeded
 //! scheduler interleaves, in virtual time. After each step what must hold (`invariants`) is checked.
 //!
 //! Some schedules have a spill file: with one replica, whose backup must bring everything when the donor goes, or
@@ -14,21 +14,21 @@
 //!
 //! The model: a slot's content is a number, which stands for its bytes and its checksum. Faults that take a donor or a
 //! replica away are dealt only when every extent keeps a live replica within reach that the book is not about to give
-//! up, so nothing that was reported done may ever be lost. The keeper is as late as it likes within a moment, but not
+//! up, so nothing that was reported done may ever be lost. The coordinator is as late as it likes within a moment, but not
 //! by seconds: then it knows that it stood still.
 
 mod absences;
+mod coordinator;
 mod donors;
 mod invariants;
-mod keeper;
 mod lanes;
 mod reads;
 mod tally;
 
 use super::book::{Action, Book, Greeting, Placed, Room, Rules};
+use super::coordinator::{LOOK_EVERY, QUARANTINE, STOOD_STILL};
 use super::extents::ExtentTable;
 use super::fills::{Fill, Fills};
-use super::keeper::{LOOK_EVERY, QUARANTINE, STOOD_STILL};
 use super::replica::{PLACES, Replica, ReplicaState, Replicas};
 use super::replicas::Took;
 use super::session::{Session, Step};
@@ -49,7 +49,7 @@ const STEPS: u32 = 400;
 /// What the slots of an extent, or of a slab, hold.
 type Contents = [u32; SLOTS as usize];
 
-/// What the keeper will hear, in order.
+/// What the coordinator will hear, in order.
 #[derive(Debug)]
 enum News {
     Up(usize, Greeting),
@@ -116,7 +116,7 @@ struct World<'t> {
     donors: Vec<Donor>,
     /// And when it was told.
     news: VecDeque<(Instant, News)>,
-    /// When the keeper last looked around.
+    /// When the coordinator last looked around.
     looked: Instant,
     writes: Vec<Write>,
     reader: Reader,
@@ -220,7 +220,7 @@ impl<'t> World<'t> {
         self.table.live().all(|(e, r)| r.iter().any(|(n, r)| good(e, n, r))) && self.writes.iter().all(holds)
     }
 
-    /// The book may give the replica up any time: it is to go, and others are live in its stead, as far as the keeper
+    /// The book may give the replica up any time: it is to go, and others are live in its stead, as far as the coordinator
     /// has heard. That one of those is out of reach by now it may not have heard yet.
     fn may_go(&self, extent: ExtentId, place: u8) -> bool {
         let others = |r: Replicas| r.iter().filter(|(n, r)| *n != place && r.state == ReplicaState::Live).count();
@@ -330,7 +330,7 @@ impl<'t> World<'t> {
         }
     }
 
-    /// Time passes, and the keeper looks around as often as it should.
+    /// Time passes, and the coordinator looks around as often as it should.
     fn pass(&mut self, most: usize) {
         let end = self.now + Duration::from_millis(1 + self.draw(most) as u64);
         while self.now < end {

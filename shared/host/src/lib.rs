@@ -2,6 +2,7 @@
 //!
 //! - [`mapped`]: tables in memfds, whose bytes outlive the daemon.
 //! - [`keeper`]: who keeps descriptors while the daemon is away.
+//! - [`mod@failpoint`]: places at which tests have a daemon die or linger.
 //! - [`latency`]: a histogram of durations.
 //! - [`pidfd`]: processes by descriptor.
 //! - [`priority`]: threads that somebody waits for.
@@ -10,6 +11,7 @@
 //! - [`sentinel`]: a thread that panics takes its daemon with it.
 //! - [`heap`]: which memory the C library gives back.
 
+pub mod failpoint;
 pub mod heap;
 pub mod keeper;
 pub mod latency;

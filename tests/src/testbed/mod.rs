@@ -490,7 +490,13 @@ pub fn stress_seconds() -> u64 {
 fn start_annexd(args: &[OsString], (dies, lingers): (Option<&str>, Option<&str>), dir: &Path) -> Process {
     let mut daemon = Command::new(bins::find("annexd"));
     daemon.args(args);
-    daemon.envs(dies.map(|point| ("ANNEXD_DIE_AT", point))).envs(lingers.map(|point| ("ANNEXD_LINGER_AT", point)));
+    let action = |place: &str, verb| {
+        let (name, number) = place.split_once(':').unwrap_or((place, "1"));
+        format!("{name}={verb}:{number};")
+    };
+    let dies = dies.map(|place| action(place, "die"));
+    let actions: String = dies.into_iter().chain(lingers.map(|place| action(place, "linger"))).collect();
+    daemon.env("ANNEX_FAILPOINTS", actions);
     Process::start("annexd", daemon, dir)
 }
 

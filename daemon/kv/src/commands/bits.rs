@@ -1,6 +1,6 @@
 //! Strings as rows of bits.
 
-use super::super::apart;
+use super::super::blocking;
 use super::super::call::{Call, Failure, Outcome};
 use super::super::reply::Reply;
 use super::super::spec::Spec;
@@ -74,7 +74,7 @@ fn setbit(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
         let mut changed = None;
         if old.bytes.len() < with_bit(bit) || was != set {
             let put = move |bytes: &mut [u8]| bits::put(bytes, bit, set);
-            changed = Some(apart::changed(std::mem::take(&mut old.bytes), with_bit(bit), put).await?.0);
+            changed = Some(blocking::changed(std::mem::take(&mut old.bytes), with_bit(bit), put).await?.0);
         }
         write_bits(call.store, call.db, key, old, changed).await?;
         Ok(Reply::Integer(i64::from(was)))
@@ -150,7 +150,7 @@ fn bitcount(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
         let Some(value) = call.store.read(call.db, &call.args[1]).await? else { return Ok(Reply::Integer(0)) };
         let within = bits_within(start, end, in_bits, value.bytes.len());
         let Some((first, last)) = within else { return Ok(Reply::Integer(0)) };
-        let count = apart::run((last - first) >> 3, move || bits::count(&value.bytes, first, last)).await?;
+        let count = blocking::run((last - first) >> 3, move || bits::count(&value.bytes, first, last)).await?;
         Ok(Reply::Integer(count as i64))
     })
 }
@@ -180,7 +180,7 @@ fn bitpos(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
         let Some((first, last)) = bits_within(start, to, in_bits, value.bytes.len()) else {
             return Ok(Reply::Integer(-1));
         };
-        let found = apart::run((last - first) >> 3, move || bits::find(&value.bytes, set, first, last)).await?;
+        let found = blocking::run((last - first) >> 3, move || bits::find(&value.bytes, set, first, last)).await?;
         let found = match found {
             Some(bit) => bit as i64,
             // Zeros follow behind a string, unless the caller said where to stop.
@@ -207,8 +207,8 @@ fn bitop(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
         let values = read_all(call.store, call.db, sources).await?;
         let values: Vec<Bytes> = values.into_iter().map(|v| v.map_or(Bytes::new(), |v| v.bytes)).collect();
         let bytes = values.iter().map(|value| value.len() as u64).sum();
-        let combine = move || apart::shared(bits::combine(operation, &values));
-        let result = apart::run(bytes, combine).await?;
+        let combine = move || blocking::shared(bits::combine(operation, &values));
+        let result = blocking::run(bytes, combine).await?;
         let len = result.len() as i64;
         if result.is_empty() {
             call.store.remove(call.db, target);

@@ -3,7 +3,7 @@
 //! All operations are parsed before the first is done, so that a mistake in the last leaves nothing half done; then
 //! they work one after the other on one copy of the string, which is written once.
 
-use super::super::apart;
+use super::super::blocking;
 use super::super::call::{Call, Failure, Outcome};
 use super::super::reply::Reply;
 use super::super::spec::Spec;
@@ -139,7 +139,7 @@ fn bitfield(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
             let replies = operations.iter().map(|operation| apply(operation, bytes, &mut changed)).collect();
             (replies, changed)
         };
-        let (bytes, (replies, changed)) = apart::changed(old.bytes.clone(), with_bit(last), apply_all).await?;
+        let (bytes, (replies, changed)) = blocking::changed(old.bytes.clone(), with_bit(last), apply_all).await?;
         write_bits(call.store, call.db, key, old, changed.then_some(bytes)).await?;
         Ok(Reply::Array(replies))
     })

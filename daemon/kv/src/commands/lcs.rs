@@ -1,6 +1,6 @@
 //! LCS: what two values have in common.
 
-use super::super::apart;
+use super::super::blocking;
 use super::super::call::{Call, Failure, Outcome};
 use super::super::reply::Reply;
 use super::super::spec::Spec;
@@ -83,10 +83,10 @@ fn lcs(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
             .filter(|cells| cells.saturating_mul(4) <= call.longest)
             .ok_or("ERR Insufficient memory, transient memory for LCS exceeds proto-max-bulk-len")?;
         if options.length {
-            let length = apart::run(cells, move || lcs::length(&a, &b)).await?;
+            let length = blocking::run(cells, move || lcs::length(&a, &b)).await?;
             return Ok(Reply::Integer(i64::from(length)));
         }
-        let found = apart::run(cells, move || lcs::common(&a, &b)).await?;
+        let found = blocking::run(cells, move || lcs::common(&a, &b)).await?;
         Ok(options.answer(found))
     })
 }

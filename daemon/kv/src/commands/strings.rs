@@ -1,6 +1,6 @@
 //! Whole strings and parts of them.
 
-use super::super::apart;
+use super::super::blocking;
 use super::super::call::{Call, Failure, Outcome};
 use super::super::reply::Reply;
 use super::super::spec::Spec;
@@ -130,7 +130,7 @@ fn append(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
                 let (at, more) = (old.bytes.len(), more.clone());
                 let end = within_limit(&call, at as u64, more.len() as u64)? as usize;
                 let append = move |bytes: &mut [u8]| bytes[at..].copy_from_slice(&more);
-                let (bytes, ()) = apart::changed(old.bytes, end, append).await?;
+                let (bytes, ()) = blocking::changed(old.bytes, end, append).await?;
                 Value { bytes, expires: old.expires, encoding: Encoding::Raw }
             }
         };
@@ -154,7 +154,7 @@ fn setrange(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
         let (bytes, expires) = old.map_or((Bytes::new(), None), |old| (old.bytes, old.expires));
         let patch = patch.clone();
         let overwrite = move |bytes: &mut [u8]| bytes[offset as usize..end].copy_from_slice(&patch);
-        let (bytes, ()) = apart::changed(bytes, end, overwrite).await?;
+        let (bytes, ()) = blocking::changed(bytes, end, overwrite).await?;
         let len = bytes.len() as i64;
         call.store.write_as(call.db, key, Value { bytes, expires, encoding: Encoding::Raw }).await?;
         Ok(Reply::Integer(len))

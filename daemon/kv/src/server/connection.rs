@@ -27,8 +27,8 @@ use super::placing::Placed;
 use super::stream::Stream;
 use super::streaming::{Streamed, Streaming, WINDOW};
 use super::{CommandId, MANY, Server, Statistics};
-use crate::apart;
 use crate::arguments::{is, weight_of_all};
+use crate::blocking;
 use crate::call::{Failure, Outcome};
 use crate::reply::Reply;
 use crate::resp::{Ahead, Limits, ProtocolError};
@@ -193,7 +193,7 @@ impl Connection {
                 Admission::Answered(reply) => {
                     let is_muted = self.session.mutes();
                     self.answer(if is_muted { Reply::Silence } else { reply });
-                    apart::let_go(args.len() * size_of::<Bytes>(), args);
+                    blocking::let_go(args.len() * size_of::<Bytes>(), args);
                 }
                 Admission::Run(id) => {
                     self.held = self.begin(id, args, is_whole).await;
@@ -324,7 +324,7 @@ impl Connection {
                         if args.len() > MANY {
                             turn::drop_all(args).await;
                         } else {
-                            apart::let_go(bytes, args);
+                            blocking::let_go(bytes, args);
                         }
                         let reply = outcome.unwrap_or_else(|failure| Reply::Error(failure.0));
                         if is_muted { Reply::Silence } else { reply }

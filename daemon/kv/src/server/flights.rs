@@ -3,7 +3,7 @@
 //! Most are futures. A *placement* is none: a record that is in the store's log already, of which the store tells what became ([`Hears`]).
 
 use crate::reply::Reply;
-use crate::store::{Hears, StoreError};
+use crate::store::{StoreError, WriteListener};
 use futures::stream::{FuturesUnordered, StreamExt};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -20,7 +20,7 @@ pub trait Placement {
 pub struct Flights<F, P> {
     running: FuturesUnordered<Numbered<F>>,
     board: Rc<Board<P>>,
-    hears: Weak<dyn Hears>,
+    hears: Weak<dyn WriteListener>,
 }
 
 struct Board<P> {
@@ -46,7 +46,7 @@ enum Slot<P> {
     Done(Reply, usize),
 }
 
-impl<P: Placement> Hears for Board<P> {
+impl<P: Placement> WriteListener for Board<P> {
     fn hear(&self, number: u64, outcome: Result<(), StoreError>) {
         let at = (number - self.first.get()) as usize;
         let slot = self.replies.borrow_mut().get_mut(at).map(|slot| std::mem::replace(slot, Slot::Running));
@@ -93,7 +93,7 @@ impl<F: Future<Output = Reply> + Unpin, P: Placement + 'static> Flights<F, P> {
             wake: Box::new(wake),
             is_expected: Cell::new(false),
         });
-        let hears: Rc<dyn Hears> = board.clone();
+        let hears: Rc<dyn WriteListener> = board.clone();
         Flights { running: FuturesUnordered::new(), hears: Rc::downgrade(&hears), board }
     }
 
@@ -145,7 +145,7 @@ impl<F: Future<Output = Reply> + Unpin, P: Placement + 'static> Flights<F, P> {
         &mut self,
         placement: P,
         bytes: usize,
-        place: impl FnOnce(&P, &Weak<dyn Hears>, u64) -> bool,
+        place: impl FnOnce(&P, &Weak<dyn WriteListener>, u64) -> bool,
     ) -> Result<(), P> {
         let number = self.board.first.get() + self.len() as u64;
         if !place(&placement, &self.hears, number) {
@@ -220,7 +220,7 @@ mod tests {
         });
         let mut heard = Vec::new();
         for _ in 0..2 {
-            let place = |_: &Told, hears: &Weak<dyn Hears>, number| {
+            let place = |_: &Told, hears: &Weak<dyn WriteListener>, number| {
                 heard.push((hears.upgrade().unwrap(), number));
                 true
             };

@@ -4,7 +4,7 @@
 //! worked off.
 
 use super::stream::Stream;
-use crate::apart;
+use crate::blocking;
 use crate::resp::{Ahead, Limits, Parser, ProtocolError, ahead};
 use bytes::{Bytes, BytesMut};
 use std::io;
@@ -112,7 +112,7 @@ impl Inbox {
 
     /// Nothing more is read or taken.
     pub fn let_go(self) {
-        apart::let_go(self.allocated + self.arguments(), self);
+        blocking::let_go(self.allocated + self.arguments(), self);
     }
 
     /// Gives back what a quiet client needs no memory for.
@@ -127,6 +127,6 @@ impl Inbox {
         let mut rest = BytesMut::with_capacity(self.buffer.len());
         rest.extend_from_slice(&self.buffer);
         let bytes = std::mem::replace(&mut self.allocated, rest.capacity());
-        apart::let_go(bytes, std::mem::replace(&mut self.buffer, rest));
+        blocking::let_go(bytes, std::mem::replace(&mut self.buffer, rest));
     }
 }

@@ -5,7 +5,7 @@ use super::{CommandId, Server, Ticket};
 use crate::call::Failure;
 use crate::reply::Reply;
 use crate::session::Client;
-use crate::store::{Hears, StoreError};
+use crate::store::{StoreError, WriteListener};
 use bytes::Bytes;
 use std::rc::{Rc, Weak};
 use std::time::Instant;
@@ -35,7 +35,7 @@ impl Placed {
     }
 
     /// Puts the record into the log, if that can be done at once.
-    pub fn place(&self, hears: &Weak<dyn Hears>, number: u64) -> bool {
+    pub fn place(&self, hears: &Weak<dyn WriteListener>, number: u64) -> bool {
         let [_, key, value] = &self.args[..] else { return false };
         let is_placed = self.server.store.place(self.client.db.get(), key, value, hears, number);
         if is_placed {

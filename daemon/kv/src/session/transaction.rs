@@ -6,8 +6,8 @@
 
 use super::Run;
 use super::state::{OK, Session};
-use crate::apart;
 use crate::arguments::{weight, weight_of_all};
+use crate::blocking;
 use crate::call::Outcome;
 use crate::reply::Reply;
 use crate::server::{CommandId, MANY, Mode, Ticket};
@@ -94,7 +94,7 @@ impl Session {
     /// Leaves MULTI and forgets what was watched.
     pub fn discard(&mut self) {
         let transaction = std::mem::take(&mut self.transaction);
-        apart::let_go(transaction.bytes, transaction.commands);
+        blocking::let_go(transaction.bytes, transaction.commands);
         self.show_transaction();
     }
 }

@@ -12,8 +12,11 @@ const EXPIRY_TURNS: usize = 8;
 
 impl Store {
     /// Starts the tasks that the store needs, on the local task set that this runs in.
-    pub fn start(&self, deliveries: tokio::sync::mpsc::UnboundedReceiver<stock::Delivery>) -> std::io::Result<()> {
-        let events = self.0.way.events()?;
+    pub fn start(
+        &self,
+        deliveries: tokio::sync::mpsc::UnboundedReceiver<slot_reserve::Delivery>,
+    ) -> std::io::Result<()> {
+        let events = self.0.pool_io.events()?;
         let store = self.clone();
         tokio::task::spawn_local(async move { store.drive(&events).await });
         let store = self.clone();
@@ -32,7 +35,7 @@ impl Store {
                 // Those who have their answers go on first; what they post goes together.
                 tokio::task::yield_now().await;
             } else {
-                self.0.way.rest(events).await;
+                self.0.pool_io.rest(events).await;
             }
         }
     }
@@ -40,12 +43,12 @@ impl Store {
     pub(super) fn step(&self) -> bool {
         loop {
             let mut log = self.0.log.borrow_mut();
-            let Some(flight) = log.launch(&self.0.way, &self.0.stock) else { break };
+            let Some(flight) = log.launch(&self.0.pool_io, &self.0.slot_reserve) else { break };
             let mut space = self.0.space.borrow_mut();
             flight.landings.iter().for_each(|landing| space.hold(landing.sheet));
         }
-        let (way, stock) = (&self.0.way, &self.0.stock);
-        let any = way.step(|token, outcome| self.0.log.borrow_mut().landed(token, outcome, way, stock));
+        let (pool_io, slot_reserve) = (&self.0.pool_io, &self.0.slot_reserve);
+        let any = pool_io.step(|token, outcome| self.0.log.borrow_mut().landed(token, outcome, pool_io, slot_reserve));
         loop {
             let next = self.0.log.borrow_mut().next();
             let Some((flight, result)) = next else { break };
@@ -57,7 +60,7 @@ impl Store {
             let log = self.0.log.borrow();
             log.dirty() > 0 || log.waits()
         };
-        if stock.is_out() && waits() && !self.0.making_room.replace(true) {
+        if slot_reserve.is_out() && waits() && !self.0.making_room.replace(true) {
             let store = self.clone();
             tokio::task::spawn_local(async move { store.make_room_for_waiting().await });
         }
@@ -68,11 +71,11 @@ impl Store {
     async fn make_room_for_waiting(&self) {
         let made = self.make_room(0).await;
         self.0.making_room.set(false);
-        self.0.way.wake();
+        self.0.pool_io.wake();
         if made.is_ok() {
             return;
         }
-        let changes = self.0.log.borrow_mut().give_up(&self.0.way, &self.0.stock);
+        let changes = self.0.log.borrow_mut().give_up(&self.0.pool_io, &self.0.slot_reserve);
         for change in changes {
             self.give_back(change.entry.place(), change.entry.units());
             change.told.tell(Err(StoreError::NoRoom));
@@ -80,10 +83,10 @@ impl Store {
         self.0.drained.notify_waiters();
     }
 
-    async fn stock_up(&self, mut deliveries: tokio::sync::mpsc::UnboundedReceiver<stock::Delivery>) {
+    async fn stock_up(&self, mut deliveries: tokio::sync::mpsc::UnboundedReceiver<slot_reserve::Delivery>) {
         while let Some(delivery) = deliveries.recv().await {
-            self.0.stock.receive(delivery);
-            self.0.way.wake();
+            self.0.slot_reserve.receive(delivery);
+            self.0.pool_io.wake();
         }
     }
 

@@ -6,7 +6,7 @@
 //! is more again or nothing to be had, and it moves nothing while the log waits for room.
 
 use super::fetch::{Missed, checked};
-use super::log::Told;
+use super::log::Completion;
 use super::sheets::UNITS;
 use super::space::FILLS;
 use super::*;
@@ -104,7 +104,7 @@ impl Moves {
     }
 }
 
-impl Hears for Moves {
+impl WriteListener for Moves {
     fn hear(&self, units: u64, outcome: Result<(), StoreError>) {
         self.moving.set(self.moving.get() - units);
         self.units.set(self.units.get() - units);
@@ -142,7 +142,7 @@ impl Store {
         self.forward();
         let moved = moves.over().await;
         self.count(|s| s.moved += moved);
-        self.0.stock.ask_again();
+        self.0.slot_reserve.ask_again();
         if moved == 0 {
             self.hold_up(false);
         }
@@ -152,7 +152,7 @@ impl Store {
     /// The sheets of the next step, which begins at once. Writers are held up until then if they must not take more before.
     fn to_empty(&self) -> Vec<SheetIdx> {
         let look = self.look();
-        let most = if self.0.stock.is_out() || self.0.loading.get() { 0 } else { look.step() };
+        let most = if self.0.slot_reserve.is_out() || self.0.loading.get() { 0 } else { look.step() };
         let sheets = if most > 0 { self.sparse(most) } else { Vec::new() };
         self.hold_up(!sheets.is_empty() && look.is_scarce());
         sheets
@@ -178,7 +178,7 @@ impl Store {
         };
         let grown = held.saturating_sub(self.0.looked.replace(held));
         let waiting = self.0.log.borrow().dirty() as u64;
-        let room = (self.0.stock.slots() + self.0.pool.room_for_kv()).saturating_sub(waiting);
+        let room = (self.0.slot_reserve.slots() + self.0.pool.room_for_kv()).saturating_sub(waiting);
         // As much is held for a limit's worth of records as an eager compaction leaves of them.
         let limit = Some(self.settings().limit / PAGE_SIZE as u64).filter(|limit| *limit > 0);
         let below_limit = limit.map(|limit| (limit + limit / (EAGER.unused - 1)).saturating_sub(held));
@@ -208,7 +208,7 @@ impl Store {
         }
         let (slot, places) = (|| self.0.table.slot(sheet), self.0.table.places(sheet));
         let look = |bytes: &[u8]| places.filter_map(|place| self.move_within(place, bytes, moves)).collect::<Vec<_>>();
-        let Ok(Some(going_on)) = self.0.way.read_slot(slot, look).await else { return };
+        let Ok(Some(going_on)) = self.0.pool_io.read_slot(slot, look).await else { return };
         for (place, units) in going_on {
             match self.record(place, units, None).await {
                 Ok((header, key, value)) => self.move_record(place, &header, &key, &value, moves),
@@ -244,8 +244,8 @@ impl Store {
         let found = self.0.indexes.borrow()[at(header.db)].find(header.hash).copied();
         let is_it = |entry: &Entry| entry.place() == place && entry.tag().is_none_or(|tag| tag == header.tag());
         let Some(entry) = found.filter(is_it) else { return };
-        let hearer: Rc<dyn Hears> = moves.clone();
-        let told = Told::Hearer(Rc::downgrade(&hearer), u64::from(header.units()));
+        let hearer: Rc<dyn WriteListener> = moves.clone();
+        let told = Completion::Hearer(Rc::downgrade(&hearer), u64::from(header.units()));
         if self.append(header, key, value, entry.access(), Some(place), told).is_ok() {
             moves.begin(header.units());
         }

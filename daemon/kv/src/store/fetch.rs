@@ -1,6 +1,6 @@
 //! Reading records: which slots hold one, and whether what they brought is it.
 
-use super::super::apart;
+use super::super::blocking;
 use super::super::turn;
 use super::record::RecordError;
 use super::space::parts;
@@ -115,7 +115,7 @@ impl Store {
         {
             return as_written(place.within(sheet));
         }
-        self.0.way.read_now(self.0.table.slot(place.sheet)?, piece, as_written)
+        self.0.pool_io.read_now(self.0.table.slot(place.sheet)?, piece, as_written)
     }
 
     /// The bytes of a record that lies in several sheets. Not verified: only its sum tells that all of them are its own.
@@ -128,7 +128,7 @@ impl Store {
         for (sheet, _) in parts(entry.place(), entry.units()) {
             let to = (from + (len - whole.len()) as u32).min(PAGE_SIZE as u32);
             let slot = self.0.table.slot(sheet).filter(|_| !self.0.space.borrow().is_open(sheet))?;
-            self.0.way.read_now(slot, from..to, |bytes| {
+            self.0.pool_io.read_now(slot, from..to, |bytes| {
                 whole.extend_from_slice(bytes);
                 Some(())
             })?;
@@ -186,7 +186,7 @@ impl Store {
         }
         let slot = || self.0.table.slot(place.sheet);
         let as_written = |bytes: &[u8]| split(bytes, Some(key)).ok().filter(|(header, ..)| header.tag() == tag);
-        self.0.way.read_piece(slot, piece, as_written).await.ok().flatten()?
+        self.0.pool_io.read_piece(slot, piece, as_written).await.ok().flatten()?
     }
 
     /// Reads a record. With `of`, it must be that key's.
@@ -201,13 +201,13 @@ impl Store {
                 return split(place.within(sheet), of).map_err(Missed::Bad);
             }
             let slot = || self.0.table.slot(first);
-            let read = self.0.way.read_slot(slot, |sheet| split(place.within(sheet), of)).await;
+            let read = self.0.pool_io.read_slot(slot, |sheet| split(place.within(sheet), of)).await;
             return read.map_err(Missed::Io)?.ok_or(Missed::Gone)?.map_err(Missed::Bad);
         }
         let whole = self.whole(place, units).await?;
         let (record, key) = (whole.slice_ref(place.within(&whole)), of.map(Bytes::copy_from_slice));
         drop(whole);
-        let split = apart::run(record.len() as u64, move || split_shared(record, key.as_deref())).await;
+        let split = blocking::run(record.len() as u64, move || split_shared(record, key.as_deref())).await;
         split.map_err(|_| Missed::Gone)?.map_err(Missed::Bad)
     }
 
@@ -228,7 +228,7 @@ impl Store {
         }
         let whole = self.slots(pinned.slots()).await.map_err(Missed::Io)?;
         pinned.let_go().await;
-        Ok(apart::shared(whole))
+        Ok(blocking::shared(whole))
     }
 
     /// All bytes of some slots, one after the other.
@@ -243,7 +243,7 @@ impl Store {
             };
             async move {
                 turn::pause().await;
-                self.0.way.read(run, take).await
+                self.0.pool_io.read(run, take).await
             }
         });
         let mut reads = stream::iter(reads).buffer_unordered(TOGETHER);

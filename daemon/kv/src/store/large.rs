@@ -1,6 +1,6 @@
 //! Records that are too large for the log: whoever has one writes it to sheets of its own, piece by piece, and it counts when all are written.
 
-use super::super::{apart, turn};
+use super::super::{blocking, turn};
 use super::sheets::UNITS;
 use super::*;
 use annex_pool::Part;
@@ -39,7 +39,7 @@ impl Store {
         let (of, version) = (self.0.table.database(db), self.next_version());
         let (whole_key, bytes) = (Bytes::copy_from_slice(key), value.clone());
         let header = move || Header::new(of, version, expires, hash, &whole_key, &bytes);
-        let header = apart::run(value.len() as u64, header).await;
+        let header = blocking::run(value.len() as u64, header).await;
         let header = header.map_err(|_| StoreError::Unwritten(IoError::Lost))?;
         let units = log::room(header.bytes());
         let sheets = units / UNITS;
@@ -55,7 +55,7 @@ impl Store {
         drop(pieces);
         std::mem::forget(reserved);
         let entry = Entry::new(&header, place, access);
-        self.apply(&log::Change { db: header.db, entry, from: None, told: log::Told::Nobody });
+        self.apply(&log::Change { db: header.db, entry, from: None, told: log::Completion::Nobody });
         Ok(())
     }
 
@@ -89,12 +89,12 @@ impl Store {
         let mut runs = Vec::new();
         let mut got = 0;
         while got < count {
-            let more = self.0.stock.take((count - got) as u32, &mut runs) as usize;
+            let more = self.0.slot_reserve.take((count - got) as u32, &mut runs) as usize;
             got += more;
             if more == 0 {
-                let waited = tokio::time::timeout(PATIENCE, self.0.stock.changed.notified()).await;
-                if waited.is_err() || self.0.stock.is_out() {
-                    self.0.stock.put_back(runs);
+                let waited = tokio::time::timeout(PATIENCE, self.0.slot_reserve.changed.notified()).await;
+                if waited.is_err() || self.0.slot_reserve.is_out() {
+                    self.0.slot_reserve.put_back(runs);
                     return Err(StoreError::NoRoom);
                 }
             }
@@ -103,8 +103,8 @@ impl Store {
         let landings: Vec<log::Landing> = sheets.map(|(sheet, slot)| log::Landing { sheet, slot }).collect();
         landings.iter().for_each(|landing| self.0.space.borrow_mut().hold(landing.sheet));
         let mut piece = Piece { store: self, landings, is_written: false };
-        let mut buf = self.0.way.buffer(count).await;
-        self.0.way.fill(&mut buf, |bytes| {
+        let mut buf = self.0.pool_io.buffer(count).await;
+        self.0.pool_io.fill(&mut buf, |bytes| {
             let from = nth * PAGE_SIZE;
             let in_head = head.get(from..).unwrap_or_default();
             let (first, rest) = bytes.split_at_mut(in_head.len().min(bytes.len()));
@@ -115,7 +115,7 @@ impl Store {
             second.copy_from_slice(&value[..second.len()]);
             zeros.fill(0);
         });
-        self.0.way.write(&Part::in_order(&runs), buf).await.map_err(StoreError::Unwritten)?;
+        self.0.pool_io.write(&Part::in_order(&runs), buf).await.map_err(StoreError::Unwritten)?;
         piece.is_written = true;
         Ok(())
     }
@@ -134,7 +134,7 @@ impl Drop for Piece<'_> {
             match self.is_written {
                 true => self.store.put(landing.sheet, landing.slot),
                 // The lane retains what is still under way.
-                false => self.store.0.stock.release(landing.slot),
+                false => self.store.0.slot_reserve.release(landing.slot),
             }
             self.store.let_go(landing.sheet);
         }

@@ -9,10 +9,10 @@
 //! anything that came after it.
 
 use super::index::Entry;
+use super::pool_io::PoolIo;
 use super::sheets::{Place, SheetIdx, UNITS};
-use super::stock::Stock;
-use super::way::Way;
-use super::{Db, Hears, StoreError};
+use super::slot_reserve::SlotReserve;
+use super::{Db, StoreError, WriteListener};
 use crate::store::record::UNIT;
 use annex_pool::{Buf, IoError, Part, SlotRun};
 use annex_shared::ids::SlotIdx;
@@ -37,23 +37,23 @@ pub struct Change {
     pub entry: Entry,
     /// A record that is moved: it counts only if the key's record is still here.
     pub from: Option<Place>,
-    pub told: Told,
+    pub told: Completion,
 }
 
 /// Who hears what became of a record.
-pub enum Told {
+pub enum Completion {
     Nobody,
     Task(oneshot::Sender<Result<(), StoreError>>),
-    Hearer(Weak<dyn Hears>, u64),
+    Hearer(Weak<dyn WriteListener>, u64),
 }
 
-impl Told {
+impl Completion {
     pub fn tell(self, outcome: Result<(), StoreError>) {
         match self {
-            Told::Nobody => {}
+            Completion::Nobody => {}
             // Who asked may have gone.
-            Told::Task(done) => drop(done.send(outcome)),
-            Told::Hearer(hears, number) => {
+            Completion::Task(done) => drop(done.send(outcome)),
+            Completion::Hearer(hears, number) => {
                 if let Some(hears) = hears.upgrade() {
                     hears.hear(number, outcome);
                 }
@@ -167,33 +167,33 @@ impl Log {
     }
 
     /// Starts a flight with what waits. `None`: nothing can be started now.
-    pub fn launch(&mut self, way: &Way, stock: &Stock) -> Option<&Flight> {
-        if !self.launch_again(way, stock) {
+    pub fn launch(&mut self, pool_io: &PoolIo, slot_reserve: &SlotReserve) -> Option<&Flight> {
+        if !self.launch_again(pool_io, slot_reserve) {
             return None;
         }
         let dirty = self.tails.iter().position(|t| t.dirty);
         let from = dirty.filter(|_| self.flights.len() < MAX_FLIGHTS)?;
         let wanted = (self.tails.len() - from).min(BATCH);
-        let mut buf = way.try_buffer(wanted)?;
+        let mut buf = pool_io.try_buffer(wanted)?;
         let mut runs: Vec<SlotRun> = Vec::new();
-        let got = stock.take(wanted as u32, &mut runs) as usize;
+        let got = slot_reserve.take(wanted as u32, &mut runs) as usize;
         if got == 0 {
-            way.free(buf);
+            pool_io.free(buf);
             return None;
         }
         let sheets = self.tails.range(from..from + got);
-        way.fill(&mut buf, |bytes| {
+        pool_io.fill(&mut buf, |bytes| {
             for (tail, to) in sheets.clone().zip(bytes.chunks_exact_mut(PAGE_SIZE)) {
                 to.copy_from_slice(&*tail.bytes);
             }
         });
         let slots = runs.iter().flat_map(|run| run.slots());
         let landings = sheets.zip(slots).map(|(tail, slot)| Landing { sheet: tail.sheet, slot }).collect();
-        let token = match way.post_flight(&Part::in_order(&runs), buf) {
+        let token = match pool_io.post_flight(&Part::in_order(&runs), buf) {
             Ok(token) => token,
             Err(buf) => {
-                way.free(buf);
-                stock.put_back(runs);
+                pool_io.free(buf);
+                slot_reserve.put_back(runs);
                 return None;
             }
         };
@@ -207,10 +207,10 @@ impl Log {
     }
 
     /// Starts those again that no replica took. False: one of them has to wait for slots.
-    fn launch_again(&mut self, way: &Way, stock: &Stock) -> bool {
+    fn launch_again(&mut self, pool_io: &PoolIo, slot_reserve: &SlotReserve) -> bool {
         for flight in &mut self.flights {
             let State::Again { runs, got, .. } = &mut flight.state else { continue };
-            *got += stock.take((flight.landings.len() - *got) as u32, runs) as usize;
+            *got += slot_reserve.take((flight.landings.len() - *got) as u32, runs) as usize;
             if *got < flight.landings.len() {
                 return false;
             }
@@ -218,7 +218,7 @@ impl Log {
             else {
                 continue;
             };
-            match way.post_flight(&Part::in_order(&runs), buf) {
+            match pool_io.post_flight(&Part::in_order(&runs), buf) {
                 Ok(token) => flight.state = State::Posted(token),
                 Err(buf) => {
                     flight.state = State::Again { buf, runs, got };
@@ -238,17 +238,23 @@ impl Log {
     }
 
     /// A flight is over. What no replica took is to be written again.
-    pub fn landed(&mut self, token: u64, outcome: Result<(), (IoError, Buf)>, way: &Way, stock: &Stock) {
+    pub fn landed(
+        &mut self,
+        token: u64,
+        outcome: Result<(), (IoError, Buf)>,
+        pool_io: &PoolIo,
+        slot_reserve: &SlotReserve,
+    ) {
         let is_it = |flight: &&mut Flight| matches!(flight.state, State::Posted(its) if its == token);
         let Some(flight) = self.flights.iter_mut().find(is_it) else { return };
         flight.state = match outcome {
             Ok(()) => State::Over(Ok(())),
             Err((error, buf)) => {
-                flight.landings.iter().for_each(|landing| stock.release(landing.slot));
+                flight.landings.iter().for_each(|landing| slot_reserve.release(landing.slot));
                 if error == IoError::Lost && flight.tries < TRIES {
                     State::Again { buf, runs: Vec::new(), got: 0 }
                 } else {
-                    way.free(buf);
+                    pool_io.free(buf);
                     State::Over(Err(error))
                 }
             }
@@ -269,14 +275,14 @@ impl Log {
     }
 
     /// Nothing that waits can be written.
-    pub fn give_up(&mut self, way: &Way, stock: &Stock) -> Vec<Change> {
+    pub fn give_up(&mut self, pool_io: &PoolIo, slot_reserve: &SlotReserve) -> Vec<Change> {
         for flight in &mut self.flights {
             if let State::Again { .. } = flight.state
                 && let State::Again { buf, runs, .. } =
                     std::mem::replace(&mut flight.state, State::Over(Err(IoError::Lost)))
             {
-                way.free(buf);
-                stock.put_back(runs);
+                pool_io.free(buf);
+                slot_reserve.put_back(runs);
             }
         }
         self.tails.iter_mut().for_each(|t| t.dirty = false);

@@ -25,36 +25,36 @@ mod background;
 mod cache;
 mod compact;
 mod fetch;
-mod foresee;
 pub mod hash;
 mod index;
 mod large;
 mod log;
 mod part;
 mod pieces;
+mod pool_io;
+mod prefetch_hint;
 pub mod record;
 mod recover;
 mod room;
 mod scan;
 mod sheets;
+mod slot_reserve;
 mod space;
-mod stock;
 #[cfg(test)]
 pub(crate) mod testbed;
 #[cfg(test)]
 mod tests;
 mod usage;
 mod watch;
-mod way;
 mod write;
 
-pub use foresee::{Soon, TOGETHER};
 pub use pieces::{LARGE, Pieces};
+pub use prefetch_hint::{Soon, TOGETHER};
 pub use record::Encoding;
 pub use sheets::{SheetTable, SheetsError};
 pub use usage::Policy;
 pub use watch::Watch;
-pub use write::Hears;
+pub use write::WriteListener;
 
 use annex_pool::{IoError, Pool};
 use annex_shared::page::PAGE_SIZE;
@@ -64,17 +64,17 @@ use hash::KeyHash;
 use index::{Entry, Index, Indexes, at};
 use log::Log;
 use nix::time::{ClockId, clock_gettime};
+use pool_io::PoolIo;
 use record::{HEADER, Header, UNIT};
 use sheets::{Place, SheetIdx};
+use slot_reserve::SlotReserve;
 use space::Space;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use stock::Stock;
 use tokio::sync::Notify;
 use watch::Watches;
-use way::Way;
 
 pub const DATABASES: u8 = 16;
 /// Pages of the lane's arena.
@@ -170,7 +170,7 @@ pub struct Stats {
     pub waiting: u64,
     pub flights: u64,
     /// Slots taken from the pool and not used yet.
-    pub stock: u64,
+    pub slot_reserve: u64,
     pub hits: u64,
     pub misses: u64,
     pub cache_hits: u64,
@@ -199,9 +199,9 @@ struct Inner {
     empty: RefCell<Vec<SheetIdx>>,
     space: RefCell<Space>,
     log: RefCell<Log>,
-    way: Way,
-    announced: foresee::Announced,
-    stock: Stock,
+    pool_io: PoolIo,
+    announced: prefetch_hint::Announced,
+    slot_reserve: SlotReserve,
     cache: RefCell<Cache>,
     watches: RefCell<Watches>,
     settings: Cell<Settings>,
@@ -368,8 +368,8 @@ impl Store {
         stats.cached = self.0.cache.borrow().bytes();
         let log = self.0.log.borrow();
         (stats.waiting, stats.flights) = (log.dirty() as u64, log.flights() as u64);
-        stats.stock = self.0.stock.slots();
-        stats.reads = self.0.way.reads();
+        stats.slot_reserve = self.0.slot_reserve.slots();
+        stats.reads = self.0.pool_io.reads();
         stats
     }
 
@@ -517,7 +517,7 @@ impl Store {
             return;
         }
         if let Some(slot) = self.0.table.set_slot(sheet, None) {
-            self.0.stock.release(slot);
+            self.0.slot_reserve.release(slot);
             if let Some(segment) = space.freed(sheet) {
                 self.0.table.abandon(segment);
             }

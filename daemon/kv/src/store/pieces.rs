@@ -60,7 +60,7 @@ impl Pieces {
     pub async fn is_of(&self, key: &[u8]) -> bool {
         let Some(first) = self.pinned.slots().last() else { return false };
         let (run, store) = (SlotRun { first: *first, count: 1 }, &self.store);
-        let read = store.0.way.read(run, |sheet| part::is_of(sheet, &self.entry, self.hash, key)).await;
+        let read = store.0.pool_io.read(run, |sheet| part::is_of(sheet, &self.entry, self.hash, key)).await;
         let is_it = read.is_ok_and(|is_it| is_it);
         if is_it {
             store.use_key(store.0.table.database(self.db), self.hash);

@@ -18,10 +18,10 @@ impl Store {
         table: Arc<SheetTable>,
         cache: u64,
         settings: Settings,
-    ) -> Result<(Store, tokio::sync::mpsc::UnboundedReceiver<stock::Delivery>), OpenError> {
+    ) -> Result<(Store, tokio::sync::mpsc::UnboundedReceiver<slot_reserve::Delivery>), OpenError> {
         let mut lane = pool.lane("kv", ARENA)?;
         lane.write_past_caches();
-        let (stock, deliveries) = Stock::new(pool.clone())?;
+        let (slot_reserve, deliveries) = SlotReserve::new(pool.clone())?;
         let store = Store(Rc::new(Inner {
             pool,
             table,
@@ -30,9 +30,9 @@ impl Store {
             empty: RefCell::default(),
             space: RefCell::new(Space::default()),
             log: RefCell::new(Log::default()),
-            way: Way::new(lane),
+            pool_io: PoolIo::new(lane),
             announced: Default::default(),
-            stock,
+            slot_reserve,
             cache: RefCell::new(Cache::new(cache)),
             watches: RefCell::new(Watches::default()),
             settings: Cell::new(settings),
@@ -97,7 +97,7 @@ impl Store {
     /// The headers of the live records that begin in some sheets that lie in a row.
     async fn headers(&self, sheets: &[(SheetIdx, SlotIdx)], run: SlotRun) -> Vec<(Place, Header)> {
         let places: Vec<_> = sheets.iter().map(|(sheet, _)| self.0.table.places(*sheet)).collect();
-        let whole = self.0.way.read(run, |bytes| {
+        let whole = self.0.pool_io.read(run, |bytes| {
             let sheets = places.into_iter().zip(bytes.chunks_exact(PAGE_SIZE));
             sheets.flat_map(|(places, bytes)| self.headers_in(places, bytes)).collect::<Vec<_>>()
         });
@@ -164,7 +164,7 @@ impl Store {
     /// The header of the record that begins here.
     async fn header_at(&self, place: Place) -> Option<Header> {
         let run = SlotRun { first: self.0.table.slot(place.sheet)?, count: 1 };
-        self.0.way.read(run, |sheet| Header::decode(place.within(sheet))).await.ok()?.ok()
+        self.0.pool_io.read(run, |sheet| Header::decode(place.within(sheet))).await.ok()?.ok()
     }
 
     /// Enters a record that counts, in place of what was known of its key.

@@ -36,7 +36,7 @@ impl Store {
             return Err(StoreError::NoRoom);
         }
         let mut tries = 0;
-        while self.0.stock.is_out() {
+        while self.0.slot_reserve.is_out() {
             // With no donor within reach, what a key leaves free can't be taken.
             if policy == Policy::NoEviction || tries == TRIES || !self.0.pool.takes_writes() {
                 return Err(StoreError::NoRoom);
@@ -47,14 +47,14 @@ impl Store {
             }
             tries += 1;
             // Nothing may have come: the next look tells.
-            let _ = tokio::time::timeout(WAIT, self.0.stock.changed.notified()).await;
+            let _ = tokio::time::timeout(WAIT, self.0.slot_reserve.changed.notified()).await;
         }
         Ok(())
     }
 
     /// Whether anything at all could be written now. Keys go for it, if the policy lets them.
     pub fn has_room(&self) -> bool {
-        let is_full = self.0.stock.is_out() && self.settings().policy == Policy::NoEviction;
+        let is_full = self.0.slot_reserve.is_out() && self.settings().policy == Policy::NoEviction;
         !is_full && self.evict_for(UNIT as u64)
     }
 
@@ -107,7 +107,7 @@ impl Store {
         // A record that is added while the sheet is on its way is not in what comes.
         let (slot, places) = (|| self.0.table.slot(sheet), self.0.table.places(sheet));
         let look = |bytes: &[u8]| self.headers_in(places, bytes);
-        let read = tokio::time::timeout(PATIENCE, self.0.way.read_slot(slot, look));
+        let read = tokio::time::timeout(PATIENCE, self.0.pool_io.read_slot(slot, look));
         let Ok(Ok(Some(headers))) = read.await else { return };
         for (place, header) in headers {
             let found = self.0.indexes.borrow()[at(header.db)].find(header.hash).copied();

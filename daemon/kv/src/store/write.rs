@@ -1,13 +1,13 @@
 //! Writing: a record's way into the log, and what it changes when it is on all replicas.
 
 use super::super::turn;
-use super::log::{Change, Flight, Told};
+use super::log::{Change, Completion, Flight};
 use super::*;
 use std::rc::Weak;
 use tokio::sync::oneshot;
 
 /// Who is told what became of a record, for tasks that have many under way and want none of them to cost a channel.
-pub trait Hears {
+pub trait WriteListener {
     /// The record that was given this number is on all replicas and counts, or never will.
     fn hear(&self, number: u64, outcome: Result<(), StoreError>);
 }
@@ -44,8 +44,8 @@ impl Store {
                 self.0.drained.notified().await;
             }
             let (done, over) = oneshot::channel();
-            self.append(&header, key, &bytes, access, None, Told::Task(done))?;
-            self.0.way.wake();
+            self.append(&header, key, &bytes, access, None, Completion::Task(done))?;
+            self.0.pool_io.wake();
             placed();
             over.await.unwrap_or(Err(StoreError::Unwritten(IoError::Lost)))?;
         } else {
@@ -71,21 +71,21 @@ impl Store {
         let (header, access) = self.record_of(db, key, &value.bytes, value.expires);
         let header = header.kept_as(Encoding::Raw);
         let (done, over) = oneshot::channel();
-        self.append(&header, key, &value.bytes, access, Some(entry.place()), Told::Task(done))?;
-        self.0.way.wake();
+        self.append(&header, key, &value.bytes, access, Some(entry.place()), Completion::Task(done))?;
+        self.0.pool_io.wake();
         over.await.unwrap_or(Err(StoreError::Unwritten(IoError::Lost)))
     }
 
     /// Puts a value that never expires into the log, if nothing has to be waited for before: then `hears` is told under `number` what becomes of it, after
     /// the next [`Store::forward`], which the caller sees to. False: nothing was done, and [`Store::write`] waits or tells what is wrong.
-    pub fn place(&self, db: Db, key: &[u8], bytes: &[u8], hears: &Weak<dyn Hears>, number: u64) -> bool {
+    pub fn place(&self, db: Db, key: &[u8], bytes: &[u8], hears: &Weak<dyn WriteListener>, number: u64) -> bool {
         let units = log::room((HEADER + key.len() + bytes.len()) as u32);
-        let is_busy = self.is_full() || self.0.held_up.get() || self.0.loading.get() || self.0.stock.is_out();
+        let is_busy = self.is_full() || self.0.held_up.get() || self.0.loading.get() || self.0.slot_reserve.is_out();
         if is_busy || !log::takes(units) || !self.has_room_for(u64::from(units) * UNIT as u64) {
             return false;
         }
         let (header, access) = self.record_of(db, key, bytes, None);
-        if self.append(&header, key, bytes, access, None, Told::Hearer(hears.clone(), number)).is_err() {
+        if self.append(&header, key, bytes, access, None, Completion::Hearer(hears.clone(), number)).is_err() {
             return false;
         }
         self.count(|s| s.writes += 1);
@@ -94,7 +94,7 @@ impl Store {
 
     /// Where that is over at once, writes what waits, and tells whoever waits for it. Else as [`Store::forward_soon`].
     pub fn forward(&self) {
-        if self.0.way.is_instant() {
+        if self.0.pool_io.is_instant() {
             self.step();
         }
         if self.0.log.borrow().is_busy() {
@@ -104,7 +104,7 @@ impl Store {
 
     /// Has the driver write what waits, together with what comes until its turn.
     pub fn forward_soon(&self) {
-        self.0.way.wake();
+        self.0.pool_io.wake();
     }
 
     /// The record that a key is about to have, and what its entry is to say of its use.
@@ -138,7 +138,7 @@ impl Store {
         value: &[u8],
         access: u32,
         from: Option<Place>,
-        told: Told,
+        told: Completion,
     ) -> Result<(), StoreError> {
         let place = self.0.space.borrow_mut().append(header.units()).map_err(|_| StoreError::NoRoom)?;
         let entry = Entry::new(header, place, access);
@@ -171,7 +171,7 @@ impl Store {
     /// A sheet's bytes are in this slot now.
     pub(super) fn put(&self, sheet: SheetIdx, slot: annex_shared::ids::SlotIdx) {
         match self.0.table.set_slot(sheet, Some(slot)) {
-            Some(old) => self.0.stock.release(old),
+            Some(old) => self.0.slot_reserve.release(old),
             None => self.0.space.borrow_mut().placed(sheet),
         }
     }

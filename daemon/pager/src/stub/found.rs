@@ -39,6 +39,9 @@ impl Stub {
         let pidfd = process::pidfd_open(traces.pid).ok()?;
         let comm = process::pidfd_getfd(&pidfd, traces.fds[0]).ok().filter(mapped::keeps_size)?;
         let inode = nix::sys::stat::fstat(&comm).ok()?.st_ino;
+        if inode != traces.inode {
+            return None;
+        }
         let comm = MmapRaw::map_raw(&comm).ok().filter(|map| map.len() == size_of::<Comm>())?;
         let stub = Stub {
             pid: traces.pid,
@@ -64,7 +67,7 @@ impl Stub {
 
     /// True if process `app` does not live where it was put: it has called exec since.
     pub fn is_elsewhere(traces: &StubTraces, app: i32) -> bool {
-        Mark { at: traces.comm_at, inode: 0 }.was_left_by(app)
+        traces.mark().was_left_by(app)
     }
 
     /// Waits until it has done all that another annexd rang for. False: it has not, and can't be relied on.

@@ -27,14 +27,14 @@ pub use injection::{Pause, Seed, inject};
 pub use reap::reap;
 
 use super::mm::{Mark, Mm};
-use super::mortal;
 use super::process;
 use super::table::{PageIdx, StubTraces};
 use super::tracee::TraceError;
-use super::turns;
 use super::uffd::{
     MOVE_DONTWAKE, MOVE_SOURCE_HOLES, MoveArg, RegisterArg, UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_UNREGISTER, Uffd,
 };
+use super::watchdog;
+use annex_host::failpoint::failpoint;
 use annex_shared::page::PAGE_SIZE;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags};
@@ -57,14 +57,14 @@ const RELEASE: usize = 4;
 /// Attempts to empty it, should the program lock its memory again and again.
 const RELEASES: u32 = 8;
 /// Of the code and the shared page: a stub of another version is replaced, not adopted.
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 /// The stub's shared page in its program's mappings: a name that nobody else's mapping has.
 pub const SHARED_PAGE: &str = "/memfd:annex-stub-page";
 const SHARED_PAGE_MEMFD: &std::ffi::CStr = c"annex-stub-page";
 /// What the stub is called in process listings.
 pub const NAME: &str = "annex-stub";
-/// How long a batch that is made in portions may take before its evictor sees to it.
-const PORTIONS: Duration = Duration::from_micros(300);
+/// How long a batch that is made in chunks may take before its evictor sees to it.
+const CHUNKS: Duration = Duration::from_micros(300);
 /// Between two looks whether a stub that does not answer has ended.
 const LOOK_AT_ITS_END: Duration = Duration::from_millis(5);
 /// The same for a stub that takes long: its program may be frozen.
@@ -77,6 +77,11 @@ const HUGE: u64 = 2 << 20;
 const ENDLESS: u64 = 300;
 
 impl StubTraces {
+    /// What tells the stub's address space from all others. What an older build wrote says less.
+    pub fn mark(&self) -> Mark {
+        Mark { at: self.comm_at, inode: if self.version == VERSION { self.inode } else { 0 } }
+    }
+
     /// Everything the stub has mapped in the app, its shared page first.
     pub fn mappings(&self) -> [(u64, u64); 3] {
         [(self.comm_at, size_of::<Comm>() as u64), (self.code_at, 4096), (self.staging_map_at, STAGING + HUGE)]
@@ -110,15 +115,15 @@ pub enum CallError {
     NoAnswer,
 }
 
-/// What comes of hurrying a stub whose moves are rung for in portions.
+/// What comes of hurrying a stub whose moves are rung for in chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hurry {
     /// There is nothing left to be made.
     Finished,
     /// It will answer.
     Rung,
-    /// It is still at the last portion.
-    AtAPortion,
+    /// It is still at the last chunk.
+    AtAChunk,
 }
 
 /// What is known of a stub that takes long.
@@ -207,6 +212,7 @@ impl Stub {
             comm_at: self.comm_at,
             staging_map_at: self.staging_map.0,
             fds: self.fds_there,
+            inode: self.inode,
             version: VERSION,
         }
     }
@@ -317,13 +323,13 @@ impl Stub {
     /// answers EEXIST.
     pub fn make_moves(&mut self, count: usize) -> Result<(), CallError> {
         self.ring(count);
-        mortal::point("moves-rung");
+        failpoint("moves-rung");
         self.await_moves()
     }
 
     /// Waits until the moves that were prepared are made, or given up. Others ring for them, and `hurry` is asked to if that takes long, less and less often: it needs the space's lock.
-    pub fn await_portions(&mut self, mut hurry: impl FnMut() -> Hurry) -> Result<(), CallError> {
-        let (mut watch, mut patience) = (Overdue::watch(), PORTIONS);
+    pub fn await_chunks(&mut self, mut hurry: impl FnMut() -> Hurry) -> Result<(), CallError> {
+        let (mut watch, mut patience) = (Overdue::watch(), CHUNKS);
         while !self.gate.is_finished() {
             if !self.is_alive() {
                 return Err(CallError::Dead);
@@ -335,7 +341,7 @@ impl Stub {
                 match hurry() {
                     Hurry::Finished => break,
                     Hurry::Rung => return self.await_moves(),
-                    Hurry::AtAPortion => {}
+                    Hurry::AtAChunk => {}
                 }
             }
             self.look_whether_overdue(&mut watch);
@@ -376,7 +382,7 @@ impl Stub {
         tracing::warn!(
             "the stub {} has not answered for {seconds} s, and its program's faults wait; is the program frozen? It is in {}",
             self.pid,
-            turns::place(self.pid)
+            watchdog::place(self.pid)
         );
     }
 
@@ -506,7 +512,7 @@ impl Stub {
         self.kill();
         let mut fds = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];
         let _ = nix::poll::poll(&mut fds, 2000u16);
-        super::apart::reap(process, self.pid, &self.mappings());
+        super::tracer_process::reap(process, self.pid, &self.mappings());
     }
 
     /// True if the answer to a doorbell is still out.

@@ -2,7 +2,7 @@
 
 use super::code::code;
 use super::*;
-use crate::salvage;
+use crate::rollback;
 use crate::scan::Pagemap;
 use crate::uffd::feature;
 use crate::uffd::tests::context;
@@ -59,7 +59,7 @@ fn staging_is_emptied_and_registered_again_though_nobody_reads_messages() {
     };
     let mut source = MmapMut::map_anon(LEN).expect("memory");
     let mut pagemap = Pagemap::open(pid).expect("our pagemap");
-    let mut held = || salvage::places(&mut pagemap, (staging, STAGING)).expect("our pagemap");
+    let mut held = || rollback::places(&mut pagemap, (staging, STAGING)).expect("our pagemap");
     for round in 1..=3 {
         source.fill(round);
         let at = stub.take_part(PAGES as u64, PAGES);

@@ -7,8 +7,8 @@
 //!   16                     app id u64, pid u32 (0: unknown), stub pid u32, staging address u64, staging length u64
 //!   48                     progress u64: undo entries (low half), journal messages applied (high half)
 //!   56                     space id u64, stub: code u64, comm u64, staging mapping u64 (addresses),
-//!   88                     its pid in the app's namespace u32, its descriptor numbers u32 x 2 (comm, userfaultfd), 8 unused, version u32
-//!   112                    install under way: first page u64, pages u32; flags u32 (1: frozen)
+//!   88                     its pid in the app's namespace u32, its descriptor numbers u32 x 2 (comm, userfaultfd), inode of comm u32 x 2 (low, high), version u32
+//!   112                    install under way: first page u64, pages u32; flags u32 (1: frozen, 2: being let go of)
 //!   128                    fork under way: child's space id u64, journal index + 1 u32; words of the window u32
 //!   144                    changes applied u64; the space from which changes were inherited last u64 (a fork's child, see `young`)
 //!   160                    pages found in an install note at a take-over: ranges u32, pad u32, 64 x {first u64, pages u32, pad u32}
@@ -189,6 +189,8 @@ pub struct StubTraces {
     pub staging_map_at: u64,
     /// Descriptor numbers in the stub's table: shared page, userfaultfd.
     pub fds: [i32; 2],
+    /// Of the shared page's file.
+    pub inode: u64,
     /// Of the stub's code and shared page.
     pub version: u32,
 }
@@ -314,6 +316,8 @@ impl Table {
         for (i, fd) in stub.fds.iter().enumerate() {
             self.write(STUB + 28 + i * 4, *fd as u32);
         }
+        self.write(STUB + 36, stub.inode as u32);
+        self.write(STUB + 40, (stub.inode >> 32) as u32);
         self.write(STUB + 44, stub.version);
         self.write(28, stub.pid as u32);
         self.write(24, pid as u32);
@@ -330,6 +334,7 @@ impl Table {
             comm_at: self.read_u64(STUB + 8),
             staging_map_at: self.read_u64(STUB + 16),
             fds: [0, 1].map(|i| self.read(STUB + 28 + i * 4) as i32),
+            inode: u64::from(self.read(STUB + 36)) | u64::from(self.read(STUB + 40)) << 32,
             version: self.read(STUB + 44),
         })
     }

@@ -1,7 +1,7 @@
 //! What the kernel does besides what its documentation says.
 
 use super::super::probe;
-use super::super::salvage;
+use super::super::rollback;
 use super::super::scan::Pagemap;
 use super::*;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
@@ -146,7 +146,7 @@ fn a_page_that_a_stopped_move_took_along_is_found_in_staging() {
             while done.load(SeqCst) != round {
                 std::thread::yield_now();
             }
-            let staged = salvage::places(&mut pagemap, (dst, PAGE as u64)).expect("a scan");
+            let staged = rollback::places(&mut pagemap, (dst, PAGE as u64)).expect("a scan");
             let arrived = stopped.is_none() || staged.contains(&0);
             // SAFETY: if nothing arrived there, this is not read.
             let holds = |addr: u64| unsafe { (addr as *const u32).read_volatile() } == round;

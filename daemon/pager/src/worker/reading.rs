@@ -87,7 +87,7 @@ impl Worker {
     pub(super) fn install_at_once(&mut self, space: &Space, core: &mut Hold<'_>, fault: Fault, fetch: &Fetch) -> bool {
         let Some(page) = fetch.alone() else { return false };
         let why = fault.why();
-        let install = |bytes: &[u8]| space.install(core, page, bytes, why, &self.around).then_some(());
+        let install = |bytes: &[u8]| space.install(core, page, bytes, why, &self.shared).then_some(());
         let is_installed = self.lane.read_page_now(page.slot, install).is_some();
         if is_installed {
             self.served(space, fault);
@@ -129,14 +129,14 @@ impl Worker {
             self.lane.free(buf);
             return;
         }
-        let around = self.around.clone();
+        let shared = self.shared.clone();
         let why = fault.map_or(Why::Ahead, Fault::why);
         let beside = |limit| {
             let mut core = space.core_beside(limit)?;
             core.has_to_itself(stretch.range()).then_some(core)
         };
         let core = if fault.is_some() { self.core_of(space, beside) } else { beside(PATIENCE) };
-        let installed = core.map(|mut core| space.install(&mut core, *stretch, self.lane.bytes(&buf), why, &around));
+        let installed = core.map(|mut core| space.install(&mut core, *stretch, self.lane.bytes(&buf), why, &shared));
         match (fault, installed) {
             (Some(_), None) => self.again.push(Again::Install(pending, buf)),
             (Some(_), Some(false)) => {
@@ -157,11 +157,11 @@ impl Worker {
     }
 
     pub(super) fn lose(&mut self, space: Arc<Space>, page: PageIdx, slot: SlotIdx) {
-        let around = self.around.clone();
+        let shared = self.shared.clone();
         let is_over = space.is_dead()
             || self
                 .core_of(&space, |limit| space.core_within(limit))
-                .is_some_and(|mut core| space.lose(&mut core, page, slot, &around));
+                .is_some_and(|mut core| space.lose(&mut core, page, slot, &shared));
         if !is_over {
             self.again.push(Again::Lose(space, page, slot));
         }

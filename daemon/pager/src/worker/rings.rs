@@ -3,8 +3,8 @@
 //! A worker that polls a ring looks there for [`ROUND`] at a time, and then at its epoll set; after [`QUIET`] without a question it sleeps, and leaves word that the bell
 //! is to be rung. While it polls it is a thread like any other, which gives way between its rounds: it must not keep the evictor, or a program, off its CPU.
 
+use super::super::affinity;
 use super::super::fault::Fault;
-use super::super::homes;
 use super::super::space::{Space, SpaceId};
 use super::super::table::PageIdx;
 use super::{Again, Worker};
@@ -122,7 +122,7 @@ impl Worker {
         }
         for fault in faults {
             if let Some(change) = core.home.fault(fault.thread) {
-                homes::rearrange(&self.epolls, space, change);
+                affinity::rearrange(&self.epolls, space, change);
             }
         }
     }

@@ -1,5 +1,5 @@
-//! The keeper's book: which donors are there, which slabs are leased, which extents they make up, and what to do about it. Pure: what
-//! happened and the time go in, [`Action`]s come out. The keeper carries them out and tells the outcome.
+//! The coordinator's book: which donors are there, which slabs are leased, which extents they make up, and what to do about it. Pure: what
+//! happened and the time go in, [`Action`]s come out. The coordinator carries them out and tells the outcome.
 //!
 //! # The life of an extent
 //! A *plan* names R donors. Each is asked for one slab; slabs that come in lie on the donor's *stock* until every donor of some plan has one,
@@ -70,7 +70,7 @@ pub(super) enum Grade {
     Degraded,
 }
 
-/// What the keeper is to do.
+/// What the coordinator is to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     /// Ask the donor for one slab.
@@ -402,7 +402,7 @@ impl Book {
         self.donors.entry(donor).or_default().latency_ns = latency_ns;
     }
 
-    /// The keeper has taken the empty extent away.
+    /// The coordinator has taken the empty extent away.
     pub fn retired(&mut self, extent: ExtentId) {
         self.idle_since.remove(&extent);
         self.grades.remove(&extent);

@@ -460,7 +460,7 @@ proptest! {
                     if let Some(extent) = extent {
                         let place = (usize::from(n) % world.extents[&extent].len()) as u8;
                         let placed = world.extents[&extent][usize::from(place)];
-                        // A lane marks it in the table first, as the keeper does for the book's own.
+                        // A lane marks it in the table first, as the coordinator does for the book's own.
                         if n % 2 == 0 && placed.state.is_kept() {
                             world.set(extent, place, ReplicaState::Lost);
                             world.book.replica_lost(extent, place, placed.donor);

@@ -5,7 +5,7 @@
 //! gets company (`hedge`). The spill file is asked last. Only when every live replica failed several times is the read an error. A wrong page is told to the repair thread.
 //!
 //! A *write* goes to all live and joining replicas. One that fails in passing is tried again, on a fresh endpoint if the old one broke, until the replica
-//! has it or is given up: lost by the donor's own word (remote access error), away by failing too often or by the keeper when the
+//! has it or is given up: lost by the donor's own word (remote access error), away by failing too often or by the coordinator when the
 //! donor is out of reach. It is done when every replica of every part is settled (`replicas` tells how), and well done if each part has a
 //! live replica that took it. So a replica that is live holds every write that was reported done, and of others it is known what they lack.
 //!
@@ -20,9 +20,9 @@ pub(super) mod silence;
 mod write;
 
 use super::buffer::{Buf, FreeList};
+use super::coordinator::News;
 use super::core::{Core, LaneEntry, lock};
 use super::inflight::{Direction, Job, NIL, PartState, Pending, Pool, Posted, Queue, ReadWork, Work, WriteWork};
-use super::keeper::News;
 use super::mailbox::{Delivery, Mailbox};
 use super::repair;
 use super::replica::{PLACES, Replica, ReplicaState, Replicas};
@@ -88,7 +88,7 @@ struct End {
     waiting: Queue,
     posted: bool,
     latency_ns: u64,
-    /// When something came from it last, or was posted while nothing was outstanding; and when the keeper was told of its silence.
+    /// When something came from it last, or was posted while nothing was outstanding; and when the coordinator was told of its silence.
     heard: Option<Instant>,
     told: Option<Instant>,
     /// Reads that are posted.

@@ -36,7 +36,7 @@ impl Lane {
         let open = |(n, r): &(u8, &Replica)| asked.may_ask(*n, r.state, filled[usize::from(*n)]);
         let choice = match self.choose(&asked, replicas.iter().filter(open)) {
             Choice::Replica(n) => n,
-            // What is away or joining may be live again soon; the keeper sees to it that this ends.
+            // What is away or joining may be live again soon; the coordinator sees to it that this ends.
             Choice::None if read.only.is_none() && self.may_come(extent, &replicas, place + read.at, read.mismatch) => {
                 return Choice::Wait;
             }

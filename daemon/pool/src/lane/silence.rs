@@ -1,4 +1,4 @@
-//! Donors from which nothing comes any more. A lane that has waited too long for anything from an end tells the keeper, which has the donor's agent asked. If the
+//! Donors from which nothing comes any more. A lane that has waited too long for anything from an end tells the coordinator, which has the donor's agent asked. If the
 //! agent is silent as well, writes go on without the donor at once: what is under way there is given up, long before its own time is over.
 
 use super::*;

@@ -1,4 +1,4 @@
-//! The replica table, exhaustively: every order of a lane's, the filler's and the keeper's steps on one extent with two slots, two replicas and three
+//! The replica table, exhaustively: every order of a lane's, the filler's and the coordinator's steps on one extent with two slots, two replicas and three
 //! donors, with every fault that leaves a replica to go by.
 //!
 //! The real table runs each step: a state's words are put into one that is kept for the search, and read back. States are told apart by what
@@ -11,7 +11,7 @@
 //! annexd killed between two steps.
 //!
 //! # Not covered
-//! Kills and races inside one step (`tests`), the book that decides on the steps (`sim`: here the keeper may do anything that is allowed), more
+//! Kills and races inside one step (`tests`), the book that decides on the steps (`sim`: here the coordinator may do anything that is allowed), more
 //! slots and donors, rewrites of slots that a scrub found bad, and what `promote` gives up.
 
 use super::*;
@@ -52,9 +52,9 @@ enum Step {
     EndFill,
     GoLive(usize),
     Leave(usize),
-    /// The keeper has learned that the donor is back, maybe under another key; or has a backup written.
+    /// The coordinator has learned that the donor is back, maybe under another key; or has a backup written.
     Rejoin(usize),
-    /// The keeper believes that somebody else is live, so that the backup need only follow.
+    /// The coordinator believes that somebody else is live, so that the backup need only follow.
     Follow(usize),
     Lose(usize),
     Join(usize),
@@ -368,7 +368,7 @@ impl World {
             Step::Restart(n, with_bytes) => {
                 self.faults += 1;
                 self.keys += 1;
-                // Until the keeper has heard of it, nothing gets through.
+                // Until the coordinator has heard of it, nothing gets through.
                 let bytes = self.donors[n].bytes.filter(|_| with_bytes);
                 self.donors[n] = Donor { reachable: false, key: self.keys, bytes };
             }

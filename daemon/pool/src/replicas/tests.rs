@@ -1,4 +1,4 @@
-//! The replica table: what a kill between any two accesses leaves behind, and that racing lanes, filler and keeper keep the rule.
+//! The replica table: what a kill between any two accesses leaves behind, and that racing lanes, filler and coordinator keep the rule.
 
 use super::*;
 use annex_shared::ids::{ClientId, DonorId};
@@ -69,7 +69,7 @@ fn a_replica_stays_if_it_turns_out_that_nobody_else_is_live() {
 
 #[test]
 fn a_replica_stays_while_fewer_others_are_live_than_there_should_be() {
-    // The keeper had not heard yet that one of the others was away by then, and the last one's donor was gone as well.
+    // The coordinator had not heard yet that one of the others was away by then, and the last one's donor was gone as well.
     let t = table(3);
     assert!(t.leave(E, 2, generation(&t, 2)));
     assert!(!t.vacate(E, 0, generation(&t, 0), 2), "it was let go for two, of whom one is away");

@@ -1,7 +1,7 @@
 //! Donors that are there and do not do what they should: they hang, announce their end, or are not to be used any more.
 //!
 //! One that hangs neither answers nor breaks off: its memory alone, or the whole host, so that its agent says nothing either and leases run out unseen. It goes on where it was.
-//! An operation that waits there too long makes the lane tell the keeper; it is given up when the agent is found silent, or when its time is over. If it was a write, the donor
+//! An operation that waits there too long makes the lane tell the coordinator; it is given up when the agent is found silent, or when its time is over. If it was a write, the donor
 //! may still do it, until a new session fences the old one: its slot is kept from reuse as long as that is possible.
 
 use super::donors::ANNEXD;
@@ -221,7 +221,7 @@ impl World<'_> {
         }
     }
 
-    /// The keeper dismisses the donor's thread, which returns what it holds and ends.
+    /// The coordinator dismisses the donor's thread, which returns what it holds and ends.
     pub(super) fn removed(&mut self, donor: DonorId) {
         let is_used = |(_, r): (u8, &Replica)| r.state.is_kept() && r.donor == donor;
         assert!(!self.table.live().any(|(_, r)| r.iter().any(is_used)), "{donor} is removed and has replicas");

@@ -40,7 +40,7 @@ pub(super) struct Donor {
     pub reachable: bool,
     /// A control connection stands.
     pub connected: bool,
-    /// The keeper has heard that it is there.
+    /// The coordinator has heard that it is there.
     pub known: bool,
     /// Slabs that annexd asked for and was not answered about.
     pub asked: u32,
@@ -250,7 +250,7 @@ impl World<'_> {
     }
 
     pub(super) fn renew(&mut self, donor: usize) {
-        // Asked and answered at once, unless it hangs; heard when the keeper comes to it.
+        // Asked and answered at once, unless it hangs; heard when the coordinator comes to it.
         let asked = self.now;
         match self.donors[donor].absence.is_frozen() {
             true => self.unanswered(donor),

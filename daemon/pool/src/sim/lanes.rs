@@ -125,7 +125,7 @@ impl World<'_> {
 
     // ---- the filler ----
 
-    /// False if there is nothing to do before time passes or the keeper acts.
+    /// False if there is nothing to do before time passes or the coordinator acts.
     pub(super) fn go_on_filling(&mut self) -> bool {
         let Some(mut copying) = self.copying.take() else { return self.begin_fill() };
         let (extent, place, generation) = (copying.fill.extent, copying.fill.place, copying.fill.generation);

@@ -31,7 +31,7 @@ impl World {
 
     /// Room for `lives` that follow each other quickly: what each had in stock, and what it had just asked for, rests for longer than all of them take.
     fn of_lives(slabs: u32, lives: u32) -> World {
-        Self::new(slabs + lives * 2 * stock::MOST_AHEAD as u32 / annex_pool_testbed::SLOTS)
+        Self::new(slabs + lives * 2 * slot_reserve::MOST_AHEAD as u32 / annex_pool_testbed::SLOTS)
     }
 
     fn over(bed: Bed) -> World {
@@ -477,7 +477,7 @@ fn a_watch_tells_of_every_change_and_of_nothing_else() {
 #[derive(Default)]
 struct Heard(RefCell<Vec<(u64, Result<(), StoreError>)>>);
 
-impl Hears for Heard {
+impl WriteListener for Heard {
     fn hear(&self, number: u64, outcome: Result<(), StoreError>) {
         self.0.borrow_mut().push((number, outcome));
     }
@@ -488,7 +488,7 @@ fn what_is_placed_counts_when_it_is_heard_of_and_for_the_next_store_too() {
     let world = World::new(50);
     world.with(async |store| {
         let heard = Rc::new(Heard::default());
-        let hears: Rc<dyn Hears> = heard.clone();
+        let hears: Rc<dyn WriteListener> = heard.clone();
         for (number, (key, text)) in [("a", "1"), ("b", "2"), ("a", "3")].into_iter().enumerate() {
             assert!(store.place(DB, key.as_bytes(), text.as_bytes(), &Rc::downgrade(&hears), number as u64));
         }
@@ -512,7 +512,7 @@ fn what_is_placed_counts_when_it_is_heard_of_and_for_the_next_store_too() {
 #[test]
 fn what_would_have_to_wait_or_has_no_room_is_not_placed() {
     World::new(50).with(async |store| {
-        let hears: Rc<dyn Hears> = Rc::new(Heard::default());
+        let hears: Rc<dyn WriteListener> = Rc::new(Heard::default());
         let place = |value: &[u8]| store.place(DB, b"k", value, &Rc::downgrade(&hears), 0);
         assert!(!place(&vec![0; 2 << 20]), "too large for the log");
         store.set(Settings { limit: 1, ..SETTINGS });

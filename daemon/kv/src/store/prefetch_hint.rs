@@ -64,7 +64,7 @@ impl Store {
             && let Some(slot) = self.0.table.slot(sheet)
         {
             let std::ops::Range { start, end } = entry.span();
-            self.0.way.foresee(slot, &(start..end.min(PAGE_SIZE as u32)));
+            self.0.pool_io.foresee(slot, &(start..end.min(PAGE_SIZE as u32)));
         }
     }
 

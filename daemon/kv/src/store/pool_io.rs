@@ -42,7 +42,7 @@ impl From<Busy> for NotPosted {
 }
 
 /// See the module's header.
-pub struct Way {
+pub struct PoolIo {
     lane: RefCell<Lane>,
     waiting: RefCell<Slab<Waiting>>,
     /// Something was posted, or is to be.
@@ -54,9 +54,9 @@ pub struct Way {
     reads: Cell<u64>,
 }
 
-impl Way {
-    pub fn new(lane: Lane) -> Way {
-        Way {
+impl PoolIo {
+    pub fn new(lane: Lane) -> PoolIo {
+        PoolIo {
             lane: RefCell::new(lane),
             waiting: RefCell::new(Slab::new()),
             posted: Notify::new(),
@@ -230,7 +230,7 @@ impl Way {
             return Ok(done);
         }
         self.posted.notify_one();
-        Ok(Answer { way: self, token }.await)
+        Ok(Answer { pool_io: self, token }.await)
     }
 
     /// What is posted is over as soon as it is handed to the fabric.
@@ -311,7 +311,7 @@ impl Way {
 }
 
 struct Answer<'a> {
-    way: &'a Way,
+    pool_io: &'a PoolIo,
     token: usize,
 }
 
@@ -319,7 +319,7 @@ impl Future for Answer<'_> {
     type Output = Done;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Done> {
-        let mut waiting = self.way.waiting.borrow_mut();
+        let mut waiting = self.pool_io.waiting.borrow_mut();
         match &mut waiting[self.token] {
             Waiting::Reader(waker) => {
                 *waker = Some(context.waker().clone());
@@ -335,7 +335,7 @@ impl Future for Answer<'_> {
 
 impl Drop for Answer<'_> {
     fn drop(&mut self) {
-        let mut waiting = self.way.waiting.borrow_mut();
+        let mut waiting = self.pool_io.waiting.borrow_mut();
         let place = std::mem::replace(&mut waiting[self.token], Waiting::Nobody);
         match place {
             // It is under way: its end frees the place.
@@ -343,7 +343,7 @@ impl Drop for Answer<'_> {
             Waiting::Answered(done) => {
                 waiting.remove(self.token);
                 drop(waiting);
-                self.way.free(done.buf);
+                self.pool_io.free(done.buf);
             }
             Waiting::Nobody | Waiting::Flight => drop(waiting.remove(self.token)),
         }

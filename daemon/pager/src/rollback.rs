@@ -8,7 +8,7 @@ use super::fault::Fault;
 use super::mm::Mm;
 use super::registry::Registry;
 use super::scan::Pagemap;
-use super::space::{Core, Space, Surroundings};
+use super::space::{Core, Shared, Space};
 use super::table::{Intent, Phase, Record, Table};
 use super::uffd::Uffd;
 use annex_shared::ids::SlotIdx;
@@ -26,7 +26,7 @@ pub type Serve<'a> = &'a dyn Fn(Vec<(Arc<Space>, Fault)>);
 
 /// What is in staging did not get back.
 #[derive(Debug, thiserror::Error)]
-pub enum SalvageError {
+pub enum RollbackError {
     #[error("the address space of its pages is not known")]
     NoProcess,
     #[error("a child was forked meanwhile, whose pages have ended with its parent's memory")]
@@ -37,17 +37,17 @@ pub enum SalvageError {
 
 /// Makes the records of an eviction that was cut short while it moved say what moved. Before any message is read: until then the pages are where the
 /// intent says.
-pub fn settle_records(space: &Space, core: &mut Core, around: &Surroundings) {
+pub fn settle_records(space: &Space, core: &mut Core, shared: &Shared) {
     let mm = space.mm();
     match records_as_moved(&mut core.table, &space.uffd, mm.as_deref()) {
         Ok(changed) => {
             for (before, after) in changed {
-                after.slot().into_iter().for_each(|slot| around.pool.retain(slot));
-                before.slot().into_iter().for_each(|slot| around.pool.release(slot));
+                after.slot().into_iter().for_each(|slot| shared.pool.retain(slot));
+                before.slot().into_iter().for_each(|slot| shared.pool.release(slot));
             }
         }
         Err(error) => {
-            poison_unsettled(&mut core.table).into_iter().for_each(|slot| around.pool.release(slot));
+            poison_unsettled(&mut core.table).into_iter().for_each(|slot| shared.pool.release(slot));
             space.app.stop(&format!("an eviction was cut short, and {error}"));
         }
     }
@@ -61,7 +61,7 @@ pub fn poison_unsettled(table: &mut Table) -> Vec<SlotIdx> {
 }
 
 /// No record of the app names one of these slots any more, which hold nothing: its page raises SIGBUS when it is touched.
-pub fn condemn(registry: &Registry, around: &Surroundings, app: &App, slots: &HashSet<SlotIdx>) {
+pub fn condemn(registry: &Registry, shared: &Shared, app: &App, slots: &HashSet<SlotIdx>) {
     for space in registry.of_app(app.id) {
         let mut core = space.core();
         let mut named = Vec::new();
@@ -75,7 +75,7 @@ pub fn condemn(registry: &Registry, around: &Surroundings, app: &App, slots: &Ha
         });
         for (page, slot) in named {
             let _ = core.table.set(page, Record::Poisoned);
-            around.pool.release(slot);
+            shared.pool.release(slot);
         }
     }
 }
@@ -85,11 +85,11 @@ pub fn records_as_moved(
     table: &mut Table,
     uffd: &Uffd,
     mm: Option<&Mm>,
-) -> Result<Vec<(Record, Record)>, SalvageError> {
+) -> Result<Vec<(Record, Record)>, RollbackError> {
     let Some(Intent { phase: Phase::Moving, victims }) = table.intent() else { return Ok(Vec::new()) };
     let staged = match staged(table, uffd, mm) {
         // Its pages are nobody's any more, unless a child was forked meanwhile: that must not take them for zeros.
-        Err(SalvageError::Gone) => victims.iter().map(|v| v.place).collect(),
+        Err(RollbackError::Gone) => victims.iter().map(|v| v.place).collect(),
         staged => staged?,
     };
     let mut changed = Vec::new();
@@ -112,14 +112,14 @@ pub fn records_as_moved(
 /// Brings the pages of the space's intent back and concludes it. Nothing to do without one.
 pub fn bring_back(
     registry: &Registry,
-    around: &Surroundings,
+    shared: &Shared,
     space: &Arc<Space>,
     serve: Serve<'_>,
-) -> Result<(), SalvageError> {
+) -> Result<(), RollbackError> {
     let (intent, staging) = {
         let core = space.core();
         let Some(intent) = core.table.intent() else { return Ok(()) };
-        let staging = core.table.stub().ok_or(SalvageError::NoProcess)?.staging;
+        let staging = core.table.stub().ok_or(RollbackError::NoProcess)?.staging;
         (intent, staging)
     };
     let slots = intent.slots();
@@ -128,23 +128,23 @@ pub fn bring_back(
         let mm = space.mm();
         let staged = staged(&space.core().table, &space.uffd, mm.as_deref());
         let staged = match staged {
-            Err(SalvageError::Gone) => {
+            Err(RollbackError::Gone) => {
                 let mut faults = Vec::new();
-                space.drain(&mut space.core(), around, Instant::now(), &mut faults);
+                space.drain(&mut space.core(), shared, Instant::now(), &mut faults);
                 let missed = registry.of_app(space.app.id).iter().any(|other| other.id != space.id && named(other));
-                return if missed { Err(SalvageError::Gone) } else { Ok(()) };
+                return if missed { Err(RollbackError::Gone) } else { Ok(()) };
             }
             staged => staged?,
         };
-        let mm = mm.ok_or(SalvageError::NoProcess)?;
+        let mm = mm.ok_or(RollbackError::NoProcess)?;
         let mut bytes = vec![0; intent.victims.len() * PAGE_SIZE];
         for (victim, page) in intent.victims.iter().zip(bytes.chunks_mut(PAGE_SIZE)) {
             if staged.contains(&victim.place) {
                 let at = staging.0 + victim.place * PAGE_SIZE as u64;
-                mm.read(at, page).map_err(SalvageError::Staging)?;
+                mm.read(at, page).map_err(RollbackError::Staging)?;
             }
         }
-        put_back(registry, around, &space.app, &slots, &bytes, serve);
+        put_back(registry, shared, &space.app, &slots, &bytes, serve);
     }
     space.core().table.conclude();
     Ok(())
@@ -153,7 +153,7 @@ pub fn bring_back(
 /// Puts bytes back wherever a record of the app names their slot: `slots` says which page of `bytes` belongs into each.
 pub fn put_back(
     registry: &Registry,
-    around: &Surroundings,
+    shared: &Shared,
     app: &App,
     slots: &HashMap<SlotIdx, usize>,
     bytes: &[u8],
@@ -165,10 +165,10 @@ pub fn put_back(
         let Some(space) = registry.of_app(app.id).into_iter().find(|space| !done.contains(&space.id)) else { return };
         done.insert(space.id);
         for turn in 0..=PATIENCE {
-            space.grows_up(around);
+            space.grows_up(shared);
             let mut core = space.core();
             let mut faults = Vec::new();
-            space.drain(&mut core, around, Instant::now(), &mut faults);
+            space.drain(&mut core, shared, Instant::now(), &mut faults);
             let mut mine = Vec::new();
             let (start, end) = Table::everything();
             core.table.walk(start, end, |page, record| {
@@ -178,11 +178,11 @@ pub fn put_back(
                     mine.push((page, slot, *i));
                 }
             });
-            let settled = mine.is_empty() || space.settle_changes(&mut core, around);
+            let settled = mine.is_empty() || space.settle_changes(&mut core, shared);
             let mut again = !settled;
             for (page, slot, i) in mine.into_iter().filter(|_| settled) {
                 let bytes = &bytes[i * PAGE_SIZE..(i + 1) * PAGE_SIZE];
-                again |= !space.put_back(&mut core, page, bytes, slot, around);
+                again |= !space.put_back(&mut core, page, bytes, slot, shared);
             }
             drop(core);
             serve(faults.into_iter().map(|f| (space.clone(), f)).collect());
@@ -205,17 +205,17 @@ fn names_any(table: &Table, slots: &HashMap<SlotIdx, usize>) -> bool {
 }
 
 /// Which places of staging have a page, in pages.
-fn staged(table: &Table, uffd: &Uffd, mm: Option<&Mm>) -> Result<HashSet<u64>, SalvageError> {
+fn staged(table: &Table, uffd: &Uffd, mm: Option<&Mm>) -> Result<HashSet<u64>, RollbackError> {
     let (mm, stub) = match mm.zip(table.stub()) {
-        None if uffd.is_dead() => return Err(SalvageError::Gone),
-        found => found.ok_or(SalvageError::NoProcess)?,
+        None if uffd.is_dead() => return Err(RollbackError::Gone),
+        found => found.ok_or(RollbackError::NoProcess)?,
     };
     let staged = mm.pagemap().and_then(|mut pagemap| places(&mut pagemap, stub.staging));
     // Asked after the look: an address space that has ended looks as if nothing were there.
     if uffd.is_dead() {
-        return Err(SalvageError::Gone);
+        return Err(RollbackError::Gone);
     }
-    staged.map_err(SalvageError::Staging)
+    staged.map_err(RollbackError::Staging)
 }
 
 /// Which places of a staging area (start and bytes) have a page, in pages.
@@ -255,6 +255,7 @@ mod tests {
             comm_at: 0,
             staging_map_at: 0,
             fds: Default::default(),
+            inode: 0,
             version: 2,
         };
         table.describe(pid, &traces);

@@ -4,7 +4,7 @@
 //! one the thread pays an interrupt between two processors before it even sleeps. So while one thread does all the faulting and stays on one
 //! worker's CPU, the others look away. They look back as soon as another thread faults or that one is seen on another CPU.
 //!
-//! Pure: where a thread is, [`look`](Home::look) is told every few milliseconds.
+//! Pure: where a thread is, [`look`](CpuAffinity::look) is told every few milliseconds.
 
 /// Looks in a row that must find the same thread on the same CPU, at first.
 const STAYS: u32 = 3;
@@ -18,11 +18,11 @@ const PROVEN: u32 = 1 << 8;
 pub enum Watch {
     All,
     /// This worker alone.
-    Home(usize),
+    Worker(usize),
 }
 
 #[derive(Debug)]
-pub struct Home {
+pub struct CpuAffinity {
     watch: Watch,
     /// The thread that faulted last, as the latest look found it, and the worker of the CPU it was on.
     last: Option<(i32, usize)>,
@@ -31,13 +31,13 @@ pub struct Home {
     closed: bool,
 }
 
-impl Default for Home {
-    fn default() -> Home {
-        Home { watch: Watch::All, last: None, stays: 0, needed: STAYS, closed: false }
+impl Default for CpuAffinity {
+    fn default() -> CpuAffinity {
+        CpuAffinity { watch: Watch::All, last: None, stays: 0, needed: STAYS, closed: false }
     }
 }
 
-impl Home {
+impl CpuAffinity {
     /// A thread has faulted.
     pub fn fault(&mut self, thread: i32) -> Option<Watch> {
         let is_other = self.last.is_none_or(|(last, _)| last != thread);
@@ -51,9 +51,9 @@ impl Home {
         self.last = now;
         self.stays = if stayed { self.stays.saturating_add(1) } else { 0 };
         match (self.watch, worker) {
-            (Watch::All, Some(worker)) if self.stays >= self.needed => self.move_to(Watch::Home(worker)),
-            (Watch::Home(_), _) if !stayed => self.leave(),
-            (Watch::Home(_), _) if self.stays == PROVEN => {
+            (Watch::All, Some(worker)) if self.stays >= self.needed => self.move_to(Watch::Worker(worker)),
+            (Watch::Worker(_), _) if !stayed => self.leave(),
+            (Watch::Worker(_), _) if self.stays == PROVEN => {
                 self.needed = STAYS;
                 None
             }
@@ -64,7 +64,7 @@ impl Home {
     /// The home, if there is one.
     pub fn worker(&self) -> Option<usize> {
         match self.watch {
-            Watch::Home(worker) => Some(worker),
+            Watch::Worker(worker) => Some(worker),
             Watch::All => None,
         }
     }
@@ -94,16 +94,16 @@ impl Home {
 mod tests {
     use super::*;
 
-    fn at_home(thread: i32, worker: usize) -> Home {
-        let mut home = Home::default();
+    fn at_home(thread: i32, worker: usize) -> CpuAffinity {
+        let mut home = CpuAffinity::default();
         let moves: Vec<_> = (0..=STAYS).filter_map(|_| home.look(thread, Some(worker))).collect();
-        assert_eq!(moves, [Watch::Home(worker)]);
+        assert_eq!(moves, [Watch::Worker(worker)]);
         home
     }
 
     #[test]
     fn a_thread_that_moves_about_or_is_on_no_workers_cpu_has_no_home() {
-        let (mut moves, mut foreign) = (Home::default(), Home::default());
+        let (mut moves, mut foreign) = (CpuAffinity::default(), CpuAffinity::default());
         for i in 0..1000 {
             assert_eq!((moves.look(7, Some(i % 2)), foreign.look(7, None)), (None, None));
         }
@@ -123,7 +123,7 @@ mod tests {
         let mut home = at_home(50, 0);
         (0..PROVEN).for_each(|_| assert_eq!(home.look(50, Some(0)), None));
         assert_eq!(home.look(50, Some(1)), Some(Watch::All));
-        let looks = (1..).find(|_| home.look(50, Some(1)) == Some(Watch::Home(1)));
+        let looks = (1..).find(|_| home.look(50, Some(1)) == Some(Watch::Worker(1)));
         assert_eq!(looks, Some(2 * STAYS), "a home that was right for long is no reproach");
     }
 

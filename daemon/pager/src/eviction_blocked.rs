@@ -29,9 +29,9 @@ struct Present {
 }
 
 #[derive(Debug, Default)]
-pub struct Hindrance(Mutex<Option<Present>>);
+pub struct EvictionBlocked(Mutex<Option<Present>>);
 
-impl Hindrance {
+impl EvictionBlocked {
     /// Something could not be evicted.
     pub fn met(&self, cause: Cause) {
         self.met_at(cause, Instant::now());
@@ -87,29 +87,29 @@ mod tests {
     #[test]
     fn what_lasts_is_told_until_it_has_been_over_for_a_while() {
         let lack = || "no donor has room".to_owned();
-        let (hindrance, began) = (Hindrance::default(), Instant::now());
-        hindrance.met_at(Cause::Silence, began);
-        assert_eq!(hindrance.describe(lack), None, "it may be a moment");
-        hindrance.met_at(Cause::PoolFull, began);
-        let is_told = || hindrance.describe(lack).is_some_and(|text| text.contains("full: no donor has room; the app"));
-        hindrance.not_met_at(began + PASSING / 2);
+        let (blocked, began) = (EvictionBlocked::default(), Instant::now());
+        blocked.met_at(Cause::Silence, began);
+        assert_eq!(blocked.describe(lack), None, "it may be a moment");
+        blocked.met_at(Cause::PoolFull, began);
+        let is_told = || blocked.describe(lack).is_some_and(|text| text.contains("full: no donor has room; the app"));
+        blocked.not_met_at(began + PASSING / 2);
         assert!(is_told(), "a few pages had room");
-        hindrance.met_at(Cause::PoolFull, began + PASSING);
-        hindrance.not_met_at(began + PASSING * 3 / 2);
+        blocked.met_at(Cause::PoolFull, began + PASSING);
+        blocked.not_met_at(began + PASSING * 3 / 2);
         assert!(is_told());
-        hindrance.not_met_at(began + PASSING * 2);
-        assert_eq!(hindrance.describe(lack), None);
+        blocked.not_met_at(began + PASSING * 2);
+        assert_eq!(blocked.describe(lack), None);
         assert!(describe(Cause::Silence, Duration::from_secs(12), lack).is_some_and(|text| text.contains("for 12 s")));
     }
 
     #[test]
     fn that_nothing_can_be_taken_is_told_after_a_while_and_until_something_could() {
-        let (hindrance, began) = (Hindrance::default(), Instant::now());
+        let (blocked, began) = (EvictionBlocked::default(), Instant::now());
         let told = |lasts| describe(Cause::NothingToTake, lasts, String::new);
         assert_eq!(told(MOMENT / 2), None, "its mappings may be changing");
         assert!(told(MOMENT).is_some_and(|text| text.contains("nothing of that can be evicted")));
-        hindrance.met_at(Cause::NothingToTake, began);
-        hindrance.not_met_at(began);
-        assert!(hindrance.0.lock().is_none(), "a page was evicted");
+        blocked.met_at(Cause::NothingToTake, began);
+        blocked.not_met_at(began);
+        assert!(blocked.0.lock().is_none(), "a page was evicted");
     }
 }

@@ -12,7 +12,7 @@
 //! prefetched to its place until then.
 
 use super::scan::{Pagemap, Run};
-use super::space::{Core, Space, Surroundings};
+use super::space::{Core, Shared, Space};
 use super::table::{PageIdx, Record};
 use super::uffd::Probe;
 use super::window::Range;
@@ -22,7 +22,7 @@ use annex_shared::ids::SlotIdx;
 const AT_ONCE: usize = 1024;
 
 /// What a space has for its guards, from the first on.
-pub struct Guards {
+pub struct GuardRegions {
     pagemap: Pagemap,
     /// Evicted pages that are to come back.
     wanted: Vec<PageIdx>,
@@ -31,7 +31,7 @@ pub struct Guards {
 impl Space {
     /// Looks for guards in all regions that pages were evicted from. That takes milliseconds per GiB, so it is done without the core's lock; what is
     /// found is looked at again with it.
-    pub fn look_for_guards(&self, pagemap: &mut Pagemap, around: &Surroundings) {
+    pub fn look_for_guards(&self, pagemap: &mut Pagemap, shared: &Shared) {
         let registered: Vec<_> = {
             let core = self.core();
             let seen = core.regions.iter().filter(|r| r.registered && core.table.evicted() > 0);
@@ -45,10 +45,10 @@ impl Space {
         // Most guards lie where nothing ever was.
         runs.retain(|run| core.has_copies((run.first, run.end())));
         for run in runs {
-            if !self.settle_changes(&mut core, around) {
+            if !self.settle_changes(&mut core, shared) {
                 break;
             }
-            let used = self.drop_guarded(&mut core, (run.first, run.end()), pagemap, around);
+            let used = self.drop_guarded(&mut core, (run.first, run.end()), pagemap, shared);
             let region = core.regions.containing(run.first.addr()).copied();
             if let (Some(used @ 1..), Some(region)) = (used, region) {
                 tracing::info!(
@@ -75,26 +75,20 @@ impl Space {
         }
         let known = core.guards.take().map(|g| g.pagemap);
         let pagemap = known.or_else(|| self.pagemap().ok());
-        core.guards = pagemap.map(|pagemap| Guards { pagemap, wanted });
+        core.guards = pagemap.map(|pagemap| GuardRegions { pagemap, wanted });
     }
 
     /// Before pages are installed in the range, in a space that has had guards. False: the app is changing its mappings, try again later.
-    pub(super) fn heed_guards(&self, core: &mut Core, range: Range, around: &Surroundings) -> bool {
+    pub(super) fn heed_guards(&self, core: &mut Core, range: Range, shared: &Shared) -> bool {
         let Some(mut guards) = core.guards.take() else { return true };
-        let heeded = self.drop_guarded(core, range, &mut guards.pagemap, around);
+        let heeded = self.drop_guarded(core, range, &mut guards.pagemap, shared);
         core.guards = Some(guards);
         heeded.is_some()
     }
 
     /// Drops the records of guarded pages in the range; how many of them had been evicted at some time. `None`: nothing is dropped, because the app
     /// is changing its mappings, and the guards may lie in something that has come to the place of what the records are about.
-    pub fn drop_guarded(
-        &self,
-        core: &mut Core,
-        range: Range,
-        pagemap: &mut Pagemap,
-        around: &Surroundings,
-    ) -> Option<usize> {
+    pub fn drop_guarded(&self, core: &mut Core, range: Range, pagemap: &mut Pagemap, shared: &Shared) -> Option<usize> {
         let mut runs = Vec::new();
         guards_within(range, pagemap, &mut runs);
         // After the look: a change that was made before it and not read since would be unread still.
@@ -110,7 +104,7 @@ impl Space {
             core.note_suspects();
         }
         let used = slots.len();
-        slots.into_iter().for_each(|slot| around.pool.release(slot));
+        slots.into_iter().for_each(|slot| shared.pool.release(slot));
         Some(used)
     }
 }

@@ -1,16 +1,16 @@
-//! Who watches which space, and the thread that looks where the faults come from ([`home`](super::home) decides).
+//! Who watches which space, and the thread that looks where the faults come from ([`home`](super::cpu_affinity) decides).
 //!
 //! While faults are served it looks every [`LOOK`]: on which CPU is the thread of each space that faulted last? /proc tells, in about ten microseconds. Else
 //! it sleeps until a worker rings. While one space alone has faults, it also keeps the evictor, other stubs and itself off its home: when they take that CPU for the length of
 //! a batch, the kernel moves the program to another one. With more of them there is no CPU to spare, and eviction must get its share of each. The space's own stub
-//! is kept there if it has many calls to make for few pages: a MOVE made where the program runs interrupts no other CPU, and it is made in portions, each after a fault
-//! ([`moves`](super::moves)). Few calls for many pages are better made elsewhere.
+//! is kept there if it has many calls to make for few pages: a MOVE made where the program runs interrupts no other CPU, and it is made in chunks, each after a fault
+//! ([`moves`](super::move_batch)). Few calls for many pages are better made elsewhere.
 //! And it sees whether workers get their CPUs at once ([`contention`](super::contention)).
 
-use super::home::Watch;
+use super::cpu_affinity::Watch;
 use super::process;
-use super::space::{Space, SpaceId, Surroundings};
-use super::worker::standing::Patience;
+use super::space::{Shared, Space, SpaceId};
+use super::worker::sched_class::Patience;
 use annex_host::priority::Precedence;
 use annex_host::sentinel::Sentinel;
 use nix::errno::Errno;
@@ -73,7 +73,7 @@ impl Bell {
 
 /// Starts the thread. Worker n is pinned to CPU n and has the nth epoll set.
 pub fn start(
-    around: Arc<Surroundings>,
+    shared: Arc<Shared>,
     epolls: Arc<[Arc<Epoll>]>,
     bell: Arc<Bell>,
     mut patience: Patience,
@@ -85,16 +85,16 @@ pub fn start(
         let (mut quiet, mut kept_clear) = (0, Kept::default());
         while !bell.stop.load(SeqCst) {
             let began = Instant::now();
-            let home = look(&around, &epolls);
+            let home = look(&shared, &epolls);
             quiet = if home.is_some() { 0 } else { quiet + 1 };
             if quiet == QUIET {
-                kept_clear.renew(&around, None);
+                kept_clear.renew(&shared, None);
                 patience.rest();
                 bell.sleep();
                 quiet = 0;
             } else {
                 if let Some(home) = home {
-                    kept_clear.renew(&around, home);
+                    kept_clear.renew(&shared, home);
                     patience.look();
                 }
                 std::thread::sleep((began.elapsed() * REST).clamp(LOOK, MOST));
@@ -105,9 +105,9 @@ pub fn start(
 }
 
 /// The home of the one space that had faults since the last look, if it has one; `None` if none had faults.
-fn look(around: &Surroundings, epolls: &[Arc<Epoll>]) -> Option<Option<(usize, SpaceId)>> {
+fn look(shared: &Shared, epolls: &[Arc<Epoll>]) -> Option<Option<(usize, SpaceId)>> {
     let mut only = None;
-    for space in around.registry.all() {
+    for space in shared.registry.all() {
         let (Some(thread), Some(pid)) = (space.last_faulted(), space.pid()) else { continue };
         let is_first = only.replace(None).is_none();
         // A thread that another PID namespace numbers is not found, or is another one: then all watch, or not the best one does.
@@ -134,11 +134,11 @@ struct Kept {
 impl Kept {
     /// Keeps those who evict, and this thread, off this CPU. A stub may use annexd's CPUs, whichever its program is confined to: else it would have to share one with
     /// the program and its fault worker, and hardly ever get it.
-    fn renew(&mut self, around: &Surroundings, home: Option<(usize, SpaceId)>) {
-        let spaces = around.registry.all();
+    fn renew(&mut self, shared: &Shared, home: Option<(usize, SpaceId)>) {
+        let spaces = shared.registry.all();
         let stubs = spaces.iter().filter_map(|space| space.stub_pid());
         let itself = std::iter::once(nix::unistd::gettid().as_raw());
-        let mut threads: Vec<i32> = stubs.chain(around.turns.evictor_threads()).chain(itself).collect();
+        let mut threads: Vec<i32> = stubs.chain(shared.watchdog.evictor_threads()).chain(itself).collect();
         threads.sort_unstable();
         let at_home =
             |space: &&Arc<Space>| home.is_some_and(|(_, id)| id == space.id) && space.is_scattered.load(Relaxed);
@@ -160,7 +160,7 @@ impl Kept {
 pub fn rearrange(epolls: &[Arc<Epoll>], space: &Space, change: Watch) {
     for (n, epoll) in epolls.iter().enumerate() {
         let done = match change {
-            Watch::Home(home) if home != n => epoll.delete(space.uffd.as_fd()).map_err(io::Error::from),
+            Watch::Worker(home) if home != n => epoll.delete(space.uffd.as_fd()).map_err(io::Error::from),
             _ => watch(epoll, space, epolls.len()),
         };
         if let Err(error) = done {

@@ -1,8 +1,8 @@
-//! The keeper: carries out what the book decides, and tells it what happened. One thread, woken by news; it never waits for the network.
+//! The coordinator: carries out what the book decides, and tells it what happened. One thread, woken by news; it never waits for the network.
 
 use super::PoolError;
 use super::book::{Action, Book, Grade, Greeting, Placed, Room, Rules};
-use super::core::{Core, Shelved, lock};
+use super::core::{Allocatable, Core, lock};
 use super::dial::Dialer;
 use super::donor::{Command, DonorThread};
 use super::repair::{self, Task};
@@ -22,16 +22,16 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// The keeper, which waits `LOOK_EVERY` at most, did not run for so long: the machine was frozen, or a virtual one was paused.
+/// The coordinator, which waits `LOOK_EVERY` at most, did not run for so long: the machine was frozen, or a virtual one was paused.
 pub(super) const STOOD_STILL: Duration = Duration::from_secs(3);
-/// Without news the keeper looks around this often: idle extents and stock, donors whose time is up.
+/// Without news the coordinator looks around this often: idle extents and stock, donors whose time is up.
 pub(super) const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Slots of a write whose end was not seen are kept from reuse at least this long, and for one and a half times the longest life of a lease.
 /// A new connection fences the old one, so this matters only when there is no new one: a write that an agent has not executed by then
 /// is refused, since its lease is over, or it was renewed, which shows that the agent runs.
 pub(super) const QUARANTINE: Duration = Duration::from_secs(15);
 
-/// What the keeper is told.
+/// What the coordinator is told.
 pub(super) enum News {
     // From donor threads.
     Up {
@@ -128,7 +128,7 @@ pub(super) enum News {
     },
 }
 
-struct Keeper {
+struct Coordinator {
     core: Arc<Core>,
     book: Book,
     dialer: Arc<dyn Dialer>,
@@ -140,7 +140,7 @@ struct Keeper {
     since: Instant,
 }
 
-/// Starts the donor threads and the keeper; the handle of the keeper, who ends the others.
+/// Starts the donor threads and the coordinator; the handle of the coordinator, who ends the others.
 pub(super) fn start(
     core: &Arc<Core>,
     dialer: Arc<dyn Dialer>,
@@ -172,7 +172,7 @@ pub(super) fn start(
         };
         let places = (0..PLACES as u8).map(|n| placed(core.extents.replica(extent, n)));
         // The book says which are not whole.
-        lock(&core.shelf).extents.push(Shelved { extent, grade: Grade::Whole });
+        lock(&core.allocatable).extents.push(Allocatable { extent, grade: Grade::Whole });
         book.adopt(extent, places.collect(), now);
     }
     let mut donors = BTreeMap::new();
@@ -180,7 +180,7 @@ pub(super) fn start(
         let config = lock(&donor.config).clone();
         donors.insert(donor.id, DonorThread::start(core, donor.id, config, dialer.clone())?);
     }
-    let mut keeper = Keeper {
+    let mut coordinator = Coordinator {
         core: core.clone(),
         book,
         dialer,
@@ -190,14 +190,14 @@ pub(super) fn start(
         taken: (0, 0),
         since: now,
     };
-    let name = "annex-keeper".to_owned();
+    let name = "annex-coord".to_owned();
     let thread = std::thread::Builder::new().name(name.clone()).spawn(move || {
-        let _sentinel = Sentinel("the pool's keeper");
-        keeper.act();
-        keeper.run(&news);
+        let _sentinel = Sentinel("the pool's coordinator");
+        coordinator.act();
+        coordinator.run(&news);
     });
-    let keeper = thread.map_err(|source| PoolError::Thread { name, source })?;
-    Ok(vec![repair::start(core, tasks)?, keeper])
+    let coordinator = thread.map_err(|source| PoolError::Thread { name, source })?;
+    Ok(vec![repair::start(core, tasks)?, coordinator])
 }
 
 /// As many as slot numbers and `max_bytes` allow.
@@ -209,7 +209,7 @@ fn max_extents(core: &Core, slots: u32) -> u32 {
     }
 }
 
-impl Keeper {
+impl Coordinator {
     fn run(&mut self, news: &Receiver<News>) {
         let mut last = Instant::now();
         loop {
@@ -322,10 +322,10 @@ impl Keeper {
         self.book.balance(&room, now);
         self.act();
         {
-            let mut shelf = lock(&self.core.shelf);
-            (shelf.dry, shelf.full) = (self.book.is_dry(), self.book.is_full());
-            (shelf.spills, shelf.degrades) = (self.book.spills(), self.book.degrades());
-            shelf.looks += 1;
+            let mut allocatable = lock(&self.core.allocatable);
+            (allocatable.dry, allocatable.full) = (self.book.is_dry(), self.book.is_full());
+            (allocatable.spills, allocatable.degrades) = (self.book.spills(), self.book.degrades());
+            allocatable.looks += 1;
         }
         self.core.shelf_changed.notify_all();
         for donor in self.core.donors() {
@@ -338,23 +338,23 @@ impl Keeper {
 
     fn room(&mut self, now: Instant) -> Room {
         let slots = self.core.extents.slots_per_extent().unwrap_or(0);
-        let mut shelf = lock(&self.core.shelf);
-        self.taken.0 += std::mem::take(&mut shelf.taken);
+        let mut allocatable = lock(&self.core.allocatable);
+        self.taken.0 += std::mem::take(&mut allocatable.taken);
         let taken = self.taken.0.max(self.taken.1);
         if now.duration_since(self.since) >= LOOK_EVERY {
             (self.taken, self.since) = ((0, self.taken.0), now);
         }
-        let mut room = Room { wanted: std::mem::take(&mut shelf.wanted), taken, ..Room::default() };
-        for shelved in &shelf.extents {
-            let free = self.core.slots.free_count(shelved.extent);
-            match shelved.grade {
+        let mut room = Room { wanted: std::mem::take(&mut allocatable.wanted), taken, ..Room::default() };
+        for entry in &allocatable.extents {
+            let free = self.core.slots.free_count(entry.extent);
+            match entry.grade {
                 Grade::Whole => room.free += u64::from(free),
                 Grade::LastTier => room.spilled += u64::from(free),
-                Grade::Degraded if self.core.is_writable(shelved.extent) => room.degraded += u64::from(free),
+                Grade::Degraded if self.core.is_writable(entry.extent) => room.degraded += u64::from(free),
                 Grade::Degraded => {}
             }
             if free == slots {
-                room.empty.push(shelved.extent);
+                room.empty.push(entry.extent);
             }
         }
         room
@@ -531,14 +531,14 @@ impl Keeper {
         let replicas: Vec<Replica> = replicas.iter().map(replica).collect();
         self.core.slots.adopt(extent, slots);
         self.core.extents.publish(extent, &replicas);
-        lock(&self.core.shelf).extents.push(Shelved { extent, grade: Grade::Whole });
+        lock(&self.core.allocatable).extents.push(Allocatable { extent, grade: Grade::Whole });
         self.core.shelf_changed.notify_all();
         tracing::debug!("{extent} taken on {:?}", replicas.iter().map(|r| r.donor).collect::<Vec<_>>());
     }
 
     fn weighed(&self, extent: ExtentId, grade: Grade) {
-        for shelved in lock(&self.core.shelf).extents.iter_mut().filter(|s| s.extent == extent) {
-            shelved.grade = grade;
+        for entry in lock(&self.core.allocatable).extents.iter_mut().filter(|s| s.extent == extent) {
+            entry.grade = grade;
         }
     }
 
@@ -546,11 +546,11 @@ impl Keeper {
         let Some(slots) = self.core.extents.slots_per_extent() else { return };
         {
             // Under the lock nobody takes slots, and an extent without a used one has no operation in flight: those retain.
-            let mut shelf = lock(&self.core.shelf);
+            let mut allocatable = lock(&self.core.allocatable);
             if self.core.slots.free_count(extent) != slots {
                 return;
             }
-            shelf.extents.retain(|s| s.extent != extent);
+            allocatable.extents.retain(|s| s.extent != extent);
         }
         self.core.extents.begin_return(extent);
         self.core.slots.abandon(extent, slots);

@@ -3,13 +3,13 @@
 //! The stub makes a call for each span, without the space's lock. Whoever takes that lock meanwhile shuts the stub's gate, and then *settles*: makes the records of
 //! what has moved say so ([`hold`](super::hold)). So to everybody who has the lock it is as if a batch ended with each call.
 
-use super::mortal;
-use super::salvage;
+use super::rollback;
 use super::scan::Pagemap;
-use super::space::{Core, Space, Surroundings};
+use super::space::{Core, Shared, Space};
 use super::stub::{Gate, Hurry, STAGING, Stub};
 use super::table::{PageIdx, Record, Victim};
 use super::window::Range;
+use annex_host::failpoint::failpoint;
 use annex_shared::ids::SlotIdx;
 use annex_shared::page::PAGE_SIZE;
 use nix::errno::Errno;
@@ -17,8 +17,8 @@ use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 
-/// Calls of a portion: a fault that comes while they are made waits for them, some 2 us each.
-const PORTION: usize = 8;
+/// Calls of a chunk: a fault that comes while they are made waits for them, some 2 us each.
+const CHUNK: usize = 8;
 
 /// One moved page.
 pub struct Moved {
@@ -33,9 +33,9 @@ pub struct Moved {
     pub unwritten: bool,
 }
 
-pub struct Moves {
+pub struct MoveBatch {
     pub gate: Gate,
-    around: Arc<Surroundings>,
+    shared: Arc<Shared>,
     pagemap: Pagemap,
     staging: u64,
     /// First page and length of what each call moves.
@@ -45,7 +45,7 @@ pub struct Moves {
     /// Calls that the stub has been rung for.
     rung: usize,
     /// Whoever serves faults rings for some more each time.
-    in_portions: bool,
+    in_chunks: bool,
     /// Calls and pages that are settled.
     calls: usize,
     pages: usize,
@@ -73,29 +73,29 @@ pub struct Made {
     pub pagemap: Pagemap,
 }
 
-impl Moves {
+impl MoveBatch {
     pub fn new(
-        around: &Arc<Surroundings>,
+        shared: &Arc<Shared>,
         (stub, pagemap): (&Stub, Pagemap),
         spans: Vec<(PageIdx, u64)>,
         plan: Vec<(Victim, bool)>,
-        in_portions: bool,
-    ) -> Moves {
+        in_chunks: bool,
+    ) -> MoveBatch {
         let moved = Vec::with_capacity(plan.len());
         let busy = Vec::with_capacity(plan.len());
-        let (gate, staging, around) = (stub.gate(), stub.staging(), around.clone());
-        let rung = if in_portions { 0 } else { spans.len() };
+        let (gate, staging, shared) = (stub.gate(), stub.staging(), shared.clone());
+        let rung = if in_chunks { 0 } else { spans.len() };
         let (calls, pages) = (0, 0);
         let (over, lost, soiled) = (false, false, false);
-        Moves {
+        MoveBatch {
             gate,
-            around,
+            shared,
             pagemap,
             staging,
             spans,
             plan,
             rung,
-            in_portions,
+            in_chunks,
             calls,
             pages,
             moved,
@@ -106,23 +106,23 @@ impl Moves {
         }
     }
 
-    /// A fault was served: it is time for a portion of what is to be made in portions. Whoever asks rings the gate's bell for it. None of them is answered: that would interrupt the evictor's
+    /// A fault was served: it is time for a chunk of what is to be made in chunks. Whoever asks rings the gate's bell for it. None of them is answered: that would interrupt the evictor's
     /// CPU, which costs the one it comes from as much.
-    pub fn next_portion(&mut self) -> Option<Gate> {
-        let is_time = self.in_portions && self.is_to_be_rung();
-        is_time.then(|| self.prepare_ring(PORTION, false))
+    pub fn next_chunk(&mut self) -> Option<Gate> {
+        let is_time = self.in_chunks && self.is_to_be_rung();
+        is_time.then(|| self.prepare_ring(CHUNK, false))
     }
 
-    /// No portions any more: all that is left is rung for, and will be answered.
+    /// No chunks any more: all that is left is rung for, and will be answered.
     pub fn hurry(&mut self) -> Hurry {
-        self.in_portions = false;
+        self.in_chunks = false;
         if self.gate.is_finished() {
             Hurry::Finished
         } else if self.is_to_be_rung() {
             self.prepare_ring(self.spans.len(), true).ring();
             Hurry::Rung
         } else {
-            Hurry::AtAPortion
+            Hurry::AtAChunk
         }
     }
 
@@ -133,13 +133,13 @@ impl Moves {
         self.gate.clone()
     }
 
-    /// Moves that are given up have their gate ended by whoever had the lock then ([`hold`](super::hold)).
+    /// MoveBatch that are given up have their gate ended by whoever had the lock then ([`hold`](super::hold)).
     fn is_to_be_rung(&self) -> bool {
-        self.is_between_portions() && !self.gate.is_ended()
+        self.is_between_chunks() && !self.gate.is_ended()
     }
 
-    /// Whether the stub sleeps between two portions.
-    pub fn is_between_portions(&self) -> bool {
+    /// Whether the stub sleeps between two chunks.
+    pub fn is_between_chunks(&self) -> bool {
         self.rung < self.spans.len() && self.gate.is_idle()
     }
 
@@ -169,7 +169,7 @@ impl Moves {
             let Some(answer) = self.gate.answer(self.calls) else { break };
             let error = (answer != 0).then(|| Errno::from_raw(-answer as i32));
             if error.is_some() && staged.is_none() {
-                match salvage::places(&mut self.pagemap, (self.staging, STAGING)) {
+                match rollback::places(&mut self.pagemap, (self.staging, STAGING)) {
                     Ok(places) => staged = Some(places),
                     Err(_) => return self.settle_lost(space, core),
                 }
@@ -193,7 +193,7 @@ impl Moves {
     /// Places in staging of the present call's pages that are still where they were.
     fn still_at_source(&mut self) -> io::Result<HashSet<u64>> {
         let (first, len) = self.spans[self.calls];
-        let present = salvage::places(&mut self.pagemap, (first.addr(), len * PAGE_SIZE as u64))?;
+        let present = rollback::places(&mut self.pagemap, (first.addr(), len * PAGE_SIZE as u64))?;
         let pages = self.plan[self.pages..].iter().take_while(|(victim, _)| victim.page < first.plus(len));
         let stayed = pages.filter(|(victim, _)| present.contains(&(victim.page.0 - first.0)));
         Ok(stayed.map(|(victim, _)| victim.place).collect())
@@ -202,7 +202,7 @@ impl Moves {
     /// Staging is to tell what moved, by whatever way is left.
     pub fn settle_lost(&mut self, space: &Space, core: &mut Core) {
         (self.lost, self.over) = (true, true);
-        salvage::settle_records(space, core, &self.around);
+        rollback::settle_records(space, core, &self.shared);
     }
 
     fn settle_call(&mut self, core: &mut Core, error: Option<Errno>, staged: Option<&HashSet<u64>>) {
@@ -212,12 +212,12 @@ impl Moves {
             let Victim { page, slot, place, .. } = *victim;
             let has_moved = error.is_none() || staged.is_some_and(|places| places.contains(&place));
             if has_moved {
-                self.around.pool.retain(slot);
+                self.shared.pool.retain(slot);
                 let before = core.table.set(page, Record::Evicted(slot)).unwrap_or(Record::None);
                 core.table.set_policy(page, lap);
                 let (nth, copy, unwritten) = (self.pages, before.slot(), *unwritten);
                 self.moved.push(Moved { page, nth, at: place, slot, copy, unwritten });
-                mortal::point("record-flipped");
+                failpoint("record-flipped");
             } else if error == Some(Errno::EBUSY) {
                 self.busy.push(page);
             }

@@ -82,7 +82,7 @@ impl Plan {
 }
 
 #[derive(Debug)]
-pub struct Streams {
+pub struct Prefetcher {
     streams: [Stream; STREAMS],
     /// Whose plan is being carried out.
     current: Option<usize>,
@@ -92,13 +92,13 @@ pub struct Streams {
     credit: u32,
 }
 
-impl Default for Streams {
-    fn default() -> Streams {
-        Streams { streams: [NONE; STREAMS], current: None, victim: 0, plans: 0, credit: ALLOWANCE * PARTS }
+impl Default for Prefetcher {
+    fn default() -> Prefetcher {
+        Prefetcher { streams: [NONE; STREAMS], current: None, victim: 0, plans: 0, credit: ALLOWANCE * PARTS }
     }
 }
 
-impl Streams {
+impl Prefetcher {
     /// What to bring for a fault on `page`, to be followed by [`Streams::brought`]. `is_out`: whether a page is evicted.
     pub fn plan(&mut self, page: PageIdx, is_out: impl Fn(PageIdx) -> bool) -> Plan {
         let page = page.0 as i64;
@@ -233,7 +233,7 @@ mod tests {
     /// An app whose pages are all evicted at first.
     #[derive(Default)]
     struct Reader {
-        streams: Streams,
+        prefetcher: Prefetcher,
         resident: BTreeSet<u64>,
         /// Pages that were brought without being asked for, and whether they were used since.
         ahead: BTreeMap<u64, bool>,
@@ -252,12 +252,12 @@ mod tests {
             self.ahead.entry(page).and_modify(|used| *used = true);
             if self.resident.insert(page) {
                 self.faults += 1;
-                let plan = self.streams.plan(PageIdx(page), |page| !self.resident.contains(&page.0));
+                let plan = self.prefetcher.plan(PageIdx(page), |page| !self.resident.contains(&page.0));
                 let pages = (1..plan.pages).filter_map(|nth| Some((nth, plan.nth(PageIdx(page), nth)?.0)));
                 let ahead: Vec<(u32, u64)> = pages.filter(|(_, page)| self.resident.insert(*page)).collect();
                 let next = plan.nth(PageIdx(page), plan.pages).unwrap();
                 let sampled = !self.resident.contains(&next.0);
-                self.samples += self.streams.brought(ahead.iter().map(|(nth, _)| 1 << nth).sum(), next, sampled);
+                self.samples += self.prefetcher.brought(ahead.iter().map(|(nth, _)| 1 << nth).sum(), next, sampled);
                 self.proved += plan.proved;
                 self.ahead.extend(ahead.into_iter().map(|(_, page)| (page, false)));
             }
@@ -345,7 +345,7 @@ mod tests {
 
     #[test]
     fn a_page_that_many_threads_wait_for_does_not_end_its_stream() {
-        let mut streams = Streams::default();
+        let mut streams = Prefetcher::default();
         let mut page = PageIdx(100);
         let mut faults_often = || {
             let plan = streams.plan(page, |_| true);
@@ -413,7 +413,7 @@ mod tests {
 
     #[test]
     fn two_interleaved_scans_both_widen_and_random_faults_do_not() {
-        let mut streams = Streams::default();
+        let mut streams = Prefetcher::default();
         let mut pages_at = |page: u64| {
             let plan = streams.plan(PageIdx(page), |_| true);
             streams.brought(all(plan), PageIdx(page + u64::from(plan.pages)), true);

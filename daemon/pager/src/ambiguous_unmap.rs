@@ -10,7 +10,7 @@ use super::window::{Range, overlap};
 
 /// Pages of which it is not known whether they are mapped as the records have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Doubt {
+pub struct AmbiguousUnmap {
     pub range: Range,
     pub origin: Origin,
 }
@@ -26,33 +26,33 @@ pub enum Origin {
     Parent,
 }
 
-impl Doubt {
+impl AmbiguousUnmap {
     /// About the pages of a mapping that landed at `landed` which an UNMAP of `range` may have meant.
-    pub fn of(landed: Range, range: Range) -> Option<Doubt> {
+    pub fn of(landed: Range, range: Range) -> Option<AmbiguousUnmap> {
         let origin = if range.0 <= landed.0 { Origin::Here(landed.0) } else { Origin::Below };
-        overlap(range, landed).map(|range| Doubt { range, origin })
+        overlap(range, landed).map(|range| AmbiguousUnmap { range, origin })
     }
 
     /// Something else has landed on `target`: what that leaves of the doubt. What lies behind it may be its rest, which is not in its message.
-    pub fn landed_upon(self, target: Range) -> Vec<Doubt> {
-        let Doubt { range, origin } = self;
+    pub fn landed_upon(self, target: Range) -> Vec<AmbiguousUnmap> {
+        let AmbiguousUnmap { range, origin } = self;
         let behind = match origin {
             Origin::Here(page) if page < target.1 && target.0 < range.1 => Origin::Here(target.1),
             origin => origin,
         };
-        let below = Doubt { range: (range.0, range.1.min(target.0)), origin };
-        let above = Doubt { range: (range.0.max(target.1), range.1), origin: behind };
+        let below = AmbiguousUnmap { range: (range.0, range.1.min(target.0)), origin };
+        let above = AmbiguousUnmap { range: (range.0.max(target.1), range.1), origin: behind };
         [below, above].into_iter().filter(|part| part.range.0 < part.range.1).collect()
     }
 
     /// The same of what has moved from `from` to `to`.
-    pub fn carried(self, from: PageIdx, to: PageIdx) -> Doubt {
+    pub fn carried(self, from: PageIdx, to: PageIdx) -> AmbiguousUnmap {
         let there = |page: PageIdx| to.plus(page.0.saturating_sub(from.0));
         let origin = match self.origin {
             Origin::Here(page) => Origin::Here(there(page)),
             origin => origin,
         };
-        Doubt { range: (there(self.range.0), there(self.range.1)), origin }
+        AmbiguousUnmap { range: (there(self.range.0), there(self.range.1)), origin }
     }
 }
 
@@ -78,7 +78,7 @@ pub enum Verdict {
 }
 
 /// About pages that are mapped with us, with these records.
-pub fn judge(doubt: &Doubt, records: &[Record], evidence: &Evidence<'_>) -> Verdict {
+pub fn judge(doubt: &AmbiguousUnmap, records: &[Record], evidence: &Evidence<'_>) -> Verdict {
     let is_there = match doubt.origin {
         Origin::Parent => true,
         Origin::Here(origin) => begins_there(origin, evidence.page, evidence.mappings),
@@ -123,11 +123,11 @@ mod tests {
         (PageIdx(from), PageIdx(to))
     }
 
-    fn doubt(from: u64, to: u64, origin: u64) -> Doubt {
-        Doubt { range: range(from, to), origin: Origin::Here(PageIdx(origin)) }
+    fn doubt(from: u64, to: u64, origin: u64) -> AmbiguousUnmap {
+        AmbiguousUnmap { range: range(from, to), origin: Origin::Here(PageIdx(origin)) }
     }
 
-    fn verdict(doubt: Doubt, records: &[Record], mappings: &[Range], any_present: bool) -> Verdict {
+    fn verdict(doubt: AmbiguousUnmap, records: &[Record], mappings: &[Range], any_present: bool) -> Verdict {
         judge(&doubt, records, &Evidence { page: doubt.range.0, mappings, any_present })
     }
 
@@ -175,19 +175,19 @@ mod tests {
 
     #[test]
     fn of_a_mapping_that_shrank_only_pages_tell_whether_it_grew_again() {
-        let tail = Doubt::of(range(20, 30), range(25, 40)).unwrap();
-        assert_eq!(tail, Doubt { range: range(25, 30), origin: Origin::Below });
+        let tail = AmbiguousUnmap::of(range(20, 30), range(25, 40)).unwrap();
+        assert_eq!(tail, AmbiguousUnmap { range: range(25, 30), origin: Origin::Below });
         let whole = [range(20, 30)];
         assert_eq!(verdict(tail, &[CLEAN], &whole, true), Verdict::Stays);
         assert_eq!(verdict(tail, &[CLEAN], &whole, false), Verdict::Gone);
         assert_eq!(verdict(tail, &[EVICTED], &whole, false), Verdict::Unknown);
-        assert_eq!(Doubt::of(range(20, 30), range(15, 30)), Some(doubt(20, 30, 20)));
-        assert_eq!(Doubt::of(range(20, 30), range(30, 40)), None);
+        assert_eq!(AmbiguousUnmap::of(range(20, 30), range(15, 30)), Some(doubt(20, 30, 20)));
+        assert_eq!(AmbiguousUnmap::of(range(20, 30), range(30, 40)), None);
     }
 
     #[test]
     fn a_childs_mapping_is_there_if_it_is_mapped() {
-        let childs = Doubt { range: range(20, 30), origin: Origin::Parent };
+        let childs = AmbiguousUnmap { range: range(20, 30), origin: Origin::Parent };
         assert_eq!(verdict(childs, &[EVICTED], &[range(10, 30)], false), Verdict::Stays);
     }
 

@@ -1,4 +1,4 @@
-//! The keeper's thread: what it hears goes to the real book, and what that wants is carried out on the real table.
+//! The coordinator's thread: what it hears goes to the real book, and what that wants is carried out on the real table.
 
 use super::*;
 
@@ -56,7 +56,7 @@ impl World<'_> {
         self.act();
     }
 
-    /// To the keeper.
+    /// To the coordinator.
     pub(super) fn send(&mut self, news: News) {
         self.news.push_back((self.now, news));
     }

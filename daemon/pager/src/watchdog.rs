@@ -19,15 +19,15 @@ const LOOK: Duration = Duration::from_secs(1);
 const LONG: Duration = Duration::from_secs(5);
 
 /// One thread's present step.
-pub struct Turn {
+pub struct Watched {
     name: &'static str,
     tid: AtomicI32,
     step: Mutex<Option<(&'static str, Instant)>>,
 }
 
-impl Turn {
-    fn new(name: &'static str) -> Turn {
-        Turn { name, tid: AtomicI32::new(0), step: Mutex::new(None) }
+impl Watched {
+    fn new(name: &'static str) -> Watched {
+        Watched { name, tid: AtomicI32::new(0), step: Mutex::new(None) }
     }
 
     /// Whose turns these are: the thread that calls it.
@@ -62,12 +62,12 @@ impl Turn {
 }
 
 /// The evictors' turns, by number, and the manager's.
-pub struct Turns {
-    pub evictors: [Turn; MOST_EVICTORS],
-    pub manager: Turn,
+pub struct Watchdog {
+    pub evictors: [Watched; MOST_EVICTORS],
+    pub manager: Watched,
 }
 
-impl Turns {
+impl Watchdog {
     /// Whether Linux's number of a thread is an evictor's.
     pub fn are_evictors(&self, thread: i32) -> bool {
         thread != 0 && self.evictors.iter().any(|turn| turn.tid() == thread)
@@ -75,22 +75,22 @@ impl Turns {
 
     /// The threads that evict now.
     pub fn evictor_threads(&self) -> impl Iterator<Item = i32> {
-        self.evictors.iter().map(Turn::tid).filter(|tid| *tid != 0)
+        self.evictors.iter().map(Watched::tid).filter(|tid| *tid != 0)
     }
 }
 
-impl Default for Turns {
-    fn default() -> Turns {
-        Turns { evictors: std::array::from_fn(|_| Turn::new("an evictor")), manager: Turn::new("the manager") }
+impl Default for Watchdog {
+    fn default() -> Watchdog {
+        Watchdog { evictors: std::array::from_fn(|_| Watched::new("an evictor")), manager: Watched::new("the manager") }
     }
 }
 
 /// Says it when a thread has stopped making progress and when it goes on, until the other end of `over` is dropped. `look` is called each time too.
-pub fn watch(turns: &Turns, workers: &Weak<Workers>, over: &Receiver<()>, look: impl Fn()) {
+pub fn watch(watchdog: &Watchdog, workers: &Weak<Workers>, over: &Receiver<()>, look: impl Fn()) {
     let mut said = [None; MOST_EVICTORS + 1];
     let mut is_stalled = false;
     while over.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
-        for (turn, said) in turns.evictors.iter().chain([&turns.manager]).zip(&mut said) {
+        for (turn, said) in watchdog.evictors.iter().chain([&watchdog.manager]).zip(&mut said) {
             let stuck = turn.stuck();
             match stuck {
                 Some((step, since)) if *said != stuck => tracing::warn!(
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn only_a_step_that_takes_long_is_stuck() {
-        let turn = Turn::new("it");
+        let turn = Watched::new("it");
         assert_eq!(turn.stuck(), None);
         turn.begin("waiting");
         assert_eq!(turn.stuck(), None);

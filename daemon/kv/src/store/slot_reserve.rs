@@ -27,7 +27,7 @@ const SHORT_PATIENCE: Duration = Duration::from_millis(30);
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// See the module's header.
-pub struct Stock {
+pub struct SlotReserve {
     pool: Arc<Pool>,
     inner: RefCell<Inner>,
     /// Something came in, or nothing could be had.
@@ -61,15 +61,15 @@ pub struct Delivery {
     seen: u64,
 }
 
-impl Stock {
-    pub fn new(pool: Arc<Pool>) -> io::Result<(Stock, UnboundedReceiver<Delivery>)> {
+impl SlotReserve {
+    pub fn new(pool: Arc<Pool>) -> io::Result<(SlotReserve, UnboundedReceiver<Delivery>)> {
         let (questions, asked) = mpsc::channel();
         let (deliver, deliveries) = unbounded_channel();
         let from = pool.clone();
         std::thread::Builder::new().name("annex-kv-stock".into()).spawn(move || fetch(&from, &asked, &deliver))?;
         let inner =
             Inner { runs: VecDeque::new(), slots: 0, ahead: AHEAD, asked: false, short: false, seen: 0, questions };
-        Ok((Stock { pool, inner: RefCell::new(inner), changed: Notify::new() }, deliveries))
+        Ok((SlotReserve { pool, inner: RefCell::new(inner), changed: Notify::new() }, deliveries))
     }
 
     pub fn receive(&self, delivery: Delivery) {
