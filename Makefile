@@ -1,6 +1,7 @@
 # What CI runs is what people run. Everything is built in the release profile, once, under target/.
 
-# Length of each stress run, and what `make bench` is given (see `target/release/annex-bench --help`).
+# Length of each stress run, and what `make bench` is given (see `target/release/annex-bench
+# --help`).
 SECONDS ?= 60
 BENCH ?=
 CHAOS ?=
@@ -57,12 +58,14 @@ build:
 demo: setup build
 	$(SUDO) target/release/annex-demo $(DEMO)
 
-# Every `cargo test` here is of the whole workspace: for one package alone cargo would build what it depends on anew, with fewer features.
-# Test programs run one after the other; those that need the machine for themselves take turns through a lock.
+# Every `cargo test` here is of the whole workspace: for one package alone cargo would build what it
+# depends on anew, with fewer features. Test programs run one after the other; those that need the
+# machine for themselves take turns through a lock.
 test: build
 	ANNEX_STRESS_SECONDS=$${ANNEX_STRESS_SECONDS:-15} $(CARGO) test --release --workspace --no-fail-fast $(RUNNER)
 
-# Redis' own suite against the KV API; its sources come from the Debian mirror that this machine uses.
+# Redis' own suite against the KV API; its sources come from the Debian mirror that this machine
+# uses.
 test-peers: setup build
 	tests/redis/fetch.sh target/redis
 	ANNEX_REDIS_SUITE=$(CURDIR)/target/redis $(CARGO) test --release --workspace --test redis_suite $(RUNNER) -- --ignored --nocapture
@@ -72,7 +75,8 @@ test-jvm: build
 	@$(MAKE) --no-print-directory setup PACKAGES="$(PACKAGES) default-jdk-headless:javac"
 	$(CARGO) test --release --workspace --test takeover $(RUNNER) -- --ignored --nocapture under_a_jvm
 
-# Random sessions beside a real redis-server, for an hour or SECONDS=n. ANNEX_FUZZ_SEED=n begins with that one.
+# Random sessions beside a real redis-server, for an hour or SECONDS=n. ANNEX_FUZZ_SEED=n begins
+# with that one.
 kv-fuzz: setup build
 	ANNEX_FUZZ_SEED=$$(date +%s%N) ANNEX_FUZZ_SECONDS=$(if $(filter command line,$(origin SECONDS)),$(SECONDS),3600) $(CARGO) test --release --workspace \
 	  --test kv_beside_redis $(RUNNER) -- --nocapture random_sessions
@@ -86,12 +90,14 @@ test-programs: build
 stress: build
 	ANNEX_STRESS_SECONDS=$(SECONDS) $(CARGO) test --release --workspace --test stress $(RUNNER) -- --nocapture
 
-# Random programs, one after the other, while annexd and its stubs are killed. Stops at the first wrong byte, and names its seed.
-# SHAPES="--seed 7" begins there (see `target/release/annex-shapes --help`).
+# Random programs, one after the other, while annexd and its stubs are killed. Stops at the first
+# wrong byte, and names its seed. SHAPES="--seed 7" begins there (see `target/release/annex-shapes
+# --help`).
 shapes: build
 	$(SUDO) target/release/annex-shapes --hunt $(SECONDS) --seed $$(date +%s) $(SHAPES)
 
-# Every fault a hundred times under load. CHAOS="--rounds 5" for less (see `target/release/annex-chaos --help`).
+# Every fault a hundred times under load. CHAOS="--rounds 5" for less (see
+# `target/release/annex-chaos --help`).
 chaos: setup build
 	$(SUDO) target/release/annex-chaos $(CHAOS)
 
@@ -99,8 +105,8 @@ vm-image:
 	@$(MAKE) --no-print-directory setup PACKAGES="$(VM_PACKAGES)"
 	$(SUDO) tests/vm/image.sh target/vm
 
-# Guests with systemd and Soft-RoCE. VM="--list" says which scenarios there are, VM="NAME" runs one, VM="shell" is for hands-on use.
-# The fabric's own tests run in a guest too.
+# Guests with systemd and Soft-RoCE. VM="--list" says which scenarios there are, VM="NAME" runs one,
+# VM="shell" is for hands-on use. The fabric's own tests run in a guest too.
 vm-test: vm-image build
 	@tests=$$($(CARGO) test --release --no-run --message-format=json --workspace --test fabric | sed -n 's|.*"executable":"\([^"]*/deps/[^"]*\)".*|\1|p') && \
 	$(SUDO) env ANNEX_VM_TESTS="$$tests" target/release/annex-vm $(VM)

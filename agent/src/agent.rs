@@ -6,8 +6,8 @@
 //! | `agent-janitor` | expiry, cleaning, host pressure, recalls ([`Lender::clean_up`]) |
 //! | `agent-tcp`, `agent-shm`, `agent-local` | one connection each: control, data or RDMA control, slabs' descriptors, an administrator's request |
 //!
-//! All of them block; an agent whose clients are quiet uses no CPU but for the renewals of their leases and a look at the host's memory
-//! once a second.
+//! All of them block; an agent whose clients are quiet uses no CPU but for the renewals of their
+//! leases and a look at the host's memory once a second.
 
 use crate::config::{BadConfig, Config, Terms};
 use crate::control::{self, Deadline, HELLO_TIMEOUT};
@@ -112,7 +112,8 @@ impl Agent {
         let local_listener = listen_for_administrator(&terms)?;
 
         let incarnation = Incarnation(rand::random());
-        // Last of what may fail for want of something: whoever takes what is kept has to make good use of it.
+        // Last of what may fail for want of something: whoever takes what is kept has to make good
+        // use of it.
         let (store, found) = Store::open(terms.keeper.as_deref())?;
         let lender = Lender::open(terms, incarnation, shm_listener.is_some(), store, found)?;
         stock(&lender, &host)?;
@@ -176,8 +177,8 @@ impl Agent {
         (self.core.lender.controls().count(), self.core.lender.connections().count())
     }
 
-    /// Stops in order: tells the clients, waits until they have returned everything or the grace has passed, then ends.
-    /// True if everything was returned.
+    /// Stops in order: tells the clients, waits until they have returned everything or the grace
+    /// has passed, then ends. True if everything was returned.
     pub fn shutdown(mut self) -> bool {
         let lender = &self.core.lender;
         let grace = lender.terms().grace;
@@ -202,20 +203,23 @@ impl Agent {
         self.close_connections();
         let control = self.core.lender.terms().control_socket.as_deref().filter(|_| self.has_control);
         for path in self.shm_socket().into_iter().chain(control) {
-            // What matters is that no client finds it any more; an error means somebody else removed it.
+            // What matters is that no client finds it any more; an error means somebody else
+            // removed it.
             let _ = fs::remove_file(path);
         }
         is_returned
     }
 
-    /// Stops at once and without a word, as a power cut would: connections break, leases on the board run out by
-    /// themselves, the Unix socket's file stays behind. What is in the store stays there for the next agent.
+    /// Stops at once and without a word, as a power cut would: connections break, leases on the
+    /// board run out by themselves, the Unix socket's file stays behind. What is in the store stays
+    /// there for the next agent.
     pub fn kill(mut self) {
         self.stop_threads();
         self.close_connections();
     }
 
-    /// True if its janitor, which everything else waits for sooner or later, has shown life within `patience`. Asks it to.
+    /// True if its janitor, which everything else waits for sooner or later, has shown life within
+    /// `patience`. Asks it to.
     pub fn is_alive(&self, patience: Duration) -> bool {
         self.core.lender.is_alive(patience)
     }
@@ -279,8 +283,8 @@ impl Drop for Agent {
     }
 }
 
-/// Locked memory and descriptors, as far as the hard limits and privileges allow. What is still missing shows when the first slab
-/// is locked, with a message of its own.
+/// Locked memory and descriptors, as far as the hard limits and privileges allow. What is still
+/// missing shows when the first slab is locked, with a message of its own.
 fn raise_limits() {
     if setrlimit(Resource::RLIMIT_MEMLOCK, libc::RLIM_INFINITY, libc::RLIM_INFINITY).is_err()
         && let Ok((_, hard)) = getrlimit(Resource::RLIMIT_MEMLOCK)
@@ -295,7 +299,8 @@ fn raise_limits() {
     }
 }
 
-/// Makes the whole capacity if so configured, else one slab, so that a host where none can be made is known now.
+/// Makes the whole capacity if so configured, else one slab, so that a host where none can be made
+/// is known now.
 fn stock(lender: &Lender, host: &HostMemory) -> Result<(), StartError> {
     let terms = lender.terms();
     let spare = host.room(terms.slab_size, terms.headroom, terms.hugepages).slabs;
@@ -309,7 +314,8 @@ fn stock(lender: &Lender, host: &HostMemory) -> Result<(), StartError> {
     Ok(lender.stock(if terms.prefault { terms.capacity_slabs } else { spare.min(1) })?)
 }
 
-/// The Unix socket, if configured. A default path that can't be had costs shm and a warning, a configured one the start.
+/// The Unix socket, if configured. A default path that can't be had costs shm and a warning, a
+/// configured one the start.
 fn listen_for_shm(terms: &Terms) -> Result<Option<UnixListener>, StartError> {
     let Some(path) = &terms.shm_socket else { return Ok(None) };
     match bind_private(path) {
@@ -490,7 +496,8 @@ fn serve_shm(core: &Core, mut stream: UnixStream) {
     }
 }
 
-/// Says whether a configuration would work on this machine, as far as that can be told without starting.
+/// Says whether a configuration would work on this machine, as far as that can be told without
+/// starting.
 pub fn check(config: Config) -> Result<Terms, StartError> {
     let host = HostMemory::now().map_err(|source| StartError::Host { what: "memory", source })?;
     Ok(config.resolve(&host, &host_name()?)?)

@@ -1,7 +1,8 @@
-//! What an agent is told: the TOML file, the command line, and the defaults that make it run with neither.
+//! What an agent is told: the TOML file, the command line, and the defaults that make it run with
+//! neither.
 //!
-//! [`Config`] is as written. [`Config::resolve`] holds it against the machine and gives [`Terms`], in which every number is
-//! checked and final; the rest of the agent knows only those.
+//! [`Config`] is as written. [`Config::resolve`] holds it against the machine and gives [`Terms`],
+//! in which every number is checked and final; the rest of the agent knows only those.
 
 use crate::pressure::{Host, HostMemory};
 use annex_fabric::verbs::DeviceChoice;
@@ -33,15 +34,18 @@ pub struct Config {
     pub slab_size: ByteSize,
     /// The most memory to lend to one client; all of it if absent.
     pub per_client: Option<ByteSize>,
-    /// Available memory that stays with this host; the larger of 512 MiB and 5 % of the machine's if absent.
+    /// Available memory that stays with this host; the larger of 512 MiB and 5 % of the machine's
+    /// if absent.
     pub headroom: Option<ByteSize>,
     pub hugepages: Hugepages,
-    /// Allocates the whole capacity at start and keeps it, instead of slab by slab as they are lent.
+    /// Allocates the whole capacity at start and keeps it, instead of slab by slab as they are
+    /// lent.
     pub prefault: bool,
     /// Free slabs kept allocated, so that the next lease needs no new memory.
     pub spare_slabs: u32,
-    /// A lease that its client does not renew for this long is over. Longer than a client may stand still without being gone: a virtual machine that is
-    /// moved or suspended, an annexd whose programs wait for the next one.
+    /// A lease that its client does not renew for this long is over. Longer than a client may stand
+    /// still without being gone: a virtual machine that is moved or suspended, an annexd whose
+    /// programs wait for the next one.
     pub lease_ttl: TimeSpan,
     /// How long clients get to move their pages elsewhere when this host needs a slab back.
     pub recall_deadline: TimeSpan,
@@ -49,9 +53,11 @@ pub struct Config {
     pub grace: TimeSpan,
     /// Unix socket over which clients on this host map slabs; empty = none.
     pub shm_socket: PathBuf,
-    /// Unix socket for `annex-agent status` and `drain`; empty = none. If absent it lies beside `shm_socket`.
+    /// Unix socket for `annex-agent status` and `drain`; empty = none. If absent it lies beside
+    /// `shm_socket`.
     pub control_socket: Option<PathBuf>,
-    /// Unix socket of the process that holds the agent's memory while the agent is restarted; empty = none. systemd does that by itself.
+    /// Unix socket of the process that holds the agent's memory while the agent is restarted; empty
+    /// = none. systemd does that by itself.
     pub keeper: PathBuf,
     /// Connections served at once, of all kinds.
     pub max_connections: u32,
@@ -94,13 +100,15 @@ impl Default for Config {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct VerbsConfig {
-    /// Offers RDMA whenever there is a device for it; one that appears later counts, too. False: never.
+    /// Offers RDMA whenever there is a device for it; one that appears later counts, too. False:
+    /// never.
     pub enabled: bool,
     /// As `ibv_devices` lists it. Absent: the first with a port that is up.
     pub device: Option<String>,
     /// From 1. Absent: the first that is up.
     pub port: Option<u8>,
-    /// Index in the port's table of GIDs. Absent: RoCE v2 with an IPv4 address, or the nearest to that.
+    /// Index in the port's table of GIDs. Absent: RoCE v2 with an IPv4 address, or the nearest to
+    /// that.
     pub gid_index: Option<u8>,
 }
 
@@ -211,7 +219,8 @@ impl Config {
         Ok(annex_shared::config::load(path)?)
     }
 
-    /// Where `annex-agent status` and `drain` find the agent: beside the socket for shm, unless configured.
+    /// Where `annex-agent status` and `drain` find the agent: beside the socket for shm, unless
+    /// configured.
     pub fn control_path(&self) -> Option<PathBuf> {
         if let Some(path) = &self.control_socket {
             return Some(path.clone()).filter(|p| !p.as_os_str().is_empty());

@@ -1,7 +1,8 @@
 //! Control connections: one thread each, requests answered in order.
 //!
-//! A connection that sends something malformed, says nothing for too long or stops reading is dropped with one line in the
-//! log; that costs its client nothing that a new connection within the TTL does not bring back.
+//! A connection that sends something malformed, says nothing for too long or stops reading is
+//! dropped with one line in the log; that costs its client nothing that a new connection within the
+//! TTL does not bring back.
 
 use crate::lease::{ConnectionId, Greeting, LeaseError, Machine, Superseded};
 use crate::lender::Lender;
@@ -78,7 +79,8 @@ impl Link {
         write_frame(&mut &self.stream, event)
     }
 
-    /// Sends without waiting. A peer whose socket has no room for a few bytes isn't listening: it is cut off.
+    /// Sends without waiting. A peer whose socket has no room for a few bytes isn't listening: it
+    /// is cut off.
     fn send_or_close(&self, frame: &[u8]) {
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let sent = send(self.stream.as_raw_fd(), frame, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL);
@@ -125,12 +127,13 @@ impl Controls {
         open.links.values().for_each(|l| l.close());
     }
 
-    /// Takes no more requests, lets those that are being answered have their answers, and waits for that. False if
-    /// some are still there after `patience`.
+    /// Takes no more requests, lets those that are being answered have their answers, and waits for
+    /// that. False if some are still there after `patience`.
     pub fn finish_all(&self, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;
         let mut open = self.lock();
-        // What its client has sent already is still read; an error means that the client closed it first.
+        // What its client has sent already is still read; an error means that the client closed it
+        // first.
         open.is_ended = true;
         open.links.values().for_each(|l| drop(l.stream.shutdown(Shutdown::Read)));
         while !open.links.is_empty() {
@@ -195,7 +198,8 @@ struct Session<'a> {
     link: Arc<Link>,
 }
 
-/// Serves a control connection whose preamble has been read, until it ends. `hello_by` bounds the wait for its hello.
+/// Serves a control connection whose preamble has been read, until it ends. `hello_by` bounds the
+/// wait for its hello.
 pub fn serve(stream: TcpStream, hello_by: Instant, lender: &Lender, boot_id: &str) -> Result<(), ControlError> {
     stream.set_nodelay(true)?;
     stream.set_write_timeout(Some(SEND_TIMEOUT))?;

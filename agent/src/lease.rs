@@ -1,4 +1,5 @@
-//! The lease book: who holds which slab until when. Pure: events and `now` go in, answers and [`Action`]s come out.
+//! The lease book: who holds which slab until when. Pure: events and `now` go in, answers and
+//! [`Action`]s come out.
 //!
 //! ```text
 //!            lease, room            filled                  return, expiry
@@ -8,26 +9,33 @@
 //!    │◀────────────────────────────────────────┼───────────── given back ──────┘   │
 //!    └───── trim (via Cleaning) ────────── Spare ◀──────────── zeroed ─────────────┘
 //! ```
-//! - A slab's key is drawn anew for each lease and dies with it. It is dead (`Close`) before its slab is cleaned, and the slab
-//!   is clean before it can be lent again.
-//! - A client's leases have one deadline: `Hello`, `Lease` and `Renew` move it to `now` + TTL, and when it passes they all end. Every event
-//!   first ends what has expired, so no answer depends on how punctual the clock's owner is.
-//! - A client has one control connection that counts, the newest; requests on an older one are refused. One that breaks ends
-//!   nothing: who says hello again before the deadline finds all leases under the same keys.
-//! - Each hello draws a new session key. The old one opens no new data connection; data connections that are open
-//!   stay, until the client's claim ends.
-//! - The same client id from another machine (host name and boot id) is refused while the first one's deadline is ahead: two
-//!   machines with a cloned id would otherwise write into each other's slabs. A machine that crashed and rebooted waits out its TTL.
-//! - A client that lost slabs, since it was silent or did not return them, is not lent them anew before it was told (`Welcome`, `Renewed`): it goes by slab numbers
-//!   there, and would take a slab that was zeroed for the one it had.
-//! - A lease can be recalled: who has not returned the slab by the recall's deadline loses it, renewed or not. A recalled slab's memory goes back to the
-//!   host. Recalls are not saved: a restarted agent that still wants memory asks again.
+//! - A slab's key is drawn anew for each lease and dies with it. It is dead (`Close`) before its
+//!   slab is cleaned, and the slab is clean before it can be lent again.
+//! - A client's leases have one deadline: `Hello`, `Lease` and `Renew` move it to `now` + TTL, and
+//!   when it passes they all end. Every event first ends what has expired, so no answer depends on
+//!   how punctual the clock's owner is.
+//! - A client has one control connection that counts, the newest; requests on an older one are
+//!   refused. One that breaks ends nothing: who says hello again before the deadline finds all
+//!   leases under the same keys.
+//! - Each hello draws a new session key. The old one opens no new data connection; data connections
+//!   that are open stay, until the client's claim ends.
+//! - The same client id from another machine (host name and boot id) is refused while the first
+//!   one's deadline is ahead: two machines with a cloned id would otherwise write into each other's
+//!   slabs. A machine that crashed and rebooted waits out its TTL.
+//! - A client that lost slabs, since it was silent or did not return them, is not lent them anew
+//!   before it was told (`Welcome`, `Renewed`): it goes by slab numbers there, and would take a
+//!   slab that was zeroed for the one it had.
+//! - A lease can be recalled: who has not returned the slab by the recall's deadline loses it,
+//!   renewed or not. A recalled slab's memory goes back to the host. Recalls are not saved: a
+//!   restarted agent that still wants memory asks again.
 //! - While the donor is being drained nothing is lent, and all that is lent is recalled.
-//! - A restarted agent makes its book with [`Book::resume`]: every saved lease goes on, under a new key and for one TTL from now, however long the
-//!   agent was away. The key's upper half, the lease's number, stays: a client that has not heard that its slab was lent
-//!   to it anew (it was killed meanwhile, say) sees by it that the slab is not the one that it had.
-//! - A claim remembers the last incarnation in which its client took part (said anything after its hello). Each of its hellos is told
-//!   that one until it leases again: a client may break off after some of its data connections were admitted, and then still goes by its old keys.
+//! - A restarted agent makes its book with [`Book::resume`]: every saved lease goes on, under a new
+//!   key and for one TTL from now, however long the agent was away. The key's upper half, the
+//!   lease's number, stays: a client that has not heard that its slab was lent to it anew (it was
+//!   killed meanwhile, say) sees by it that the slab is not the one that it had.
+//! - A claim remembers the last incarnation in which its client took part (said anything after its
+//!   hello). Each of its hellos is told that one until it leases again: a client may break off
+//!   after some of its data connections were admitted, and then still goes by its old keys.
 
 use crate::pressure::Room;
 use annex_shared::ids::{ClientId, Incarnation, LeaseNumber, Rkey, SessionKey, SlabId};
@@ -45,7 +53,8 @@ pub use words::{
     Superseded,
 };
 
-/// Slabs granted for one request, so that an answer never takes long to make; the client asks again.
+/// Slabs granted for one request, so that an answer never takes long to make; the client asks
+/// again.
 pub const LEASE_CHUNK: u32 = 16;
 
 /// Gives random bits.
@@ -147,7 +156,8 @@ impl Book {
         }
     }
 
-    /// A book that goes on where an earlier agent's ended. Claims that hold nothing are over, and leases of nobody are none.
+    /// A book that goes on where an earlier agent's ended. Claims that hold nothing are over, and
+    /// leases of nobody are none.
     pub fn resume(limits: Limits, incarnation: Incarnation, draw: Draw, saved: Saved, now: Moment) -> Book {
         let mut book = Book::new(limits, incarnation, draw);
         for SavedClaim { client, machine, seen, until } in saved.claims {
@@ -260,7 +270,8 @@ impl Book {
         }
         let mut gone = BTreeSet::new();
         if let Some(claim) = self.claims.get_mut(&client) {
-            // It asks for what it lacks, so it has gone by its welcome. From now on `held` may list a slab that it held before, with other bytes.
+            // It asks for what it lacks, so it has gone by its welcome. From now on `held` may list
+            // a slab that it held before, with other bytes.
             claim.base = None;
             gone.clone_from(&claim.gone);
         }
@@ -298,8 +309,8 @@ impl Book {
         LeaseError::Refused(Refusal::Full { capacity: self.limits.capacity })
     }
 
-    /// The memory for a slab of a grant is there, or could not be had. `None`: it was not, or the client is gone and the
-    /// slab stays free.
+    /// The memory for a slab of a grant is there, or could not be had. `None`: it was not, or the
+    /// client is gone and the slab stays free.
     pub fn filled(&mut self, slab: SlabId, is_filled: bool, now: Moment) -> Option<Lease> {
         self.tick(now);
         let Some(Place::Filling { client, connection }) = self.place(slab) else { return None };
@@ -332,7 +343,8 @@ impl Book {
         Ok(claim.held.iter().copied().collect())
     }
 
-    /// The client is done with these. Slabs that it doesn't hold are skipped: returning twice is no error.
+    /// The client is done with these. Slabs that it doesn't hold are skipped: returning twice is no
+    /// error.
     pub fn give_back(
         &mut self,
         client: ClientId,
@@ -357,7 +369,8 @@ impl Book {
         }
     }
 
-    /// A control connection is gone. A claim without leases goes with it; one with leases waits for its deadline.
+    /// A control connection is gone. A claim without leases goes with it; one with leases waits for
+    /// its deadline.
     pub fn disconnected(&mut self, client: ClientId, connection: ConnectionId, now: Moment) {
         self.tick(now);
         if let Some(claim) = self.claims.get_mut(&client)
@@ -383,7 +396,8 @@ impl Book {
                 self.actions.push(Action::Lapse { client, slabs: lapsed.len() as u32 });
             }
             lapsed.into_iter().for_each(|slab| self.take_away(slab));
-            // A client that is connected and silent may come to: it keeps its session and learns its losses from `Renewed`.
+            // A client that is connected and silent may come to: it keeps its session and learns
+            // its losses from `Renewed`.
             if !is_connected {
                 self.forget(client);
             }
@@ -543,8 +557,8 @@ impl Book {
         }
     }
 
-    /// A key that is in no other use, for a lease that goes on or for a new one. 0 means "none" on the lease board,
-    /// and a new lease has a number.
+    /// A key that is in no other use, for a lease that goes on or for a new one. 0 means "none" on
+    /// the lease board, and a new lease has a number.
     fn fresh_key(&mut self, goes_on: Option<LeaseNumber>) -> Rkey {
         loop {
             let drawn = Rkey((self.draw)());

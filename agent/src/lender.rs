@@ -1,25 +1,32 @@
 //! The lender: the lease book joined to real slabs, keys and the lease board.
 //!
-//! The book decides under one lock; what it decides about keys is carried out before the lock is let go, so that
-//! the next event finds it done. What takes time (making, zeroing and freeing memory) is done outside it:
-//! making by the thread of the client that asked, all else by the janitor.
+//! The book decides under one lock; what it decides about keys is carried out before the lock is
+//! let go, so that the next event finds it done. What takes time (making, zeroing and freeing
+//! memory) is done outside it: making by the thread of the client that asked, all else by the
+//! janitor.
 //!
 //! A slab that changes hands goes through these steps, in this order:
-//! 1. its key is removed and its expiry is cleared, on the board too, and RDMA devices are made to forget it: no operation starts any more,
-//!    and none that a device does is under way;
-//! 2. the janitor takes the slab's memory under its write guard: operations that had started are over;
+//! 1. its key is removed and its expiry is cleared, on the board too, and RDMA devices are made to
+//!    forget it: no operation starts any more, and none that a device does is under way;
+//! 2. the janitor takes the slab's memory under its write guard: operations that had started are
+//!    over;
 //! 3. the memory is zeroed or, if a client ever had its descriptor, thrown away for good;
 //! 4. only then does the book lend the slab again, under a new key.
 //!
-//! What has to outlive the agent is in its [`Store`] at every moment, in an order that [`crate::store::saved`] tells.
+//! What has to outlive the agent is in its [`Store`] at every moment, in an order that
+//! [`crate::store::saved`] tells.
 //!
-//! An agent that is restarted draws a new incarnation and new keys. Over TCP an old key is unknown to it. A client on this host may have slabs
-//! mapped, and reads and writes them by itself as long as the lease board allows it:
-//! - while the agent is away, until the lease's time is up, and rightly so: what it writes is in the memory that the next agent takes over;
-//! - the next agent revokes every entry of the old board before anything else. An operation that is acknowledged was complete before that;
-//! - a write that began before and ends after it (its thread was stopped in the middle, say) is not acknowledged, and it can't do harm
-//!   either: before such a slab is used under its new key, it is copied to memory that the old mapping does not reach ([`Lender::freshen`]).
-//!   The same goes for programs that ignore the board.
+//! An agent that is restarted draws a new incarnation and new keys. Over TCP an old key is unknown
+//! to it. A client on this host may have slabs mapped, and reads and writes them by itself as long
+//! as the lease board allows it:
+//! - while the agent is away, until the lease's time is up, and rightly so: what it writes is in
+//!   the memory that the next agent takes over;
+//! - the next agent revokes every entry of the old board before anything else. An operation that is
+//!   acknowledged was complete before that;
+//! - a write that began before and ends after it (its thread was stopped in the middle, say) is not
+//!   acknowledged, and it can't do harm either: before such a slab is used under its new key, it is
+//!   copied to memory that the old mapping does not reach ([`Lender::freshen`]). The same goes for
+//!   programs that ignore the board.
 
 use crate::config::Terms;
 use crate::control::Controls;
@@ -53,13 +60,16 @@ mod resume;
 use memory::{Chore, Slot};
 pub use resume::ResumeError;
 
-/// How long a lease request waits for slabs that are being cleaned before it is told that there are none.
+/// How long a lease request waits for slabs that are being cleaned before it is told that there are
+/// none.
 const CLEANING_PATIENCE: Duration = Duration::from_secs(1);
 
-/// How long a lease request makes new memory before it is answered with what there is; the client asks again.
+/// How long a lease request makes new memory before it is answered with what there is; the client
+/// asks again.
 const FILL_BUDGET: Duration = Duration::from_millis(500);
 
-/// How long clients get to return what they have when the donor is drained. It is extended over and over, so that a drain loses nobody's pages.
+/// How long clients get to return what they have when the donor is drained. It is extended over and
+/// over, so that a drain loses nobody's pages.
 const DRAIN_SPAN: Duration = Duration::from_secs(600);
 
 /// How often that is done.
@@ -463,7 +473,8 @@ impl Lender {
         }
     }
 
-    /// Notes that the slab is lent. A lease that goes on is noted already, with what else there is to it.
+    /// Notes that the slab is lent. A lease that goes on is noted already, with what else there is
+    /// to it.
     fn save(&self, slab: SlabId, client: ClientId, number: LeaseNumber) {
         if self.state.has(slab) || !self.store.lasts() {
             return;
@@ -510,7 +521,8 @@ impl SlabAccess for Lender {
             if at.checked_add(len)? > memory.slab.len() {
                 return None;
             }
-            // In bounds by the check above, so that this pointer and len bytes from it lie in the slab.
+            // In bounds by the check above, so that this pointer and len bytes from it lie in the
+            // slab.
             f(memory.slab.base().wrapping_add(at));
             Some(())
         })
@@ -541,12 +553,14 @@ impl SlabAccess for Lender {
     ) -> Result<Window, RegistrationError> {
         let registered = self.with_memory(who, rkey, |slab, memory| {
             let slot = self.slot(slab);
-            // A lease that ends meanwhile clears the key first, and ends its registrations afterwards.
+            // A lease that ends meanwhile clears the key first, and ends its registrations
+            // afterwards.
             let holds = || slot.rkey.load(Ordering::SeqCst) == rkey.0;
             let (base, len) = (memory.slab.base(), memory.slab.len());
             Some(self.registrations.register(rkey, connection, holds, || {
-                // SAFETY: the slab stays mapped until it is cleaned, which comes after the lease's end and so after the
-                // registration's; it is only ever reached through raw pointers.
+                // SAFETY: the slab stays mapped until it is cleaned, which comes after the lease's
+                // end and so after the registration's; it is only ever reached through raw
+                // pointers.
                 unsafe { MemoryRegion::new(domain, base, len, Rights::RemoteAll) }
             }))
         })?;

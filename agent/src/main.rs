@@ -45,9 +45,10 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Empty a running agent for maintenance: nothing is lent any more, clients are asked to move their pages elsewhere and return what
-    /// they have. Waits until it is empty; where that is interrupted, draining goes on. Nothing
-    /// is revoked, and an agent that is restarted lends again
+    /// Empty a running agent for maintenance: nothing is lent any more, clients are asked to move
+    /// their pages elsewhere and return what they have. Waits until it is empty; where that is
+    /// interrupted, draining goes on. Nothing is revoked, and an agent that is restarted lends
+    /// again
     Drain {
         /// Lend again
         #[arg(long, conflicts_with = "timeout")]
@@ -59,7 +60,8 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Hold the memory of an agent that is run without systemd while it is restarted (the agent starts this by itself)
+    /// Hold the memory of an agent that is run without systemd while it is restarted (the agent
+    /// starts this by itself)
     #[command(name = store::keeper::SUBCOMMAND)]
     Keeper {
         /// Where the agent looks for it: the `keeper` of its configuration
@@ -246,7 +248,8 @@ fn control_socket(set: Settings) -> anyhow::Result<PathBuf> {
     set.over_file()?.control_path().context("this agent has no control_socket: configure one")
 }
 
-/// Waits for a signal. Meanwhile systemd is told how things are, and that they go on, as often as it asks to be.
+/// Waits for a signal. Meanwhile systemd is told how things are, and that they go on, as often as
+/// it asks to be.
 fn wait(signals: &SigSet, agent: &Agent) -> anyhow::Result<Signal> {
     let every = sd_notify::watchdog_enabled().map_or(STATUS_PERIOD, |limit| (limit / 3).min(STATUS_PERIOD));
     let mut said = String::new();
@@ -259,7 +262,8 @@ fn wait(signals: &SigSet, agent: &Agent) -> anyhow::Result<Signal> {
             Err(Errno::EAGAIN | Errno::EINTR) => {}
             Err(e) => return Err(e).context("failed to wait for a signal"),
         }
-        // An agent that hangs is not to be reported alive: systemd then ends it, and the next one goes on with its leases.
+        // An agent that hangs is not to be reported alive: systemd then ends it, and the next one
+        // goes on with its leases.
         if !agent.is_alive(every) {
             error!("the agent makes no progress");
             continue;
@@ -278,7 +282,8 @@ fn told(error: impl std::error::Error) -> anyhow::Error {
     anyhow::Error::msg(error.to_string())
 }
 
-/// The agent serves page faults: it must not wait for pages of its own, nor be the one the OOM killer takes.
+/// The agent serves page faults: it must not wait for pages of its own, nor be the one the OOM
+/// killer takes.
 fn stay_in_memory() {
     let on_fault = MlockAllFlags::from_bits_retain(libc::MCL_ONFAULT);
     if let Err(e) = mlockall(MlockAllFlags::MCL_CURRENT | MlockAllFlags::MCL_FUTURE | on_fault) {

@@ -1,8 +1,11 @@
-//! How much memory this host can spare: the kernel's own estimate of what is available, less what stays at home.
+//! How much memory this host can spare: the kernel's own estimate of what is available, less what
+//! stays at home.
 //!
-//! Where the kernel tells of stalls (`/proc/pressure/memory`), those are read too; what follows from it all is in [`crate::recall`].
+//! Where the kernel tells of stalls (`/proc/pressure/memory`), those are read too; what follows
+//! from it all is in [`crate::recall`].
 //!
-//! Inside a container the cgroup's limit can be far below the machine's memory; the smaller of the two counts.
+//! Inside a container the cgroup's limit can be far below the machine's memory; the smaller of the
+//! two counts.
 
 use crate::config::{HUGE_PAGE, Hugepages};
 use crate::recall::Sample;

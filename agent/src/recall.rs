@@ -1,15 +1,18 @@
-//! When this host needs memory back, how much, and whose. Pure: what `/proc` says and the time go in, a verdict comes out.
+//! When this host needs memory back, how much, and whose. Pure: what `/proc` says and the time go
+//! in, a verdict comes out.
 //!
-//! The host is *pressed* when less than `headroom` is available, or when its programs stall for memory ([`STALL`]) and not much more
-//! than that is left. Then nothing new is lent, free slabs go first, and as many lent ones are recalled as are missing to
-//! `headroom` and an eighth. The host counts as relieved only when that much has been available, without stalls, for [`CALM`]:
-//! between the two thresholds nothing changes, so lending and recalling don't take turns.
+//! The host is *pressed* when less than `headroom` is available, or when its programs stall for
+//! memory ([`STALL`]) and not much more than that is left. Then nothing new is lent, free slabs go
+//! first, and as many lent ones are recalled as are missing to `headroom` and an eighth. The host
+//! counts as relieved only when that much has been available, without stalls, for [`CALM`]: between
+//! the two thresholds nothing changes, so lending and recalling don't take turns.
 //!
 //! What is on its way back already (recalled, being emptied) is not asked for twice.
 //!
-//! **Whose.** Slabs that are used over TCP are seen being used: the least recently used one is the coldest. Clients on this host that map
-//! their slabs (shm) are not seen, so those slabs come after the ones that have lain idle for [`IDLE`] and before those in use: from the client that holds most,
-//! its newest lease first, since that had the least time to fill.
+//! **Whose.** Slabs that are used over TCP are seen being used: the least recently used one is the
+//! coldest. Clients on this host that map their slabs (shm) are not seen, so those slabs come after
+//! the ones that have lain idle for [`IDLE`] and before those in use: from the client that holds
+//! most, its newest lease first, since that had the least time to fill.
 
 use crate::lease::Moment;
 use annex_shared::ids::{ClientId, SlabId};
@@ -17,7 +20,8 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::time::Duration;
 
-/// Percent of the last ten seconds in which some program waited for memory (`some avg10` of `/proc/pressure/memory`) from which on it counts.
+/// Percent of the last ten seconds in which some program waited for memory (`some avg10` of
+/// `/proc/pressure/memory`) from which on it counts.
 pub const STALL: f32 = 10.0;
 
 /// How long relief has to last before it is believed.

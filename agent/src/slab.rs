@@ -1,9 +1,11 @@
 //! One slab: a memfd of its own, mapped, present and locked in RAM.
 //!
-//! Donor memory must never be swapped out: a fault of the client would then wait for the donor's disk. So each slab is
-//! populated and mlocked when it is made, and making it fails if that can't be done.
+//! Donor memory must never be swapped out: a fault of the client would then wait for the donor's
+//! disk. So each slab is populated and mlocked when it is made, and making it fails if that can't
+//! be done.
 //!
-//! The memfd is sealed against shrinking and growing, so that a client that maps it can't lose pages under its feet.
+//! The memfd is sealed against shrinking and growing, so that a client that maps it can't lose
+//! pages under its feet.
 
 use crate::config::{HUGE_PAGE, Hugepages};
 use nix::errno::Errno;
@@ -37,7 +39,8 @@ pub enum Pages {
     TwoMib,
 }
 
-/// A slab's memory. Its bytes are shared with clients, hence only ever reached through the raw pointer.
+/// A slab's memory. Its bytes are shared with clients, hence only ever reached through the raw
+/// pointer.
 #[derive(Debug)]
 pub struct Slab {
     base: NonNull<u8>,
@@ -46,7 +49,8 @@ pub struct Slab {
     pages: Pages,
 }
 
-// SAFETY: a shared mapping has no thread affinity; who may touch its bytes when is the caller's affair, as for any raw pointer.
+// SAFETY: a shared mapping has no thread affinity; who may touch its bytes when is the caller's
+// affair, as for any raw pointer.
 unsafe impl Send for Slab {}
 // SAFETY: as above; `&Slab` gives out nothing but the pointer and the descriptor.
 unsafe impl Sync for Slab {}
@@ -107,7 +111,8 @@ impl Slab {
         };
         if base == libc::MAP_FAILED {
             let source = io::Error::last_os_error();
-            // Once the process locks all its future memory, mmap itself says that the limit is reached.
+            // Once the process locks all its future memory, mmap itself says that the limit is
+            // reached.
             return Err(match source.raw_os_error() {
                 Some(libc::EAGAIN) => SlabError::Lock { len, source },
                 _ => SlabError::Map { len, source },
@@ -123,7 +128,8 @@ impl Slab {
         Ok(slab)
     }
 
-    /// Allocates every page now, and reports a lack of memory as an error where a touch would kill the process.
+    /// Allocates every page now, and reports a lack of memory as an error where a touch would kill
+    /// the process.
     fn populate(&self) -> Result<(), SlabError> {
         // SAFETY: the range is this slab's own mapping.
         let done = unsafe { libc::madvise(self.at(), self.len, libc::MADV_POPULATE_WRITE) };
@@ -139,7 +145,8 @@ impl Slab {
         let done = unsafe { libc::mlock(self.at(), self.len) };
         match Errno::result(done) {
             Ok(_) => Ok(()),
-            // mlock says ENOMEM both for "over RLIMIT_MEMLOCK" and for "no memory"; the pages are there already.
+            // mlock says ENOMEM both for "over RLIMIT_MEMLOCK" and for "no memory"; the pages are
+            // there already.
             Err(e) => Err(SlabError::Lock { len: self.len, source: e.into() }),
         }
     }
@@ -169,23 +176,25 @@ impl Slab {
         self.fd.as_fd()
     }
 
-    /// Zeroes every byte. For a slab that no client ever mapped: nobody else can write it meanwhile.
+    /// Zeroes every byte. For a slab that no client ever mapped: nobody else can write it
+    /// meanwhile.
     pub fn zero(&mut self) {
-        // SAFETY: the mapping is writable for len bytes; `&mut self` rules out other users in this process, and
-        // by the method's contract there are none elsewhere.
+        // SAFETY: the mapping is writable for len bytes; `&mut self` rules out other users in this
+        // process, and by the method's contract there are none elsewhere.
         unsafe { self.base.as_ptr().write_bytes(0, self.len) };
     }
 
-    /// Copies another slab of the same size into this one. Nobody else may use this one yet; the other may be written meanwhile, and
-    /// what is written while it is copied may come along torn.
+    /// Copies another slab of the same size into this one. Nobody else may use this one yet; the
+    /// other may be written meanwhile, and what is written while it is copied may come along torn.
     pub fn copy_from(&mut self, other: &Slab) {
         let len = self.len.min(other.len);
-        // SAFETY: both mappings are good for len bytes and are different ones; `&mut self` rules out other users of the target.
+        // SAFETY: both mappings are good for len bytes and are different ones; `&mut self` rules
+        // out other users of the target.
         unsafe { self.base.as_ptr().copy_from_nonoverlapping(other.base.as_ptr(), len) };
     }
 
-    /// Gives the memory back to the host even though a client may still have it mapped or the store keeps a descriptor, which a mere
-    /// drop would not.
+    /// Gives the memory back to the host even though a client may still have it mapped or the store
+    /// keeps a descriptor, which a mere drop would not.
     pub fn discard(self) {
         punch(self.fd(), self.len);
     }
@@ -194,7 +203,8 @@ impl Slab {
 /// Frees the memory of a slab's file, whoever else has it.
 pub fn punch(fd: BorrowedFd<'_>, len: usize) {
     let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
-    // The length fits: ftruncate took it. If punching fails, the memory is freed when the last descriptor is closed.
+    // The length fits: ftruncate took it. If punching fails, the memory is freed when the last
+    // descriptor is closed.
     if let Err(e) = fallocate(fd, flags, 0, len as i64) {
         tracing::warn!("failed to free the memory of a slab that others have mapped: {e}");
     }
@@ -202,7 +212,8 @@ pub fn punch(fd: BorrowedFd<'_>, len: usize) {
 
 impl Drop for Slab {
     fn drop(&mut self) {
-        // SAFETY: mapped in `of` with this length; whoever was given the pointer has let go of it, see `base`.
+        // SAFETY: mapped in `of` with this length; whoever was given the pointer has let go of it,
+        // see `base`.
         unsafe { libc::munmap(self.at(), self.len) };
     }
 }

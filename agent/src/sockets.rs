@@ -12,12 +12,14 @@ use std::time::{Duration, Instant};
 /// Whoever binds the same socket has the lock for a moment.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Binds a socket that only this user can connect to. A socket that nobody listens on any more is replaced.
+/// Binds a socket that only this user can connect to. A socket that nobody listens on any more is
+/// replaced.
 pub fn bind_private(path: &Path) -> io::Result<UnixListener> {
     if let Some(folder) = path.parent().filter(|f| !f.as_os_str().is_empty()) {
         fs::create_dir_all(folder)?;
     }
-    // Agents that start at the same moment look one after the other; the file stays, for removing it would let two hold the lock.
+    // Agents that start at the same moment look one after the other; the file stays, for removing
+    // it would let two hold the lock.
     let beside = |suffix: &str| {
         let mut name = path.as_os_str().to_owned();
         name.push(suffix);

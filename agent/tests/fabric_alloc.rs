@@ -1,6 +1,7 @@
 //! Nothing is allocated per operation, on either side.
 //!
-//! A test binary of its own, since it replaces the allocator. One test, so that no other one's allocations are counted.
+//! A test binary of its own, since it replaces the allocator. One test, so that no other one's
+//! allocations are counted.
 
 #[path = "fabric/rig.rs"]
 mod rig;

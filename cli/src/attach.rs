@@ -1,7 +1,8 @@
 //! `annex attach`: has annexd take a process or unit, and shows the first eviction.
 //!
-//! annexd answers as soon as it has the processes; the memory above the limit leaves in the background. What is shown is
-//! read off the app's own numbers, until it is down to its limit or has not shrunk for [`STILL`].
+//! annexd answers as soon as it has the processes; the memory above the limit leaves in the
+//! background. What is shown is read off the app's own numbers, until it is down to its limit or
+//! has not shrunk for [`STILL`].
 
 use crate::client::{self, Client};
 use crate::command::AttachArgs;
@@ -15,7 +16,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use std::time::{Duration, Instant};
 
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// An app that has not shrunk for this long won't: its memory is hot, the pool is full, or it grows as fast.
+/// An app that has not shrunk for this long won't: its memory is hot, the pool is full, or it grows
+/// as fast.
 const STILL: Duration = Duration::from_secs(2);
 /// Less than this is no shrinking.
 const NOTICEABLE: u64 = 1 << 20;

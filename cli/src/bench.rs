@@ -1,7 +1,10 @@
-//! `annex bench`: what programs would see on this host, with the donors and the fabric that annexd has now.
+//! `annex bench`: what programs would see on this host, with the donors and the fabric that annexd
+//! has now.
 //!
-//! One program touches memory in some pattern ([`annex_cli::access`]) and checks what it reads: with all of it in RAM, and under annexd with a part of it
-//! resident. All take turns, several rounds, so that whatever else the machine does befalls each of them. Figures are medians of the rounds.
+//! One program touches memory in some pattern ([`annex_cli::access`]) and checks what it reads:
+//! with all of it in RAM, and under annexd with a part of it resident. All take turns, several
+//! rounds, so that whatever else the machine does befalls each of them. Figures are medians of the
+//! rounds.
 
 use crate::client::Client;
 use crate::command::{BenchArgs, PatternArgs};

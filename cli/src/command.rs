@@ -27,7 +27,8 @@ pub struct Cli {
 pub enum Command {
     /// Run a command whose cold memory goes to other machines
     ///
-    /// The command takes this process's place: its exit code, signals and terminal are its own. Its children belong to the app too.
+    /// The command takes this process's place: its exit code, signals and terminal are its own. Its
+    /// children belong to the app too.
     Run(RunArgs),
     /// Take a running process or a systemd unit
     #[command(override_usage = "annex attach [OPTIONS] <PID|--unit <UNIT>>")]
@@ -56,7 +57,8 @@ pub enum Command {
     },
     /// Measure what programs would see: memory touched in RAM, and with a part of it resident
     ///
-    /// Uses the donors that annexd has now, and checks every page. Takes about two minutes unless told otherwise.
+    /// Uses the donors that annexd has now, and checks every page. Takes about two minutes unless
+    /// told otherwise.
     Bench(BenchArgs),
     /// One run of `bench`
     #[command(hide = true)]
@@ -175,7 +177,8 @@ pub struct AttachArgs {
     pub no_wait: bool,
 }
 
-/// Prints a usage error, help or the version. `annex run` fails with its own code, since 2 may be the command's.
+/// Prints a usage error, help or the version. `annex run` fails with its own code, since 2 may be
+/// the command's.
 pub fn explain(error: &clap::Error) -> ExitCode {
     let _ = error.print();
     if !error.use_stderr() {
@@ -185,7 +188,8 @@ pub fn explain(error: &clap::Error) -> ExitCode {
     ExitCode::from(if runs { CANNOT_RUN } else { USAGE })
 }
 
-/// The first word that is neither an option nor an option's value, on a line that clap could not make sense of.
+/// The first word that is neither an option nor an option's value, on a line that clap could not
+/// make sense of.
 fn subcommand(mut words: impl Iterator<Item = OsString>) -> Option<OsString> {
     while let Some(word) = words.next() {
         if word == "--socket" {

@@ -89,7 +89,8 @@ impl Failure {
         }
     }
 
-    /// The one place where failures become exit codes. The codes of `annex run` must stay out of its command's way.
+    /// The one place where failures become exit codes. The codes of `annex run` must stay out of
+    /// its command's way.
     pub fn exit_code(&self, running: bool) -> ExitCode {
         if let Failure::Exec { source, .. } = self {
             let missing = source.kind() == io::ErrorKind::NotFound;

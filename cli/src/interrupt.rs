@@ -20,7 +20,8 @@ impl Notice {
     }
 }
 
-/// From now on SIGINT ends this process with 130 after `text` was said. Call it before there are other threads.
+/// From now on SIGINT ends this process with 130 after `text` was said. Call it before there are
+/// other threads.
 pub fn explain(text: String) -> Result<Notice, Failure> {
     let notice = Notice(Arc::new(Mutex::new(text)));
     let interrupt = SigSet::from_iter([Signal::SIGINT]);

@@ -11,7 +11,8 @@ use std::io::IsTerminal;
 /// `annex status` fits a classic terminal.
 const STATUS_WIDTH: u16 = 80;
 
-/// How wide a listing may be: not at all limited where a program reads it, which finds each thing on one line.
+/// How wide a listing may be: not at all limited where a program reads it, which finds each thing
+/// on one line.
 pub fn width() -> Option<u16> {
     std::io::stdout().is_terminal().then_some(STATUS_WIDTH)
 }

@@ -1,8 +1,9 @@
 //! `annex run`: registers this process with annexd and becomes the command by exec.
 //!
-//! There is no parent left to pass anything through: exit code, signals, terminal and job control are the command's own.
-//! What annex must take care of is to leave no trace: its descriptors close on exec, and the one signal disposition that
-//! Rust's runtime changes (SIGPIPE) is put back to what it was.
+//! There is no parent left to pass anything through: exit code, signals, terminal and job control
+//! are the command's own. What annex must take care of is to leave no trace: its descriptors close
+//! on exec, and the one signal disposition that Rust's runtime changes (SIGPIPE) is put back to
+//! what it was.
 
 use crate::client::{self, Client};
 use crate::command::RunArgs;
@@ -61,8 +62,10 @@ fn zero_ended(text: OsString) -> Result<CString, Failure> {
 /// Whether SIGPIPE was ignored when this program was started.
 static SIGPIPE_WAS_IGNORED: AtomicBool = AtomicBool::new(false);
 
-/// Runs before `main` and before Rust's runtime, which sets SIGPIPE to be ignored and doesn't say what it found.
-// SAFETY: .init_array holds pointers to functions of this type; this one only asks the kernel and stores a flag, and needs no runtime.
+/// Runs before `main` and before Rust's runtime, which sets SIGPIPE to be ignored and doesn't say
+/// what it found.
+// SAFETY: .init_array holds pointers to functions of this type; this one only asks the kernel and
+// stores a flag, and needs no runtime.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static RECORD_SIGPIPE: extern "C" fn() = {

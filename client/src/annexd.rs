@@ -1,4 +1,5 @@
-//! The little HTTP that it takes to ask annexd for a region: one request for each connection, and it is read to its end.
+//! The little HTTP that it takes to ask annexd for a region: one request for each connection, and
+//! it is read to its end.
 
 use crate::Error;
 use annex_shared::api::{ApiError, AppInfo, RegionRequest};

@@ -1,9 +1,11 @@
 //! SIGBUS: what a thread does that meets a page which is not there.
 //!
-//! All of this runs in a signal handler: no allocation, no lock, nothing of the C library but what is safe there. Every other signal is blocked meanwhile, as if the
-//! kernel served the fault: a handler of the program's, run on top, could meet another absent page.
+//! All of this runs in a signal handler: no allocation, no lock, nothing of the C library but what
+//! is safe there. Every other signal is blocked meanwhile, as if the kernel served the fault: a
+//! handler of the program's, run on top, could meet another absent page.
 //!
-//! There is one region for a process. What the handler needs of it are the words of [`REGION`], written before annexd hears of the region.
+//! There is one region for a process. What the handler needs of it are the words of [`REGION`],
+//! written before annexd hears of the region.
 
 use annex_shared::page::PAGE_SHIFT;
 use annex_shared::ring::{Progress, Question, Ring};
@@ -15,7 +17,8 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 use std::sync::{Once, OnceLock};
 use std::time::{Duration, Instant};
 
-/// How long a thread looks whether its page has come before it sleeps. Most come in a few microseconds, and to be woken costs more.
+/// How long a thread looks whether its page has come before it sleeps. Most come in a few
+/// microseconds, and to be woken costs more.
 const SPIN: Duration = Duration::from_micros(50);
 /// How long a thread rests that found no slot free; doubled each time.
 const NAP: Duration = Duration::from_micros(20);
@@ -33,7 +36,8 @@ struct Region {
     end: AtomicU64,
     ring: AtomicPtr<Ring>,
     bell: AtomicI32,
-    /// How many threads wait for a page, and up to how many of them spin: one CPU is left to annexd, if there are two.
+    /// How many threads wait for a page, and up to how many of them spin: one CPU is left to
+    /// annexd, if there are two.
     waiting: AtomicU32,
     may_spin: AtomicU32,
 }
@@ -55,7 +59,8 @@ unsafe impl Sync for Before {}
 
 static BEFORE: Before = Before(std::cell::UnsafeCell::new(MaybeUninit::uninit()));
 
-/// From now on faults in this range are asked for at the ring, which must stay mapped until [`close`].
+/// From now on faults in this range are asked for at the ring, which must stay mapped until
+/// [`close`].
 pub fn open((start, end): (u64, u64), ring: *const Ring, bell: i32) -> io::Result<()> {
     install()?;
     REGION.start.store(start, Relaxed);
@@ -82,16 +87,17 @@ fn install() -> io::Result<()> {
     replaced.map_err(io::Error::from_raw_os_error)?;
     static CHILDREN: Once = Once::new();
     CHILDREN.call_once(|| {
-        // It fails for lack of memory alone: then a child that faults there finds no ring, and ends.
-        // SAFETY: the function only stores to an atomic.
+        // It fails for lack of memory alone: then a child that faults there finds no ring, and
+        // ends. SAFETY: the function only stores to an atomic.
         let _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     });
     Ok(())
 }
 
 fn replace() -> io::Result<()> {
-    // SAFETY: zeros are a valid sigaction, which is filled in; the one before is read into memory of the right type. The handler is in place only once that is done,
-    // but for a moment, in which there is no region yet and nothing of it is read.
+    // SAFETY: zeros are a valid sigaction, which is filled in; the one before is read into memory
+    // of the right type. The handler is in place only once that is done, but for a moment, in which
+    // there is no region yet and nothing of it is read.
     unsafe {
         if libc::sigaction(libc::SIGBUS, std::ptr::null(), BEFORE.0.get().cast()) != 0 {
             return Err(io::Error::last_os_error());
@@ -157,7 +163,8 @@ fn wait(ring: &Ring, bell: i32, question: Question) -> Answer {
     if !ring.is_awake() {
         toll(bell);
     }
-    // Threads that spin beside others would only keep annexd from the CPU that it needs to answer them.
+    // Threads that spin beside others would only keep annexd from the CPU that it needs to answer
+    // them.
     let may_spin = REGION.waiting.fetch_add(1, Relaxed) < REGION.may_spin.load(Relaxed);
     let began = Instant::now();
     let (mut beat, mut beat_at, mut spins) = (ring.beat(), began, 0u32);
@@ -178,7 +185,8 @@ fn wait(ring: &Ring, bell: i32, question: Question) -> Answer {
                     (beat, beat_at) = (beats, now);
                 }
                 if !may_spin || now - began > SPIN {
-                    // Whoever is about to poll on this CPU, or was killed while it polled, must hear of it.
+                    // Whoever is about to poll on this CPU, or was killed while it polled, must
+                    // hear of it.
                     ring.point_at(slot);
                     toll(bell);
                     ring.sleep(slot, ASK_AGAIN);
@@ -196,7 +204,8 @@ fn wait(ring: &Ring, bell: i32, question: Question) -> Answer {
 
 fn rest(time: Duration) {
     let time = libc::timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() };
-    // SAFETY: the time is read during the call. All signals are blocked; ending early would do no harm.
+    // SAFETY: the time is read during the call. All signals are blocked; ending early would do no
+    // harm.
     unsafe { libc::nanosleep(&raw const time, std::ptr::null_mut()) };
 }
 
@@ -211,7 +220,8 @@ fn toll(bell: i32) {
 /// # Safety
 /// The arguments are the kernel's.
 unsafe fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: written before this handler was in place. Handlers are called as the kernel would; the signals that they want blocked are.
+    // SAFETY: written before this handler was in place. Handlers are called as the kernel would;
+    // the signals that they want blocked are.
     unsafe {
         let before = (*BEFORE.0.get()).assume_init_ref();
         match before.sa_sigaction {

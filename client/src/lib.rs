@@ -1,21 +1,29 @@
-//! A region of a program's memory that is paged to donors by annexd, and whose faults the program takes itself.
+//! A region of a program's memory that is paged to donors by annexd, and whose faults the program
+//! takes itself.
 //!
-//! `annex run` and `annex attach` page programs that know nothing of it, through the kernel: a fault puts the thread to sleep, wakes annexd, and that wakes the thread.
-//! A program that wants the last microseconds opens a [`Region`] instead. A thread that meets a page which is not there gets SIGBUS, and this library's
-//! handler asks annexd for it through memory that both share ([`annex_shared::ring`]); where a CPU is to spare, annexd is looking there already, and
-//! nobody sleeps. The region is listed by `annex apps`, its limit is changed by `annex limit`, and `annex detach` brings it back; donors, replicas and
-//! checksums are those of any app. annexd may be killed and started anew meanwhile: threads that need a page wait for it.
+//! `annex run` and `annex attach` page programs that know nothing of it, through the kernel: a
+//! fault puts the thread to sleep, wakes annexd, and that wakes the thread. A program that wants
+//! the last microseconds opens a [`Region`] instead. A thread that meets a page which is not there
+//! gets SIGBUS, and this library's handler asks annexd for it through memory that both share
+//! ([`annex_shared::ring`]); where a CPU is to spare, annexd is looking there already, and nobody
+//! sleeps. The region is listed by `annex apps`, its limit is changed by `annex limit`, and `annex
+//! detach` brings it back; donors, replicas and checksums are those of any app. annexd may be
+//! killed and started anew meanwhile: threads that need a page wait for it.
 //!
 //! # What a program must know
-//! - A system call that is given memory of the region fails with EFAULT where a page of that is not there: the kernel raises no SIGBUS for itself.
-//!   [`Region::touch`] brings pages in beforehand; it is a best effort, since they may go again. Better: buffers elsewhere.
-//! - No thread that uses the region may block SIGBUS, and the program may not replace its handler but by one that passes on what it does not know.
+//! - A system call that is given memory of the region fails with EFAULT where a page of that is not
+//!   there: the kernel raises no SIGBUS for itself. [`Region::touch`] brings pages in beforehand;
+//!   it is a best effort, since they may go again. Better: buffers elsewhere.
+//! - No thread that uses the region may block SIGBUS, and the program may not replace its handler
+//!   but by one that passes on what it does not know.
 //! - A child process does not have the region: it may exec, or use anything else.
-//! - Signals that come while a thread waits for a page are handled when it has it; only SIGKILL ends the wait.
+//! - Signals that come while a thread waits for a page are handled when it has it; only SIGKILL
+//!   ends the wait.
 //! - One region per process, and none for a process that annex has attached as a whole.
 //! - x86-64 only, as annexd is.
 //!
-//! A page that no donor has any more is lost: touching it is SIGBUS, to which the program's own handler, or the end, answers. Nothing reads as zeros that was written.
+//! A page that no donor has any more is lost: touching it is SIGBUS, to which the program's own
+//! handler, or the end, answers. Nothing reads as zeros that was written.
 
 mod annexd;
 mod handler;
@@ -95,7 +103,8 @@ pub struct Region {
     process: u32,
 }
 
-// SAFETY: the memory is the program's to use as it likes; what else there is may be used by any thread.
+// SAFETY: the memory is the program's to use as it likes; what else there is may be used by any
+// thread.
 unsafe impl Send for Region {}
 // SAFETY: as above; it is handed out as a raw pointer only.
 unsafe impl Sync for Region {}
@@ -162,8 +171,9 @@ impl Region {
         self.app
     }
 
-    /// Brings these bytes' pages in, for a system call to find them there. What is outside of the region is left out. They may go again at any time, if the region is
-    /// above its limit: a call that fails with EFAULT is worth another try after another touch.
+    /// Brings these bytes' pages in, for a system call to find them there. What is outside of the
+    /// region is left out. They may go again at any time, if the region is above its limit: a call
+    /// that fails with EFAULT is worth another try after another touch.
     pub fn touch(&self, bytes: Range<usize>) {
         let (first, end) = (bytes.start / PAGE_SIZE, bytes.end.min(self.len()).div_ceil(PAGE_SIZE));
         for page in first..end {
@@ -183,13 +193,15 @@ impl Drop for Region {
         self.memory.unmap();
         handler::close();
         self.ring.end();
-        // If annexd is not there, the next one finds a region without pages, and lets go of it with the process.
+        // If annexd is not there, the next one finds a region without pages, and lets go of it with
+        // the process.
         let _ = annexd::close(&self.socket, self.app);
         OWNER.store(0, SeqCst);
     }
 }
 
-/// The region's mapping between two inaccessible pages, so that the kernel takes it for no part of another one.
+/// The region's mapping between two inaccessible pages, so that the kernel takes it for no part of
+/// another one.
 #[derive(Debug)]
 struct Memory {
     at: NonNull<u8>,
@@ -201,7 +213,8 @@ impl Memory {
     fn map(length: usize) -> io::Result<Memory> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let whole = length + 2 * PAGE_SIZE;
-        // SAFETY: at an address of the kernel's choice; then a part of that very mapping is made accessible, and advice given on it.
+        // SAFETY: at an address of the kernel's choice; then a part of that very mapping is made
+        // accessible, and advice given on it.
         unsafe {
             let base = libc::mmap(std::ptr::null_mut(), whole, libc::PROT_NONE, flags, -1, 0);
             if base == libc::MAP_FAILED {

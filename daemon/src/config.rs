@@ -92,7 +92,8 @@ pub enum ConfigError {
 }
 
 impl Config {
-    /// The file's configuration, or the default one if none is named and the usual one doesn't exist.
+    /// The file's configuration, or the default one if none is named and the usual one doesn't
+    /// exist.
     pub fn of_file(named: Option<&Path>) -> Result<Config, ConfigError> {
         match named {
             Some(path) => Ok(load(path)?),
@@ -118,8 +119,8 @@ impl Config {
         self.log_filter().map(drop)
     }
 
-    /// Refuses what annexd starts with, but can't put a page anywhere with. Donors may come at run time, so having
-    /// none is no mistake, and a spill file serves alone.
+    /// Refuses what annexd starts with, but can't put a page anywhere with. Donors may come at run
+    /// time, so having none is no mistake, and a spill file serves alone.
     pub fn check_completeness(&self) -> Result<(), ConfigError> {
         let (donors, replicas) = (self.pool.donors.len(), self.pool.replicas);
         let has_spill = !self.spill.path.as_os_str().is_empty();

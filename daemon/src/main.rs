@@ -1,4 +1,5 @@
-//! `annexd`: reads its configuration, makes itself at home on the host, starts pool and pager, and serves the control API until it may stop.
+//! `annexd`: reads its configuration, makes itself at home on the host, starts pool and pager, and
+//! serves the control API until it may stop.
 
 use annex_daemon::config::{Config, DEFAULT_FILE, SpillFlag};
 use annex_daemon::control::pool::RunningPool;
@@ -76,16 +77,19 @@ struct Flags {
     /// What fault workers do while there are no faults [default: auto]
     #[arg(long, value_enum)]
     wait: Option<WaitFlag>,
-    /// Microseconds for which a fault worker polls for a page that it reads before it sleeps, as long as reads usually come back sooner [default: 20]
+    /// Microseconds for which a fault worker polls for a page that it reads before it sleeps, as
+    /// long as reads usually come back sooner [default: 20]
     #[arg(long, value_name = "MICROSECONDS")]
     busy_poll_us: Option<u32>,
-    /// How long programs wait for the next annexd if this one is killed, before they are ended [default: 60s]
+    /// How long programs wait for the next annexd if this one is killed, before they are ended
+    /// [default: 60s]
     #[arg(long, value_name = "TIME")]
     takeover_wait: Option<TimeSpan>,
     /// If an annexd is running, take its place: it ends, and its programs go on with this one
     #[arg(long)]
     take_over: bool,
-    /// What to log: error, warn, info, debug, trace, or a filter such as `annex_pager=debug` [default: info]
+    /// What to log: error, warn, info, debug, trace, or a filter such as `annex_pager=debug`
+    /// [default: info]
     #[arg(long, value_name = "LEVEL")]
     log: Option<String>,
 }
@@ -154,7 +158,8 @@ fn main() -> ExitCode {
     code
 }
 
-/// `file` or else `--config` or else the usual one, with the flags over it: what annexd would start with.
+/// `file` or else `--config` or else the usual one, with the flags over it: what annexd would start
+/// with.
 fn check_config(file: Option<PathBuf>, mut flags: Flags) -> Result<(), Failure> {
     if let (Some(file), Some(config)) = (&file, &flags.config)
         && file != config
@@ -291,7 +296,8 @@ fn replace(pid: i32) -> anyhow::Result<()> {
     let pid = Pid::from_raw(pid);
     kill(pid, Signal::SIGUSR1).with_context(|| format!("failed to ask process {pid} to hand over"))?;
     let until = Instant::now() + HAND_OVER;
-    // Gone, or a zombie that its parent has not collected: its keeper closes what it had, and then the socket is free.
+    // Gone, or a zombie that its parent has not collected: its keeper closes what it had, and then
+    // the socket is free.
     while ControlSocket::runs(pid.as_raw()) {
         anyhow::ensure!(Instant::now() < until, "process {pid} was asked to hand over and has not ended; it goes on");
         std::thread::sleep(Duration::from_millis(2));
@@ -303,7 +309,8 @@ fn replace(pid: i32) -> anyhow::Result<()> {
 fn hand_over() -> ! {
     tracing::info!("handing over to the next annexd; programs go on when it has started");
     stop::notify(&[NotifyState::Status("handed over to the next annexd")]);
-    // SAFETY: ends the process; nothing here needs to be taken down, and no destructor may let go of what programs depend on.
+    // SAFETY: ends the process; nothing here needs to be taken down, and no destructor may let go
+    // of what programs depend on.
     unsafe { libc::_exit(0) }
 }
 
@@ -327,7 +334,8 @@ fn announce(socket: &ControlSocket, pool: &dyn Donors) {
     stop::notify(&[NotifyState::Ready, NotifyState::Status(&line)]);
 }
 
-/// Takes every signal whose default would end annexd, and passes on the names of those that ask it to stop.
+/// Takes every signal whose default would end annexd, and passes on the names of those that ask it
+/// to stop.
 fn signals(runtime: &Runtime) -> anyhow::Result<Receiver<&'static str>> {
     let _entered = runtime.enter();
     let (tx, rx) = channel(1);

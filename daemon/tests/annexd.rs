@@ -60,7 +60,8 @@ impl Running {
                         return notice;
                     }
                 }
-                // A receive with a time-out is interrupted when this process was frozen for a moment: nothing was said yet.
+                // A receive with a time-out is interrupted when this process was frozen for a
+                // moment: nothing was said yet.
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => panic!("no notice {wanted}: {error}; {}", self.rest()),
             }
@@ -273,7 +274,8 @@ fn an_ordinary_user_is_told_what_annexd_needs() {
     assert_eq!(text(&output.stderr), expected);
 }
 
-/// It starts on machines without RDMA: libibverbs is loaded when it is needed, not by the dynamic linker.
+/// It starts on machines without RDMA: libibverbs is loaded when it is needed, not by the dynamic
+/// linker.
 #[test]
 fn the_program_is_not_linked_with_an_rdma_library() {
     let asked = Command::new("readelf").args(["-d", env!("CARGO_BIN_EXE_annexd")]).output().unwrap();

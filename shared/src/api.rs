@@ -1,4 +1,5 @@
-//! annexd's local API: HTTP + JSON on a Unix socket (`/run/annex/annexd.sock`). These types are its bodies.
+//! annexd's local API: HTTP + JSON on a Unix socket (`/run/annex/annexd.sock`). These types are its
+//! bodies.
 //!
 //! | method and path | body | answer |
 //! | --- | --- | --- |
@@ -14,9 +15,9 @@
 //! | `PUT /v1/apps/{name}/limit` | [`LimitRequest`] | [`AppInfo`] |
 //! | `DELETE /v1/apps/{name}` | – | lines of [`Progress`], the last one `Done` or `Failed` |
 //!
-//! `{name}` is an app's name, its id, or the PID of one of its processes. An error is an [`ApiError`] with a 4xx or 5xx status. The
-//! peer's credentials decide what it may do: root and members of group `annex` everything, others only with
-//! processes of their own.
+//! `{name}` is an app's name, its id, or the PID of one of its processes. An error is an
+//! [`ApiError`] with a 4xx or 5xx status. The peer's credentials decide what it may do: root and
+//! members of group `annex` everything, others only with processes of their own.
 
 use crate::donor::TransportChoice;
 use crate::transport::Transport;
@@ -32,9 +33,10 @@ pub const SOCKET: &str = "/run/annex/annexd.sock";
 pub const APP_ENV: &str = "ANNEX_APP";
 
 /// `annex run` limits its program's CPU time under a real-time policy to this plus the app's id, in
-/// microseconds: a limit that nothing ever meets (146,000 years). Whatever the program starts inherits it,
-/// through fork, exec and setsid, so annexd knows the app of a daemon that has left its parents. (What it
-/// was started with in its environment may be overwritten: many programs put a title there.)
+/// microseconds: a limit that nothing ever meets (146,000 years). Whatever the program starts
+/// inherits it, through fork, exec and setsid, so annexd knows the app of a daemon that has left
+/// its parents. (What it was started with in its environment may be overwritten: many programs put
+/// a title there.)
 pub const APP_MARK: u64 = 1 << 62;
 
 /// How much anonymous memory an app may keep resident: bytes, or a share of what it uses.
@@ -46,7 +48,8 @@ pub enum Limit {
     Percent(u8),
 }
 
-/// A limit below this must be written with a unit: a bare `50` was meant to be a share, or megabytes.
+/// A limit below this must be written with a unit: a bare `50` was meant to be a share, or
+/// megabytes.
 pub const LEAST_BARE_LIMIT: u64 = 1 << 20;
 
 /// A limit that could not be read.
@@ -104,7 +107,8 @@ impl fmt::Display for Limit {
     }
 }
 
-/// Reads `4096`, `512K`, `64M`, `2G`, `1T` (powers of 1024; `KiB`, `MB` and the like are taken too).
+/// Reads `4096`, `512K`, `64M`, `2G`, `1T` (powers of 1024; `KiB`, `MB` and the like are taken
+/// too).
 pub fn parse_bytes(s: &str) -> Option<u64> {
     let s = s.trim();
     let digits = s.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(s.len());
@@ -141,11 +145,13 @@ pub fn format_bytes(bytes: u64) -> String {
 pub enum Target {
     /// A running process and everything it starts from now on, and the children it has.
     Pid(i32),
-    /// A process that is about to exec the program the user asked for (`annex run`): its present image is not attached.
+    /// A process that is about to exec the program the user asked for (`annex run`): its present
+    /// image is not attached.
     Launch(i32),
     /// All processes of a systemd unit's cgroup.
     Unit(String),
-    /// A region of a process that takes its faults itself (`annex-client`), and nothing else of it. Addresses in bytes.
+    /// A region of a process that takes its faults itself (`annex-client`), and nothing else of it.
+    /// Addresses in bytes.
     Region { pid: i32, address: u64, length: u64 },
 }
 
@@ -155,14 +161,16 @@ pub struct AttachRequest {
     pub target: Target,
     /// Must be unique; made from the command's name if absent.
     pub name: Option<String>,
-    /// What the process is about to exec ([`Target::Launch`]): the command's name, until the process has it.
+    /// What the process is about to exec ([`Target::Launch`]): the command's name, until the
+    /// process has it.
     #[serde(default)]
     pub program: Option<String>,
     /// `None` = annexd's configured default.
     pub local: Option<Limit>,
 }
 
-/// A region of the process that asks: a private anonymous mapping from `address` on for `length` bytes. See [`crate::ring`].
+/// A region of the process that asks: a private anonymous mapping from `address` on for `length`
+/// bytes. See [`crate::ring`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RegionRequest {
@@ -206,7 +214,8 @@ pub struct AppInfo {
     /// Why eviction stands still or something is left alone, in a sentence; empty if all is well.
     pub note: String,
     pub faults: Faults,
-    /// Pages evicted since attach, and how many of them needed no write because the pool still had them.
+    /// Pages evicted since attach, and how many of them needed no write because the pool still had
+    /// them.
     pub pages_evicted: u64,
     pub pages_clean: u64,
     /// All-zero pages that were dropped without being sent.
@@ -217,8 +226,9 @@ pub struct AppInfo {
     /// Of those, the ones that no fault had asked for.
     #[serde(default)]
     pub pages_prefetched: u64,
-    /// What of them is judged by a page that the same guess would have brought next; and what of that was right, because
-    /// that page was wanted. The rest was of no use, or is not known to have been yet.
+    /// What of them is judged by a page that the same guess would have brought next; and what of
+    /// that was right, because that page was wanted. The rest was of no use, or is not known to
+    /// have been yet.
     #[serde(default)]
     pub prefetch_samples: u64,
     #[serde(default)]
@@ -228,7 +238,8 @@ pub struct AppInfo {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AppState {
-    /// `annex run` registered it and the command has not started yet, or no process has grown enough to need a stub.
+    /// `annex run` registered it and the command has not started yet, or no process has grown
+    /// enough to need a stub.
     Waiting,
     Running,
     /// Being brought back.
@@ -242,7 +253,8 @@ pub struct Faults {
     pub major: u64,
     /// Faults on pages that were never evicted, zero-filled by annexd.
     pub zero: u64,
-    /// From the read of the fault message to the installed page, in microseconds (pool faults only).
+    /// From the read of the fault message to the installed page, in microseconds (pool faults
+    /// only).
     pub p50_us: f64,
     pub p99_us: f64,
     pub max_us: f64,
@@ -304,7 +316,8 @@ pub struct KvInfo {
     pub evicted: u64,
     /// Keys that no replica had when they were taken over.
     pub lost: u64,
-    /// Connections, the bytes of annexd's memory that they hold (requests, answers, values on the way), and how many these may be; 0: any.
+    /// Connections, the bytes of annexd's memory that they hold (requests, answers, values on the
+    /// way), and how many these may be; 0: any.
     #[serde(default)]
     pub clients: u64,
     #[serde(default)]
@@ -358,13 +371,15 @@ pub struct TransportInfo {
     pub writes: u64,
     pub bytes_read: u64,
     pub bytes_written: u64,
-    /// Operations that failed, by the fabric's kind of error; with verbs also by the device's status (`IBV_WC_…`).
+    /// Operations that failed, by the fabric's kind of error; with verbs also by the device's
+    /// status (`IBV_WC_…`).
     pub errors: std::collections::BTreeMap<String, u64>,
     /// Of operations that succeeded, from posting to completion, in microseconds.
     pub p50_us: f64,
     pub p99_us: f64,
     pub max_us: f64,
-    /// The same as counts: (less than so many microseconds, how many), by doublings from 1 µs; those of 0 are left out.
+    /// The same as counts: (less than so many microseconds, how many), by doublings from 1 µs;
+    /// those of 0 are left out.
     pub latency_us: Vec<(u64, u64)>,
 }
 
@@ -407,7 +422,8 @@ pub struct PoolInfo {
     pub degraded_extents: u32,
     /// Extents with no replica left: their pages can't be read.
     pub lost_extents: u32,
-    /// Degraded extents without a live replica that wait for a donor to come back; programs that touch their pages wait too.
+    /// Degraded extents without a live replica that wait for a donor to come back; programs that
+    /// touch their pages wait too.
     #[serde(default)]
     pub waiting_extents: u32,
     pub full: bool,
@@ -428,13 +444,15 @@ pub struct PoolInfo {
     /// Of those, the ones that no other donor has room for.
     #[serde(default)]
     pub stuck_replicas: u32,
-    /// Bytes to be copied until every extent has all its replicas, and the seconds that takes at the configured rate.
+    /// Bytes to be copied until every extent has all its replicas, and the seconds that takes at
+    /// the configured rate.
     #[serde(default)]
     pub repair_left: u64,
     #[serde(default)]
     pub repair_eta_s: u64,
-    /// Since start: bytes copied to new or returned replicas, pages rewritten after wrong bytes, pages looked at by the scrubber,
-    /// reads that went to a second replica because the first was slow.
+    /// Since start: bytes copied to new or returned replicas, pages rewritten after wrong bytes,
+    /// pages looked at by the scrubber, reads that went to a second replica because the first was
+    /// slow.
     #[serde(default)]
     pub repaired: u64,
     #[serde(default)]

@@ -1,11 +1,13 @@
 //! Strict TOML configuration, for annexd and annex-agent alike.
 //!
-//! [`load`] reads a file twice over: once as TOML into the caller's type, with toml's own messages (line, column,
-//! what was expected), and before that once to look for keys that the type doesn't have. The second pass runs the type's own
-//! `Deserialize` over the parsed document and asks, for each table, which fields serde expects there: so no
-//! list of known keys is kept by hand, and a key that is unknown is refused with the nearest known one.
+//! [`load`] reads a file twice over: once as TOML into the caller's type, with toml's own messages
+//! (line, column, what was expected), and before that once to look for keys that the type doesn't
+//! have. The second pass runs the type's own `Deserialize` over the parsed document and asks, for
+//! each table, which fields serde expects there: so no list of known keys is kept by hand, and a
+//! key that is unknown is refused with the nearest known one.
 //!
-//! Sizes ([`ByteSize`]) and times ([`TimeSpan`]) are strings with units in files and on command lines.
+//! Sizes ([`ByteSize`]) and times ([`TimeSpan`]) are strings with units in files and on command
+//! lines.
 
 use crate::api::{format_bytes, parse_bytes};
 use serde::de::value::{MapAccessDeserializer, StrDeserializer};
@@ -70,7 +72,8 @@ pub fn parse<T: DeserializeOwned>(text: &str, path: &Path) -> Result<T, ConfigEr
     let value = toml::from_str(text).map_err(value_error)?;
     match checked {
         Ok(_) => Ok(value),
-        // The value pass is content with what the key pass could not walk: keys after it went unchecked, so refuse.
+        // The value pass is content with what the key pass could not walk: keys after it went
+        // unchecked, so refuse.
         Err(e) => Err(ConfigError::Invalid { path: path.to_owned(), message: e.to_string() }),
     }
 }
@@ -261,7 +264,8 @@ const LOG_LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"]
 )]
 pub struct LogLevelError(String);
 
-/// Refuses what tracing's filters take for the name of a target, and then log nothing: a mistyped level.
+/// Refuses what tracing's filters take for the name of a target, and then log nothing: a mistyped
+/// level.
 pub fn check_log_filter(filter: &str) -> Result<(), LogLevelError> {
     let is_level = |word: &str| LOG_LEVELS.iter().any(|level| level.eq_ignore_ascii_case(word));
     // A directive about spans may have commas of its own, and is nobody's mistyped level.

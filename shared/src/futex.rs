@@ -1,11 +1,13 @@
 //! Sleeping on a word of memory that processes share, and waking who sleeps there.
 //!
-//! Unlike a descriptor that others have too, a word can't be made to block whoever wakes others by it.
+//! Unlike a descriptor that others have too, a word can't be made to block whoever wakes others by
+//! it.
 
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-/// Sleeps while the word holds this, for `limit` at most. It may come back sooner: the caller looks again.
+/// Sleeps while the word holds this, for `limit` at most. It may come back sooner: the caller looks
+/// again.
 pub fn wait(word: &AtomicU32, while_it_is: u32, limit: Duration) {
     let limit = libc::timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
     // SAFETY: the word is mapped, and the time is read during the call.

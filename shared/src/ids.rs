@@ -29,7 +29,8 @@ id!(
     DonorId(u16), "donor{}"
 );
 id!(
-    /// A slab on one agent: its index there. It stays the same when the agent is restarted and takes its memory over.
+    /// A slab on one agent: its index there. It stays the same when the agent is restarted and
+    /// takes its memory over.
     SlabId(u32), "slab{}"
 );
 id!(
@@ -50,17 +51,19 @@ id!(
     ClientId(u64), "{:016x}"
 );
 id!(
-    /// The key that a remote operation must show. Drawn at random for each lease; its upper half is the lease's number.
+    /// The key that a remote operation must show. Drawn at random for each lease; its upper half is
+    /// the lease's number.
     Rkey(u64), "{:016x}"
 );
 id!(
-    /// Tells one lease of a slab from the next one: drawn with the lease's first key, and the upper half of all its keys.
-    /// 0 is a lease from the time before `wire::Version::V4`, of which nothing is known.
+    /// Tells one lease of a slab from the next one: drawn with the lease's first key, and the upper
+    /// half of all its keys. 0 is a lease from the time before `wire::Version::V4`, of which
+    /// nothing is known.
     LeaseNumber(u32), "{:08x}"
 );
 id!(
-    /// An address in a donor's registered memory, in the donor's numbering. For `tcp` and `shm` a slab
-    /// starts at address 0 of its own rkey.
+    /// An address in a donor's registered memory, in the donor's numbering. For `tcp` and `shm` a
+    /// slab starts at address 0 of its own rkey.
     RemoteAddr(u64), "{:#x}"
 );
 
@@ -74,7 +77,8 @@ impl Rkey {
         LeaseNumber((self.0 >> 32) as u32)
     }
 
-    /// False if the lease under this key is another one than that under `earlier`: the slab was cleaned in between.
+    /// False if the lease under this key is another one than that under `earlier`: the slab was
+    /// cleaned in between.
     pub fn goes_on_from(self, earlier: Rkey) -> bool {
         self.lease() == LeaseNumber(0) || self.lease() == earlier.lease()
     }

@@ -11,10 +11,12 @@
 //!  24  incarnation                8
 //!  32  session key               16
 //! ```
-//! All numbers are little-endian. The agent reads the preamble with a read time-out of its own choosing, so that a silent peer holds
-//! nothing. A control connection gets no answer here: its first message is a `Hello`.
+//! All numbers are little-endian. The agent reads the preamble with a read time-out of its own
+//! choosing, so that a silent peer holds nothing. A control connection gets no answer here: its
+//! first message is a `Hello`.
 //!
-//! The connection's number names it in a *fence* (see `fabric::tcp`). It is unique within an incarnation and never 0.
+//! The connection's number names it in a *fence* (see `fabric::tcp`). It is unique within an
+//! incarnation and never 0.
 
 use crate::ids::{ClientId, Incarnation, SessionKey};
 use crate::wire::{MAGIC, Role, VERSION, is_served};
@@ -36,7 +38,8 @@ pub enum Preamble {
     Verbs(Proof),
 }
 
-/// What any connection but a control one shows to be admitted. The agent handed the key out over the control connection.
+/// What any connection but a control one shows to be admitted. The agent handed the key out over
+/// the control connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Proof {
     pub client: ClientId,

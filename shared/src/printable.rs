@@ -1,7 +1,9 @@
-//! Text from others (names of donors, apps, threads and programs, messages of agents) as it may go to a terminal or a log.
+//! Text from others (names of donors, apps, threads and programs, messages of agents) as it may go
+//! to a terminal or a log.
 //!
-//! A name can hold an escape sequence that rewrites the screen, a line break that forges a line of a log, or a mark that
-//! turns the direction of writing round. Whatever of that kind is in a text is shown as `\n`, `\t` or `\u{1b}`.
+//! A name can hold an escape sequence that rewrites the screen, a line break that forges a line of
+//! a log, or a mark that turns the direction of writing round. Whatever of that kind is in a text
+//! is shown as `\n`, `\t` or `\u{1b}`.
 //!
 //! Names are made printable where they enter: those of other hosts by [`received`], those of
 //! threads and programs where /proc is
@@ -12,13 +14,15 @@ use serde::{Deserialize, Deserializer};
 use std::borrow::Cow;
 use std::fmt::Write;
 
-/// What would change more than its own place on a screen: control characters, separators of lines, marks of direction.
+/// What would change more than its own place on a screen: control characters, separators of lines,
+/// marks of direction.
 pub fn is_control(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// The text with each control character written as an escape. Text without any is given back as it is.
+/// The text with each control character written as an escape. Text without any is given back as it
+/// is.
 pub fn printable(text: &str) -> Cow<'_, str> {
     match text.contains(is_control) {
         false => Cow::Borrowed(text),
@@ -35,7 +39,8 @@ pub fn printable_lines(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// JSON whose strings hold no control character raw. They stand nowhere else in JSON, but for the line breaks of its layout.
+/// JSON whose strings hold no control character raw. They stand nowhere else in JSON, but for the
+/// line breaks of its layout.
 pub fn printable_json(json: &str) -> Cow<'_, str> {
     let is_foreign = |c: char| c != '\n' && is_control(c);
     match json.contains(is_foreign) {
@@ -57,7 +62,8 @@ pub fn received<'de, D: Deserializer<'de>>(input: D) -> Result<String, D::Error>
     })
 }
 
-/// A name for an app, made of what others chose to call something: no control characters, no blanks, no `/`, 64 characters at most.
+/// A name for an app, made of what others chose to call something: no control characters, no
+/// blanks, no `/`, 64 characters at most.
 pub fn as_name(text: &str) -> String {
     let odd = |c: char| c == '/' || c.is_whitespace() || is_control(c);
     let name: String = text.chars().take(64).map(|c| if odd(c) { '_' } else { c }).collect();

@@ -1,20 +1,24 @@
-//! The ring that a program and annexd share for a region whose faults are taken in the faulting thread (`annex-client`).
+//! The ring that a program and annexd share for a region whose faults are taken in the faulting
+//! thread (`annex-client`).
 //!
-//! It is a sealed memfd that the program makes and annexd fetches. A thread that meets an absent page gets SIGBUS; its handler *claims* a slot, writes the
-//! page's number there, and *asks*. annexd *takes* the slot, installs the page, and says that it is *done*; the handler *frees* the slot and returns, so
-//! that the access is made again.
+//! It is a sealed memfd that the program makes and annexd fetches. A thread that meets an absent
+//! page gets SIGBUS; its handler *claims* a slot, writes the page's number there, and *asks*.
+//! annexd *takes* the slot, installs the page, and says that it is *done*; the handler *frees* the
+//! slot and returns, so that the access is made again.
 //!
 //! ```text
 //!        thread          thread          annexd          annexd          thread
 //!  FREE ────────► CLAIMED ─────► ASKED ──────────► TAKEN ─────► DONE or LOST ────► FREE
 //! ```
 //!
-//! A bit in `asked` says which slots to look at. While `awake` is set somebody at annexd polls that, and counts `beat` up as it does; while it is not, the thread writes
-//! to the *bell*, an eventfd. Both sides write first and look afterwards, so either the thread sees that nobody is awake or annexd sees the bit. A thread whose
-//! poller's beat stands still rings too, and again every so often: nothing that annexd forgets (it may have been killed) is waited for in vain.
+//! A bit in `asked` says which slots to look at. While `awake` is set somebody at annexd polls
+//! that, and counts `beat` up as it does; while it is not, the thread writes to the *bell*, an
+//! eventfd. Both sides write first and look afterwards, so either the thread sees that nobody is
+//! awake or annexd sees the bit. A thread whose poller's beat stands still rings too, and again
+//! every so often: nothing that annexd forgets (it may have been killed) is waited for in vain.
 //!
-//! annexd believes nothing that it reads here: the page is checked, and kept in its own memory from then on; a word that is overwritten costs nobody but the
-//! program that has overwritten it.
+//! annexd believes nothing that it reads here: the page is checked, and kept in its own memory from
+//! then on; a word that is overwritten costs nobody but the program that has overwritten it.
 
 use crate::futex;
 use nix::errno::Errno;
@@ -118,7 +122,8 @@ impl Deref for Mapping {
     type Target = Ring;
 
     fn deref(&self) -> &Ring {
-        // SAFETY: mapped, as large and as aligned as a ring, for as long as `self` lives; all of its fields are atomics.
+        // SAFETY: mapped, as large and as aligned as a ring, for as long as `self` lives; all of
+        // its fields are atomics.
         unsafe { self.base.as_ref() }
     }
 }
@@ -144,7 +149,8 @@ impl Mapping {
         Ok((ring, fd))
     }
 
-    /// Another process's ring. Whatever that does, the mapping stays as long as it is: it is sealed.
+    /// Another process's ring. Whatever that does, the mapping stays as long as it is: it is
+    /// sealed.
     pub fn open(fd: BorrowedFd<'_>) -> Result<Mapping, RingError> {
         // SAFETY: takes numbers only.
         let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
@@ -170,7 +176,8 @@ impl Mapping {
         if base == libc::MAP_FAILED {
             return Err(system("map")(Errno::last()));
         }
-        // SAFETY: advice on the mapping that was just made. Without it a child would have the ring and no region.
+        // SAFETY: advice on the mapping that was just made. Without it a child would have the ring
+        // and no region.
         Errno::result(unsafe { libc::madvise(base, size_of::<Ring>(), libc::MADV_DONTFORK) }).map_err(system("map"))?;
         let base = NonNull::new(base.cast()).expect("mmap never returns null without MAP_FIXED");
         Ok(Mapping { base })
@@ -281,7 +288,8 @@ impl Ring {
         self.answer(nth, DONE);
     }
 
-    /// The page that was asked for is lost. (The kernel's SIGBUS for a poisoned page has a code of its own only where it handles memory failures.)
+    /// The page that was asked for is lost. (The kernel's SIGBUS for a poisoned page has a code of
+    /// its own only where it handles memory failures.)
     pub fn lost(&self, nth: usize) {
         self.answer(nth, LOST);
     }

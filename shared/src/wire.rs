@@ -1,12 +1,14 @@
 //! The control protocol between annexd and annex-agent.
 //!
-//! One TCP connection, opened by the client. Each message is a frame: `u32` length (little-endian, of what follows,
-//! at most [`MAX_FRAME`]) and the postcard encoding of a [`Request`] or an [`Event`]. A client sends requests;
-//! the agent answers each in order, and may send `Closing` and `Recall` at any time between answers.
-//! [`Frames`] reads them, [`write_frame`] writes them; both are blocking code over any `Read` and `Write`.
+//! One TCP connection, opened by the client. Each message is a frame: `u32` length (little-endian,
+//! of what follows, at most [`MAX_FRAME`]) and the postcard encoding of a [`Request`] or an
+//! [`Event`]. A client sends requests; the agent answers each in order, and may send `Closing` and
+//! `Recall` at any time between answers. [`Frames`] reads them, [`write_frame`] writes them; both
+//! are blocking code over any `Read` and `Write`.
 //!
-//! The first bytes of *every* connection to the agent's port are a [`Preamble`](crate::preamble::Preamble), which says what it carries. Data
-//! connections (`Role::Data`) then speak `fabric::tcp`'s frames.
+//! The first bytes of *every* connection to the agent's port are a
+//! [`Preamble`](crate::preamble::Preamble), which says what it carries. Data connections
+//! (`Role::Data`) then speak `fabric::tcp`'s frames.
 
 use crate::ids::{ClientId, Incarnation, Rkey, SessionKey, SlabId};
 use crate::printable::received;
@@ -30,15 +32,17 @@ pub enum Version {
     V2 = 2,
     /// RDMA: role `Verbs`; `Welcome` says whether the agent offers it.
     V3 = 3,
-    /// A key's upper half is its lease's number, which stays when the agent is restarted. The messages are those of V3.
+    /// A key's upper half is its lease's number, which stays when the agent is restarted. The
+    /// messages are those of V3.
     V4 = 4,
 }
 
 /// The version this build speaks.
 pub const VERSION: Version = Version::V4;
 
-/// The oldest version that an agent of this build serves: to such a client a key's halves mean nothing, as before.
-/// An older agent is refused, since its keys do not say which lease they are of: agents are upgraded first.
+/// The oldest version that an agent of this build serves: to such a client a key's halves mean
+/// nothing, as before. An older agent is refused, since its keys do not say which lease they are
+/// of: agents are upgraded first.
 pub const OLDEST: Version = Version::V3;
 
 /// Whether an agent of this build serves clients of that version.
@@ -46,12 +50,14 @@ pub fn is_served(version: u16) -> bool {
     (OLDEST as u16..=VERSION as u16).contains(&version)
 }
 
-/// What a connection is for: its first 16 bytes are `MAGIC`, the version (`u16`), the role (`u16`) and 4 bytes of zeros, little-endian.
+/// What a connection is for: its first 16 bytes are `MAGIC`, the version (`u16`), the role (`u16`)
+/// and 4 bytes of zeros, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum Role {
     Control = 1,
-    /// `fabric::tcp` operations. Followed by client id (8 bytes), incarnation (8) and session key (16).
+    /// `fabric::tcp` operations. Followed by client id (8 bytes), incarnation (8) and session key
+    /// (16).
     Data = 2,
     /// On the agent's Unix socket: fetch memfds for `fabric::shm`. Followed by the same proof.
     Shm = 3,
@@ -93,7 +99,8 @@ pub enum Event {
         slabs: Vec<Lease>,
     },
     Renewed {
-        /// Slabs held under this client id, by the agent's books: what the client doesn't find here is lost.
+        /// Slabs held under this client id, by the agent's books: what the client doesn't find here
+        /// is lost.
         held: Vec<SlabId>,
         free_slabs: u32,
         capacity_slabs: u32,
@@ -104,8 +111,8 @@ pub enum Event {
     Closing {
         grace_ms: u64,
     },
-    /// The agent wants these slabs back: what is not returned within `deadline_ms` from now is revoked. A later one for the same slab
-    /// replaces the deadline.
+    /// The agent wants these slabs back: what is not returned within `deadline_ms` from now is
+    /// revoked. A later one for the same slab replaces the deadline.
     Recall {
         slabs: Vec<SlabId>,
         deadline_ms: u64,
@@ -133,13 +140,15 @@ pub struct Welcome {
     pub shm_socket: Option<String>,
     /// Whether it offers RDMA, as far as it can tell now.
     pub verbs: VerbsOffer,
-    /// Slabs this client still holds from an earlier connection in this incarnation, or in the `resumed` one.
+    /// Slabs this client still holds from an earlier connection in this incarnation, or in the
+    /// `resumed` one.
     pub held: Vec<Lease>,
-    /// The agent was restarted since this client last took part, and took its memory over: every `held` slab has the bytes that it had
-    /// in this earlier incarnation, the last one the client is known to have taken up, under a new key. What was held then and
-    /// is not in `held` is gone, and so is what is in it under a key of another lease ([`Rkey::goes_on_from`]): the client
-    /// had not heard yet that the slab was lent to it anew. Told in every welcome until the client leases again.
-    /// `None`: nothing was taken over.
+    /// The agent was restarted since this client last took part, and took its memory over: every
+    /// `held` slab has the bytes that it had in this earlier incarnation, the last one the client
+    /// is known to have taken up, under a new key. What was held then and is not in `held` is gone,
+    /// and so is what is in it under a key of another lease ([`Rkey::goes_on_from`]): the client
+    /// had not heard yet that the slab was lent to it anew. Told in every welcome until the client
+    /// leases again. `None`: nothing was taken over.
     pub resumed: Option<Incarnation>,
 }
 
@@ -197,7 +206,8 @@ pub enum Refusal {
     Draining,
 }
 
-/// A control frame could not be read or written. After any of these the connection is of no further use.
+/// A control frame could not be read or written. After any of these the connection is of no further
+/// use.
 #[derive(Debug, thiserror::Error)]
 pub enum FrameError {
     /// The peer closed between two frames: the orderly end of a connection.
@@ -232,7 +242,8 @@ pub fn write_frame<T: Serialize>(out: &mut impl Write, message: &T) -> Result<()
     out.write_all(&frame).and_then(|()| out.flush()).map_err(FrameError::Io)
 }
 
-/// Reads messages. Half a frame is kept when a read times out, so that a socket with a read time-out can be asked again.
+/// Reads messages. Half a frame is kept when a read times out, so that a socket with a read
+/// time-out can be asked again.
 #[derive(Debug)]
 pub struct Frames<R> {
     input: R,
@@ -278,8 +289,8 @@ impl<R: Read> Frames<R> {
         }
     }
 
-    /// The length of the first frame with its header, once all of it is here. A length over the limit is
-    /// refused before a byte of it is awaited.
+    /// The length of the first frame with its header, once all of it is here. A length over the
+    /// limit is refused before a byte of it is awaited.
     fn whole_frame(&self) -> Result<Option<usize>, FrameError> {
         let Some(header) = self.buffer.first_chunk::<4>() else { return Ok(None) };
         let len = u32::from_le_bytes(*header);

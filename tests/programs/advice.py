@@ -32,7 +32,8 @@ class Area:
     """A mapping of its own, and the value that each of its pages is to begin with."""
 
     def __init__(self, at=None):
-        # A page without access before and after it keeps it from growing together with others. In a child those are there already.
+        # A page without access before and after it keeps it from growing together with others. In a
+        # child those are there already.
         skip = 0 if at else PAGE
         found = libc.mmap(at, SIZE + 2 * skip, NONE, PRIVATE | (FIXED_NOREPLACE if at else 0), -1, 0)
         assert found not in (None, ctypes.c_void_p(-1).value), "no mapping to be had"
@@ -243,7 +244,8 @@ def main():
     for trial in sys.argv[2:]:
         globals()[trial]()
         print(trial, flush=True)
-    # Whoever looks at what annexd counts for this program does so every 100 ms, and not after its end.
+    # Whoever looks at what annexd counts for this program does so every 100 ms, and not after its
+    # end.
     time.sleep(0.3)
 
 

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Several programs at once, as a batch job starts them. Arguments: this directory, a directory to work in.
+# Several programs at once, as a batch job starts them. Arguments: this directory, a directory to
+# work in.
 set -eu
 programs=$1 work=$2
 python3 "$programs/dicts.py" 48 > "$work/dicts.out" &

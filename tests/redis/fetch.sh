@@ -1,5 +1,6 @@
 #!/bin/sh
-# Gets Redis 7.0.15's source package from the Debian mirror that this machine uses, and lays its test suite out for run.sh.
+# Gets Redis 7.0.15's source package from the Debian mirror that this machine uses, and lays its
+# test suite out for run.sh.
 #
 #   fetch.sh DIR
 set -eu

@@ -1,11 +1,13 @@
 #!/bin/sh
-# Runs the units of Redis 7.0's own test suite that are about what this server serves, against one that is running.
+# Runs the units of Redis 7.0's own test suite that are about what this server serves, against one
+# that is running.
 #
 #   run.sh SUITE_DIR HOST PORT
 #
-# SUITE_DIR is an unpacked Redis 7.0 source tree (runtest and tests/), with redis-server, redis-cli and redis-benchmark in src/ (links
-# to the installed ones do: the suite wants to see them and, in external mode, only uses the last two). Needs tclsh.
-# All databases of the server are flushed. skip.txt names the tests that are left out and says why.
+# SUITE_DIR is an unpacked Redis 7.0 source tree (runtest and tests/), with redis-server, redis-cli
+# and redis-benchmark in src/ (links to the installed ones do: the suite wants to see them and, in
+# external mode, only uses the last two). Needs tclsh. All databases of the server are flushed.
+# skip.txt names the tests that are left out and says why.
 set -eu
 
 if [ $# -ne 3 ]; then

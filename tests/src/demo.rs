@@ -1,5 +1,6 @@
-//! `make demo`: a real redis-server whose data is four times its local memory, on two donors, one over TCP and one over
-//! shared memory. Loads known values, forks for a BGSAVE in the middle, reads every value back and compares it.
+//! `make demo`: a real redis-server whose data is four times its local memory, on two donors, one
+//! over TCP and one over shared memory. Loads known values, forks for a BGSAVE in the middle, reads
+//! every value back and compares it.
 
 use crate::redis::{self, Client, Values, Verdict};
 use crate::testbed::{Donor, Testbed, bins};

@@ -6,7 +6,8 @@
 //! - [`mod@bench`]: `make bench`.
 //! - [`programs`]: the test suites of others (`make test-programs`).
 //! - [`redis`]: a Redis server full of known values. [`demo`]: `make demo`.
-//! - [`testbed`]: real agents and annexd on loopback. [`vm`]: the same on machines of their own, with systemd and RDMA (`make vm-test`).
+//! - [`testbed`]: real agents and annexd on loopback. [`vm`]: the same on machines of their own,
+//!   with systemd and RDMA (`make vm-test`).
 //! - [`stacks`]: what a hang leaves to be read.
 
 pub mod access;

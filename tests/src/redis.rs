@@ -1,5 +1,5 @@
-//! A real redis-server, filled with values that are known from their keys and verified byte by byte. The client speaks just
-//! enough of Redis's protocol, pipelined.
+//! A real redis-server, filled with values that are known from their keys and verified byte by
+//! byte. The client speaks just enough of Redis's protocol, pipelined.
 
 use crate::stress::content::known_bytes;
 use anyhow::{Context, bail, ensure};
@@ -94,8 +94,8 @@ impl Client {
         self.generations = generations;
     }
 
-    /// Gives the values in `range` a new generation. `step` 16 changes every 16th. `pause` is asked between batches and may
-    /// end it early with an error.
+    /// Gives the values in `range` a new generation. `step` 16 changes every 16th. `pause` is asked
+    /// between batches and may end it early with an error.
     pub fn store(
         &mut self,
         range: std::ops::Range<u64>,

@@ -4,7 +4,8 @@ use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 
-/// Of every process of annex and of its workloads: a line for each thread, the innermost call first. annexd's come last: of a long log the end is what is kept.
+/// Of every process of annex and of its workloads: a line for each thread, the innermost call
+/// first. annexd's come last: of a long log the end is what is kept.
 pub fn of_all() -> String {
     let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());

@@ -1,4 +1,5 @@
-//! What a program says to the kernel about its memory (madvise, mlock, mprotect, also about pages that are evicted) means the same as without annex.
+//! What a program says to the kernel about its memory (madvise, mlock, mprotect, also about pages
+//! that are evicted) means the same as without annex.
 
 use annex_tests::testbed::{Outcome, Testbed, bins};
 use nix::sys::signal::Signal;
@@ -17,13 +18,15 @@ fn tried(trials: &[&str]) -> Outcome {
     outcome
 }
 
-/// The child took over the records of all evicted pages, and got its parent's bytes where it was to find zeros.
+/// The child took over the records of all evicted pages, and got its parent's bytes where it was to
+/// find zeros.
 #[test]
 fn memory_that_is_wiped_on_fork_is_zeros_in_the_child_though_it_was_evicted() {
     tried(&["wiped_on_fork", "half_is_wiped_on_fork", "kept_on_fork_after_all"]);
 }
 
-/// The child took over records of addresses that it has no mapping at, and what it mapped there later began with its parent's bytes.
+/// The child took over records of addresses that it has no mapping at, and what it mapped there
+/// later began with its parent's bytes.
 #[test]
 fn memory_that_a_fork_leaves_out_does_not_show_in_what_the_child_maps_there() {
     tried(&["not_there_after_a_fork"]);
@@ -44,7 +47,8 @@ fn locked_and_inaccessible_memory_has_its_bytes_afterwards() {
     tried(&["locked", "made_inaccessible"]);
 }
 
-/// A guard that was put over evicted pages vanished when they were installed, and after it was removed they had their old bytes.
+/// A guard that was put over evicted pages vanished when they were installed, and after it was
+/// removed they had their old bytes.
 #[test]
 fn guards_over_evicted_pages_hold_and_leave_zeros_behind() {
     let bed = Testbed::builder().beside_another().mixed();

@@ -1,5 +1,5 @@
-//! Real programs, unchanged, on paged memory: each checks itself or is compared with its native run, and each must really
-//! have been paged.
+//! Real programs, unchanged, on paged memory: each checks itself or is compared with its native
+//! run, and each must really have been paged.
 
 use annex_tests::redis::{self, Client, Values};
 use annex_tests::testbed::{Testbed, bins, nobody, wait_for};
@@ -16,7 +16,8 @@ use std::time::Duration;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// What of its memory each of these programs may have resident while it works, in percent: with more it would hardly be paged.
+/// What of its memory each of these programs may have resident while it works, in percent: with
+/// more it would hardly be paged.
 const SHARE: u8 = 60;
 
 /// A program of the system.
@@ -182,7 +183,8 @@ fn a_preforking_server_with_long_lived_workers_serves_and_keeps_what_each_worker
     assert!(outcome.seen.processes >= 5, "the workers belong to the app: {outcome}");
 }
 
-/// What a fork leaves shared can't be moved as it is: one page in 512 went, and a program that had forked stayed above its limit.
+/// What a fork leaves shared can't be moved as it is: one page in 512 went, and a program that had
+/// forked stayed above its limit.
 #[test]
 fn a_program_that_has_forked_stays_below_its_limit() {
     let bed = Testbed::builder().beside_another().mixed();
@@ -220,7 +222,8 @@ fn a_program_that_is_sealed_already_can_be_attached() {
     assert_eq!(outcome.stdout, "sealed\nverified\n", "{outcome}");
 }
 
-/// The workload and `annex` where an ordinary user can run them, and a directory that user may write to.
+/// The workload and `annex` where an ordinary user can run them, and a directory that user may
+/// write to.
 fn for_everyone(bed: &Testbed) -> (PathBuf, PathBuf, PathBuf) {
     let [stress, annex] = ["annex-stress", "annex"].map(|name| nobody::copy(name, bed.path(), 0o755));
     (stress, annex, nobody::scratch(bed.path()))

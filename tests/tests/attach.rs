@@ -1,4 +1,5 @@
-//! Attach to and detach from processes that are already running and busy: nothing is lost and nothing is left behind.
+//! Attach to and detach from processes that are already running and busy: nothing is lost and
+//! nothing is left behind.
 
 use annex_tests::testbed::census::Census;
 use annex_tests::testbed::{Job, Testbed, bins, directory, wait_for};
@@ -80,7 +81,8 @@ fn detach_brings_back_the_children_too() {
         with_children += u32::from(app.pids.len() > 1);
         detach(&bed);
     }
-    // The children verify all they inherited, some of them long after the detach; the workload waits for them.
+    // The children verify all they inherited, some of them long after the detach; the workload
+    // waits for them.
     end(job);
     // Nobody was overlooked: else the keeper would wait for them.
     let keeper = bed.keeper();
@@ -103,7 +105,8 @@ fn a_process_with_children_is_attached_with_them() {
     assert!(outcome.seen.processes >= 5, "the workers belong to the app: {outcome}");
 }
 
-/// Every other worker that a fault wakes costs the faulting thread an interrupt between two processors.
+/// Every other worker that a fault wakes costs the faulting thread an interrupt between two
+/// processors.
 #[test]
 fn a_fault_wakes_the_worker_on_its_cpu_and_no_other() {
     let bed = Testbed::shm();

@@ -1,4 +1,5 @@
-//! `annex bench` against a running annexd: it measures what it says, with the donors there are, and leaves nothing behind.
+//! `annex bench` against a running annexd: it measures what it says, with the donors there are, and
+//! leaves nothing behind.
 
 use annex_tests::access::Measured;
 use annex_tests::testbed::{Donor, Testbed, wait_for};

@@ -52,7 +52,8 @@ fn four_threads_on_a_region_four_times_its_limit_find_every_byte() {
         let bed = donors([first, Donor::shm()]);
         let job = paged(&bed, &[]);
         bed.wait_app(NAME, MINUTE, |app| app.faults.major > 100_000);
-        // It grows over its limit while a donor is slow to take pages, as it may be at any one moment, but not most of the time.
+        // It grows over its limit while a donor is slow to take pages, as it may be at any one
+        // moment, but not most of the time.
         let mut resident: Vec<u64> = Vec::new();
         for _ in 0..21 {
             std::thread::sleep(Duration::from_millis(50));

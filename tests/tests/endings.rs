@@ -1,4 +1,5 @@
-//! annexd is killed in the midst of what it does to a program: attach, eviction, detach, take-over, stop.
+//! annexd is killed in the midst of what it does to a program: attach, eviction, detach, take-over,
+//! stop.
 //!
 //! The program verifies its memory all the time. After each kill the next annexd either has the
 //! program or there is nothing of annex left in it, and it goes on. `ANNEX_KILLS` sets how many
@@ -179,7 +180,8 @@ impl Scene {
         }
     }
 
-    /// Kills annexd in the midst of it, some time before it has usually been over. False: it was over before.
+    /// Kills annexd in the midst of it, some time before it has usually been over. False: it was
+    /// over before.
     fn killed_at_random(&mut self, phase: Phase, usual: &mut Duration) -> bool {
         self.make_ready(phase);
         let started = Instant::now();
@@ -236,7 +238,8 @@ fn killed_in(phase: Phase, points: &[&str]) {
         scene.killed_at(phase, point);
         scene.goes_on();
     }
-    // From what it takes where nobody is killed it is found out how long it takes where somebody is.
+    // From what it takes where nobody is killed it is found out how long it takes where somebody
+    // is.
     scene.make_ready(phase);
     let started = Instant::now();
     let mut act = scene.begin(phase, None);
@@ -261,7 +264,8 @@ fn killed_in(phase: Phase, points: &[&str]) {
     let summary: serde_json::Value = serde_json::from_str(&outcome.stdout).expect("one line of JSON");
     assert_eq!(summary["errors"], 0, "{outcome}");
     bed.wait_gone(NAME);
-    // What a dead annexd had under way rests for one and a half times a lease, which is of a minute.
+    // What a dead annexd had under way rests for one and a half times a lease, which is of a
+    // minute.
     wait_for("every slot to be free", 3 * MINUTE, || bed.status().pool.used == 0);
 }
 

@@ -1,4 +1,5 @@
-//! Bad input and bad luck: each has a clear message and an exit code of its own, and nothing is lost.
+//! Bad input and bad luck: each has a clear message and an exit code of its own, and nothing is
+//! lost.
 
 use annex_tests::testbed::census::stubs_of;
 use annex_tests::testbed::{Donor, Job, Outcome, Testbed, bins, directory, wait_for};
@@ -240,7 +241,8 @@ fn when_the_pool_is_full_the_app_keeps_its_pages_and_stays_right() {
     greedy.args(["--without", "fork,exec"]);
     let outcome = bed.run("greedy", "32M", greedy).wait(3 * MINUTE).succeeded().was_paged(5_000, 1_000);
     assert!(outcome.seen.max_evicted_bytes <= 128 << 20, "{outcome}");
-    // At the first looks it is not known yet. It was told at the last look only by chance once: pages were evicted again and again, each as another made room.
+    // At the first looks it is not known yet. It was told at the last look only by chance once:
+    // pages were evicted again and again, each as another made room.
     let (looks, notes) = (outcome.seen.looks_above, outcome.seen.notes_above);
     assert!(
         looks >= 20 && notes * 10 >= looks * 9,
@@ -331,7 +333,8 @@ fn exit_codes_and_signals_pass_through_annex_run() {
     assert_eq!(bed.run("seven", "50%", shell("exit 7")).wait(MINUTE).code(), 7);
     assert_eq!(bed.run("self", "50%", shell("kill -KILL $$")).wait(MINUTE).code(), 128 + 9);
     for (signal, code) in [(Signal::SIGINT, 0), (Signal::SIGTERM, 0), (Signal::SIGQUIT, 128 + 3)] {
-        // The workload ends in order on SIGINT and SIGTERM, and verifies; SIGQUIT ends it as it ends any program.
+        // The workload ends in order on SIGINT and SIGTERM, and verifies; SIGQUIT ends it as it
+        // ends any program.
         let mut job = bed.run("signalled", "16M", stress(0, "64M"));
         job.wait_says("ready", MINUTE);
         bed.wait_app("signalled", MINUTE, |app| app.pages_evicted > 1000);
@@ -370,7 +373,8 @@ fn an_orderly_stop_of_annexd_brings_every_page_back() {
     end(job);
 }
 
-/// With annexd the only way to the evicted pages is gone: the app must not run on and read zeros, nor stand still without a word.
+/// With annexd the only way to the evicted pages is gone: the app must not run on and read zeros,
+/// nor stand still without a word.
 #[test]
 fn when_annexd_is_killed_and_none_follows_its_programs_are_ended_and_it_is_said() {
     let mut bed = Testbed::builder()
@@ -397,7 +401,8 @@ fn when_annexd_is_killed_and_none_follows_its_programs_are_ended_and_it_is_said(
     untouched.wait(MINUTE).succeeded();
 }
 
-/// A virtual machine that is suspended or moved: nobody ran, so nobody could renew a lease, and nobody is gone for it.
+/// A virtual machine that is suspended or moved: nobody ran, so nobody could renew a lease, and
+/// nobody is gone for it.
 #[test]
 fn a_host_that_stands_still_for_a_while_loses_nothing() {
     let bed = Testbed::mixed();
@@ -414,8 +419,9 @@ fn a_host_that_stands_still_for_a_while_loses_nothing() {
     end(job);
 }
 
-/// A frozen control group, or SIGSTOP for all that a program consists of. It may come when the evictor has told the stub to move pages: what came of that must be known
-/// before anything else is done about this program. One evictor and impatient workers let all others wait for it.
+/// A frozen control group, or SIGSTOP for all that a program consists of. It may come when the
+/// evictor has told the stub to move pages: what came of that must be known before anything else is
+/// done about this program. One evictor and impatient workers let all others wait for it.
 #[test]
 fn a_program_that_is_frozen_while_its_pages_move_holds_up_nobody_else() {
     let bed = Testbed::shm();
@@ -433,7 +439,8 @@ fn a_program_that_is_frozen_while_its_pages_move_holds_up_nobody_else() {
     let said = bed.annexd.log_reader();
     let another_acts = || said().contains("looks after the other programs");
     let wake = || all().for_each(|process| kill(process, Signal::SIGCONT).expect("it is there"));
-    // The stub first, and while the program goes on asking for pages, it is told to move some; unless its turn did not come before it was missed.
+    // The stub first, and while the program goes on asking for pages, it is told to move some;
+    // unless its turn did not come before it was missed.
     let is_frozen = (0..10).any(|_| {
         for process in all() {
             kill(process, Signal::SIGSTOP).expect("it runs");

@@ -1,4 +1,5 @@
-//! Programs that replace themselves, start others and fork while their memory is evicted: all bytes are right in each of them, and nothing of annex stays behind.
+//! Programs that replace themselves, start others and fork while their memory is evicted: all bytes
+//! are right in each of them, and nothing of annex stays behind.
 
 use annex_tests::testbed::census::{Census, stubs_of};
 use annex_tests::testbed::{Outcome, Testbed, bins, wait_for};
@@ -45,7 +46,8 @@ fn a_program_that_starts_others_by_vfork_keeps_its_bytes() {
     assert!(outcome.seen.processes >= 2, "what it starts belongs to the app: {outcome}");
 }
 
-/// Wrappers in a script language become the program they are named after by way of several others, and whoever attaches a program right after its start meets these.
+/// Wrappers in a script language become the program they are named after by way of several others,
+/// and whoever attaches a program right after its start meets these.
 #[test]
 fn a_program_that_becomes_another_while_it_is_attached_is_attached_all_the_same() {
     let bed = Testbed::builder().beside_another().shm();
@@ -107,7 +109,8 @@ fn runs(program: &Path) -> bool {
     processes.into_iter().any(|process| std::fs::read_link(process.path().join("exe")).is_ok_and(|exe| exe == program))
 }
 
-/// Whether some of its memory is to be zeros in the child can't be known there. The child itself is nobody's yet: it may run on, but not with zeros.
+/// Whether some of its memory is to be zeros in the child can't be known there. The child itself is
+/// nobody's yet: it may run on, but not with zeros.
 #[test]
 fn a_program_that_forks_where_its_marks_can_not_be_read_is_stopped_and_its_child_finds_no_zeros() {
     let bed = Testbed::builder().beside_another().shm();
@@ -128,7 +131,8 @@ fn a_program_that_forks_where_its_marks_can_not_be_read_is_stopped_and_its_child
         bed.ask("attach", [&job.pid().to_string(), "--name", "forks", "--local", "4M", "--no-wait"]).succeeded();
         bed.wait_app("forks", MINUTE, |app| app.evicted > 26 << 20);
         if !readable {
-            // annexd looks at the program's memory through the stub, which lives for as long as that.
+            // annexd looks at the program's memory through the stub, which lives for as long as
+            // that.
             let stub = stubs_of(job.pid())[0];
             let mounted = Command::new("mount").arg("--bind").arg(&marks).arg(format!("/proc/{stub}/smaps")).status();
             assert!(mounted.expect("mount runs").success());
@@ -142,7 +146,8 @@ fn a_program_that_forks_where_its_marks_can_not_be_read_is_stopped_and_its_child
             bed.wait_gone("forks");
             continue;
         }
-        // annexd waits for what it is to read there. The child is there by then, and waits for its pages.
+        // annexd waits for what it is to read there. The child is there by then, and waits for its
+        // pages.
         let mut garbage = OpenOptions::new().write(true).open(&marks).expect("annexd reads the marks");
         wait_for("the child to read", MINUTE, || found() == "reading\n");
         garbage.write_all(b"\xff\n").expect("annexd reads the marks");

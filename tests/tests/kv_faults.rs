@@ -1,6 +1,8 @@
-//! The KV API's promise, under faults: what concurrent clients see of each key can have happened in one order, and what was acknowledged is there, while donors are
-//! killed, stopped past their lease, cut off and slow, and annexd is killed. Some keys are written once, before everything else, and read again and again.
-//! That what looks for an order finds the lack of one is tried on a server that lies.
+//! The KV API's promise, under faults: what concurrent clients see of each key can have happened in
+//! one order, and what was acknowledged is there, while donors are killed, stopped past their
+//! lease, cut off and slow, and annexd is killed. Some keys are written once, before everything
+//! else, and read again and again. That what looks for an order finds the lack of one is tried on a
+//! server that lies.
 //!
 //! `ANNEX_KV_ROUNDS` sets how many faults there are.
 
@@ -131,7 +133,8 @@ fn clients(socket: &Path, round: usize, numbers: &Arc<AtomicU64>, while_they_run
     threads.into_iter().flat_map(|thread| thread.join().expect("a client")).collect()
 }
 
-/// Whole for so long that what befell a donor has been noticed: two that fail one after the other may take a page's only two copies with them.
+/// Whole for so long that what befell a donor has been noticed: two that fail one after the other
+/// may take a page's only two copies with them.
 fn wait_whole(bed: &Testbed, donors: usize) {
     let mut since = None;
     wait_for("all is whole again", WHOLE, || {
@@ -158,7 +161,8 @@ fn write_old(socket: &Path, numbers: &AtomicU64) -> Vec<u64> {
     (KEYS..KEYS + OLD).map(write).collect()
 }
 
-/// Reads all keys of a round and the old ones, and holds what was seen against one order. How many answers there were, or what no order explains.
+/// Reads all keys of a round and the old ones, and holds what was seen against one order. How many
+/// answers there were, or what no order explains.
 fn one_order(socket: &Path, round: usize, old: &[u64], mut seen: Seen) -> Result<usize, String> {
     let mut client = Client::new(socket);
     for at in 0..KEYS + OLD {

@@ -1,6 +1,8 @@
-//! Any bytes to the request parser and to the record decoder: no panic, no request that depends on how its bytes were cut up, and no memory beyond what came in.
+//! Any bytes to the request parser and to the record decoder: no panic, no request that depends on
+//! how its bytes were cut up, and no memory beyond what came in.
 //!
-//! `ANNEX_FUZZ_SECONDS` sets how long each is fed. What is fed is made of valid inputs by cutting, doubling and changing them, from a seed that a failure names.
+//! `ANNEX_FUZZ_SECONDS` sets how long each is fed. What is fed is made of valid inputs by cutting,
+//! doubling and changing them, from a seed that a failure names.
 
 use annex_kv::resp;
 use annex_kv::store::hash::KeyHash;

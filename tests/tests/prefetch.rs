@@ -1,4 +1,5 @@
-//! Programs whose next pages can be told from the last ones fault on few of them, and find in each what they left there.
+//! Programs whose next pages can be told from the last ones fault on few of them, and find in each
+//! what they left there.
 
 use annex_tests::testbed::{Outcome, Testbed, bins};
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! What programs wait for comes before what they don't: on a busy host a fault must not wait behind ordinary work.
+//! What programs wait for comes before what they don't: on a busy host a fault must not wait behind
+//! ordinary work.
 
 use annex_tests::testbed::census::stubs_of;
 use annex_tests::testbed::{Testbed, bins, wait_for};
@@ -38,7 +39,8 @@ fn a_stub_comes_before_ordinary_threads() {
     job.wait(MINUTE);
 }
 
-/// Fault workers that a fault wakes in vain interrupted the program on their CPU, and whoever faulted waited for that too: half of each fault of a program with two threads.
+/// Fault workers that a fault wakes in vain interrupted the program on their CPU, and whoever
+/// faulted waited for that too: half of each fault of a program with two threads.
 #[test]
 fn fault_workers_interrupt_nobody_while_nobody_keeps_them_from_their_cpus() {
     let bed = Testbed::shm();

@@ -1,4 +1,5 @@
-//! Redis 7.0's own test suite against the KV API, as far as it is about what that serves. `make test-peers` gets the suite and says where it is.
+//! Redis 7.0's own test suite against the KV API, as far as it is about what that serves. `make
+//! test-peers` gets the suite and says where it is.
 
 use annex_tests::testbed::{Donor, Testbed};
 use std::path::Path;

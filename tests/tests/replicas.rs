@@ -1,4 +1,5 @@
-//! One copy of each page, three, four, and donors that lend pages of 2 MiB: no byte is wrong, and losing all donors but one loses nothing.
+//! One copy of each page, three, four, and donors that lend pages of 2 MiB: no byte is wrong, and
+//! losing all donors but one loses nothing.
 
 use annex_tests::testbed::{Donor, Job, Testbed, bins, directory, wait_for};
 use nix::sys::signal::Signal;
@@ -32,7 +33,8 @@ fn all_is_given_back(bed: &Testbed) {
 /// Kills all donors but one while the workload goes on.
 fn outlives_all_but_one_of(replicas: u8) {
     let kind = |nth: u8| if nth.is_multiple_of(2) { Donor::shm() } else { Donor::tcp() };
-    // Slots that were being written on a donor that died are kept from use for one and a half times this.
+    // Slots that were being written on a donor that died are kept from use for one and a half times
+    // this.
     let donor = |nth| kind(nth).lease_ttl("10s");
     let start =
         (0..replicas).fold(Testbed::builder().beside_another().replicas(replicas), |bed, nth| bed.donor(donor(nth)));
@@ -70,7 +72,8 @@ fn four_replicas_outlive_three_donors() {
     outlives_all_but_one_of(4);
 }
 
-/// A switch that starts anew, say: nobody is heard for longer than `lost_after`, and nobody has lost anything.
+/// A switch that starts anew, say: nobody is heard for longer than `lost_after`, and nobody has
+/// lost anything.
 #[test]
 fn donors_that_are_all_silent_for_a_while_are_waited_for() {
     let bed = Testbed::builder().beside_another().tcp();

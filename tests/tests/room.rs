@@ -1,5 +1,7 @@
-//! When there is no room. Bringing a program back must not get it killed: when its cgroup has no room for what is in the pool, annexd says so and leaves the program as it
-//! is. And a program that is above its limit since nothing of it can be evicted has a note that says why, as long as that lasts.
+//! When there is no room. Bringing a program back must not get it killed: when its cgroup has no
+//! room for what is in the pool, annexd says so and leaves the program as it is. And a program that
+//! is above its limit since nothing of it can be evicted has a note that says why, as long as that
+//! lasts.
 
 use annex_tests::testbed::census::stubs_of;
 use annex_tests::testbed::{Donor, Testbed, bins, wait_for};

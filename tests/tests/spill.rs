@@ -1,4 +1,5 @@
-//! The last tier: pages that no donor has room for lie in a file on a disk, and come back byte for byte.
+//! The last tier: pages that no donor has room for lie in a file on a disk, and come back byte for
+//! byte.
 //!
 //! `ANNEX_STRESS_SECONDS` sets the length of each run.
 
@@ -17,7 +18,8 @@ fn stress(seconds: u64, seed: u64) -> Command {
     command
 }
 
-/// A workload four times as large as what may be resident, of which most finds no room on the donors. It goes on until it is told to end.
+/// A workload four times as large as what may be resident, of which most finds no room on the
+/// donors. It goes on until it is told to end.
 fn spilling(bed: &Testbed, seed: u64) -> Job {
     let mut job = bed.run("stress", "64M", stress(0, seed));
     job.wait_says("ready", MINUTE * 3);
@@ -70,7 +72,8 @@ fn no_wrong_byte_when_the_only_donor_dies_and_the_backup_has_its_pages() {
     let mut job = bed.run("stress", "64M", command);
     job.wait_says("ready", MINUTE * 3);
     bed.wait_app("stress", MINUTE, |app| app.pages_evicted > 5000 && app.faults.major > 1000);
-    // Stopped, so that the backup catches up: what it lacks when the donor dies would be gone, as it must.
+    // Stopped, so that the backup catches up: what it lacks when the donor dies would be gone, as
+    // it must.
     job.signal(Signal::SIGSTOP);
     // A batch that is under way is written first.
     std::thread::sleep(Duration::from_millis(500));

@@ -1,4 +1,5 @@
-//! The self-verifying workload, natively and on paged memory: not one wrong byte, on every fabric, with faults too.
+//! The self-verifying workload, natively and on paged memory: not one wrong byte, on every fabric,
+//! with faults too.
 //!
 //! `ANNEX_STRESS_SECONDS` sets the length of each run.
 
@@ -57,7 +58,8 @@ fn no_wrong_byte_in_a_program_with_one_thread() {
     not_one_wrong_byte_in(&Testbed::builder().beside_another().shm(), 1, 18);
 }
 
-/// What is left resident lies apart, so a batch is many moves of few pages. They are made by a stub that has the program's CPU, a few after each fault, and changes come in between.
+/// What is left resident lies apart, so a batch is many moves of few pages. They are made by a stub
+/// that has the program's CPU, a few after each fault, and changes come in between.
 #[test]
 fn no_wrong_byte_where_the_stub_has_the_programs_cpu() {
     let bed = Testbed::builder().beside_another().shm();
@@ -69,7 +71,8 @@ fn no_wrong_byte_where_the_stub_has_the_programs_cpu() {
     job.wait_says("ready", Duration::from_secs(120));
     let app = bed.wait_app("apart", Duration::from_secs(60), |app| app.pages_evicted > 20_000);
     let stubs: Vec<i32> = app.pids.iter().flat_map(|pid| stubs_of(*pid)).collect();
-    // For the whole run: the stub is let go whenever another thread faults, and how long for depends on the machine.
+    // For the whole run: the stub is let go whenever another thread faults, and how long for
+    // depends on the machine.
     let (running, end) = channel();
     let watch = std::thread::spawn(move || watch_stubs(&stubs, "0", &end));
     let outcome = job.wait(Duration::from_secs(stress_seconds() * 4 + 120)).succeeded();
@@ -82,11 +85,13 @@ fn no_wrong_byte_where_the_stub_has_the_programs_cpu() {
     outcome.was_paged(30_000, 20_000);
 }
 
-/// A signal takes away the fault that was to be read, and its handler changes the mappings: what is read beside the stub's moves is that change, for which nothing may move.
+/// A signal takes away the fault that was to be read, and its handler changes the mappings: what is
+/// read beside the stub's moves is that change, for which nothing may move.
 #[test]
 fn no_wrong_byte_where_signals_take_faults_away_while_pages_move() {
     let bed = Testbed::builder().beside_another().linger_at("faults-counted:3000").shm();
-    // annexd lingers before it reads, and the stub goes on: what has moved by then may have been something else already, which ends the program. Before it can read something wrong.
+    // annexd lingers before it reads, and the stub goes on: what has moved by then may have been
+    // something else already, which ends the program. Before it can read something wrong.
     let is_stopped = (0..8).any(|nth| {
         let mut signals = Command::new(bins::find("annex-signals"));
         signals.args(["15", "2000"]);
@@ -98,7 +103,8 @@ fn no_wrong_byte_where_signals_take_faults_away_while_pages_move() {
     assert!(bed.annexd.log().contains("a signal took away the fault"), "{}", bed.annexd.log());
 }
 
-/// How often one of the stubs was allowed these CPUs only, which nobody but annexd sees to, and how often it was looked.
+/// How often one of the stubs was allowed these CPUs only, which nobody but annexd sees to, and how
+/// often it was looked.
 fn watch_stubs(stubs: &[i32], cpus: &str, end: &Receiver<()>) -> (usize, usize) {
     let (mut kept, mut looks) = (0, 0);
     while end.recv_timeout(Duration::from_millis(50)) == Err(RecvTimeoutError::Timeout) {
@@ -127,15 +133,16 @@ fn not_one_wrong_byte_beside_holes(bed: &Testbed, open: &str, rest: &str) {
     outcome.was_paged(10_000, 5_000);
 }
 
-/// A hole that a mapping had just as it was registered: what was mapped there next passed for registered, was moved out, and read as zeros. annexd lingers where that
-/// had to happen.
+/// A hole that a mapping had just as it was registered: what was mapped there next passed for
+/// registered, was moved out, and read as zeros. annexd lingers where that had to happen.
 #[test]
 fn no_wrong_byte_in_mappings_with_holes_that_come_and_go() {
     let bed = Testbed::builder().beside_another().linger_at("mapping-looked-up:10000").shm();
     not_one_wrong_byte_beside_holes(&bed, "15000", "0");
 }
 
-/// What is to be moved next is unmapped, and mapped anew, in the middle of a batch: at the address is another mapping by then, of which annexd knows nothing.
+/// What is to be moved next is unmapped, and mapped anew, in the middle of a batch: at the address
+/// is another mapping by then, of which annexd knows nothing.
 #[test]
 fn no_wrong_byte_where_holes_come_and_go_while_pages_move() {
     let bed = Testbed::builder().beside_another().linger_at("moves-begin:20000").shm();
@@ -152,7 +159,8 @@ fn no_wrong_byte_on_mixed_donors() {
     not_one_wrong_byte(&Testbed::builder().beside_another().mixed(), 13);
 }
 
-/// Two donors promise to outlive one fault, so no page meets two here: one donor spoils even pages only, the other odd ones, and no donor is ever away.
+/// Two donors promise to outlive one fault, so no page meets two here: one donor spoils even pages
+/// only, the other odd ones, and no donor is ever away.
 #[test]
 fn no_wrong_byte_when_the_fabric_fails_corrupts_and_delays() {
     let faulty = |pages| format!("fail=1/97,corrupt=1/499:{pages},delay=1/211:2ms,seed=7");
@@ -165,9 +173,11 @@ fn no_wrong_byte_when_the_fabric_fails_corrupts_and_delays() {
     assert!(checksum_errors > 0 && errors > 0, "the faults did not happen: {:?}", status.donors);
 }
 
-/// Operations that get no answer, nearly always some on both donors. The agents answer, so no donor is out of reach. Nor are they so many that hardly a
-/// replica is brought up to date (some 500 WRITEs) before it is away again: at one in 1009 that went on for minutes in one run of twelve, each READ that got no answer
-/// then had no second replica to go to, and a child of the workload took longer than it may.
+/// Operations that get no answer, nearly always some on both donors. The agents answer, so no donor
+/// is out of reach. Nor are they so many that hardly a replica is brought up to date (some 500
+/// WRITEs) before it is away again: at one in 1009 that went on for minutes in one run of twelve,
+/// each READ that got no answer then had no second replica to go to, and a child of the workload
+/// took longer than it may.
 #[test]
 fn no_wrong_byte_and_no_lost_donor_when_operations_get_no_answer() {
     let faulty = "fail=1/97,drop=1/4001,delay=1/211:2ms,seed=7,timeout=3100ms";
@@ -185,8 +195,8 @@ fn no_wrong_byte_and_no_lost_donor_when_operations_get_no_answer() {
     assert!(lost.is_empty(), "{lost:#?}");
 }
 
-/// Six threads move, grow, shrink and unmap small mappings side by side: each lands where another one's was a moment ago, and what they tell us of it
-/// comes in another order than it happened.
+/// Six threads move, grow, shrink and unmap small mappings side by side: each lands where another
+/// one's was a moment ago, and what they tell us of it comes in another order than it happened.
 #[test]
 fn no_wrong_byte_where_mappings_move_over_each_other() {
     let bed = Testbed::builder().beside_another().mixed();
@@ -201,8 +211,9 @@ fn no_wrong_byte_where_mappings_move_over_each_other() {
     outcome.was_paged(2_000, 1_000);
 }
 
-/// The evictor reads pages that a fork left shared. Meanwhile mappings move, and where such a page was may lie one that was evicted in the same batch: who waits for that one waits for
-/// the batch, and the evictor must not be among them. It lingers before it reads.
+/// The evictor reads pages that a fork left shared. Meanwhile mappings move, and where such a page
+/// was may lie one that was evicted in the same batch: who waits for that one waits for the batch,
+/// and the evictor must not be among them. It lingers before it reads.
 #[test]
 fn no_hang_where_mappings_move_over_pages_that_a_fork_left_shared() {
     let bed = Testbed::builder().beside_another().linger_at("pages-shared:20000").shm();
@@ -215,7 +226,8 @@ fn no_hang_where_mappings_move_over_pages_that_a_fork_left_shared() {
     outcome.was_paged(2_000, 1_000);
 }
 
-/// Where annexd lingers, and for how many microseconds: at places that it comes by for each page, for less.
+/// Where annexd lingers, and for how many microseconds: at places that it comes by for each page,
+/// for less.
 const LINGERS: [&str; 14] = [
     "batch-concluded:10000",
     "batch-moved:10000",
@@ -233,7 +245,8 @@ const LINGERS: [&str; 14] = [
     "record-flipped:300",
 ];
 
-/// Races in which one thread stands still for long at some place, as on a busy host, with donors that are slow now and then.
+/// Races in which one thread stands still for long at some place, as on a busy host, with donors
+/// that are slow now and then.
 #[test]
 fn no_wrong_byte_and_no_hang_wherever_annexd_lingers() {
     for (n, linger) in LINGERS.into_iter().enumerate() {
@@ -275,7 +288,8 @@ fn the_workload_fails_when_one_page_changes_behind_its_back() {
     assert!(to - from >= 32 * MIB, "{maps}");
     let mut memory =
         std::fs::OpenOptions::new().write(true).open(format!("/proc/{}/mem", child.id())).expect("our own child");
-    // Pages are rewritten all the time, so one overwritten page may be gone before it is read: overwrite many.
+    // Pages are rewritten all the time, so one overwritten page may be gone before it is read:
+    // overwrite many.
     for page in (from / 4096..to / 4096).step_by(16) {
         memory.seek(SeekFrom::Start(page * 4096 + 1000)).expect("an address");
         memory.write_all(b"not what was here").expect("the child's memory is writable");

@@ -28,7 +28,8 @@ fn kills(default: u32) -> u32 {
     std::env::var("ANNEX_KILLS").map_or(default, |kills| kills.parse().expect("a number of kills"))
 }
 
-/// What the dead ones had under way rests for one and a half times a lease: a short one, so that the test can wait for it.
+/// What the dead ones had under way rests for one and a half times a lease: a short one, so that
+/// the test can wait for it.
 fn bed(donors: [Donor; 2]) -> Testbed {
     donors.into_iter().fold(Testbed::builder(), |bed, donor| bed.donor(donor.lease_ttl("10s"))).start()
 }
@@ -164,7 +165,8 @@ fn jvm(bed: &Testbed) -> Command {
     java::verify(Command::new("java"), &built)
 }
 
-/// Kills annexd again and again under redis and these, each of which is started anew when it has ended.
+/// Kills annexd again and again under redis and these, each of which is started anew when it has
+/// ended.
 fn killed_under(others: &[Other]) {
     let mut bed = bed([Donor::tcp(), Donor::shm()]);
     let values = Values::of_total(48 << 20, 1024);
@@ -229,11 +231,13 @@ fn annexd_killed_again_and_again_under_a_jvm() {
     killed_under(&[Other { name: "java", local: "40M", command: jvm, right: "right " }]);
 }
 
-/// A program with one thread, whose moves are made a few after each fault: killed when only some of a batch have been made, and nobody rings for the rest any more.
+/// A program with one thread, whose moves are made a few after each fault: killed when only some of
+/// a batch have been made, and nobody rings for the rest any more.
 #[test]
 fn annexd_killed_between_two_portions_of_a_batch_loses_no_page() {
     let mut bed = bed([Donor::shm(), Donor::shm()]);
-    // Each page carries its number, which is checked whenever it is read. On a CPU that has a fault worker.
+    // Each page carries its number, which is checked whenever it is read. On a CPU that has a fault
+    // worker.
     let mut random = Command::new("taskset");
     random.args(["-c", "0"]).arg(bins::find("annex-access")).args(["pattern", "random", "--size", "96M"]);
     random.args(["--threads", "1", "--seconds", "20"]);
@@ -249,7 +253,8 @@ fn annexd_killed_between_two_portions_of_a_batch_loses_no_page() {
     job.wait(MINUTE).succeeded();
 }
 
-/// Parts of what has just been moved are unmapped, and mapped anew, and annexd dies before the batch is over: what the records say since then counts.
+/// Parts of what has just been moved are unmapped, and mapped anew, and annexd dies before the
+/// batch is over: what the records say since then counts.
 #[test]
 fn annexd_killed_as_a_change_ends_a_batch_leaves_the_change_in_force() {
     // It lingers where a change finds a batch under way.
@@ -311,7 +316,8 @@ fn put_version(tables: &[std::fs::File], version: u32) {
     tables.iter().for_each(|table| table.write_all_at(&version.to_le_bytes(), 8).expect("a memfd"));
 }
 
-/// A state that this build can't read is none of its business: it says so, touches nothing, and the build that wrote it goes on with it.
+/// A state that this build can't read is none of its business: it says so, touches nothing, and the
+/// build that wrote it goes on with it.
 #[test]
 fn a_newer_state_is_refused_and_left_alone() {
     let mut bed = bed([Donor::shm(), Donor::shm()]);
@@ -390,7 +396,8 @@ fn keys_without_the_tables_of_their_pool_are_refused_and_left_alone() {
 #[test]
 fn a_state_of_the_layout_before_is_migrated() {
     let mut bed = bed([Donor::shm(), Donor::shm()]);
-    // Without changes of mappings, which the layout before wrote down in another way while they were under way.
+    // Without changes of mappings, which the layout before wrote down in another way while they
+    // were under way.
     let mut command = stress(0, 27);
     command.args(["--features", "rw,scan"]);
     let mut job = bed.run("survivor", "24M", command);

@@ -1,6 +1,7 @@
 #!/bin/bash
-# The guests' disk, kernel and initramfs, in DIR: a small Debian of the release that runs here (so that what is built here runs there), with
-# a kernel that has UFFDIO_MOVE (6.8 or newer) and Soft-RoCE. Made anew when something in this folder has changed.    usage: image.sh DIR
+# The guests' disk, kernel and initramfs, in DIR: a small Debian of the release that runs here (so
+# that what is built here runs there), with a kernel that has UFFDIO_MOVE (6.8 or newer) and
+# Soft-RoCE. Made anew when something in this folder has changed. usage: image.sh DIR
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -37,7 +38,8 @@ kernel() {
         exit 1
     fi
     echo "kernel: $package"
-    # Run by root, apt wants to read as its own user; in a directory that it can't enter it says so, and does without.
+    # Run by root, apt wants to read as its own user; in a directory that it can't enter it says so,
+    # and does without.
     (cd work && apt-get download -qq -o APT::Sandbox::User=root "$package" && dpkg -x linux-image-*.deb kernel && rm linux-image-*.deb)
     version=$(ls work/kernel/lib/modules)
     depmod -b work/kernel "$version"

@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 impl Book {
-    /// Wants these back within `span`; with no time to return them they are revoked at once. What is not lent is skipped; a later recall of a slab replaces the deadline.
+    /// Wants these back within `span`; with no time to return them they are revoked at once. What
+    /// is not lent is skipped; a later recall of a slab replaces the deadline.
     pub fn recall(&mut self, slabs: &[SlabId], span: Duration, now: Moment) {
         self.tick(now);
         let until = now.after(span);
@@ -47,7 +48,8 @@ impl Book {
         self.actions.extend(losers.into_iter().map(|(client, slabs)| Action::Revoke { client, slabs }));
     }
 
-    /// Lends nothing from now on and wants everything back within `span`; called again, it gives more time.
+    /// Lends nothing from now on and wants everything back within `span`; called again, it gives
+    /// more time.
     pub fn drain(&mut self, span: Duration, now: Moment) {
         self.draining = true;
         self.trim(0);
@@ -55,7 +57,8 @@ impl Book {
         self.recall(&lent, span, now);
     }
 
-    /// Lends again, and wants nothing back. Clients are not told: what they return meanwhile is theirs to lease anew.
+    /// Lends again, and wants nothing back. Clients are not told: what they return meanwhile is
+    /// theirs to lease anew.
     pub fn stop_draining(&mut self) {
         self.draining = false;
         self.recalls.clear();

@@ -46,8 +46,8 @@ pub enum Action {
     Open { slab: SlabId, client: ClientId, rkey: Rkey, until: Moment },
     /// The open key is good until then.
     Extend { slab: SlabId, until: Moment },
-    /// The key is dead from now on. Then clean the slab (zero it if `keep`, else give its memory back) and report
-    /// [`Book::cleaned`](super::Book::cleaned).
+    /// The key is dead from now on. Then clean the slab (zero it if `keep`, else give its memory
+    /// back) and report [`Book::cleaned`](super::Book::cleaned).
     Close { slab: SlabId, rkey: Rkey, keep: bool },
     /// Give back this free slab's memory and report [`Book::cleaned`](super::Book::cleaned).
     Trim { slab: SlabId },
@@ -98,14 +98,16 @@ pub struct SavedLease {
 pub struct Greeting {
     pub session: SessionKey,
     pub held: Vec<Lease>,
-    /// The earlier incarnation whose bytes `held` still has, if the client has not taken part in this one yet.
+    /// The earlier incarnation whose bytes `held` still has, if the client has not taken part in
+    /// this one yet.
     pub resumed: Option<Incarnation>,
     /// The last incarnation it took part in, this one for a new client; and when its leases end.
     pub seen: Incarnation,
     pub until: Moment,
 }
 
-/// The answer to a lease request: what is lent at once, and what needs memory first ([`Book::filled`](super::Book::filled) for each).
+/// The answer to a lease request: what is lent at once, and what needs memory first
+/// ([`Book::filled`](super::Book::filled) for each).
 #[derive(Debug, Default)]
 pub struct Grant {
     pub leased: Vec<Lease>,

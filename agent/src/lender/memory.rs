@@ -17,9 +17,11 @@ use tracing::{error, warn};
 /// One place for a slab, for the agent's life.
 #[derive(Debug, Default)]
 pub(super) struct Slot {
-    /// Read-held for each operation, write-held to bring in and take out memory. Whoever holds it may lock the book, never the reverse.
+    /// Read-held for each operation, write-held to bring in and take out memory. Whoever holds it
+    /// may lock the book, never the reverse.
     pub(super) memory: RwLock<Option<Memory>>,
-    /// The lease: written under the book's lock, `until` last for a new one and first for an ended one. 0 = none.
+    /// The lease: written under the book's lock, `until` last for a new one and first for an ended
+    /// one. 0 = none.
     pub(super) until: AtomicU64,
     pub(super) client: AtomicU64,
     pub(super) rkey: AtomicU64,
@@ -115,8 +117,9 @@ impl Lender {
         self.write(id).replace(memory)
     }
 
-    /// Moves a slab that was mapped under an earlier agent's key to fresh memory, so that whoever still has the old mapping can't change it.
-    /// Operations on the slab wait. Nothing to do if another operation has seen to it, or the lease is over.
+    /// Moves a slab that was mapped under an earlier agent's key to fresh memory, so that whoever
+    /// still has the old mapping can't change it. Operations on the slab wait. Nothing to do if
+    /// another operation has seen to it, or the lease is over.
     pub(super) fn freshen(&self, id: SlabId, rkey: Rkey) -> Result<(), ErrorKind> {
         let mut place = self.write(id);
         let Some(old) = place.as_ref().filter(|m| m.is_stale) else { return Ok(()) };
@@ -124,11 +127,13 @@ impl Lender {
             error!("{id} can't be moved to fresh memory after a restart: {e}");
             ErrorKind::RemoteOperation
         })?;
-        // The old board says dead since this agent started. So an operation under the old key that was acknowledged is complete in there.
+        // The old board says dead since this agent started. So an operation under the old key that
+        // was acknowledged is complete in there.
         memory.slab.copy_from(&old.slab);
         failpoint("copy-kept");
         {
-            // Under the book's lock: were the lease to end at this moment, the entry would say lent after all.
+            // Under the book's lock: were the lease to end at this moment, the entry would say lent
+            // after all.
             let _books = self.lock();
             let slot = self.slot(id);
             if slot.rkey.load(Ordering::Acquire) == rkey.0 && slot.until.load(Ordering::Acquire) != 0 {
@@ -156,8 +161,9 @@ impl Lender {
         let slot = self.slot(id);
         loop {
             let memory = slot.memory.read().unwrap_or_else(PoisonError::into_inner);
-            // Checked under the guard: from here on the janitor waits for us, so what holds now holds until `f` is done. The slab may
-            // have changed hands since the key was looked up, but keys never come back.
+            // Checked under the guard: from here on the janitor waits for us, so what holds now
+            // holds until `f` is done. The slab may have changed hands since the key was looked up,
+            // but keys never come back.
             let now = monotonic_ns();
             slot.used.store(now, Ordering::Relaxed);
             let holds = slot.until.load(Ordering::Acquire) > now

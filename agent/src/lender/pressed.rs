@@ -27,7 +27,8 @@ impl Lender {
 
     /// True if there is memory that could be given back, or pressure that may be over.
     pub(super) fn must_look(&self, books: &Books) -> bool {
-        // Prefaulted memory and huge pages are set aside for lending: giving them back would help nobody.
+        // Prefaulted memory and huge pages are set aside for lending: giving them back would help
+        // nobody.
         let is_set_aside = self.terms.prefault || self.terms.hugepages == Hugepages::TwoMib;
         !is_set_aside && (books.book.with_memory() > 0 || books.watch.is_pressed())
     }

@@ -1,8 +1,9 @@
 //! Taking over what an earlier agent left in the store.
 //!
-//! Nothing is served yet while this runs. First the old board is revoked: from then on no operation under an old key succeeds, whoever
-//! has the slabs mapped. Then every slab that the lease state vouches for and whose memory is there goes on; a lease without
-//! its memory is over, and memory without a lease is thrown away, since nobody knows whether it was zeroed.
+//! Nothing is served yet while this runs. First the old board is revoked: from then on no operation
+//! under an old key succeeds, whoever has the slabs mapped. Then every slab that the lease state
+//! vouches for and whose memory is there goes on; a lease without its memory is over, and memory
+//! without a lease is thrown away, since nobody knows whether it was zeroed.
 
 use super::memory::Memory;
 use crate::config::Terms;

@@ -220,8 +220,8 @@ fn hugepages_auto_lends_without_any() {
     assert_eq!(rig.lender.lent(), 1);
 }
 
-/// Clients take, use and return two slabs in turn as fast as they can while each also tries its last, dead key. Nobody may ever see a byte
-/// that is neither zero nor its own.
+/// Clients take, use and return two slabs in turn as fast as they can while each also tries its
+/// last, dead key. Nobody may ever see a byte that is neither zero nor its own.
 #[test]
 fn under_churn_nobody_sees_another_s_bytes() {
     const ROUNDS: usize = 150;

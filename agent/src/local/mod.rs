@@ -6,8 +6,9 @@
 //! | `PUT /v1/drain` | lends nothing any more and asks for everything back | [`Status`] |
 //! | `DELETE /v1/drain` | calls that off | [`Status`] |
 //!
-//! `curl --unix-socket /run/annex/agent-control.sock http://agent/v1/status` works. An error is an [`ApiError`] with a 4xx status. Only root and
-//! the user that the agent runs as are served: the socket is theirs, and the peer's credentials are looked at as well.
+//! `curl --unix-socket /run/annex/agent-control.sock http://agent/v1/status` works. An error is an
+//! [`ApiError`] with a 4xx status. Only root and the user that the agent runs as are served: the
+//! socket is theirs, and the peer's credentials are looked at as well.
 
 mod client;
 mod server;

@@ -1,10 +1,14 @@
-//! The keeper: a process of a few lines that holds the agent's descriptors while there is no agent. For hosts without systemd.
+//! The keeper: a process of a few lines that holds the agent's descriptors while there is no agent.
+//! For hosts without systemd.
 //!
-//! It listens on a Unix socket that only its own user can connect to and serves one agent at a time: what it has goes to the agent that
-//! connects, then it does as it is told (`keep`, `forget`). An agent that ends in order has it forget everything, and it ends too. After any other end
-//! it waits for the next agent, for [`PATIENCE`]: lent memory must not stay occupied for ever because nobody started the agent again.
+//! It listens on a Unix socket that only its own user can connect to and serves one agent at a
+//! time: what it has goes to the agent that connects, then it does as it is told (`keep`,
+//! `forget`). An agent that ends in order has it forget everything, and it ends too. After any
+//! other end it waits for the next agent, for [`PATIENCE`]: lent memory must not stay occupied for
+//! ever because nobody started the agent again.
 //!
-//! The agent starts it if it isn't there. It is then in a session of its own, so that what ends the agent does not end it.
+//! The agent starts it if it isn't there. It is then in a session of its own, so that what ends the
+//! agent does not end it.
 
 use super::Found;
 use super::wire::{Kind, Message};
@@ -85,7 +89,8 @@ fn spawn(path: &Path) -> io::Result<()> {
 
 /// A keeper's life. Ends when it holds nothing any more, or nobody came for what it holds.
 pub fn run(path: &Path) -> io::Result<()> {
-    // Fails if this process leads a group already, as one that a shell or a supervisor started does; then it has its own.
+    // Fails if this process leads a group already, as one that a shell or a supervisor started
+    // does; then it has its own.
     let _ = nix::unistd::setsid();
     // SAFETY: the name is a C string.
     unsafe { libc::prctl(libc::PR_SET_NAME, c"annex-keeper".as_ptr()) };

@@ -6,9 +6,10 @@
 //! | `board` | the lease board (`annex_fabric::shm::Board`) |
 //! | `s`N, `t`N | the memory of slab N (hexadecimal), under two names in turn, so that the old one can be forgotten after the new one is kept |
 //!
-//! A copy of each is with systemd (`FileDescriptorStoreMax=` in the unit) or, where the agent is run without it and `keeper` is set, with a
-//! process of its own ([`keeper`]). The next agent finds them there and goes on. Both speak in single messages, so a kill falls between
-//! two of them; a message that was sent arrives even if the sender is dead by then.
+//! A copy of each is with systemd (`FileDescriptorStoreMax=` in the unit) or, where the agent is
+//! run without it and `keeper` is set, with a process of its own ([`keeper`]). The next agent finds
+//! them there and goes on. Both speak in single messages, so a kill falls between two of them; a
+//! message that was sent arrives even if the sender is dead by then.
 //!
 //! With neither, the memory is gone with the process, and clients see a lost donor.
 
@@ -99,7 +100,8 @@ impl Store {
         Store { way, is_failing: AtomicBool::new(false) }
     }
 
-    /// The keeper at this path (started if need be), else systemd's store if it is systemd that runs the agent, else none; and what is there.
+    /// The keeper at this path (started if need be), else systemd's store if it is systemd that
+    /// runs the agent, else none; and what is there.
     pub fn open(keeper: Option<&Path>) -> Result<(Store, Found), StoreError> {
         if let Some(path) = keeper {
             let (socket, found) =
@@ -182,7 +184,8 @@ fn inherited() -> io::Result<Found> {
         return Ok(found);
     }
     for (raw, name) in sd_notify::listen_fds_with_names()? {
-        // SAFETY: systemd opened it for this process (it has checked the PID), and nobody else here takes it: this runs once.
+        // SAFETY: systemd opened it for this process (it has checked the PID), and nobody else here
+        // takes it: this runs once.
         let fd = unsafe { OwnedFd::from_raw_fd(raw) };
         found.entry(name).or_default().push(fd);
     }

@@ -23,21 +23,27 @@
 //!            +24 the lease's number, 0 from an agent that did not know it   u32
 //!            +28 zeros                             4
 //! ```
-//! Each entry lies in one page and is written whole, by one `pwrite` of less than a page, which no signal interrupts: a kill leaves it old or
-//! new. A memfd's pages are given at the start, so that no write fails for want of memory.
+//! Each entry lies in one page and is written whole, by one `pwrite` of less than a page, which no
+//! signal interrupts: a kill leaves it old or new. A memfd's pages are given at the start, so that
+//! no write fails for want of memory.
 //!
 //! # Order of updates
 //! - *A client* is written before any slab that names it, and freed after the last one.
-//! - *A lease begins*: the slab's memory is zero and in the store, then its entry says lent, then its key is opened, then the client is told.
-//!   Killed before: nobody knows of the lease, and the memory is thrown away at the next start.
-//! - *A lease ends*: its key dies, on the board too; then its entry says free; only then is a byte of the slab changed. So an entry that
-//!   says lent vouches for the slab's bytes, whenever the kill came.
+//! - *A lease begins*: the slab's memory is zero and in the store, then its entry says lent, then
+//!   its key is opened, then the client is told. Killed before: nobody knows of the lease, and the
+//!   memory is thrown away at the next start.
+//! - *A lease ends*: its key dies, on the board too; then its entry says free; only then is a byte
+//!   of the slab changed. So an entry that says lent vouches for the slab's bytes, whenever the
+//!   kill came.
 //! - *A client gets a slab's descriptor*: first the entry says so.
-//! - *A slab moves* to fresh memory (see [`crate::lender`]): the copy is complete and in the store, then its entry names the new inode, then the
-//!   old memory is forgotten. What the store has and no entry names is thrown away.
-//! - *A client takes part in an incarnation* (its first word after a hello): until this is written, a restarted agent tells it the earlier one.
+//! - *A slab moves* to fresh memory (see [`crate::lender`]): the copy is complete and in the store,
+//!   then its entry names the new inode, then the old memory is forgotten. What the store has and
+//!   no entry names is thrown away.
+//! - *A client takes part in an incarnation* (its first word after a hello): until this is written,
+//!   a restarted agent tells it the earlier one.
 //!
-//! The agent alone writes, under the book's lock but for descriptors and moves, which are the slab's own.
+//! The agent alone writes, under the book's lock but for descriptors and moves, which are the
+//! slab's own.
 
 use crate::lease::{Machine, Moment, Saved, SavedClaim, SavedLease};
 use annex_shared::api::format_bytes;
@@ -96,7 +102,8 @@ pub struct SavedMemory {
     pub is_shared: bool,
 }
 
-/// The lease state. Its methods never fail: what can't be saved is said once, and is lost if the agent is restarted.
+/// The lease state. Its methods never fail: what can't be saved is said once, and is lost if the
+/// agent is restarted.
 pub struct LeaseState {
     fd: OwnedFd,
     clients: Mutex<Clients>,

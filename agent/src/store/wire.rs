@@ -1,7 +1,7 @@
 //! Messages that carry descriptors: to systemd in its own words, to the keeper in 16 bytes.
 //!
-//! A message to or from the keeper is what it is about (1 byte: keep, forget, kept, end) and a name, padded with zeros. `keep` and `kept` carry
-//! one descriptor.
+//! A message to or from the keeper is what it is about (1 byte: keep, forget, kept, end) and a
+//! name, padded with zeros. `keep` and `kept` carry one descriptor.
 
 use annex_host::rights;
 use std::env;

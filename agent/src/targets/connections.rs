@@ -1,8 +1,9 @@
 //! All open data and shm connections of this agent.
 //!
-//! A connection is registered *before* it asks to be admitted, so that a session which ends in between still finds it. Closing
-//! sets a flag that the target looks at before every operation, and shuts the socket down, which wakes a target that
-//! waits in it. [`Connections::fence`] goes one step further and waits until the target is gone: after it, no operation sent over that
+//! A connection is registered *before* it asks to be admitted, so that a session which ends in
+//! between still finds it. Closing sets a flag that the target looks at before every operation, and
+//! shuts the socket down, which wakes a target that waits in it. [`Connections::fence`] goes one
+//! step further and waits until the target is gone: after it, no operation sent over that
 //! connection will be executed any more.
 
 use annex_shared::ids::{ClientId, SessionKey};
@@ -13,7 +14,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Connections one client may hold: lanes of all its workers, with room for those that are being replaced.
+/// Connections one client may hold: lanes of all its workers, with room for those that are being
+/// replaced.
 const PER_CLIENT: usize = 256;
 
 /// The registry. One per agent.
@@ -47,7 +49,8 @@ impl Connections {
         Self::default()
     }
 
-    /// Enters a connection whose socket is `socket` (a duplicate), for the client that `proof` names, whether it is true or not.
+    /// Enters a connection whose socket is `socket` (a duplicate), for the client that `proof`
+    /// names, whether it is true or not.
     ///
     /// # Errors
     /// The client has too many, or the agent is closing.
@@ -79,8 +82,9 @@ impl Connections {
         open.values().for_each(Open::close);
     }
 
-    /// Closes one connection of `client` and waits until nothing more will be executed for it. Other clients' connections
-    /// and unknown numbers are left alone. False if it is still there after `patience`.
+    /// Closes one connection of `client` and waits until nothing more will be executed for it.
+    /// Other clients' connections and unknown numbers are left alone. False if it is still there
+    /// after `patience`.
     pub fn fence(&self, client: ClientId, number: u64, patience: Duration) -> bool {
         let open = self.lock();
         match open.get(&number) {
@@ -90,8 +94,9 @@ impl Connections {
         self.wait_until(open, patience, |open| !open.contains_key(&number))
     }
 
-    /// Closes all connections of `client` that were opened in another session than `session`, and waits until nothing more
-    /// will be executed for them. False if one is still there after `patience`.
+    /// Closes all connections of `client` that were opened in another session than `session`, and
+    /// waits until nothing more will be executed for them. False if one is still there after
+    /// `patience`.
     pub fn fence_sessions_before(&self, client: ClientId, session: SessionKey, patience: Duration) -> bool {
         let is_earlier = |o: &Open| o.client == client && o.session != session;
         let open = self.lock();
@@ -136,7 +141,8 @@ impl Connections {
 impl Open {
     fn close(&self) {
         self.closed.store(true, Ordering::Release);
-        // SAFETY: shutdown takes any descriptor number; this one is open, since we own it. A peer that is gone already is fine.
+        // SAFETY: shutdown takes any descriptor number; this one is open, since we own it. A peer
+        // that is gone already is fine.
         unsafe { libc::shutdown(self.socket.as_raw_fd(), libc::SHUT_RDWR) };
     }
 }

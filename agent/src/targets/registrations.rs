@@ -1,8 +1,9 @@
 //! Which slabs are registered with an RDMA device, for whom.
 //!
-//! From the moment a slab is registered its client reads and writes it without asking anybody. So the end of a lease has to end its
-//! registrations: when [`Registrations::end`] returns, the device refuses the client's operations, late ones too. One lock makes
-//! registering and ending one at a time; a registration takes some milliseconds.
+//! From the moment a slab is registered its client reads and writes it without asking anybody. So
+//! the end of a lease has to end its registrations: when [`Registrations::end`] returns, the device
+//! refuses the client's operations, late ones too. One lock makes registering and ending one at a
+//! time; a registration takes some milliseconds.
 
 use annex_fabric::verbs::{MemoryRegion, RegisterError, Window};
 use annex_shared::ids::Rkey;
@@ -21,8 +22,9 @@ struct Registration {
 }
 
 impl Registrations {
-    /// Registers a slab for a connection. `holds` says whether its lease still does, and is asked after all [`Registrations::end`] that came
-    /// before; one that comes after finds the registration. `None` if it does not. A slab that is registered already stays so.
+    /// Registers a slab for a connection. `holds` says whether its lease still does, and is asked
+    /// after all [`Registrations::end`] that came before; one that comes after finds the
+    /// registration. `None` if it does not. A slab that is registered already stays so.
     pub fn register(
         &self,
         rkey: Rkey,

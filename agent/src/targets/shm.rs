@@ -1,7 +1,9 @@
-//! Hands slabs' memory and the lease board out to a client on the same host, over one connection of the agent's Unix socket.
+//! Hands slabs' memory and the lease board out to a client on the same host, over one connection of
+//! the agent's Unix socket.
 //!
-//! From then on the agent is not in the way of an operation any more; the client obeys the lease board. What the agent can
-//! rely on is only that a memfd which was handed out is never lent to anyone else ([`SlabAccess::memfd`]).
+//! From then on the agent is not in the way of an operation any more; the client obeys the lease
+//! board. What the agent can rely on is only that a memfd which was handed out is never lent to
+//! anyone else ([`SlabAccess::memfd`]).
 
 use super::{Connections, SlabAccess};
 use annex_fabric::ErrorKind;
@@ -22,7 +24,8 @@ pub enum ServeError {
     Closed,
 }
 
-/// Answers the preamble, then serves until the connection ends. `Ok` means that the client closed it.
+/// Answers the preamble, then serves until the connection ends. `Ok` means that the client closed
+/// it.
 pub fn serve(
     stream: UnixStream,
     proof: &Proof,

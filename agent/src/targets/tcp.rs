@@ -1,13 +1,15 @@
 //! Serves one data connection of `fabric::tcp`, on the thread that calls [`serve`].
 //!
-//! Read what has come, execute every complete request in order, send all their answers in one write, and again. A
-//! thread that blocks in its socket is the right tool here: the connection is one lane of one client, in order by
-//! definition, and the fallback for machines without an RNIC.
+//! Read what has come, execute every complete request in order, send all their answers in one
+//! write, and again. A thread that blocks in its socket is the right tool here: the connection is
+//! one lane of one client, in order by definition, and the fallback for machines without an RNIC.
 //!
-//! A payload passes through this thread's buffers and is copied to or from the slab under the slab's guard. The guard is so
-//! never held while a socket is waited for, and a peer that stops reading can't keep a slab from being revoked.
+//! A payload passes through this thread's buffers and is copied to or from the slab under the
+//! slab's guard. The guard is so never held while a socket is waited for, and a peer that stops
+//! reading can't keep a slab from being revoked.
 //!
-//! The two buffers are as large as the largest operation, but pages of them become resident only when they are used.
+//! The two buffers are as large as the largest operation, but pages of them become resident only
+//! when they are used.
 
 use super::{Connections, FENCE_PATIENCE, Guest, SlabAccess};
 use annex_fabric::tcp::frame::{ALL_EARLIER, ANSWER_LEN, Answer, FrameError, REQUEST_LEN, Request, Status, Verb};
@@ -21,7 +23,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What one read asks of the socket, unless a request needs more.
 const READ_CHUNK: usize = 256 << 10;
-/// Answers waiting beyond this are sent before more requests are executed, so that the client can start on them.
+/// Answers waiting beyond this are sent before more requests are executed, so that the client can
+/// start on them.
 const SEND_CHUNK: usize = 256 << 10;
 const RECEIVE_BUFFER: usize = REQUEST_LEN + MAX_OP_LEN as usize + READ_CHUNK;
 const SEND_BUFFER: usize = ANSWER_LEN + MAX_OP_LEN as usize + SEND_CHUNK;
@@ -39,7 +42,8 @@ pub enum ServeError {
     Closed,
 }
 
-/// Answers the preamble, then serves until the connection ends. `Ok` means that the client closed it between operations.
+/// Answers the preamble, then serves until the connection ends. `Ok` means that the client closed
+/// it between operations.
 pub fn serve(
     stream: TcpStream,
     proof: &Proof,
@@ -60,7 +64,8 @@ pub fn serve(
         }
     };
     write_answer(&mut stream, Ok(guest.number()))?;
-    // Somebody's program stands still until it has its page; this host's own work is what it would wait behind.
+    // Somebody's program stands still until it has its page; this host's own work is what it would
+    // wait behind.
     Precedence::OfAll.give(0);
     let result = Lane {
         stream: &stream,
@@ -110,7 +115,8 @@ impl Lane<'_> {
         }
     }
 
-    /// Executes every request that is there whole; how many bytes at least are missing for the next one.
+    /// Executes every request that is there whole; how many bytes at least are missing for the next
+    /// one.
     fn execute_received(&mut self) -> Result<usize, ServeError> {
         loop {
             let dropped = self.skip.min(self.end - self.start);
@@ -151,8 +157,8 @@ impl Lane<'_> {
         self.make_room(ANSWER_LEN + len)?;
         let to = &mut self.answers[self.pending + ANSWER_LEN..][..len];
         let result = self.access.with_slab(self.who, request.rkey, request.addr, len, &mut |from| {
-            // SAFETY: `from` is good for `len` bytes while the guard is held (SlabAccess), `to` is a buffer of that length
-            // outside of any slab.
+            // SAFETY: `from` is good for `len` bytes while the guard is held (SlabAccess), `to` is
+            // a buffer of that length outside of any slab.
             unsafe { std::ptr::copy_nonoverlapping(from.cast_const(), to.as_mut_ptr(), len) }
         });
         self.answer(request, result, 0)
@@ -162,8 +168,8 @@ impl Lane<'_> {
         let len = request.len as usize;
         let from = &self.received[at..][..len];
         let result = self.access.with_slab(self.who, request.rkey, request.addr, len, &mut |to| {
-            // SAFETY: `to` is good for `len` bytes while the guard is held (SlabAccess), `from` is a buffer of that length
-            // outside of any slab.
+            // SAFETY: `to` is good for `len` bytes while the guard is held (SlabAccess), `from` is
+            // a buffer of that length outside of any slab.
             unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, len) }
         });
         self.answer(request, result, 0)
@@ -175,8 +181,9 @@ impl Lane<'_> {
         }
         let mut found = 0;
         let result = self.access.with_slab(self.who, request.rkey, request.addr, 8, &mut |at| {
-            // SAFETY: `at` is good for 8 bytes while the guard is held, and aligned, since slabs are page-aligned and
-            // the address is a multiple of 8. Other agents use atomics or copies, never references.
+            // SAFETY: `at` is good for 8 bytes while the guard is held, and aligned, since slabs
+            // are page-aligned and the address is a multiple of 8. Other agents use atomics or
+            // copies, never references.
             let word = unsafe { AtomicU64::from_ptr(at.cast()) };
             let (expect, swap) = (request.expect.to_le(), request.swap.to_le());
             let (Ok(old) | Err(old)) = word.compare_exchange(expect, swap, Ordering::SeqCst, Ordering::SeqCst);
@@ -223,11 +230,12 @@ impl Lane<'_> {
         Ok(self.stream.write_all(&self.answers[..pending])?)
     }
 
-    /// Reads what has come, waiting for something; 0 = the client has closed. Makes room for at least `missing` bytes, which
-    /// fit since a request does.
+    /// Reads what has come, waiting for something; 0 = the client has closed. Makes room for at
+    /// least `missing` bytes, which fit since a request does.
     fn receive(&mut self, missing: usize) -> Result<usize, ServeError> {
         if self.start > 0 {
-            // What is left over is part of one request. Moving it keeps the buffer's working set small.
+            // What is left over is part of one request. Moving it keeps the buffer's working set
+            // small.
             self.received.copy_within(self.start..self.end, 0);
             self.end -= self.start;
             self.start = 0;

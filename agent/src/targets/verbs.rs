@@ -1,9 +1,11 @@
-//! Serves one RDMA control connection (`annex_fabric::verbs::protocol`): connects queue pairs and registers slabs, in a protection domain of
-//! the connection's own. The operations themselves go past the agent.
+//! Serves one RDMA control connection (`annex_fabric::verbs::protocol`): connects queue pairs and
+//! registers slabs, in a protection domain of the connection's own. The operations themselves go
+//! past the agent.
 //!
-//! Queue pairs and registrations last as long as the connection and not longer: it ends when the client closes it, when the client's session or
-//! claim is over ([`Connections`]), and when the device vanishes. It counts as gone only after they are destroyed, so that whoever waits for its end
-//! knows that nothing of it touches memory any more.
+//! Queue pairs and registrations last as long as the connection and not longer: it ends when the
+//! client closes it, when the client's session or claim is over ([`Connections`]), and when the
+//! device vanishes. It counts as gone only after they are destroyed, so that whoever waits for its
+//! end knows that nothing of it touches memory any more.
 
 use super::{Connections, FENCE_PATIENCE, RegistrationError, SlabAccess};
 use annex_fabric::ErrorKind;
@@ -39,7 +41,8 @@ pub enum ServeError {
     DeviceFailed(String, DeviceEvent),
 }
 
-/// Answers the preamble, then serves until the connection ends. `Ok` means that the client closed it. `None` for the device: RDMA is not offered.
+/// Answers the preamble, then serves until the connection ends. `Ok` means that the client closed
+/// it. `None` for the device: RDMA is not offered.
 pub fn serve(
     stream: TcpStream,
     proof: &Proof,

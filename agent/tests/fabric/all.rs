@@ -83,7 +83,8 @@ fn pipeline(connector: &dyn Connector, donor: &Donor) {
     assert_eq!(tags, (0..2000).collect::<Vec<_>>());
 }
 
-/// A READ, a WRITE and a COMPARE_SWAP there are all refused and move nothing; the endpoint lives on.
+/// A READ, a WRITE and a COMPARE_SWAP there are all refused and move nothing; the endpoint lives
+/// on.
 fn is_refused(lane: &mut Lane, rkey: Rkey, addr: u64, len: u32) {
     let before = pattern(9, 64);
     lane.fill(0, &before);

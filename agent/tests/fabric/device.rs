@@ -3,7 +3,8 @@
 use annex_fabric::verbs::{Device, DeviceChoice};
 use std::io::Write;
 
-/// False, said loudly, if this machine has no RDMA device to test with; a failure where one has to be there.
+/// False, said loudly, if this machine has no RDMA device to test with; a failure where one has to
+/// be there.
 pub fn has_verbs() -> bool {
     match Device::open(&DeviceChoice::default()) {
         Ok(_) => true,

@@ -6,7 +6,8 @@ use annex_shared::ids::RemoteAddr;
 use proptest::prelude::*;
 use std::sync::LazyLock;
 
-/// The part of the slab that operations fall on, small so that they overlap; it ends where the slab does.
+/// The part of the slab that operations fall on, small so that they overlap; it ends where the slab
+/// does.
 const SPAN: usize = 40 << 10;
 const START: u64 = (SLAB - SPAN) as u64;
 /// Room for one operation in the arena.

@@ -1,4 +1,5 @@
-//! A donor in this process: real targets over real sockets, and the simplest lease table that is one.
+//! A donor in this process: real targets over real sockets, and the simplest lease table that is
+//! one.
 
 #![allow(dead_code)] // each test binary uses its part
 
@@ -56,7 +57,8 @@ pub struct Table {
     board: Board,
 }
 
-// SAFETY: the base is a mapping that lives as long as the process; it is only handed to the targets.
+// SAFETY: the base is a mapping that lives as long as the process; it is only handed to the
+// targets.
 unsafe impl Send for Table {}
 // SAFETY: as above.
 unsafe impl Sync for Table {}
@@ -299,7 +301,8 @@ impl Donor {
     }
 }
 
-/// A donor that admits connections, answers a connector's first fence, and leaves the rest to the test.
+/// A donor that admits connections, answers a connector's first fence, and leaves the rest to the
+/// test.
 pub fn scripted_donor() -> (SocketAddr, std::sync::mpsc::Receiver<TcpStream>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = listener.local_addr().unwrap();

@@ -112,7 +112,8 @@ fn a_payload_in_single_bytes_arrives_whole() {
 
 #[test]
 fn large_writes_to_a_slow_donor_neither_block_nor_get_lost() {
-    // The donor does not read until everything was posted and rung: far more than both sockets hold.
+    // The donor does not read until everything was posted and rung: far more than both sockets
+    // hold.
     let (addr, accepted) = scripted_donor();
     let len = MAX_OP_LEN as usize;
     let mut lane = Lane::open(&to(addr, PATIENCE), len);
@@ -273,7 +274,8 @@ fn a_write_that_lies_unexecuted_at_the_donor_is_never_executed_after_a_fence() {
     }
     old.write_all(&two_writes).unwrap();
     ask(&mut new, request(Verb::Fence, 0, old_number), &[]);
-    // The end of the old connection shows that the fence stands; only now may the first write go on.
+    // The end of the old connection shows that the fence stands; only now may the first write go
+    // on.
     old.read_to_end(&mut Vec::new()).unwrap();
     drop(frozen);
     assert_eq!(answer(&mut new).status, Status::Done);
@@ -282,7 +284,8 @@ fn a_write_that_lies_unexecuted_at_the_donor_is_never_executed_after_a_fence() {
 
 #[test]
 fn an_endpoint_is_not_open_before_the_fences_are_answered() {
-    // What this guards against: a WRITE that a dropped connection left unexecuted overwrites what its successor wrote.
+    // What this guards against: a WRITE that a dropped connection left unexecuted overwrites what
+    // its successor wrote.
     let (addr, accepted) = scripted_donor();
     let connector = to(addr, PATIENCE);
     drop(Lane::open(&connector, 4096));

@@ -1,4 +1,5 @@
-//! What is particular to verbs: keys of a device, deregistration, fences, the choice of the device. Over a real device, or skipped loudly.
+//! What is particular to verbs: keys of a device, deregistration, fences, the choice of the device.
+//! Over a real device, or skipped loudly.
 
 use crate::rig::*;
 use annex_fabric::verbs::{Device, DeviceChoice, DeviceError, PrepareError, VerbsError};
@@ -199,8 +200,8 @@ fn a_wrong_session_or_incarnation_is_refused_with_the_reason() {
     assert!(refused(Incarnation(1), SESSION).contains("restarted"));
 }
 
-/// Of READs that are slept for and READs that are polled for, in turns: whoever sleeps for one is woken, and at the end
-/// nothing wakes it any more.
+/// Of READs that are slept for and READs that are polled for, in turns: whoever sleeps for one is
+/// woken, and at the end nothing wakes it any more.
 #[test]
 fn whoever_sleeps_for_a_read_is_woken_and_nobody_else() {
     if !has_verbs() {
@@ -215,7 +216,8 @@ fn whoever_sleeps_for_a_read_is_woken_and_nobody_else() {
         let addr = RemoteAddr(i % 64 * 4096);
         lane.endpoint.post(Op { tag: i, kind: OpKind::Read, local: 0, len: 4096, rkey: KEY, addr }).unwrap();
         lane.endpoint.ring();
-        // Now and then it lets go before the READ is back, as a worker does that has got something else to do.
+        // Now and then it lets go before the READ is back, as a worker does that has got something
+        // else to do.
         let mut looks = if i % 7 == 0 { 1 } else { u32::MAX };
         while done.is_empty() {
             if i % 3 > 0 && looks > 0 && !lane.endpoint.arm() {
@@ -267,7 +269,8 @@ fn a_device_port_or_gid_that_is_not_there_is_named_with_what_is() {
     assert_eq!(Device::open(&named).unwrap().gid(), device.gid());
 }
 
-/// `--ignored --nocapture`: to be held against `ib_read_lat -s 4096` and `ib_write_bw -s 65536` on the same machine.
+/// `--ignored --nocapture`: to be held against `ib_read_lat -s 4096` and `ib_write_bw -s 65536` on
+/// the same machine.
 #[test]
 #[ignore = "measures, checks nothing"]
 fn how_long_a_read_takes_and_how_much_is_written_per_second() {

@@ -76,7 +76,8 @@ fn a_drain_waits_until_everything_is_returned_and_lends_nothing_meanwhile() {
     let Ok(Event::Recall { slabs: wanted, deadline_ms }) = anna.next() else { panic!("expected a recall") };
     assert_eq!(wanted, slabs);
     assert!(deadline_ms > 500_000, "{deadline_ms}");
-    // It tells what is lent when it has its answer, which may be after the first slab's return if that comes at once.
+    // It tells what is lent when it has its answer, which may be after the first slab's return if
+    // that comes at once.
     let mut told = BufReader::new(drain.stdout.take().unwrap());
     let mut text = String::new();
     told.read_line(&mut text).unwrap();

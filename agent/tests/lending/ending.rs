@@ -17,7 +17,8 @@ fn a_shutdown_tells_clients_and_waits_until_they_returned_everything() {
     let started = Instant::now();
     let ending = std::thread::spawn(move || agent.shutdown());
     assert!(matches!(anna.next().unwrap(), Event::Closing { grace_ms: 20_000 }));
-    // Bringing pages home still works, on a new data connection too; new leases and new clients don't.
+    // Bringing pages home still works, on a new data connection too; new leases and new clients
+    // don't.
     assert_eq!(data.read(lease.rkey).unwrap()[0], 7);
     assert_eq!(Data::tcp(at, ANNA, &welcome).read(lease.rkey).unwrap()[0], 7);
     assert_eq!(anna.refused(&Request::Lease { count: 1 }), Refusal::Closing);

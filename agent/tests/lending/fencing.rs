@@ -1,4 +1,5 @@
-//! Agents that are stopped and killed at every bad moment: nobody gets foreign bytes, loses their own, or works under a dead key.
+//! Agents that are stopped and killed at every bad moment: nobody gets foreign bytes, loses their
+//! own, or works under a dead key.
 
 use crate::client::{ANNA, BERT, Client, Data, SLAB, wait_until};
 use crate::player::{Gone, Player, Registry};
@@ -81,7 +82,8 @@ fn play_through(near: &mut Player, far: &mut Player, agent: &Running) -> Result<
     Ok(())
 }
 
-/// The agent dies at a place, is started again and dies there again, and a third one is looked at. True if it did die there.
+/// The agent dies at a place, is started again and dies there again, and a third one is looked at.
+/// True if it did die there.
 fn dies_and_goes_on(dir: &Path, place: &str, pass: u32) -> bool {
     let registry = Registry::default();
     let mut near = Player::new(ANNA, true, 1, &registry);

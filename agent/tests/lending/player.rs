@@ -1,8 +1,10 @@
-//! A client that knows what it has a right to find, and looks: it leases, writes, reads and returns while the agent may die at any moment.
+//! A client that knows what it has a right to find, and looks: it leases, writes, reads and returns
+//! while the agent may die at any moment.
 //!
 //! What it holds it to, whatever happens to the agent:
 //! - a slab it was given is nobody else's, and all zeros;
-//! - a slab it has not asked to return is still its own after a restart, with the bytes of the last write that was acknowledged;
+//! - a slab it has not asked to return is still its own after a restart, with the bytes of the last
+//!   write that was acknowledged;
 //! - of a write whose outcome it does not know, each byte is the old or the new one;
 //! - under a lease that holds, no operation is refused.
 

@@ -63,7 +63,8 @@ impl Running {
         Pid::from_raw(self.child.id() as i32)
     }
 
-    /// Stops it, and waits until it stands: a signal is on its way when `kill` returns, and other threads run on until one has taken it.
+    /// Stops it, and waits until it stands: a signal is on its way when `kill` returns, and other
+    /// threads run on until one has taken it.
     pub fn stop(&self) {
         kill(self.pid(), Signal::SIGSTOP).unwrap();
         let tasks = format!("/proc/{}/task", self.pid());
@@ -92,7 +93,8 @@ impl Running {
             match line.strip_prefix("Locked:") {
                 Some(kb) if is_slab => locked += kb.trim().trim_end_matches(" kB").parse::<u64>().unwrap(),
                 Some(_) => {}
-                // A mapping's first line ends with its file's name, and a field's name with a colon.
+                // A mapping's first line ends with its file's name, and a field's name with a
+                // colon.
                 None if !line.split(' ').next().unwrap().ends_with(':') => is_slab = line.contains("/memfd:annex-slab"),
                 None => {}
             }
@@ -163,7 +165,8 @@ fn sigterm_tells_the_clients_and_exits_with_success() {
     assert_eq!(agent.child.wait().unwrap().code(), Some(0));
 }
 
-/// It starts on machines without RDMA: libibverbs is loaded when it is needed, not by the dynamic linker.
+/// It starts on machines without RDMA: libibverbs is loaded when it is needed, not by the dynamic
+/// linker.
 #[test]
 fn the_program_is_not_linked_with_an_rdma_library() {
     let asked = Command::new("readelf").args(["-d", env!("CARGO_BIN_EXE_annex-agent")]).output().unwrap();

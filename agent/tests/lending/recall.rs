@@ -1,4 +1,5 @@
-//! A host that needs its memory back gets it, and clients are told in time. The host's numbers are files that the test writes.
+//! A host that needs its memory back gets it, and clients are told in time. The host's numbers are
+//! files that the test writes.
 
 use crate::client::{ANNA, BERT, Client, Data, SLAB, agent, ttl, wait_until};
 use crate::restart::Grip;
@@ -150,7 +151,8 @@ fn a_host_that_has_enough_recalls_nothing() {
     let (mut bert, _) = Client::greet(agent.addr(), BERT);
     anna.lease(2);
     bert.lease(2);
-    // Not quite enough to lend more, and enough to leave them alone. Stalls have other causes while so much is left.
+    // Not quite enough to lend more, and enough to leave them alone. Stalls have other causes while
+    // so much is left.
     host.has(101);
     std::thread::sleep(Duration::from_millis(1300));
     host.has(400);

@@ -1,4 +1,5 @@
-//! The program, killed and started again: with a keeper, and with a service manager's descriptor store.
+//! The program, killed and started again: with a keeper, and with a service manager's descriptor
+//! store.
 
 use crate::client::{ANNA, Client, Data, SLAB, wait_until};
 use crate::program::{Running, program};
@@ -111,7 +112,8 @@ fn a_keeper_ends_with_an_agent_that_stops_in_order() {
     assert_eq!(keeper.pid(), None);
 }
 
-/// The part of a service manager that keeps descriptors, as `sd_notify(3)` and `sd_listen_fds(3)` describe it.
+/// The part of a service manager that keeps descriptors, as `sd_notify(3)` and `sd_listen_fds(3)`
+/// describe it.
 struct Manager {
     socket: std::path::PathBuf,
     kept: Arc<Mutex<BTreeMap<String, Vec<OwnedFd>>>>,

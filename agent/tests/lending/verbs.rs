@@ -1,4 +1,5 @@
-//! Leases and RDMA: the agent is never asked about an operation, and yet none succeeds once the lease is over. Over a real device, or skipped loudly.
+//! Leases and RDMA: the agent is never asked about an operation, and yet none succeeds once the
+//! lease is over. Over a real device, or skipped loudly.
 
 use crate::client::*;
 use crate::device::has_verbs;

@@ -3,7 +3,8 @@
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-/// An access that took longer was not in memory, nearly always: reading a page that is takes less than one.
+/// An access that took longer was not in memory, nearly always: reading a page that is takes less
+/// than one.
 pub const SLOW_NS: u64 = 3_000;
 
 /// Where the curve of misses is looked at: closer together towards the tail.
@@ -34,8 +35,8 @@ pub struct Measured {
     pub miss_curve_us: Vec<f64>,
     /// Part of the set that was in memory at the end: whether the contender held it to its share.
     pub resident_share: f64,
-    /// When the set was filled, and when what was measured began and ended: nanoseconds of CLOCK_MONOTONIC, which all
-    /// processes share.
+    /// When the set was filled, and when what was measured began and ended: nanoseconds of
+    /// CLOCK_MONOTONIC, which all processes share.
     pub filled_ns: u64,
     pub began_ns: u64,
     pub ended_ns: u64,

@@ -1,7 +1,9 @@
-//! Access patterns: threads touch pages of one mapping in some pattern, each a part of its own; each access is timed. Every page carries its number,
-//! which is checked at each read: a fast wrong answer does not count. `annex bench` runs it, and the benchmarks that compare annex with others.
+//! Access patterns: threads touch pages of one mapping in some pattern, each a part of its own;
+//! each access is timed. Every page carries its number, which is checked at each read: a fast wrong
+//! answer does not count. `annex bench` runs it, and the benchmarks that compare annex with others.
 //!
-//! - [`walk`]: the patterns. [`zipf`]: one of them. [`dice`]: what is random in them. [`measured`]: what a run came to.
+//! - [`walk`]: the patterns. [`zipf`]: one of them. [`dice`]: what is random in them. [`measured`]:
+//!   what a run came to.
 
 pub mod dice;
 pub mod measured;
@@ -31,7 +33,8 @@ pub struct Memory {
     pub pages: usize,
 }
 
-// SAFETY: the mapping lives as long as the process, and each part of it is used by one thread alone.
+// SAFETY: the mapping lives as long as the process, and each part of it is used by one thread
+// alone.
 unsafe impl Send for Memory {}
 
 impl Memory {
@@ -94,7 +97,8 @@ fn map(pages: usize) -> anyhow::Result<NonNull<u8>> {
     // SAFETY: no address is asked for, so no existing mapping is touched.
     let base = unsafe { libc::mmap(std::ptr::null_mut(), pages * PAGE, protection, flags, -1, 0) };
     ensure!(base != libc::MAP_FAILED, "mmap of {pages} pages: {}", std::io::Error::last_os_error());
-    // SAFETY: advice on our own fresh mapping. Refused where there are no huge pages, which is as well.
+    // SAFETY: advice on our own fresh mapping. Refused where there are no huge pages, which is as
+    // well.
     unsafe { libc::madvise(base, pages * PAGE, libc::MADV_NOHUGEPAGE) };
     NonNull::new(base.cast()).ok_or_else(|| anyhow::anyhow!("mapped at address zero"))
 }
@@ -126,8 +130,8 @@ pub fn now() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// The calling thread stays on the `nth` of the CPUs it may use, if there are so many. Floors on one CPU need it, and so whatever they
-/// are compared with has it.
+/// The calling thread stays on the `nth` of the CPUs it may use, if there are so many. Floors on
+/// one CPU need it, and so whatever they are compared with has it.
 pub fn pin(nth: usize) -> anyhow::Result<()> {
     let itself = Pid::from_raw(0);
     let allowed = sched_getaffinity(itself).context("which CPUs may be used")?;
@@ -140,8 +144,8 @@ pub fn pin(nth: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs the pattern on so many threads, each on its own part of the memory and its own CPU: for half of `duration` to
-/// settle, then for `duration` measured.
+/// Runs the pattern on so many threads, each on its own part of the memory and its own CPU: for
+/// half of `duration` to settle, then for `duration` measured.
 pub fn measure(
     memory: &Memory,
     pattern: Pattern,
@@ -151,7 +155,8 @@ pub fn measure(
 ) -> anyhow::Result<Measured> {
     ensure!((1..=memory.pages).contains(&threads), "{threads} threads for {} pages", memory.pages);
     let filled_ns = now();
-    // All begin to measure at the same time: a thread alone on the machine would be faster than it is.
+    // All begin to measure at the same time: a thread alone on the machine would be faster than it
+    // is.
     let settled = Barrier::new(threads);
     let ran: Vec<anyhow::Result<Ran>> = std::thread::scope(|scope| {
         let started: Vec<_> = (0..threads)

@@ -5,10 +5,11 @@ use super::zipf::Zipf;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// How far apart the pages of the strided pattern are: so far that reading neighbours along is no help, and no divisor of
-/// any window's size.
+/// How far apart the pages of the strided pattern are: so far that reading neighbours along is no
+/// help, and no divisor of any window's size.
 const STRIDE: usize = 7;
-/// In the phase pattern the working set is this part of the pages: it fits in memory at every share that is measured.
+/// In the phase pattern the working set is this part of the pages: it fits in memory at every share
+/// that is measured.
 const PHASE_PART: usize = 8;
 /// And it moves when each of its pages has been read so often, on average.
 const PHASE_TOUCHES: usize = 8;
@@ -21,11 +22,13 @@ pub enum Pattern {
     Random,
     /// Whole pages read in order, over and over.
     Sequential,
-    /// Every 7th page read, in order; the next pass takes the pages after those, until all have been read.
+    /// Every 7th page read, in order; the next pass takes the pages after those, until all have
+    /// been read.
     Strided,
     /// Zipf with exponent 0.99 over scattered pages; one access in ten writes.
     Zipf,
-    /// Random reads within an eighth of the pages, which moves elsewhere as soon as it has been read eight times over.
+    /// Random reads within an eighth of the pages, which moves elsewhere as soon as it has been
+    /// read eight times over.
     Phase,
 }
 

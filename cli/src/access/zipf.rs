@@ -1,4 +1,5 @@
-//! Gray's generator of Zipf-distributed ranks ("Quickly generating billion-record synthetic databases", SIGMOD '94).
+//! Gray's generator of Zipf-distributed ranks ("Quickly generating billion-record synthetic
+//! databases", SIGMOD '94).
 
 /// See the module's header.
 #[derive(Clone, Copy, Debug)]

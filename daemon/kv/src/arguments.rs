@@ -1,4 +1,5 @@
-//! Arguments as numbers and options, and what a caller is told who got them wrong: what all commands read alike.
+//! Arguments as numbers and options, and what a caller is told who got them wrong: what all
+//! commands read alike.
 
 use super::call::Failure;
 use super::store::{DATABASES, Db};
@@ -26,8 +27,8 @@ pub fn is(argument: &[u8], word: &str) -> bool {
     argument.eq_ignore_ascii_case(word.as_bytes())
 }
 
-/// A client's words as an error repeats them: up to a zero byte as in Redis, and each byte one character, of which
-/// [`Reply::Error`](super::reply::Reply::Error) makes that byte again.
+/// A client's words as an error repeats them: up to a zero byte as in Redis, and each byte one
+/// character, of which [`Reply::Error`](super::reply::Reply::Error) makes that byte again.
 pub fn repeated(words: &[u8]) -> String {
     words.iter().take_while(|byte| **byte != 0).map(|byte| char::from(*byte)).collect()
 }

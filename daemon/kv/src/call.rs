@@ -8,7 +8,8 @@ use bytes::Bytes;
 use futures::future::LocalBoxFuture;
 use std::borrow::Cow;
 
-/// A call of a command that works on keys. The dispatcher has checked the arity and holds the locks of the command's keys.
+/// A call of a command that works on keys. The dispatcher has checked the arity and holds the locks
+/// of the command's keys.
 pub struct Call<'a> {
     pub store: &'a Store,
     pub db: Db,
@@ -36,7 +37,8 @@ pub type Outcome = Result<Reply, Failure>;
 /// `fn name(call: Call<'_>) -> LocalBoxFuture<'_, Outcome>`.
 pub type Handler = for<'a> fn(Call<'a>) -> LocalBoxFuture<'a, Outcome>;
 
-/// Answers a call at once, if that takes no waiting. `None`: nothing was done, and the handler is to be asked.
+/// Answers a call at once, if that takes no waiting. `None`: nothing was done, and the handler is
+/// to be asked.
 pub type AtOnce = fn(&Store, Db, &[Bytes]) -> Option<Reply>;
 
 impl From<StoreError> for Failure {

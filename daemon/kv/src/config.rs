@@ -41,11 +41,14 @@ pub struct KvConfig {
     pub password_file: Option<PathBuf>,
     /// Connections at a time.
     pub max_clients: u32,
-    /// What all clients together may make annexd hold: requests, answers, and values on the way. 0: as much as they like.
+    /// What all clients together may make annexd hold: requests, answers, and values on the way. 0:
+    /// as much as they like.
     pub client_memory: ByteSize,
-    /// What records may take in the pool, one replica counted, before keys are evicted or writes refused. 0: as much as the pool has.
+    /// What records may take in the pool, one replica counted, before keys are evicted or writes
+    /// refused. 0: as much as the pool has.
     pub memory: ByteSize,
-    /// How much of the pool programs leave to the KV API, and how much it takes at most: sizes, or parts of what the pool can hold.
+    /// How much of the pool programs leave to the KV API, and how much it takes at most: sizes, or
+    /// parts of what the pool can hold.
     pub pool_min: Limit,
     pub pool_max: Limit,
     /// Which keys go when memory is short, by Redis' names.
@@ -54,7 +57,8 @@ pub struct KvConfig {
     pub cache: ByteSize,
     /// DEBUG for connections from this host.
     pub debug: bool,
-    /// Threads that send replies while the KV API's own is busy. Unless it is said, one where there is a second CPU.
+    /// Threads that send replies while the KV API's own is busy. Unless it is said, one where there
+    /// is a second CPU.
     pub io_threads: Option<u8>,
 }
 
@@ -156,7 +160,9 @@ impl KvConfig {
     }
 }
 
-/// `--kv WHERE[,memory=SIZE][,min=SHARE][,max=SHARE][,policy=POLICY][,cache=SIZE][,password_file=PATH][,password=TEXT][,client_memory=SIZE][,debug=true][,io_threads=N]`; WHERE is HOST:PORT or a socket's path.
+/// `--kv
+/// WHERE[,memory=SIZE][,min=SHARE][,max=SHARE][,policy=POLICY][,cache=SIZE][,password_file=PATH][,password=TEXT][,client_memory=SIZE][,debug=true][,io_threads=N]`;
+/// WHERE is HOST:PORT or a socket's path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvFlag(pub KvConfig);
 

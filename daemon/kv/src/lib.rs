@@ -1,17 +1,22 @@
 //! The KV API: a Redis-protocol store whose values live in the pool.
 //!
 //! - [`resp`]: the protocol, RESP2 and RESP3; [`reply`] is what a client is answered.
-//! - [`server`]: sockets, connections, locks on keys, and how a pipeline's commands are under way together.
-//! - [`session`]: the commands of a connection and of the server: HELLO, AUTH, MULTI, CONFIG, INFO, ….
-//! - [`commands`]: the commands on keys; [`spec`] is what there is to know of each, [`call`] how one is called.
-//!   [`text`] has what needs no store, `arguments` what these and the session's commands read alike.
+//! - [`server`]: sockets, connections, locks on keys, and how a pipeline's commands are under way
+//!   together.
+//! - [`session`]: the commands of a connection and of the server: HELLO, AUTH, MULTI, CONFIG, INFO,
+//!   ….
+//! - [`commands`]: the commands on keys; [`spec`] is what there is to know of each, [`call`] how
+//!   one is called. [`text`] has what needs no store, `arguments` what these and the session's
+//!   commands read alike.
 //! - [`store`]: keys to values, in the pool.
 //! - `turn`: how long requests leave each other the thread; `apart`: what is done on another one.
-//! - [`service`]: the thread that all of it runs on, and its start and end; `sections` is what it adds to INFO.
+//! - [`service`]: the thread that all of it runs on, and its start and end; `sections` is what it
+//!   adds to INFO.
 //!
 //! # The promise
-//! Each key is linearizable through one annexd. A write that was acknowledged survives annexd, and the loss of all replicas but one. It does not survive an
-//! orderly stop of annexd, which gives all memory back, nor the host.
+//! Each key is linearizable through one annexd. A write that was acknowledged survives annexd, and
+//! the loss of all replicas but one. It does not survive an orderly stop of annexd, which gives all
+//! memory back, nor the host.
 
 mod arguments;
 mod blocking;

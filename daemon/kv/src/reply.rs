@@ -14,8 +14,8 @@ pub enum Protocol {
 pub enum Reply {
     /// `+…`
     Simple(Cow<'static, str>),
-    /// `-…`, code first. A character up to U+00FF is the byte of that number: a client's words may be in it. A zero
-    /// byte ends the text.
+    /// `-…`, code first. A character up to U+00FF is the byte of that number: a client's words may
+    /// be in it. A zero byte ends the text.
     Error(Cow<'static, str>),
     Integer(i64),
     Bulk(Bytes),

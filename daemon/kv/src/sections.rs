@@ -1,4 +1,5 @@
-//! The sections of INFO that Redis does not have: what the store has in the pool, and what its fabric did.
+//! The sections of INFO that Redis does not have: what the store has in the pool, and what its
+//! fabric did.
 
 use super::store::Store;
 use annex_pool::ErrorKind;
@@ -27,8 +28,9 @@ pub fn pool(store: &Store) -> String {
     ])
 }
 
-/// INFO rdma: what annexd's fabric did since its start, for keys and programs together. First RDMA, then the transports that stand in for it, then each donor.
-/// Nothing is ever sent or received: all operations are one-sided.
+/// INFO rdma: what annexd's fabric did since its start, for keys and programs together. First RDMA,
+/// then the transports that stand in for it, then each donor. Nothing is ever sent or received: all
+/// operations are one-sided.
 pub fn rdma(donors: &[DonorInfo]) -> String {
     let mut text = String::new();
     for transport in [Transport::Verbs, Transport::Tcp, Transport::Shm] {
@@ -105,7 +107,8 @@ impl Total {
     }
 }
 
-/// Failures by the fabric's kind of error; the device's statuses (`IBV_WC_…`) tell of the same ones once more.
+/// Failures by the fabric's kind of error; the device's statuses (`IBV_WC_…`) tell of the same ones
+/// once more.
 fn kinds(errors: &std::collections::BTreeMap<String, u64>) -> impl Iterator<Item = u64> {
     errors.iter().filter(|(name, _)| !name.starts_with("IBV_WC_")).map(|(_, count)| *count)
 }

@@ -1,4 +1,5 @@
-//! The KV API as annexd runs it: one thread with an event loop, on which server and store live, and those that help it send.
+//! The KV API as annexd runs it: one thread with an event loop, on which server and store live, and
+//! those that help it send.
 
 use super::config::{KvConfig, PasswordError};
 use super::sections;
@@ -89,7 +90,8 @@ struct Clients {
 }
 
 impl Kv {
-    /// Starts it over a table, which is empty or another annexd's. While what is there is taken over, commands on keys are answered with LOADING.
+    /// Starts it over a table, which is empty or another annexd's. While what is there is taken
+    /// over, commands on keys are answered with LOADING.
     pub fn start(config: &KvConfig, pool: Arc<Pool>, table: Arc<SheetTable>) -> Result<Kv, KvError> {
         let config = KvConfig { password: config.secret()?, ..config.clone() };
         let terms = Terms { min: config.pool_min, max: config.pool_max };

@@ -43,8 +43,8 @@ pub struct Spec {
     pub handler: Option<Handler>,
     /// Of a command that only reads: asked before the handler.
     pub at_once: Option<AtOnce>,
-    /// Whether a call of so many words sets its first argument to its second without looking at what is there: the key's next such write need not wait
-    /// for its end.
+    /// Whether a call of so many words sets its first argument to its second without looking at
+    /// what is there: the key's next such write need not wait for its end.
     pub blind: fn(usize) -> bool,
     /// Runs alone: nothing else is under way meanwhile (FLUSHALL, SWAPDB, …).
     pub alone: bool,

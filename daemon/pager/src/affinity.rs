@@ -1,11 +1,15 @@
-//! Who watches which space, and the thread that looks where the faults come from ([`home`](super::cpu_affinity) decides).
+//! Who watches which space, and the thread that looks where the faults come from
+//! ([`home`](super::cpu_affinity) decides).
 //!
-//! While faults are served it looks every [`LOOK`]: on which CPU is the thread of each space that faulted last? /proc tells, in about ten microseconds. Else
-//! it sleeps until a worker rings. While one space alone has faults, it also keeps the evictor, other stubs and itself off its home: when they take that CPU for the length of
-//! a batch, the kernel moves the program to another one. With more of them there is no CPU to spare, and eviction must get its share of each. The space's own stub
-//! is kept there if it has many calls to make for few pages: a MOVE made where the program runs interrupts no other CPU, and it is made in chunks, each after a fault
-//! ([`moves`](super::move_batch)). Few calls for many pages are better made elsewhere.
-//! And it sees whether workers get their CPUs at once ([`contention`](super::contention)).
+//! While faults are served it looks every [`LOOK`]: on which CPU is the thread of each space that
+//! faulted last? /proc tells, in about ten microseconds. Else it sleeps until a worker rings. While
+//! one space alone has faults, it also keeps the evictor, other stubs and itself off its home: when
+//! they take that CPU for the length of a batch, the kernel moves the program to another one. With
+//! more of them there is no CPU to spare, and eviction must get its share of each. The space's own
+//! stub is kept there if it has many calls to make for few pages: a MOVE made where the program
+//! runs interrupts no other CPU, and it is made in chunks, each after a fault
+//! ([`moves`](super::move_batch)). Few calls for many pages are better made elsewhere. And it sees
+//! whether workers get their CPUs at once ([`contention`](super::contention)).
 
 use super::cpu_affinity::Watch;
 use super::process;
@@ -27,8 +31,9 @@ use std::time::{Duration, Instant};
 
 /// Above this many workers, a fault must not wake them all.
 pub const HERD: usize = 4;
-/// How often it looks, and how many times as long as a look takes it sleeps at least, up to a limit: a look takes some twenty microseconds on a machine, and half a
-/// millisecond where one is emulated; the CPU it would use there is one the faults need.
+/// How often it looks, and how many times as long as a look takes it sleeps at least, up to a
+/// limit: a look takes some twenty microseconds on a machine, and half a millisecond where one is
+/// emulated; the CPU it would use there is one the faults need.
 const LOOK: Duration = Duration::from_millis(2);
 const REST: u32 = 32;
 const MOST: Duration = Duration::from_millis(20);
@@ -104,13 +109,15 @@ pub fn start(
     std::thread::Builder::new().name("annex-homes".into()).spawn(body)
 }
 
-/// The home of the one space that had faults since the last look, if it has one; `None` if none had faults.
+/// The home of the one space that had faults since the last look, if it has one; `None` if none had
+/// faults.
 fn look(shared: &Shared, epolls: &[Arc<Epoll>]) -> Option<Option<(usize, SpaceId)>> {
     let mut only = None;
     for space in shared.registry.all() {
         let (Some(thread), Some(pid)) = (space.last_faulted(), space.pid()) else { continue };
         let is_first = only.replace(None).is_none();
-        // A thread that another PID namespace numbers is not found, or is another one: then all watch, or not the best one does.
+        // A thread that another PID namespace numbers is not found, or is another one: then all
+        // watch, or not the best one does.
         let stat = process::Stat::read_thread(pid, thread);
         let worker = stat.map(|stat| stat.cpu as usize).filter(|cpu| *cpu < epolls.len());
         let Some(mut core) = space.core_within(PATIENCE) else { continue };
@@ -132,8 +139,9 @@ struct Kept {
 }
 
 impl Kept {
-    /// Keeps those who evict, and this thread, off this CPU. A stub may use annexd's CPUs, whichever its program is confined to: else it would have to share one with
-    /// the program and its fault worker, and hardly ever get it.
+    /// Keeps those who evict, and this thread, off this CPU. A stub may use annexd's CPUs,
+    /// whichever its program is confined to: else it would have to share one with the program and
+    /// its fault worker, and hardly ever get it.
     fn renew(&mut self, shared: &Shared, home: Option<(usize, SpaceId)>) {
         let spaces = shared.registry.all();
         let stubs = spaces.iter().filter_map(|space| space.stub_pid());
@@ -156,7 +164,8 @@ impl Kept {
     }
 }
 
-/// Has those watch a space who are to. Under the space's lock, so that the latest change is the last to be made.
+/// Has those watch a space who are to. Under the space's lock, so that the latest change is the
+/// last to be made.
 pub fn rearrange(epolls: &[Arc<Epoll>], space: &Space, change: Watch) {
     for (n, epoll) in epolls.iter().enumerate() {
         let done = match change {

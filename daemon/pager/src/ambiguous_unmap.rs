@@ -1,9 +1,13 @@
-//! Doubts about an UNMAP: did it mean what had landed there (by mremap), or what was there before that?
+//! Doubts about an UNMAP: did it mean what had landed there (by mremap), or what was there before
+//! that?
 //!
-//! When the window closes no message is unread, and the kernel is asked what lies there. If nothing of ours does, the UNMAP meant what had landed. If something
-//! does, it may be what had landed; or that is gone, and a mapping has grown over the place since, which no message tells: mremap grows mappings
-//! in place, and its message about one that moves and grows gives the old length. Pages that have grown are not there: their faults waited for us. And they
-//! belong to a mapping that begins below the place: below where the landed one began, if the UNMAP took that one's beginning.
+//! When the window closes no message is unread, and the kernel is asked what lies there. If nothing
+//! of ours does, the UNMAP meant what had landed. If something does, it may be what had landed; or
+//! that is gone, and a mapping has grown over the place since, which no message tells: mremap grows
+//! mappings in place, and its message about one that moves and grows gives the old length. Pages
+//! that have grown are not there: their faults waited for us. And they belong to a mapping that
+//! begins below the place: below where the landed one began, if the UNMAP took that one's
+//! beginning.
 
 use super::table::{PageIdx, Record};
 use super::window::{Range, overlap};
@@ -27,13 +31,15 @@ pub enum Origin {
 }
 
 impl AmbiguousUnmap {
-    /// About the pages of a mapping that landed at `landed` which an UNMAP of `range` may have meant.
+    /// About the pages of a mapping that landed at `landed` which an UNMAP of `range` may have
+    /// meant.
     pub fn of(landed: Range, range: Range) -> Option<AmbiguousUnmap> {
         let origin = if range.0 <= landed.0 { Origin::Here(landed.0) } else { Origin::Below };
         overlap(range, landed).map(|range| AmbiguousUnmap { range, origin })
     }
 
-    /// Something else has landed on `target`: what that leaves of the doubt. What lies behind it may be its rest, which is not in its message.
+    /// Something else has landed on `target`: what that leaves of the doubt. What lies behind it
+    /// may be its rest, which is not in its message.
     pub fn landed_upon(self, target: Range) -> Vec<AmbiguousUnmap> {
         let AmbiguousUnmap { range, origin } = self;
         let behind = match origin {
@@ -96,7 +102,8 @@ pub fn judge(doubt: &AmbiguousUnmap, records: &[Record], evidence: &Evidence<'_>
     }
 }
 
-/// Whether what lies at `page` begins at `origin`, or somewhere between: an adjacent mapping may be another part of the same.
+/// Whether what lies at `page` begins at `origin`, or somewhere between: an adjacent mapping may be
+/// another part of the same.
 fn begins_there(origin: PageIdx, page: PageIdx, mappings: &[Range]) -> bool {
     let mut at = page;
     for (start, end) in mappings.iter().rev().filter(|(start, _)| *start <= page) {

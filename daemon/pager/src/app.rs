@@ -1,4 +1,5 @@
-//! An app: the processes that are managed as one, their shared local limit, and what is counted about them.
+//! An app: the processes that are managed as one, their shared local limit, and what is counted
+//! about them.
 
 use super::eviction_blocked::EvictionBlocked;
 use super::fault::Fault;
@@ -63,7 +64,8 @@ pub struct Counters {
     pub clean: AtomicU64,
     pub zero_pages: AtomicU64,
     pub brought_in: AtomicU64,
-    /// Of those, the ones that no fault had asked for; and what samples say of how many were of use (see `stream`).
+    /// Of those, the ones that no fault had asked for; and what samples say of how many were of use
+    /// (see `stream`).
     pub prefetched: AtomicU64,
     pub prefetch_samples: AtomicU64,
     pub prefetch_hits: AtomicU64,
@@ -86,8 +88,8 @@ pub struct Watermarks {
 }
 
 impl Watermarks {
-    /// For an app that has `resident` and `evicted` pages. Both marks lie below the limit, so that the limit holds while eviction
-    /// works: a 64th and a 32nd, but at least 1 and 2 MiB.
+    /// For an app that has `resident` and `evicted` pages. Both marks lie below the limit, so that
+    /// the limit holds while eviction works: a 64th and a 32nd, but at least 1 and 2 MiB.
     pub fn of(limit: Limit, resident: u64, evicted: u64) -> Watermarks {
         let limit = match limit {
             Limit::Bytes(b) => b / PAGE_SIZE as u64,
@@ -126,7 +128,8 @@ pub struct App {
     /// An eviction pass over everything found nothing more: not before this again.
     idle_until: Mutex<Option<Instant>>,
     stopped: AtomicBool,
-    /// When copy-on-write sharing was last accounted for, and the share that remained of the plain sum (in 1/1024).
+    /// When copy-on-write sharing was last accounted for, and the share that remained of the plain
+    /// sum (in 1/1024).
     sharing: Mutex<Option<(Instant, Duration, u64)>>,
     /// When the pages of a region were last counted, and how long that took.
     counted: Mutex<Option<(Instant, Duration)>>,
@@ -158,7 +161,8 @@ impl App {
         }
     }
 
-    /// Whether a process may be a part of it: of a user's app only what has no rights but that user's.
+    /// Whether a process may be a part of it: of a user's app only what has no rights but that
+    /// user's.
     pub fn may_have(&self, pid: i32) -> bool {
         self.uid == 0 || process::identity(pid).is_ok_and(|identity| identity.owner() == Some(self.uid))
     }
@@ -231,8 +235,9 @@ impl App {
         total
     }
 
-    /// What of a region is resident. Looking at every page takes 3 ms per GiB, so that in between the count of what came and went must do: only pages that
-    /// are touched for the first time, before anything was evicted, come without annexd.
+    /// What of a region is resident. Looking at every page takes 3 ms per GiB, so that in between
+    /// the count of what came and went must do: only pages that are touched for the first time,
+    /// before anything was evicted, come without annexd.
     fn count_region(&self, (start, end): (u64, u64)) -> u64 {
         let estimate = self.estimate.load(Relaxed).max(0) as u64;
         let mut counted = self.counted.lock();
@@ -256,8 +261,8 @@ impl App {
         seen.unwrap_or(0)
     }
 
-    /// How much of the plain sum remains when pages shared by forked processes are counted once, in 1/1024. Dear to find out, so
-    /// it takes at most a fiftieth of the time.
+    /// How much of the plain sum remains when pages shared by forked processes are counted once, in
+    /// 1/1024. Dear to find out, so it takes at most a fiftieth of the time.
     fn sharing(&self, pids: &[i32], total: u64) -> u64 {
         let mut cached = self.sharing.lock();
         if let Some((at, cost, ratio)) = *cached
@@ -272,7 +277,8 @@ impl App {
         ratio
     }
 
-    /// Counts pages that came (or, negative, went); true if the app is above its high watermark now.
+    /// Counts pages that came (or, negative, went); true if the app is above its high watermark
+    /// now.
     pub fn add_resident(&self, pages: i64) -> bool {
         self.estimate.fetch_add(pages, Relaxed) + pages > self.high.load(Relaxed)
     }
@@ -297,8 +303,9 @@ impl App {
         self.estimate.load(Relaxed) > self.high.load(Relaxed) / 8 * 7
     }
 
-    /// Makes a fault wait while the app is above its limit and eviction can do something about it; not for long, whatever happens. The evictor
-    /// must be woken afterwards: it hands out again what is held. If it does not, whoever made it wait does, after [`LONGEST_HOLD`].
+    /// Makes a fault wait while the app is above its limit and eviction can do something about it;
+    /// not for long, whatever happens. The evictor must be woken afterwards: it hands out again
+    /// what is held. If it does not, whoever made it wait does, after [`LONGEST_HOLD`].
     pub fn hold(&self, space: &Arc<Space>, fault: Fault) -> bool {
         let full = self.estimate.load(Relaxed) > self.limit_pages.load(Relaxed);
         let wait = full
@@ -340,7 +347,8 @@ impl App {
         self.kill_all(&[]);
     }
 
-    /// Whether it was stopped. Whoever is found to belong to it afterwards must not run on either: see [`App::kill_all`].
+    /// Whether it was stopped. Whoever is found to belong to it afterwards must not run on either:
+    /// see [`App::kill_all`].
     pub fn is_stopped(&self) -> bool {
         self.stopped.load(Relaxed)
     }

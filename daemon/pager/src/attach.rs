@@ -55,7 +55,8 @@ pub enum AttachError {
     NoRegion { pid: i32, start: u64, end: u64 },
 }
 
-/// A program that starts may become another one several times over (wrappers that exec): it is tried again for this long.
+/// A program that starts may become another one several times over (wrappers that exec): it is
+/// tried again for this long.
 const BECOMING: Duration = Duration::from_secs(5);
 
 /// How long a new stub may take to unmap what another has left.
@@ -94,7 +95,8 @@ pub struct AttachContext {
 }
 
 impl AttachContext {
-    /// Gives process `pid` of `app` a stub: around the context a fork brought, if the process is such a child, else around a new one.
+    /// Gives process `pid` of `app` a stub: around the context a fork brought, if the process is
+    /// such a child, else around a new one.
     pub fn attach(&self, app: &Arc<App>, pid: i32) -> Result<(Arc<Space>, Pause), AttachError> {
         check(pid)?;
         has_no_more_rights(app, pid)?;
@@ -110,13 +112,14 @@ impl AttachContext {
         }
     }
 
-    /// Whether the process shares the memory of one that has a stub (as a vfork child does until it calls exec).
+    /// Whether the process shares the memory of one that has a stub (as a vfork child does until it
+    /// calls exec).
     pub fn lives_in_a_space(&self, pid: i32) -> bool {
         self.registry.all().iter().any(|space| space.mark().is_some_and(|mark| mark.task_of(pid).is_some()))
     }
 
-    /// Gives process `pid` a stub and a context for one region of its, the app's, whose faults it takes itself and asks at the ring: the descriptors with these
-    /// numbers there.
+    /// Gives process `pid` a stub and a context for one region of its, the app's, whose faults it
+    /// takes itself and asks at the ring: the descriptors with these numbers there.
     pub fn attach_region(
         &self,
         app: &Arc<App>,
@@ -161,8 +164,8 @@ impl AttachContext {
         Ok(furnished.1)
     }
 
-    /// What a stub that has ended had in the space's address space is nobody's: its staging is not registered any more, its zombie is collected, and its successor
-    /// unmaps what it had mapped.
+    /// What a stub that has ended had in the space's address space is nobody's: its staging is not
+    /// registered any more, its zombie is collected, and its successor unmaps what it had mapped.
     pub fn clear_away(&self, space: &Space, pid: i32, traces: &StubTraces) {
         space.forget_staging();
         let _ = space.uffd.unregister(traces.staging.0, traces.staging.1);
@@ -218,7 +221,8 @@ impl AttachContext {
             let (traces, pause) = (placed.traces, placed.pause);
             match Stub::placed(&traces, pid) {
                 Ok((stub, uffd)) => {
-                    // Asked of the program that has the stub now: it may have become this one just before.
+                    // Asked of the program that has the stub now: it may have become this one just
+                    // before.
                     if let Err(error) = has_no_more_rights(app, pid) {
                         drop(stub);
                         placed.withdraw();
@@ -244,9 +248,11 @@ impl AttachContext {
 
     /// The fork child's context that belongs to `pid`, if any of the app's does.
     ///
-    /// A context does not say whose it is. But write-protecting a page through it shows in the pagemap of the right process only, and harms
-    /// nobody: the kernel lifts the protection at the next write. A child that only reads has none but protected pages: then one of
-    /// these is made to count as written before, and must show that too. What a page holds is compared before its copy in the pool is used.
+    /// A context does not say whose it is. But write-protecting a page through it shows in the
+    /// pagemap of the right process only, and harms nobody: the kernel lifts the protection at the
+    /// next write. A child that only reads has none but protected pages: then one of these is made
+    /// to count as written before, and must show that too. What a page holds is compared before its
+    /// copy in the pool is used.
     fn inherited(&self, app: &App, pid: i32) -> Option<Arc<Space>> {
         let orphans = self.registry.of_app(app.id).into_iter().filter(|s| s.pid().is_none() && !s.is_dead());
         let mut pagemap = Pagemap::open(pid).ok()?;

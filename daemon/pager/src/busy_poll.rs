@@ -1,7 +1,9 @@
-//! Whether a fault worker that waits for reads looks again at once, or sleeps until it is woken. Pure: the time goes in.
+//! Whether a fault worker that waits for reads looks again at once, or sleeps until it is woken.
+//! Pure: the time goes in.
 //!
-//! To be woken takes some microseconds, as long as a whole READ over RDMA. So a worker polls for a while before it sleeps, and, if it adapts, only
-//! while reads usually come back within that while: polling for what takes longer burns a CPU for nothing.
+//! To be woken takes some microseconds, as long as a whole READ over RDMA. So a worker polls for a
+//! while before it sleeps, and, if it adapts, only while reads usually come back within that while:
+//! polling for what takes longer burns a CPU for nothing.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +20,8 @@ impl BusyPoll {
         BusyPoll { most, adapts, since: None }
     }
 
-    /// True to look again at once. `usual`: how long the reads that are awaited usually take; `None` if none is.
+    /// True to look again at once. `usual`: how long the reads that are awaited usually take;
+    /// `None` if none is.
     pub fn goes_on(&mut self, usual: Option<Duration>, now: Instant) -> bool {
         match usual {
             Some(usual) if !self.adapts || usual <= self.most => {

@@ -1,23 +1,32 @@
 //! What the app does to its mappings, followed: FORK, REMAP, REMOVE, UNMAP.
 //!
-//! Each message is sent by the thread that made the change, after it let go of the address space's lock. So messages of different threads
-//! can arrive in another order than their changes happened: one thread unmaps (or moves away from) an address, another's mapping lands there at
-//! once, and the second message comes first. mremap itself sends an UNMAP of what it left after its REMAP. Taken at face value, such an UNMAP
-//! would throw away the records of the mapping that landed.
+//! Each message is sent by the thread that made the change, after it let go of the address space's
+//! lock. So messages of different threads can arrive in another order than their changes happened:
+//! one thread unmaps (or moves away from) an address, another's mapping lands there at once, and
+//! the second message comes first. mremap itself sends an UNMAP of what it left after its REMAP.
+//! Taken at face value, such an UNMAP would throw away the records of the mapping that landed.
 //!
-//! While any message is unread, every install and every MOVE answers EAGAIN. So it is enough to have it right by the time that one does not: the
-//! changes read until then form a [`Window`](super::window::Window). Within it,
+//! While any message is unread, every install and every MOVE answers EAGAIN. So it is enough to
+//! have it right by the time that one does not: the changes read until then form a
+//! [`Window`](super::window::Window). Within it,
 //!
-//! - what a REMAP lands upon is not dropped but *displaced*: the message that vacates it is still to come, and applies to it first;
-//! - a REMAP of what is displaced takes that; any other takes what is there now (it may be MREMAP_DONTUNMAP's, which unmaps nothing);
-//! - the UNMAP that follows a REMAP, of what that left, is known and passed over where something has landed since;
-//! - any other UNMAP of where a REMAP has landed makes those pages [*ambiguous*](super::ambiguous_unmap): when the window closes, the kernel is asked what lies there;
-//! - changes read after a FORK may have happened before it: until the window closes the child is [*young*](super::young).
+//! - what a REMAP lands upon is not dropped but *displaced*: the message that vacates it is still
+//!   to come, and applies to it first;
+//! - a REMAP of what is displaced takes that; any other takes what is there now (it may be
+//!   MREMAP_DONTUNMAP's, which unmaps nothing);
+//! - the UNMAP that follows a REMAP, of what that left, is known and passed over where something
+//!   has landed since;
+//! - any other UNMAP of where a REMAP has landed makes those pages
+//!   [*ambiguous*](super::ambiguous_unmap): when the window closes, the kernel is asked what lies
+//!   there;
+//! - changes read after a FORK may have happened before it: until the window closes the child is
+//!   [*young*](super::young).
 //!
 //! While there are doubts, nothing is served, installed or evicted.
 //!
-//! Each change is one transaction of the table, the window with it, so that a kill in the middle leaves it to be applied again, whole. Slots that it lets go of
-//! are released after its end: they may be somebody else's at once.
+//! Each change is one transaction of the table, the window with it, so that a kill in the middle
+//! leaves it to be applied again, whole. Slots that it lets go of are released after its end: they
+//! may be somebody else's at once.
 
 use super::ambiguous_unmap::{AmbiguousUnmap, Evidence, Origin, Verdict, judge};
 use super::fork_exclusions;
@@ -59,7 +68,8 @@ impl Space {
             failpoint("moves-given-up");
         }
         core.table.forked();
-        // Not before: until here a successor would make the child anew, as if nothing had happened to it yet.
+        // Not before: until here a successor would make the child anew, as if nothing had happened
+        // to it yet.
         core.born.drain(..).for_each(|child| (shared.watch)(&child));
     }
 
@@ -110,7 +120,8 @@ impl Space {
         core.forget(target);
     }
 
-    /// Something lands on `target`, so what was there had left: an UNMAP that was unclear about it was meant so.
+    /// Something lands on `target`, so what was there had left: an UNMAP that was unclear about it
+    /// was meant so.
     fn settle_target(core: &mut Core, target: Range) {
         for doubt in std::mem::take(&mut core.window.ambiguous) {
             overlap(doubt.range, target).into_iter().for_each(|both| core.clear(both));
@@ -132,7 +143,8 @@ impl Space {
         }
     }
 
-    /// The child has the same pages missing as its parent had at the fork, and the slots are theirs together.
+    /// The child has the same pages missing as its parent had at the fork, and the slots are theirs
+    /// together.
     fn fork(self: &Arc<Self>, core: &mut Core, nth: usize, uffd: RawFd, shared: &Shared) {
         // SAFETY: the kernel has just put the descriptor into our table; nobody else knows it.
         let uffd = Uffd::adopt(unsafe { OwnedFd::from_raw_fd(uffd) });
@@ -194,11 +206,13 @@ impl Space {
         core.born.push(child);
     }
 
-    /// What a child that is forked now does not inherit; `None`: that is not known, and the app has been stopped. Whoever has nothing evicted is not asked: smaps takes
-    /// half as long as the fork itself.
+    /// What a child that is forked now does not inherit; `None`: that is not known, and the app has
+    /// been stopped. Whoever has nothing evicted is not asked: smaps takes half as long as the fork
+    /// itself.
     fn left_behind(&self, core: &Core) -> Option<Vec<Range>> {
         let Some(pid) = self.pid().filter(|_| core.table.evicted() > 0) else { return Some(Vec::new()) };
-        // Whom the space is known by may have left it (exec), and its stub may be dead: others that live there have the same mappings.
+        // Whom the space is known by may have left it (exec), and its stub may be dead: others that
+        // live there have the same mappings.
         let others = || self.mark()?.processes(None).first().map(|(pid, _)| *pid);
         let looked = fork_exclusions::left_behind(|| self.task().or_else(others), || !self.uffd.is_dead());
         if let Err(error) = &looked {
@@ -210,8 +224,8 @@ impl Space {
         looked.ok()
     }
 
-    /// Closes the window if no change is unread any more, and settles its doubts. False: there are doubts, and nothing may be
-    /// served, installed or evicted yet.
+    /// Closes the window if no change is unread any more, and settles its doubts. False: there are
+    /// doubts, and nothing may be served, installed or evicted yet.
     pub(super) fn settle_changes(&self, core: &mut Core, shared: &Shared) -> bool {
         if self.is_young() {
             return false;
@@ -242,7 +256,8 @@ impl Space {
         settled
     }
 
-    /// Asks the kernel what lies at the ambiguous pages. False: it can't say now; what is left stays ambiguous.
+    /// Asks the kernel what lies at the ambiguous pages. False: it can't say now; what is left
+    /// stays ambiguous.
     fn settle_ambiguous_unmaps(&self, core: &mut Core, ambiguous: Vec<AmbiguousUnmap>) -> bool {
         for (nth, doubt) in ambiguous.iter().enumerate() {
             match self.settle_ambiguous_unmap(core, doubt) {
@@ -293,7 +308,8 @@ impl Space {
         Probe::Registered
     }
 
-    /// The mappings, and whether a page of the doubt is in memory. `None`: there is no need to look, or nowhere to.
+    /// The mappings, and whether a page of the doubt is in memory. `None`: there is no need to
+    /// look, or nowhere to.
     fn evidence(&self, doubt: &AmbiguousUnmap) -> Result<Option<(Vec<Range>, bool)>, Probe> {
         if self.mark().is_none() {
             return Ok(None);
@@ -352,8 +368,8 @@ fn inherit(record: Record, shared: &Shared) -> Option<Record> {
     }
 }
 
-/// A child that can't be followed, of an app that is stopped: its process is not known yet, so that it may live on. What is evicted of it is SIGBUS to it
-/// from now on; all else it has.
+/// A child that can't be followed, of an app that is stopped: its process is not known yet, so that
+/// it may live on. What is evicted of it is SIGBUS to it from now on; all else it has.
 fn condemn(core: &Core, uffd: Uffd) {
     let mut is_sure = true;
     let mut poison = |page: PageIdx| {
@@ -369,7 +385,8 @@ fn condemn(core: &Core, uffd: Uffd) {
     let (start, end) = Table::everything();
     core.table.walk(start, end, |page, _| poison(page));
     core.window.displaced.iter().flat_map(|displaced| &displaced.records).for_each(|(page, ..)| poison(*page));
-    // If not, it changes its mappings, and waits until somebody reads of that. Nobody will: better than zeros, which it would find without its userfaultfd.
+    // If not, it changes its mappings, and waits until somebody reads of that. Nobody will: better
+    // than zeros, which it would find without its userfaultfd.
     match Proof::all_poisoned(is_sure) {
         Some(proof) => uffd.let_go(proof),
         None => std::mem::forget(uffd),
@@ -377,7 +394,8 @@ fn condemn(core: &Core, uffd: Uffd) {
 }
 
 impl Core {
-    /// Ends the transaction of a change: the window is saved with it, and what it let go of is released.
+    /// Ends the transaction of a change: the window is saved with it, and what it let go of is
+    /// released.
     pub(super) fn commit(&mut self, applied: usize, shared: &Shared) {
         // What is still to be moved may lie in something else now.
         self.moves.iter_mut().for_each(|moves| moves.give_up());
@@ -434,7 +452,8 @@ impl Core {
         taken
     }
 
-    /// Takes what leaves a range for another address: what is displaced there, else what the table has, with the doubts there are about that.
+    /// Takes what leaves a range for another address: what is displaced there, else what the table
+    /// has, with the doubts there are about that.
     pub(super) fn leave(&mut self, range: Range, to: PageIdx) -> (Vec<(PageIdx, Record, u8)>, Vec<AmbiguousUnmap>) {
         let (mut leaving, rest) = self.window.vacate(range);
         let mut carried = Vec::new();

@@ -1,8 +1,9 @@
 //! The clock: which pages of a space go next.
 //!
-//! The hand goes over the space's regions in address order. PAGEMAP_SCAN says what is resident, the records say what may go, the heat
-//! ([`policy`]) what is cold. Cold pages are gathered into *spans*: consecutive pages, across pages that are evicted already. A span
-//! moves in one call, and on every call the kernel interrupts each CPU that runs the app, so long spans are worth having.
+//! The hand goes over the space's regions in address order. PAGEMAP_SCAN says what is resident, the
+//! records say what may go, the heat ([`policy`]) what is cold. Cold pages are gathered into
+//! *spans*: consecutive pages, across pages that are evicted already. A span moves in one call, and
+//! on every call the kernel interrupts each CPU that runs the app, so long spans are worth having.
 
 use super::evict::Outcome;
 use super::policy;
@@ -17,7 +18,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A mapping list older than this is read anew when it is needed; reading may take a twentieth of the time.
+/// A mapping list older than this is read anew when it is needed; reading may take a twentieth of
+/// the time.
 const REGIONS_FRESH: Duration = Duration::from_millis(500);
 /// How often reading it may be disturbed by changes.
 const MOST_DISTURBED: u32 = 3;
@@ -29,9 +31,11 @@ const MOST_TITLE: u64 = 1 << 20;
 const HUGE: u64 = 512;
 /// How long the app may take to get its own copies of pages that a fork left shared.
 const UNSHARING: Duration = Duration::from_millis(100);
-/// Spans of one batch at most. Each is a call, and after each time that the app has run the kernel interrupts its CPUs for the next one: 12 us a call in a virtual
-/// machine. Faults are served meanwhile, but not those on pages of the batch. 96 spans in place of 40: random reads of a set of which a quarter is resident 47 thousand
-/// a second for 46, p99.9 330 us for 297; zipf 151 for 161, 204 us for 204.
+/// Spans of one batch at most. Each is a call, and after each time that the app has run the kernel
+/// interrupts its CPUs for the next one: 12 us a call in a virtual machine. Faults are served
+/// meanwhile, but not those on pages of the batch. 96 spans in place of 40: random reads of a set
+/// of which a quarter is resident 47 thousand a second for 46, p99.9 330 us for 297; zipf 151 for
+/// 161, 204 us for 204.
 const MOST_SPANS: usize = 40;
 const _: () = assert!(MOST_SPANS <= INTENT_RANGES);
 
@@ -64,8 +68,8 @@ impl Victims {
         self.pages.len() >= want || self.spans.len() >= MOST_SPANS || self.covered >= STAGING_PART
     }
 
-    /// Adds a page behind all others: in the last span, if `bridge` lets that go on from its end to the page, else in one of its own. False:
-    /// there is no room for it.
+    /// Adds a page behind all others: in the last span, if `bridge` lets that go on from its end to
+    /// the page, else in one of its own. False: there is no room for it.
     fn push(&mut self, page: PageIdx, unwritten: bool, bridge: impl FnOnce(PageIdx, PageIdx) -> bool) -> bool {
         let extended = match self.spans.last_mut() {
             Some((first, len)) if first.0 + *len <= page.0 => {
@@ -114,8 +118,8 @@ impl Clock {
         let mut pagemap = self.take_pagemap(space).map_err(|_| Outcome::Dead)?;
         let mut victims = Victims::default();
         let mut wraps = 0;
-        // Warm pages take up to HOTTEST laps to cool; more laps than that find nothing new. Victims are in address order, so a batch ends
-        // where the address space does.
+        // Warm pages take up to HOTTEST laps to cool; more laps than that find nothing new. Victims
+        // are in address order, so a batch ends where the address space does.
         while wraps <= u32::from(policy::HOTTEST) + 1 && !victims.is_full(want) {
             let Some(region) = space.core().regions.from(self.hand).copied() else {
                 let mut core = space.core();
@@ -155,8 +159,10 @@ impl Clock {
         rest.into_iter().for_each(|page| self.hand = page.addr());
     }
 
-    /// Pages that the kernel did not move because a fork left them shared: the stub has it give the app its own copies, and the hand goes back for
-    /// those. Pages that are pinned for I/O look the same and stay so: what the hand comes back to in vain is passed. False: no use trying again now.
+    /// Pages that the kernel did not move because a fork left them shared: the stub has it give the
+    /// app its own copies, and the hand goes back for those. Pages that are pinned for I/O look the
+    /// same and stay so: what the hand comes back to in vain is passed. False: no use trying again
+    /// now.
     pub fn unshare(&mut self, stub: &mut Stub, busy: &[PageIdx]) -> bool {
         let Some(first) = busy.first() else { return false };
         if self.unshared == Some(*first) {
@@ -195,8 +201,9 @@ impl Clock {
     }
 }
 
-/// Reads what mappings there are. It takes 25 ms per resident GiB, for which no fault should wait; but no change may be applied to the old list while the
-/// new one is being read, so it is read again if one was, and at last with the core's lock.
+/// Reads what mappings there are. It takes 25 ms per resident GiB, for which no fault should wait;
+/// but no change may be applied to the old list while the new one is being read, so it is read
+/// again if one was, and at last with the core's lock.
 fn list_regions(space: &Space, task: i32, stub: &Stub) -> io::Result<()> {
     for disturbed in 0.. {
         let before = space.core().table.changes();
@@ -219,7 +226,8 @@ fn list_regions(space: &Space, task: i32, stub: &Stub) -> io::Result<()> {
 }
 
 impl Core {
-    /// What the kernel shows others of the program (ps, top) stays: it reads that where it can't wait for a page.
+    /// What the kernel shows others of the program (ps, top) stays: it reads that where it can't
+    /// wait for a page.
     fn keep_title(&mut self, ranges: [(u64, u64); 2]) {
         for (start, end) in ranges.into_iter().filter(|(start, end)| start < end && end - start <= MOST_TITLE) {
             self.keep((PageIdx::of(start).0..=PageIdx::of(end - 1).0).map(PageIdx));
@@ -237,7 +245,8 @@ impl Core {
     }
 }
 
-/// The hand passes these runs. Where it stopped, if it has enough. A whole huge page is a batch of its own: it moves in one piece.
+/// The hand passes these runs. Where it stopped, if it has enough. A whole huge page is a batch of
+/// its own: it moves in one piece.
 fn take_cold(core: &mut Core, region: PageIdx, runs: &[Run], want: usize, victims: &mut Victims) -> Option<PageIdx> {
     for run in runs {
         let mut page = run.first;

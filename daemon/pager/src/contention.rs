@@ -1,12 +1,16 @@
 //! Whether fault workers have to fight for their CPUs.
 //!
-//! A fault wakes the workers of all CPUs where a space is watched. One that has real time then interrupts the program that runs on its CPU, for nothing if the fault was
-//! another CPU's, and the thread that faulted pays for the interrupt before it even sleeps: twelve of 24 us in a virtual machine. A *patient* worker waits for its CPU
-//! instead: the one on the faulting CPU gets it at once, since the thread that faulted goes to sleep, and the others when a thread there faults itself.
+//! A fault wakes the workers of all CPUs where a space is watched. One that has real time then
+//! interrupts the program that runs on its CPU, for nothing if the fault was another CPU's, and the
+//! thread that faulted pays for the interrupt before it even sleeps: twelve of 24 us in a virtual
+//! machine. A *patient* worker waits for its CPU instead: the one on the faulting CPU gets it at
+//! once, since the thread that faulted goes to sleep, and the others when a thread there faults
+//! itself.
 //!
-//! That is so while nothing else wants the CPUs. Beside busy programs of another scheduling group a patient worker can wait for seconds, and so workers are patient for
-//! as long only as somebody looks every few milliseconds how long they wait. Whether they would have to wait can't be told while they have real time: it is tried, and
-//! tried less and less often where it was wrong.
+//! That is so while nothing else wants the CPUs. Beside busy programs of another scheduling group a
+//! patient worker can wait for seconds, and so workers are patient for as long only as somebody
+//! looks every few milliseconds how long they wait. Whether they would have to wait can't be told
+//! while they have real time: it is tried, and tried less and less often where it was wrong.
 //!
 //! Pure, but for [`Waits`], which reads.
 
@@ -15,7 +19,8 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-/// A worker that waits this long for its CPU each time it wants it, on average over all workers, has to fight for it.
+/// A worker that waits this long for its CPU each time it wants it, on average over all workers,
+/// has to fight for it.
 const LONG: Duration = Duration::from_micros(200);
 /// How long workers have real time before being patient is tried: at first, and at most.
 const FIRST: Duration = Duration::from_millis(50);
@@ -64,7 +69,8 @@ enum State {
 }
 
 impl Contention {
-    /// There are faults, and this is what the workers have waited since the last look. True: they are to be patient.
+    /// There are faults, and this is what the workers have waited since the last look. True: they
+    /// are to be patient.
     pub fn look(&mut self, waited: Waited, now: Instant) -> bool {
         self.state = match self.state {
             State::Unknown => State::Urgent(now + self.pause.unwrap_or(FIRST)),
@@ -86,7 +92,8 @@ impl Contention {
     }
 }
 
-/// Reads how long threads of this process have waited for a CPU (proc_pid_schedstat: nanoseconds run, nanoseconds waited, times it got one).
+/// Reads how long threads of this process have waited for a CPU (proc_pid_schedstat: nanoseconds
+/// run, nanoseconds waited, times it got one).
 pub struct Waits {
     threads: Vec<Thread>,
 }

@@ -12,7 +12,8 @@ pub struct Caller {
     pub confined: bool,
 }
 
-/// What the control plane asks of the pager. Calls may block for as long as the work takes; they run on blocking threads.
+/// What the control plane asks of the pager. Calls may block for as long as the work takes; they
+/// run on blocking threads.
 pub trait Apps: Send + Sync + 'static {
     /// Starts to manage a process, a process about to exec, or a unit.
     fn attach(&self, request: &AttachRequest, caller: Caller) -> Result<AppInfo, ApiError>;

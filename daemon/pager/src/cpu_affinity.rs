@@ -1,8 +1,10 @@
 //! Which fault workers watch a space: all of them, or its *home* alone.
 //!
-//! A fault wakes every worker that sleeps and watches. Of those only the one on the faulting thread's CPU is woken for nothing but its work; for each other
-//! one the thread pays an interrupt between two processors before it even sleeps. So while one thread does all the faulting and stays on one
-//! worker's CPU, the others look away. They look back as soon as another thread faults or that one is seen on another CPU.
+//! A fault wakes every worker that sleeps and watches. Of those only the one on the faulting
+//! thread's CPU is woken for nothing but its work; for each other one the thread pays an interrupt
+//! between two processors before it even sleeps. So while one thread does all the faulting and
+//! stays on one worker's CPU, the others look away. They look back as soon as another thread faults
+//! or that one is seen on another CPU.
 //!
 //! Pure: where a thread is, [`look`](CpuAffinity::look) is told every few milliseconds.
 
@@ -24,7 +26,8 @@ pub enum Watch {
 #[derive(Debug)]
 pub struct CpuAffinity {
     watch: Watch,
-    /// The thread that faulted last, as the latest look found it, and the worker of the CPU it was on.
+    /// The thread that faulted last, as the latest look found it, and the worker of the CPU it was
+    /// on.
     last: Option<(i32, usize)>,
     stays: u32,
     needed: u32,
@@ -44,7 +47,8 @@ impl CpuAffinity {
         if is_other && self.watch != Watch::All { self.leave() } else { None }
     }
 
-    /// There were faults since the last look; the latest was `thread`'s, which is on the CPU of this worker, or on none of a worker's.
+    /// There were faults since the last look; the latest was `thread`'s, which is on the CPU of
+    /// this worker, or on none of a worker's.
     pub fn look(&mut self, thread: i32, worker: Option<usize>) -> Option<Watch> {
         let now = worker.map(|worker| (thread, worker));
         let stayed = now.is_some() && now == self.last;

@@ -14,8 +14,9 @@
 //!            emptied after some batches
 //! ```
 //!
-//! While pages move, nobody reads a change from the userfaultfd: an unread FORK, UNMAP, REMAP or REMOVE makes MOVE answer EAGAIN instead of touching
-//! an address that has become something else. If all replicas of a batch fail, its bytes go back into the app.
+//! While pages move, nobody reads a change from the userfaultfd: an unread FORK, UNMAP, REMAP or
+//! REMOVE makes MOVE answer EAGAIN instead of touching an address that has become something else.
+//! If all replicas of a batch fail, its bytes go back into the app.
 
 use super::clock::{Clock, Victims, recheck};
 use super::eviction_blocked::Cause;
@@ -44,7 +45,8 @@ use std::time::{Duration, Instant};
 
 /// Pages one batch moves at most.
 pub const BATCH: usize = 512;
-/// Faults wait this long for the write of their pages, and are then served from what was to be written.
+/// Faults wait this long for the write of their pages, and are then served from what was to be
+/// written.
 const SLOW_WRITE: Duration = Duration::from_millis(5);
 /// A space that somebody else works on is passed after this long.
 const BUSY: Duration = Duration::from_millis(10);
@@ -121,7 +123,8 @@ impl Evictor {
         let mut runs = Vec::new();
         let reserved = self.shared.pool.reserve(victims.pages.len(), &mut runs);
         if reserved < victims.pages.len() {
-            // Also when there is room for some: what the program frees meanwhile, or pages give up that are resident, is no room that lasts.
+            // Also when there is room for some: what the program frees meanwhile, or pages give up
+            // that are resident, is no room that lasts.
             space.app.eviction_blocked.met(Cause::PoolFull);
         }
         if reserved == 0 {
@@ -152,7 +155,8 @@ impl Evictor {
         failpoint("batch-written");
         space.core().table.conclude();
         failpoint("batch-concluded");
-        // Not before: a mapping may have moved to where such a page was, with one that left in this batch, and whoever touches that waits for the batch to end.
+        // Not before: a mapping may have moved to where such a page was, with one that left in this
+        // batch, and whoever touches that waits for the batch to end.
         turn.begin("unsharing pages that a fork left shared");
         let is_unshared = clock.unshare(stub, &busy);
         turn.begin("ending a batch");
@@ -171,8 +175,8 @@ impl Evictor {
         if is_unshared && outcome == Outcome::Again { Outcome::Unshared } else { outcome }
     }
 
-    /// Has the victims moved into staging, and their records flipped. Afterwards each moved page's record holds its own reference. With the pages that stayed
-    /// where the kernel said EBUSY.
+    /// Has the victims moved into staging, and their records flipped. Afterwards each moved page's
+    /// record holds its own reference. With the pages that stayed where the kernel said EBUSY.
     fn move_out(
         &mut self,
         space: &Arc<Space>,
@@ -227,7 +231,8 @@ impl Evictor {
                 clock.last_answer = Some(Instant::now());
                 moves.settle(space, &mut core);
             }
-            // Killed in the middle of it: whatever it has moved must be in the records before a message is read.
+            // Killed in the middle of it: whatever it has moved must be in the records before a
+            // message is read.
             Err(_) => moves.settle_lost(space, &mut core),
         }
         let Made { moved, busy, rest, lost, soiled, pagemap } = moves.end();
@@ -271,7 +276,8 @@ impl Evictor {
         if let Err(error) = stub.read_staging(&mm, &offsets, self.lane.bytes_mut(&mut buf)) {
             self.lane.free(buf);
             self.release_copies(&moved);
-            // The kernel says that the address space is gone: nobody misses what it had, except a child that was forked since the pages moved.
+            // The kernel says that the address space is gone: nobody misses what it had, except a
+            // child that was forked since the pages moved.
             let missed = moved.iter().any(|m| self.shared.pool.references(m.slot) > 2);
             return match space.uffd.is_dead() && !missed {
                 true => Outcome::Dead,
@@ -305,8 +311,9 @@ impl Evictor {
         moved.iter().filter_map(|m| m.copy).for_each(|copy| self.shared.pool.release(copy));
     }
 
-    /// Finds pages that need no write, and gathers the others at the start of the buffer and of the reserved slots: what is left is
-    /// one write or few. Returns the pages to write; page i of the buffer is theirs in order.
+    /// Finds pages that need no write, and gathers the others at the start of the buffer and of the
+    /// reserved slots: what is left is one write or few. Returns the pages to write; page i of the
+    /// buffer is theirs in order.
     fn settle(&mut self, space: &Space, moved: Vec<Moved>, buf: &mut Buf) -> Vec<Moved> {
         let bytes = self.lane.bytes_mut(buf);
         let pool = &self.shared.pool;
@@ -332,8 +339,8 @@ impl Evictor {
         let mut spare = std::collections::VecDeque::new();
         let mut core = space.core();
         for (i, (mut m, (zero, same))) in moved.into_iter().zip(verdicts).enumerate() {
-            // Not so if it was remapped, or inherited by a fork's child (a third reference beside the record's and the reservation's):
-            // then its slot itself must hold the bytes.
+            // Not so if it was remapped, or inherited by a fork's child (a third reference beside
+            // the record's and the reservation's): then its slot itself must hold the bytes.
             let alone = core.table.record(m.page) == Record::Evicted(m.slot) && pool.references(m.slot) == 2;
             if blocks.contains(&i) {
                 core.pins.insert(m.page);
@@ -375,7 +382,8 @@ impl Evictor {
         keep
     }
 
-    /// Writes it all. While that takes long, whoever has met one of these pages is served by [`Evictor::serve_from_staging`].
+    /// Writes it all. While that takes long, whoever has met one of these pages is served by
+    /// [`Evictor::serve_from_staging`].
     fn write(
         &mut self,
         parts: Vec<Part>,
@@ -418,7 +426,8 @@ impl Evictor {
         }
     }
 
-    /// Gives a page of the batch back to whoever waits for it. Its slot is written all the same, and nobody's afterwards. False: not possible (now).
+    /// Gives a page of the batch back to whoever waits for it. Its slot is written all the same,
+    /// and nobody's afterwards. False: not possible (now).
     fn serve_from_staging(&self, mm: &Mm, stub: &Stub, moved: &[Moved], space: &Arc<Space>, fault: Fault) -> bool {
         let shared = &self.shared;
         let mut core = space.core();
@@ -440,7 +449,8 @@ impl Evictor {
         is_back
     }
 
-    /// Pages have moved that can't be written: no record may name a slot that holds nothing. Whoever touches one of them gets SIGBUS, and the app is stopped.
+    /// Pages have moved that can't be written: no record may name a slot that holds nothing.
+    /// Whoever touches one of them gets SIGBUS, and the app is stopped.
     fn give_up(&self, space: &Space, moved: &[Moved], why: &str) -> Outcome {
         rollback::condemn(&self.registry, &self.shared, &space.app, &moved.iter().map(|m| m.slot).collect());
         space.app.stop(why);
@@ -468,7 +478,8 @@ impl Evictor {
         self.workers.serve(pages.iter().map(|page| (space.clone(), Fault::suspected(*page))).collect());
     }
 
-    /// Pages of which it is not known whether they are there must be asked for before anything moves.
+    /// Pages of which it is not known whether they are there must be asked for before anything
+    /// moves.
     fn has_suspects(&self, space: &Arc<Space>) -> bool {
         let suspects: Vec<PageIdx> = space.core().suspects.iter().copied().collect();
         self.ask_for(space, &suspects);
@@ -476,7 +487,8 @@ impl Evictor {
     }
 }
 
-/// Each victim's slot and its place in staging, where the spans lie one after the other from page `at` on; and whether it seems unwritten.
+/// Each victim's slot and its place in staging, where the spans lie one after the other from page
+/// `at` on; and whether it seems unwritten.
 fn plan(victims: &Victims, runs: &[SlotRun], mut at: u64) -> Vec<(Victim, bool)> {
     let mut slots = runs.iter().flat_map(|r| r.slots());
     let mut plan = Vec::with_capacity(victims.pages.len());
@@ -524,7 +536,8 @@ fn parts(moved: &[Moved]) -> Vec<Part> {
     parts
 }
 
-/// Slots of different extents are not one run, even if their numbers are consecutive. The smallest extent is 2 MiB.
+/// Slots of different extents are not one run, even if their numbers are consecutive. The smallest
+/// extent is 2 MiB.
 fn starts_extent(slot: SlotIdx) -> bool {
     slot.0.is_multiple_of(512)
 }

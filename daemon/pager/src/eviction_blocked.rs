@@ -1,4 +1,5 @@
-//! What keeps an app's memory from being evicted, for as long as it does: whoever looks at an app that is above its limit reads why.
+//! What keeps an app's memory from being evicted, for as long as it does: whoever looks at an app
+//! that is above its limit reads why.
 
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};
@@ -6,7 +7,8 @@ use std::time::{Duration, Instant};
 /// What is not worth a word: a program may have been stopped for a moment, or change its mappings
 /// just now.
 const MOMENT: Duration = Duration::from_secs(3);
-/// Where nothing stood in the way for so long, nothing does: a pool that is full has room for a few pages now and then.
+/// Where nothing stood in the way for so long, nothing does: a pool that is full has room for a few
+/// pages now and then.
 const PASSING: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

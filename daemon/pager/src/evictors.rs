@@ -1,9 +1,12 @@
-//! The evictors: one thread at a time keeps every app below its limit. When a program that is frozen in the middle of a batch keeps that one, another takes its place.
+//! The evictors: one thread at a time keeps every app below its limit. When a program that is
+//! frozen in the middle of a batch keeps that one, another takes its place.
 //!
-//! A batch waits for the stub, and that stands still with its program (a frozen control group, a SIGSTOP for all of it). What it has moved must be in the records before
-//! anything else happens to that space, so the batch can't be left; but other programs need eviction too. The watch thread asks every second whether
-//! whoever acts has been at one step for long, and starts another with a lane of its own. Nobody waits for a space that an evictor has. One that finds, when
-//! its batch is over, that somebody else acts, ends.
+//! A batch waits for the stub, and that stands still with its program (a frozen control group, a
+//! SIGSTOP for all of it). What it has moved must be in the records before anything else happens to
+//! that space, so the batch can't be left; but other programs need eviction too. The watch thread
+//! asks every second whether whoever acts has been at one step for long, and starts another with a
+//! lane of its own. Nobody waits for a space that an evictor has. One that finds, when its batch is
+//! over, that somebody else acts, ends.
 
 use super::app::{App, Watermarks};
 use super::evict::{BATCH, Evictor, Outcome};
@@ -25,7 +28,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long whoever acts looks for something to do that may have been rung for while another one acted.
+/// How long whoever acts looks for something to do that may have been rung for while another one
+/// acted.
 const LOOK: u16 = 100;
 /// With nothing to do an evictor looks at its lane this often.
 const LANE_LOOK: u16 = 500;
@@ -130,7 +134,8 @@ impl Evictors {
             let patience = if self.len() > 1 { LOOK } else { LANE_LOOK };
             let _ = poll(&mut [PollFd::new(self.registry.bell().as_fd(), PollFlags::POLLIN)], patience);
             self.registry.answer();
-            // Also when there is nothing to evict: a lane that nobody looks at keeps connections that are over, and their devices open.
+            // Also when there is nothing to evict: a lane that nobody looks at keeps connections
+            // that are over, and their devices open.
             evictor.lane.poll(&mut nothing);
             let mut again = false;
             for app in self.app_registry.all() {
@@ -152,7 +157,8 @@ impl Evictors {
     }
 }
 
-/// Evicts from an app until it is below its low watermark, a fair while is over, or nothing more can be had. True: there is more to do.
+/// Evicts from an app until it is below its low watermark, a fair while is over, or nothing more
+/// can be had. True: there is more to do.
 fn relieve(evictor: &mut Evictor, app: &Arc<App>) -> bool {
     let evicted = restore::evicted_about(&evictor.registry, app);
     let resident = app.measure(evicted);

@@ -32,7 +32,8 @@ impl Fault {
 /// Why pages are installed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// This page is waited for, to be read: pages keep their pool copies and are watched for writes.
+    /// This page is waited for, to be read: pages keep their pool copies and are watched for
+    /// writes.
     Read(PageIdx),
     /// This page is about to be written.
     Write(PageIdx),
@@ -47,7 +48,8 @@ pub enum Why {
 pub enum Next {
     /// Nothing: served, or somebody else will.
     Served,
-    /// Nothing for now: the app holds it until there is room, or until it has waited long enough ([`App::take_held`](super::app::App::take_held)).
+    /// Nothing for now: the app holds it until there is room, or until it has waited long enough
+    /// ([`App::take_held`](super::app::App::take_held)).
     Held,
     /// Bring these.
     Read(Fetch),

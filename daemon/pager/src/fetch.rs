@@ -1,9 +1,10 @@
 //! What is read for one fault: the page, and those that its stream makes likely.
 //!
-//! Pages in a row, forwards or backwards, that lie in consecutive slots are one stretch: one read, one COPY. Pages that a
-//! stride sets apart are a read and a COPY each, and so are the stretches of a scan between which something is resident;
-//! all are one batch of the lane. What is resident is left out; what is on its way to the donors ends it. What lies a
-//! stride apart is not brought if it would put the app over its limit.
+//! Pages in a row, forwards or backwards, that lie in consecutive slots are one stretch: one read,
+//! one COPY. Pages that a stride sets apart are a read and a COPY each, and so are the stretches of
+//! a scan between which something is resident; all are one batch of the lane. What is resident is
+//! left out; what is on its way to the donors ends it. What lies a stride apart is not brought if
+//! it would put the app over its limit.
 
 use super::app::App;
 use super::prefetch::{Plan, WIDEST_APART};
@@ -80,7 +81,8 @@ impl Core {
     pub(super) fn fetch(&mut self, page: PageIdx, slot: SlotIdx, app: &App, shared: &Shared) -> Fetch {
         let is_out = |page| matches!(self.table.record(page), Record::Evicted(_));
         let plan = self.prefetcher.plan(page, is_out);
-        // A scan may go over the limit by its window: were it to shrink just when the evictor is behind, each page would be a fault of its own.
+        // A scan may go over the limit by its window: were it to shrink just when the evictor is
+        // behind, each page would be a fault of its own.
         let most = if plan.is_scan() { plan.pages } else { plan.pages.min(app.room().max(1)) };
         let (fetch, ahead, covered) = self.stretches(&plan, page, slot, most, shared);
         let next = plan.nth(page, covered);
@@ -91,8 +93,9 @@ impl Core {
         fetch
     }
 
-    /// Those of the first `most` pages of a plan that can be read, which ones (bit n: the nth), and how many pages of the
-    /// plan were gone through: it ends where there is no place for another stretch.
+    /// Those of the first `most` pages of a plan that can be read, which ones (bit n: the nth), and
+    /// how many pages of the plan were gone through: it ends where there is no place for another
+    /// stretch.
     fn stretches(&self, plan: &Plan, page: PageIdx, slot: SlotIdx, most: u32, shared: &Shared) -> (Fetch, u32, u32) {
         let extent = shared.pool.slots_per_extent().max(1);
         let mut fetch = Fetch { asked: Stretch::one(page, slot), apart: Default::default() };

@@ -1,8 +1,11 @@
-//! What a fork's child does not inherit: mappings that the program has marked with MADV_WIPEONFORK (the child has zeros there) or
-//! MADV_DONTFORK (it has no mapping there). No message tells of the marks; the parent's smaps do.
+//! What a fork's child does not inherit: mappings that the program has marked with MADV_WIPEONFORK
+//! (the child has zeros there) or MADV_DONTFORK (it has no mapping there). No message tells of the
+//! marks; the parent's smaps do.
 //!
-//! The parent is looked at when its FORK has been read, and goes on at that moment. A mark that it takes back within the fraction of a millisecond in between is missed.
-//! A parent that lives and can't be looked at is an error: its child would find its parent's bytes where it is to find zeros.
+//! The parent is looked at when its FORK has been read, and goes on at that moment. A mark that it
+//! takes back within the fraction of a millisecond in between is missed. A parent that lives and
+//! can't be looked at is an error: its child would find its parent's bytes where it is to find
+//! zeros.
 
 use super::process::{self, Mapping};
 use super::table::PageIdx;
@@ -13,18 +16,21 @@ use std::time::Duration;
 /// The flags of smaps: wiped on fork, not copied on fork.
 const MARKS: [&[u8; 2]; 2] = [b"wf", b"dc"];
 
-/// Whoever is looked at may end in that moment, though the address space lives on in others: so many times the next one is looked at.
+/// Whoever is looked at may end in that moment, though the address space lives on in others: so
+/// many times the next one is looked at.
 const TRIES: u32 = 200;
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// What a child of the address space in which such a task lives does not inherit, in address order; nothing is known of one that has ended meanwhile.
+/// What a child of the address space in which such a task lives does not inherit, in address order;
+/// nothing is known of one that has ended meanwhile.
 pub fn left_behind(task: impl Fn() -> Option<i32>, lives: impl Fn() -> bool) -> io::Result<Vec<Range>> {
     let mut tries = 0;
     loop {
         let nobody = || io::Error::other("no thread of it is known");
         match task().ok_or_else(nobody).and_then(process::flagged_maps) {
             Ok(mapped) => return Ok(marked(&mapped)),
-            // Asked after the look. What the error is does not tell: a kernel without smaps has no such file either.
+            // Asked after the look. What the error is does not tell: a kernel without smaps has no
+            // such file either.
             Err(_) if !lives() => return Ok(Vec::new()),
             Err(error) if tries == TRIES => return Err(error),
             Err(_) => std::thread::sleep(PAUSE),

@@ -1,15 +1,17 @@
-//! Guard regions (MADV_GUARD_INSTALL, Linux 6.13): pages whose touch raises SIGSEGV, without a mapping of their own. What was there is dropped; after
-//! MADV_GUARD_REMOVE there are zeros.
+//! Guard regions (MADV_GUARD_INSTALL, Linux 6.13): pages whose touch raises SIGSEGV, without a
+//! mapping of their own. What was there is dropped; after MADV_GUARD_REMOVE there are zeros.
 //!
-//! No message tells of either, and UFFDIO_COPY overwrites a guard as if nothing were there (Linux 6.18). PAGEMAP_SCAN sees guards (since 6.15). So
+//! No message tells of either, and UFFDIO_COPY overwrites a guard as if nothing were there (Linux
+//! 6.18). PAGEMAP_SCAN sees guards (since 6.15). So
 //!
 //! - each look at a space's mappings drops the records of guarded pages,
-//! - a mapping in which that happened is not evicted from any more, and what is evicted there comes back: the program uses guards over memory that it has
-//!   used, and a guard that comes and goes between two looks leaves no trace,
+//! - a mapping in which that happened is not evicted from any more, and what is evicted there comes
+//!   back: the program uses guards over memory that it has used, and a guard that comes and goes
+//!   between two looks leaves no trace,
 //! - from then on, and always when an app is let go, pages are installed only where no guard is.
 //!
-//! What is missed: the first guard of a space, if it is removed again before the next look (half a second, while pages are evicted), or a page is
-//! prefetched to its place until then.
+//! What is missed: the first guard of a space, if it is removed again before the next look (half a
+//! second, while pages are evicted), or a page is prefetched to its place until then.
 
 use super::scan::{Pagemap, Run};
 use super::space::{Core, Shared, Space};
@@ -29,8 +31,8 @@ pub struct GuardRegions {
 }
 
 impl Space {
-    /// Looks for guards in all regions that pages were evicted from. That takes milliseconds per GiB, so it is done without the core's lock; what is
-    /// found is looked at again with it.
+    /// Looks for guards in all regions that pages were evicted from. That takes milliseconds per
+    /// GiB, so it is done without the core's lock; what is found is looked at again with it.
     pub fn look_for_guards(&self, pagemap: &mut Pagemap, shared: &Shared) {
         let registered: Vec<_> = {
             let core = self.core();
@@ -78,7 +80,8 @@ impl Space {
         core.guards = pagemap.map(|pagemap| GuardRegions { pagemap, wanted });
     }
 
-    /// Before pages are installed in the range, in a space that has had guards. False: the app is changing its mappings, try again later.
+    /// Before pages are installed in the range, in a space that has had guards. False: the app is
+    /// changing its mappings, try again later.
     pub(super) fn heed_guards(&self, core: &mut Core, range: Range, shared: &Shared) -> bool {
         let Some(mut guards) = core.guards.take() else { return true };
         let heeded = self.drop_guarded(core, range, &mut guards.pagemap, shared);
@@ -86,12 +89,14 @@ impl Space {
         heeded.is_some()
     }
 
-    /// Drops the records of guarded pages in the range; how many of them had been evicted at some time. `None`: nothing is dropped, because the app
-    /// is changing its mappings, and the guards may lie in something that has come to the place of what the records are about.
+    /// Drops the records of guarded pages in the range; how many of them had been evicted at some
+    /// time. `None`: nothing is dropped, because the app is changing its mappings, and the guards
+    /// may lie in something that has come to the place of what the records are about.
     pub fn drop_guarded(&self, core: &mut Core, range: Range, pagemap: &mut Pagemap, shared: &Shared) -> Option<usize> {
         let mut runs = Vec::new();
         guards_within(range, pagemap, &mut runs);
-        // After the look: a change that was made before it and not read since would be unread still.
+        // After the look: a change that was made before it and not read since would be unread
+        // still.
         if !runs.is_empty() && self.uffd.is_registered(range.0.addr()) == Probe::TryAgain {
             return None;
         }

@@ -1,20 +1,27 @@
 //! Having a space's core: its lock, and the stub at rest.
 //!
-//! While an eviction moves pages, nobody may read a change from the userfaultfd: an unread one is what keeps MOVE from touching an address that has become something
-//! else. But a batch takes hundreds of microseconds, and a fault must not wait for that. So whoever takes the core's lock shuts the gate between two calls of
-//! the stub ([`stub::gate`](super::stub)), and makes the records say what has moved by then ([`MoveBatch::settle`]): as long as the [`Hold`] lasts nothing moves, and all
-//! is as if the batch had been that short. With its end the stub goes on, unless the plan does not hold any more: a change was applied, the app is being let
-//! go of, or is dead. Then the rest of the calls is given up.
+//! While an eviction moves pages, nobody may read a change from the userfaultfd: an unread one is
+//! what keeps MOVE from touching an address that has become something else. But a batch takes
+//! hundreds of microseconds, and a fault must not wait for that. So whoever takes the core's lock
+//! shuts the gate between two calls of the stub ([`stub::gate`](super::stub)), and makes the
+//! records say what has moved by then ([`MoveBatch::settle`]): as long as the [`Hold`] lasts
+//! nothing moves, and all is as if the batch had been that short. With its end the stub goes on,
+//! unless the plan does not hold any more: a change was applied, the app is being let go of, or is
+//! dead. Then the rest of the calls is given up.
 //!
-//! Even one call is long where an interrupt between processors is (20 us in a virtual machine, for a MOVE of 2). Faults are served *beside* it:
+//! Even one call is long where an interrupt between processors is (20 us in a virtual machine, for
+//! a MOVE of 2). Faults are served *beside* it:
 //!
-//! - Faults are read while pages move if some are pending. The kernel hands those out before any change, and whoever has the lock is the only reader. Should a change
-//!   come all the same (a signal took the thread that waited, in that very moment), the stub is stopped; had a call ended meanwhile, the app is, for what was moved
-//!   may have been something else already.
-//! - Records of pages that no unfinished call goes over are as true as ever: those pages can be looked at, read and installed
-//!   ([`Hold::has_to_itself`]). For others the stub is brought to rest.
+//! - Faults are read while pages move if some are pending. The kernel hands those out before any
+//!   change, and whoever has the lock is the only reader. Should a change come all the same (a
+//!   signal took the thread that waited, in that very moment), the stub is stopped; had a call
+//!   ended meanwhile, the app is, for what was moved may have been something else already.
+//! - Records of pages that no unfinished call goes over are as true as ever: those pages can be
+//!   looked at, read and installed ([`Hold::has_to_itself`]). For others the stub is brought to
+//!   rest.
 //!
-//! Who evicts waits for the end of the stub's calls without the lock, and takes it [at rest](Space::core_at_rest) afterwards.
+//! Who evicts waits for the end of the stub's calls without the lock, and takes it [at
+//! rest](Space::core_at_rest) afterwards.
 
 use super::move_batch::MoveBatch;
 use super::space::{Core, Space};
@@ -27,7 +34,8 @@ use std::time::{Duration, Instant};
 
 /// For how long a core's holder is waited for without sleeping.
 const SOON: Duration = Duration::from_micros(100);
-/// A call of the stub takes microseconds. One that does not end in this time is waited for without the lock: its evictor may need that.
+/// A call of the stub takes microseconds. One that does not end in this time is waited for without
+/// the lock: its evictor may need that.
 const CALL: Duration = Duration::from_millis(2);
 /// With a change in hand it must be waited for.
 const MUST: Duration = Duration::from_secs(2);
@@ -94,7 +102,8 @@ impl<'a> Hold<'a> {
         self.core.moves.as_ref().is_none_or(|moves| !moves.goes_over(pages)) || self.come_to_rest(CALL)
     }
 
-    /// A change was read: nothing more may move. Stops the app unless it is certain that nothing has since the hold began.
+    /// A change was read: nothing more may move. Stops the app unless it is certain that nothing
+    /// has since the hold began.
     pub fn startle(&mut self) {
         let Some(Beside { left, .. }) = self.beside else { return };
         let is_certain = self.come_to_rest(MUST) && self.core.moves.as_ref().is_none_or(|m| m.gate.left() == left);
@@ -150,7 +159,8 @@ impl Space {
         }
     }
 
-    /// The core, unless it can't be had for longer than `limit` (an app frozen in the middle of an eviction).
+    /// The core, unless it can't be had for longer than `limit` (an app frozen in the middle of an
+    /// eviction).
     pub fn core_within(&self, limit: Duration) -> Option<Hold<'_>> {
         Hold::at_rest(self, self.lock_within(limit)?, for_a_call(limit))
     }
@@ -160,7 +170,8 @@ impl Space {
         Hold::at_rest(self, self.core.try_lock()?, SOON)
     }
 
-    /// The same, for whoever reads no messages, and only looks at pages that he [has to himself](Hold::has_to_itself): the stub goes on meanwhile.
+    /// The same, for whoever reads no messages, and only looks at pages that he [has to
+    /// himself](Hold::has_to_itself): the stub goes on meanwhile.
     pub fn core_beside(&self, limit: Duration) -> Option<Hold<'_>> {
         let core = self.lock_within(limit)?;
         if core.is_plain() { Some(Hold::beside(self, core)) } else { Hold::at_rest(self, core, for_a_call(limit)) }
@@ -180,7 +191,8 @@ impl Space {
         (hold.readable() > 0 || hold.come_to_rest(for_a_call(limit))).then_some(hold)
     }
 
-    /// A fault was served, or waits for a donor, and the worker has nothing to do: the stub may have its CPU, for a chunk of the moves that are to be made.
+    /// A fault was served, or waits for a donor, and the worker has nothing to do: the stub may
+    /// have its CPU, for a chunk of the moves that are to be made.
     pub fn move_some(&self) {
         let due = |mut core: MutexGuard<'_, Core>| {
             core.release.take().or_else(|| core.moves.as_mut().and_then(|moves| moves.next_chunk()))
@@ -191,7 +203,8 @@ impl Space {
         }
     }
 
-    /// The core, for the evictor whose stub has answered or is dead, and the moves that were being made.
+    /// The core, for the evictor whose stub has answered or is dead, and the moves that were being
+    /// made.
     pub(super) fn core_at_rest(&self) -> (Hold<'_>, Option<Box<MoveBatch>>) {
         let mut core = self.lock();
         let moves = core.moves.take();
@@ -206,8 +219,9 @@ impl Space {
         self.lock_soon(limit.min(SOON)).or_else(|| self.core.try_lock_for(limit))
     }
 
-    /// The core's lock, as soon as whoever has it lets go of it. It is held for microseconds; were somebody asleep for it, letting go would cost a system call
-    /// and an interrupt between processors, which faults wait for.
+    /// The core's lock, as soon as whoever has it lets go of it. It is held for microseconds; were
+    /// somebody asleep for it, letting go would cost a system call and an interrupt between
+    /// processors, which faults wait for.
     fn lock_soon(&self, limit: Duration) -> Option<MutexGuard<'_, Core>> {
         let mut until = None;
         loop {

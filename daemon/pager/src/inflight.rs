@@ -1,7 +1,8 @@
 //! Slots whose bytes are on their way to the donors, and the faults that wait for them.
 //!
-//! A page's record names its new slot from the moment it was moved, so that forks and remaps carry it along; until the write is
-//! settled the slot must not be read. A fault that meets such a slot is parked here and served when its batch is.
+//! A page's record names its new slot from the moment it was moved, so that forks and remaps carry
+//! it along; until the write is settled the slot must not be read. A fault that meets such a slot
+//! is parked here and served when its batch is.
 
 use super::fault::Fault;
 use super::space::Space;
@@ -36,7 +37,8 @@ impl InFlight {
         self.count.store(state.runs.len(), Ordering::SeqCst);
     }
 
-    /// Called when the slots can be read, or no record names them any more. The parked faults are the caller's to serve.
+    /// Called when the slots can be read, or no record names them any more. The parked faults are
+    /// the caller's to serve.
     pub fn settle(&self, runs: &[SlotRun]) -> Vec<(Arc<Space>, Fault)> {
         let mut state = self.state.lock();
         state.runs.retain(|r| !runs.contains(r));
@@ -44,7 +46,8 @@ impl InFlight {
         std::mem::take(&mut state.parked)
     }
 
-    /// The faults that wait, for the caller to serve some other way; who can't be served so must be parked again.
+    /// The faults that wait, for the caller to serve some other way; who can't be served so must be
+    /// parked again.
     pub fn take_parked(&self) -> Vec<(Arc<Space>, Fault)> {
         std::mem::take(&mut self.state.lock().parked)
     }

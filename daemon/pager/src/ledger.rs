@@ -1,4 +1,5 @@
-//! The apps, written down for the annexd that comes after: what can't be read off their address spaces.
+//! The apps, written down for the annexd that comes after: what can't be read off their address
+//! spaces.
 //!
 //! # Layout, version 1 (little-endian, offsets in bytes)
 //! ```text
@@ -54,7 +55,8 @@ pub struct Entry {
     pub members: Vec<(i32, u64)>,
 }
 
-/// A limit in any form that an annexd has written. Those before took, and wrote, few bytes without a unit.
+/// A limit in any form that an annexd has written. Those before took, and wrote, few bytes without
+/// a unit.
 fn limit<'de, D: Deserializer<'de>>(input: D) -> Result<Limit, D::Error> {
     let text = String::deserialize(input)?;
     match text.parse::<u64>() {

@@ -1,11 +1,12 @@
 //! The pager: unmodified programs whose cold memory lives in the pool.
 //!
 //! # The way of a page
-//! - *Out*: an [`app`] grows over its limit → the evictor ([`evictors`], [`evict`]) lets its clock hand ([`policy`]) choose cold pages of a
-//!   [`space`] → the [`stub`] in the app's address space moves them into its staging area → they are written to the pool → their records in the
-//!   page [`table`] name their slots.
-//! - *In*: a thread of the app touches one → a userfaultfd message ([`uffd`]) → a fault [`worker`] → the pool → the page is
-//!   installed, with neighbours if the access is sequential ([`stream`]).
+//! - *Out*: an [`app`] grows over its limit → the evictor ([`evictors`], [`evict`]) lets its clock
+//!   hand ([`policy`]) choose cold pages of a [`space`] → the [`stub`] in the app's address space
+//!   moves them into its staging area → they are written to the pool → their records in the page
+//!   [`table`] name their slots.
+//! - *In*: a thread of the app touches one → a userfaultfd message ([`uffd`]) → a fault [`worker`]
+//!   → the pool → the page is installed, with neighbours if the access is sequential ([`stream`]).
 //!
 //! # Threads
 //! | thread | number | does |
@@ -17,11 +18,13 @@
 //! | watch | 1 | says which of the others stands still ([`turns`]) |
 //! | control | tokio's blocking threads | attach, detach, limits |
 //!
-//! What each may touch is said in [`space`]: one lock per address space orders everything that decides where a page is.
+//! What each may touch is said in [`space`]: one lock per address space orders everything that
+//! decides where a page is.
 //!
 //! # What annex has in an app
-//! Nothing but the [`stub`]'s three mappings and userfaultfd registrations of the mappings that pages were evicted from. Locked,
-//! shared, file-backed, special and small mappings are left alone ([`region`]).
+//! Nothing but the [`stub`]'s three mappings and userfaultfd registrations of the mappings that
+//! pages were evicted from. Locked, shared, file-backed, special and small mappings are left alone
+//! ([`region`]).
 
 mod affinity;
 mod ambiguous_unmap;
@@ -112,9 +115,11 @@ pub use waiting::Wait;
 pub struct PagerConfig {
     /// Fault workers; 0 = one per CPU, four at most.
     pub fault_workers: u32,
-    /// How workers wait for faults: `auto` (what is measured at start to be better here), `block` or `spin`.
+    /// How workers wait for faults: `auto` (what is measured at start to be better here), `block`
+    /// or `spin`.
     pub wait: Wait,
-    /// Microseconds for which a worker polls for a page that it reads, before it sleeps; 0 = none, and no rings of regions either.
+    /// Microseconds for which a worker polls for a page that it reads, before it sleeps; 0 = none,
+    /// and no rings of regions either.
     pub busy_poll_us: u32,
     /// It polls only while reads usually come back within `busy_poll_us`.
     pub adaptive_polling: bool,
@@ -260,7 +265,8 @@ impl Pager {
         Ok(app)
     }
 
-    /// Those of a process's descendants that are worth a stub now: all of them, or none of the whole tree.
+    /// Those of a process's descendants that are worth a stub now: all of them, or none of the
+    /// whole tree.
     fn attach_descendants(&self, app: &Arc<App>, root: i32) -> Result<(), ApiError> {
         for (pid, stat) in membership::descendants(root) {
             let has_space = |m: &app::Member| m.pid == pid && m.space.is_some();
@@ -392,7 +398,8 @@ impl Apps for Pager {
             Target::Pid(pid) | Target::Launch(pid) => {
                 let stat = attach::check(*pid).map_err(refused)?;
                 self.is_free(*pid)?;
-                // The process of whom the caller was found to be allowed to ask may have become another program since.
+                // The process of whom the caller was found to be allowed to ask may have become
+                // another program since.
                 let owner = process::identity(*pid).ok().and_then(|identity| identity.owner());
                 if caller.confined && owner != Some(caller.uid) {
                     return Err(refused(AttachError::Privileged { pid: *pid, uid: caller.uid }));

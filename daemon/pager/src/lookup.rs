@@ -1,5 +1,6 @@
-//! The mapping at an address of a process, found in a microsecond where all of them take a hundred (PROCMAP_QUERY, Linux 6.11; before that
-//! /proc/PID/maps is read). The numbers are those of `include/uapi/linux/fs.h`.
+//! The mapping at an address of a process, found in a microsecond where all of them take a hundred
+//! (PROCMAP_QUERY, Linux 6.11; before that /proc/PID/maps is read). The numbers are those of
+//! `include/uapi/linux/fs.h`.
 
 use super::process::{self, Mapping};
 use nix::errno::Errno;
@@ -66,7 +67,8 @@ impl Lookup {
             name: name.as_mut_ptr() as u64,
             ..QueryArg::default()
         };
-        // SAFETY: `arg` is the struct this ioctl takes, and its name is ours and as long as it says.
+        // SAFETY: `arg` is the struct this ioctl takes, and its name is ours and as long as it
+        // says.
         match unsafe { procmap_query(self.maps.as_raw_fd(), &mut arg) } {
             Ok(_) => {}
             Err(Errno::ENOENT) => return Ok(None),

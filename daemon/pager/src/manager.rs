@@ -1,5 +1,6 @@
-//! Two threads that look after the apps: the *manager* follows processes as they come, grow, exec and go, and gives them stubs when
-//! they are needed; the *evictor* ([`evictors`](super::evictors)) keeps every app below its limit.
+//! Two threads that look after the apps: the *manager* follows processes as they come, grow, exec
+//! and go, and gives them stubs when they are needed; the *evictor* ([`evictors`](super::evictors))
+//! keeps every app below its limit.
 //!
 //! Neither is ever waited for by a fault.
 
@@ -27,14 +28,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How often processes are looked at: often while an app is near its limit and its memory changes, less often when it has not
-/// changed for a while, seldom when no app is near its limit.
+/// How often processes are looked at: often while an app is near its limit and its memory changes,
+/// less often when it has not changed for a while, seldom when no app is near its limit.
 const BUSY: Duration = Duration::from_millis(20);
 const CALM: Duration = Duration::from_millis(60);
 const QUIET: Duration = Duration::from_millis(100);
 /// Without a change for so long an app is calm.
 const UNTIL_CALM: Duration = Duration::from_secs(1);
-/// A process smaller than this (8 MiB, in pages) gets no stub of its own: it would cost more than it brings.
+/// A process smaller than this (8 MiB, in pages) gets no stub of its own: it would cost more than
+/// it brings.
 pub const WORTH_A_STUB: u64 = 2048;
 /// After a failed attempt to give a process a stub.
 const RETRY: Duration = Duration::from_secs(1);
@@ -91,7 +93,8 @@ impl AppRegistry {
     }
 }
 
-/// Whether all known processes of an app have ended. A unit may have none for a while: its cgroup tells when one comes.
+/// Whether all known processes of an app have ended. A unit may have none for a while: its cgroup
+/// tells when one comes.
 fn has_nobody(app: &App) -> bool {
     app.members.lock().is_empty() && !matches!(app.target, Target::Unit(_))
 }
@@ -143,7 +146,8 @@ impl Manager {
             }
             turn.begin("looking for new processes");
             let stubs: HashSet<i32> = self.context.registry.all().iter().filter_map(|s| s.stub_pid()).collect();
-            // A program that has put itself into the background has ended, and goes on as another process.
+            // A program that has put itself into the background has ended, and goes on as another
+            // process.
             self.process_scan.update(&apps, &stubs, apps.iter().any(|app| has_nobody(app)));
             apps.iter()
                 .filter(|app| app.is_stopped())
@@ -177,11 +181,13 @@ impl Manager {
         let _ = self.app_registry.bell.read();
     }
 
-    /// Takes out processes that have ended, and lets go of memory of which the kernel says that nobody has it any more.
+    /// Takes out processes that have ended, and lets go of memory of which the kernel says that
+    /// nobody has it any more.
     fn bury(&self, app: &Arc<App>) {
         let keeper = &self.context.registry.keeper;
         app.members.lock().retain_mut(|member| {
-            // Neither this thread nor other apps wait for a batch that is under way: what it works on is buried later.
+            // Neither this thread nor other apps wait for a batch that is under way: what it works
+            // on is buried later.
             if member.space.as_ref().is_some_and(|space| space.evicting.is_locked()) {
                 return true;
             }
@@ -217,8 +223,9 @@ impl Manager {
         }
     }
 
-    /// The process that a space was known by has ended or left it. Whoever lives there besides takes its place; if that is the stub alone, it goes too, and the kernel
-    /// says that the address space has ended. A fork's child that nobody has looked for yet has neither.
+    /// The process that a space was known by has ended or left it. Whoever lives there besides
+    /// takes its place; if that is the stub alone, it goes too, and the kernel says that the
+    /// address space has ended. A fork's child that nobody has looked for yet has neither.
     fn find_heir(&self, app: &Arc<App>, space: &Arc<Space>) {
         let Some(mark) = space.mark() else { return };
         let there = mark.processes(None);
@@ -271,7 +278,8 @@ impl Manager {
 
     /// Sees how an app has grown, and gives stubs to those of its processes that need one.
     fn follow(&self, app: &Arc<App>) {
-        // The evictor may be busy with another app: nothing is held longer than it takes to come by here.
+        // The evictor may be busy with another app: nothing is held longer than it takes to come by
+        // here.
         self.context.workers.serve(app.take_held());
         if app.state() == AppState::Detaching {
             return;
@@ -310,7 +318,8 @@ impl Manager {
                     members.retain(|m| m.pid != pid);
                 }
                 Err(error) => {
-                    // Short-lived processes end in the middle of it; only what fails again is somebody's concern.
+                    // Short-lived processes end in the middle of it; only what fails again is
+                    // somebody's concern.
                     let again = member.retry_at.replace(Instant::now() + RETRY).is_some();
                     drop(members);
                     if again {
@@ -326,8 +335,9 @@ impl Manager {
         }
     }
 
-    /// A stub can be killed (by whoever thinks it is a stray process, or by the kernel): the space gets another. What the old one had moved was settled by
-    /// the evictor, as after a kill of annexd.
+    /// A stub can be killed (by whoever thinks it is a stray process, or by the kernel): the space
+    /// gets another. What the old one had moved was settled by the evictor, as after a kill of
+    /// annexd.
     fn replace_dead_stubs(&self, app: &Arc<App>) {
         for (pid, space) in app.spaces() {
             // Whose stub is being used is looked at later.
@@ -363,8 +373,8 @@ impl Manager {
     }
 }
 
-/// A program that unmaps all that it has, and ends by that, unmaps what tells its stub from others too. The stub then keeps an
-/// address space that nobody lives in.
+/// A program that unmaps all that it has, and ends by that, unmaps what tells its stub from others
+/// too. The stub then keeps an address space that nobody lives in.
 fn end_unmapped(space: &Space, mark: Mark) {
     let Some(evicting) = space.evicting.try_lock() else { return };
     if let Some(stub) = evicting.stub.as_ref().filter(|stub| mark.is_in(stub.pid()) != Some(true)) {

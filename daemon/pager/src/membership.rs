@@ -1,8 +1,9 @@
 //! Which processes belong to which app.
 //!
-//! A process belongs to an app if its parent does, or if it has the mark of the app's `annex run` (a daemon that has left its
-//! parents), or if it is in the unit's cgroup. Processes that share a member's address space (the stub, a vfork child that has
-//! not yet called exec) are not members of their own.
+//! A process belongs to an app if its parent does, or if it has the mark of the app's `annex run`
+//! (a daemon that has left its parents), or if it is in the unit's cgroup. Processes that share a
+//! member's address space (the stub, a vfork child that has not yet called exec) are not members of
+//! their own.
 
 use super::app::{App, Member};
 use super::process::{self, Stat};
@@ -30,7 +31,8 @@ pub struct ProcessScan {
 const SHARE: u32 = 100;
 
 impl ProcessScan {
-    /// Adds to each app the processes that have joined it since the last call: of all processes in any case if it `must` know, else when there may be new ones. `stubs` are never members.
+    /// Adds to each app the processes that have joined it since the last call: of all processes in
+    /// any case if it `must` know, else when there may be new ones. `stubs` are never members.
     pub fn update(&mut self, apps: &[Arc<App>], stubs: &HashSet<i32>, must: bool) {
         for app in apps {
             if let Target::Unit(unit) = &app.target
@@ -58,7 +60,8 @@ impl ProcessScan {
 
     fn look_at_all(&mut self, apps: &[Arc<App>], stubs: &HashSet<i32>) {
         let mut now = process::processes();
-        // Parents before children, mostly: a family that appeared since the last look is found in one.
+        // Parents before children, mostly: a family that appeared since the last look is found in
+        // one.
         now.sort_by_key(|(_, stat)| stat.started);
         let alive: HashSet<(i32, u64)> = now.iter().map(|(pid, stat)| (*pid, stat.started)).collect();
         self.seen.retain(|known| alive.contains(known));
@@ -141,8 +144,8 @@ fn by_mark(apps: &[Arc<App>], pid: i32) -> Option<Arc<App>> {
     apps.iter().filter(launched).find(|app| app.id == id).cloned()
 }
 
-/// Whether a process is never managed, whoever its parent is: the host's first one, annexd and its helpers and ancestors, and agents, whose memory must
-/// never be waited for.
+/// Whether a process is never managed, whoever its parent is: the host's first one, annexd and its
+/// helpers and ancestors, and agents, whose memory must never be waited for.
 pub fn is_exempt(pid: i32, stat: &Stat) -> bool {
     const OURS: [&str; 5] = ["annexd", "annexd-keeper", "annex-agent", "annex-tracer", stub::NAME];
     pid == 1 || OURS.contains(&stat.comm.as_str()) || is_ancestor(pid)

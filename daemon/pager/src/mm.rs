@@ -1,12 +1,12 @@
 //! An address space as the kernel has it, apart from any process.
 //!
-//! `/proc/PID/mem` and `/proc/PID/pagemap` belong to the address space that the process had when they
-//! were opened. They go on with it when that process ends, calls exec, or was the stub and is killed.
-//! So what an address space holds is read through them, and never through a PID that may be somebody
-//! else's by now.
+//! `/proc/PID/mem` and `/proc/PID/pagemap` belong to the address space that the process had when
+//! they were opened. They go on with it when that process ends, calls exec, or was the stub and is
+//! killed. So what an address space holds is read through them, and never through a PID that may be
+//! somebody else's by now.
 //!
-//! Which tasks live in an address space is told by the stub's shared page: it lies at an address and is
-//! of a file that no other address space has, and a fork does not copy it.
+//! Which tasks live in an address space is told by the stub's shared page: it lies at an address
+//! and is of a file that no other address space has, and a fork does not copy it.
 
 use super::lookup::Lookup;
 use super::process;
@@ -51,7 +51,8 @@ impl Mm {
         Pagemap::first_guard(&self.pagemap, start, end)
     }
 
-    /// Reads all of `into` at `addr`. Once the address space has ended there is nothing to be read (EFAULT).
+    /// Reads all of `into` at `addr`. Once the address space has ended there is nothing to be read
+    /// (EFAULT).
     pub fn read(&self, addr: u64, into: &mut [u8]) -> io::Result<()> {
         match self.memory.read_exact_at(into, addr) {
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(Errno::EFAULT.into()),

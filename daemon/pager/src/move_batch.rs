@@ -1,7 +1,10 @@
-//! The moves of one eviction while they are made: which pages go where, how many of the stub's calls are over, and what their records were.
+//! The moves of one eviction while they are made: which pages go where, how many of the stub's
+//! calls are over, and what their records were.
 //!
-//! The stub makes a call for each span, without the space's lock. Whoever takes that lock meanwhile shuts the stub's gate, and then *settles*: makes the records of
-//! what has moved say so ([`hold`](super::hold)). So to everybody who has the lock it is as if a batch ended with each call.
+//! The stub makes a call for each span, without the space's lock. Whoever takes that lock meanwhile
+//! shuts the stub's gate, and then *settles*: makes the records of what has moved say so
+//! ([`hold`](super::hold)). So to everybody who has the lock it is as if a batch ended with each
+//! call.
 
 use super::rollback;
 use super::scan::Pagemap;
@@ -40,7 +43,8 @@ pub struct MoveBatch {
     staging: u64,
     /// First page and length of what each call moves.
     spans: Vec<(PageIdx, u64)>,
-    /// The pages in them that are to go, and whether each seems unwritten since its pool copy was made.
+    /// The pages in them that are to go, and whether each seems unwritten since its pool copy was
+    /// made.
     plan: Vec<(Victim, bool)>,
     /// Calls that the stub has been rung for.
     rung: usize,
@@ -106,7 +110,8 @@ impl MoveBatch {
         }
     }
 
-    /// A fault was served: it is time for a chunk of what is to be made in chunks. Whoever asks rings the gate's bell for it. None of them is answered: that would interrupt the evictor's
+    /// A fault was served: it is time for a chunk of what is to be made in chunks. Whoever asks
+    /// rings the gate's bell for it. None of them is answered: that would interrupt the evictor's
     /// CPU, which costs the one it comes from as much.
     pub fn next_chunk(&mut self) -> Option<Gate> {
         let is_time = self.in_chunks && self.is_to_be_rung();
@@ -133,7 +138,8 @@ impl MoveBatch {
         self.gate.clone()
     }
 
-    /// MoveBatch that are given up have their gate ended by whoever had the lock then ([`hold`](super::hold)).
+    /// MoveBatch that are given up have their gate ended by whoever had the lock then
+    /// ([`hold`](super::hold)).
     fn is_to_be_rung(&self) -> bool {
         self.is_between_chunks() && !self.gate.is_ended()
     }
@@ -143,7 +149,8 @@ impl MoveBatch {
         self.rung < self.spans.len() && self.gate.is_idle()
     }
 
-    /// What was planned must not happen any more: the app has changed its mappings, or is being let go of.
+    /// What was planned must not happen any more: the app has changed its mappings, or is being let
+    /// go of.
     pub fn give_up(&mut self) {
         self.over = true;
     }
@@ -162,7 +169,8 @@ impl MoveBatch {
         self.over
     }
 
-    /// Makes records say what has moved by now. Nothing moves meanwhile: the gate is shut, or the stub has answered.
+    /// Makes records say what has moved by now. Nothing moves meanwhile: the gate is shut, or the
+    /// stub has answered.
     pub fn settle(&mut self, space: &Space, core: &mut Core) {
         let mut staged = None;
         while !self.lost && self.calls < self.spans.len() {
@@ -174,7 +182,8 @@ impl MoveBatch {
                     Err(_) => return self.settle_lost(space, core),
                 }
             }
-            // A program that locks its memory or looks through all of it has the kernel put zeros into staging: then a page is there and was not moved. It is where it was.
+            // A program that locks its memory or looks through all of it has the kernel put zeros
+            // into staging: then a page is there and was not moved. It is where it was.
             let stayed = match error {
                 Some(Errno::EEXIST) => match self.still_at_source() {
                     Ok(stayed) => stayed,

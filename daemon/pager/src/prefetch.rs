@@ -1,23 +1,26 @@
 //! Which pages the app is likely to want next, from where it faults. Pure: faults in, plans out.
 //!
-//! A few streams are followed per address space (several threads may scan at a time). Each has a stride and a window: a
-//! fault where a stream was expected to go on doubles its window; any other fault starts a stream of its own, with a
-//! window of one page and the guess that it goes on with the next page. If [`AGREE`] faults in a row come at equal
-//! distances from one another, that distance is the stride, forwards or backwards. It counts only where something that
-//! is evicted was jumped over: a scan of memory that is partly resident faults at distances, too.
+//! A few streams are followed per address space (several threads may scan at a time). Each has a
+//! stride and a window: a fault where a stream was expected to go on doubles its window; any other
+//! fault starts a stream of its own, with a window of one page and the guess that it goes on with
+//! the next page. If [`AGREE`] faults in a row come at equal distances from one another, that
+//! distance is the stride, forwards or backwards. It counts only where something that is evicted
+//! was jumped over: a scan of memory that is partly resident faults at distances, too.
 //!
 //! # How right the guesses are
-//! Nobody tells an outsider whether a resident page was ever read. But each plan ends somewhere, and the page that would
-//! come next by the same guess is the plan's *sample*: it is not brought, so it faults if it is wanted. If that fault
-//! comes, the plan was right; if the stream jumps over it, or ends, all that the plan brought counts as useless. Of a
-//! stream that ends within a plan this counts too much. It would count too little where the accesses go by the plan's
-//! own length, so one plan in [`CUT_ONE_IN`] ends early, anywhere. Samples cost no fault of their own, and cut plans one
-//! in 32.
+//! Nobody tells an outsider whether a resident page was ever read. But each plan ends somewhere,
+//! and the page that would come next by the same guess is the plan's *sample*: it is not brought,
+//! so it faults if it is wanted. If that fault comes, the plan was right; if the stream jumps over
+//! it, or ends, all that the plan brought counts as useless. Of a stream that ends within a plan
+//! this counts too much. It would count too little where the accesses go by the plan's own length,
+//! so one plan in [`CUT_ONE_IN`] ends early, anywhere. Samples cost no fault of their own, and cut
+//! plans one in 32.
 //!
 //! # What bounds the useless ones
-//! Each page brought without being asked for is paid for from a *credit*, and paid back when its plan proves right. Each
-//! page that was wanted earns a tenth of a page. So what samples call useless is at most a tenth of what is read, and
-//! [`ALLOWANCE`] pages, whatever the app does; after a program changed its ways, guesses may be short for a while.
+//! Each page brought without being asked for is paid for from a *credit*, and paid back when its
+//! plan proves right. Each page that was wanted earns a tenth of a page. So what samples call
+//! useless is at most a tenth of what is read, and [`ALLOWANCE`] pages, whatever the app does;
+//! after a program changed its ways, guesses may be short for a while.
 
 use super::table::PageIdx;
 
@@ -33,7 +36,8 @@ const FARTHEST: i64 = 64;
 /// Equal distances in a row that make a stride.
 const AGREE: u8 = 3;
 const CUT_ONE_IN: u32 = 16;
-/// Pages that may be out for nothing before any page has earned its tenth: every stream's widest window.
+/// Pages that may be out for nothing before any page has earned its tenth: every stream's widest
+/// window.
 const ALLOWANCE: u32 = STREAMS as u32 * WIDEST;
 /// Credit is counted in parts of a page.
 const PARTS: u32 = 10;
@@ -99,7 +103,8 @@ impl Default for Prefetcher {
 }
 
 impl Prefetcher {
-    /// What to bring for a fault on `page`, to be followed by [`Streams::brought`]. `is_out`: whether a page is evicted.
+    /// What to bring for a fault on `page`, to be followed by [`Streams::brought`]. `is_out`:
+    /// whether a page is evicted.
     pub fn plan(&mut self, page: PageIdx, is_out: impl Fn(PageIdx) -> bool) -> Plan {
         let page = page.0 as i64;
         let met = (0..STREAMS).filter_map(|i| Some((self.streams[i].met(page)?, i))).min();
@@ -141,8 +146,8 @@ impl Prefetcher {
         Plan { stride, pages: self.pages(window), proved }
     }
 
-    /// What became of the plan: it ends before `next`, which can fault or not, and brought these pages beside the one
-    /// asked for (bit n: the nth). How many of them the sample speaks for.
+    /// What became of the plan: it ends before `next`, which can fault or not, and brought these
+    /// pages beside the one asked for (bit n: the nth). How many of them the sample speaks for.
     pub fn brought(&mut self, ahead: u32, next: PageIdx, sampled: bool) -> u32 {
         let Some(i) = self.current else { return 0 };
         let stream = &mut self.streams[i];
@@ -175,7 +180,8 @@ impl Prefetcher {
 enum Met {
     /// Where it was expected.
     There,
-    /// On the same page as the last, by another thread or another try; or on one that was resident when the last plan went over it, and is not now.
+    /// On the same page as the last, by another thread or another try; or on one that was resident
+    /// when the last plan went over it, and is not now.
     Again,
     /// A few strides later than expected.
     Past,
@@ -304,7 +310,8 @@ mod tests {
         }
     }
 
-    /// Every 64th page is out, then every second, then none is resident: the distances are those of what is out.
+    /// Every 64th page is out, then every second, then none is resident: the distances are those of
+    /// what is out.
     #[test]
     fn a_scan_of_what_is_partly_resident_is_not_a_stride() {
         let mut reader = Reader::default();

@@ -38,7 +38,8 @@ impl Mapping {
         Some(Mapping { start, end: u64::from_str_radix(end, 16).ok()?, access, inode, name })
     }
 
-    /// Private, writable, anonymous: of the kind that could be paged (its flags in smaps decide further).
+    /// Private, writable, anonymous: of the kind that could be paged (its flags in smaps decide
+    /// further).
     pub fn is_private_anonymous(&self) -> bool {
         self.is_readable_anonymous() && self.access == *b"rw-p"
     }
@@ -58,7 +59,8 @@ impl Mapping {
     }
 }
 
-/// Memory mappings, at least one: a task that has just ended shows none, which says nothing of the memory that it shared.
+/// Memory mappings, at least one: a task that has just ended shows none, which says nothing of the
+/// memory that it shared.
 pub fn maps(pid: i32) -> io::Result<Vec<Mapping>> {
     some(read(format!("/proc/{pid}/maps"))?.lines().filter_map(Mapping::parse).collect())
 }
@@ -67,7 +69,8 @@ fn some<T>(mappings: Vec<T>) -> io::Result<Vec<T>> {
     if mappings.is_empty() { Err(io::Error::other("it shows no mapping")) } else { Ok(mappings) }
 }
 
-/// What [`flagged_maps`] adds to the kernel's flags where a mapping has pages of its own, swapped out or not.
+/// What [`flagged_maps`] adds to the kernel's flags where a mapping has pages of its own, swapped
+/// out or not.
 pub const HAS_PAGES: [u8; 2] = *b"++";
 
 /// [`maps`] with the kernel's two-letter flags (`VmFlags` of smaps), and [`HAS_PAGES`].
@@ -179,14 +182,16 @@ fn ids(text: &str) -> [u32; 3] {
 }
 
 impl Identity {
-    /// The user that it belongs to wholly: a program with set-user-ID, set-group-ID or capabilities has rights beside that user's.
+    /// The user that it belongs to wholly: a program with set-user-ID, set-group-ID or capabilities
+    /// has rights beside that user's.
     pub fn owner(&self) -> Option<u32> {
         let is_one = |ids: [u32; 3]| ids.iter().all(|id| *id == ids[0]);
         (is_one(self.uids) && is_one(self.gids) && !self.is_capable).then_some(self.uids[0])
     }
 }
 
-/// The addresses of a process's arguments and of its environment, from and to, which the kernel reads for others.
+/// The addresses of a process's arguments and of its environment, from and to, which the kernel
+/// reads for others.
 pub fn title(pid: i32) -> Option<[(u64, u64); 2]> {
     let text = read(format!("/proc/{pid}/stat")).ok()?;
     let rest: Vec<&str> = text.get(text.rfind(')')? + 2..)?.split_ascii_whitespace().collect();
@@ -229,7 +234,8 @@ pub fn shared_pages(pid: i32) -> u64 {
     line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()).map_or(0, |kb| kb / 4)
 }
 
-/// Anonymous memory in pages with shared copy-on-write pages divided among their users (Pss_Anon). Walks the page tables: dear.
+/// Anonymous memory in pages with shared copy-on-write pages divided among their users (Pss_Anon).
+/// Walks the page tables: dear.
 pub fn proportional_pages(pid: i32) -> Option<u64> {
     let task = living(pid)?;
     let text = fs::read_to_string(format!("/proc/{task}/smaps_rollup")).ok()?;
@@ -284,7 +290,8 @@ const DESCRIPTORS: libc::rlim_t = 64;
 
 fn limit(pid: i32, resource: libc::__rlimit_resource_t) -> Option<libc::rlimit> {
     let mut found = UNLIMITED;
-    // SAFETY: a null new limit makes this a query, and the old one is written to a live object of its type.
+    // SAFETY: a null new limit makes this a query, and the old one is written to a live object of
+    // its type.
     (unsafe { libc::prlimit(pid, resource, std::ptr::null(), &mut found) } == 0).then_some(found)
 }
 
@@ -315,7 +322,8 @@ pub fn lift_limits(stub: i32) {
     }
 }
 
-/// The hard limit of a process's CPU time under a real-time policy without a system call, in microseconds.
+/// The hard limit of a process's CPU time under a real-time policy without a system call, in
+/// microseconds.
 pub fn real_time_limit(pid: i32) -> Option<u64> {
     limit(pid, libc::RLIMIT_RTTIME).map(|limit| limit.rlim_max)
 }
@@ -368,7 +376,8 @@ pub fn keep_on(thread: i32, cpu: usize) -> bool {
     kept.is_ok()
 }
 
-/// Has a thread run on the CPUs that this process may use, but for one; on all of them if no other is left.
+/// Has a thread run on the CPUs that this process may use, but for one; on all of them if no other
+/// is left.
 pub fn keep_off(thread: i32, cpu: Option<usize>) {
     let all = sched_getaffinity(Pid::from_raw(std::process::id() as i32));
     let moved = all.and_then(|all| {
@@ -383,8 +392,9 @@ pub fn keep_off(thread: i32, cpu: Option<usize>) {
     }
 }
 
-/// Reads all of `into` from the process's memory at `addr`. Not by process_vm_readv: it pins what it reads, and a page that a fork left shared becomes a copy by
-/// that, which the kernel takes for clean (see [`Stub::populate`](super::stub::Stub::populate)).
+/// Reads all of `into` from the process's memory at `addr`. Not by process_vm_readv: it pins what
+/// it reads, and a page that a fork left shared becomes a copy by that, which the kernel takes for
+/// clean (see [`Stub::populate`](super::stub::Stub::populate)).
 pub fn read_memory(pid: i32, addr: u64, into: &mut [u8]) -> io::Result<()> {
     fs::File::open(format!("/proc/{pid}/mem"))?.read_exact_at(into, addr)
 }

@@ -1,8 +1,8 @@
 //! The parts of an address space that eviction may look at.
 //!
-//! A region is a mapping found fit in /proc (private, anonymous, writable, with no special flags), or what is left of it after UNMAP
-//! and REMAP events cut pieces out. The list is a snapshot: what it names is probed before it is moved, what it misses is
-//! found at the next scan.
+//! A region is a mapping found fit in /proc (private, anonymous, writable, with no special flags),
+//! or what is left of it after UNMAP and REMAP events cut pieces out. The list is a snapshot: what
+//! it names is probed before it is moved, what it misses is found at the next scan.
 
 use super::process::{self, Mapping};
 use std::io;
@@ -10,12 +10,13 @@ use std::io;
 /// Mappings smaller than this are left alone: they cost more than they bring.
 const SMALLEST: u64 = 64 << 10;
 
-/// Looks at the mappings (of which there are two a second at most) after which a refused one is tried again: a mapping that was locked for a
-/// moment looks as it did before.
+/// Looks at the mappings (of which there are two a second at most) after which a refused one is
+/// tried again: a mapping that was locked for a moment looks as it did before.
 const RESPITE: u8 = 8;
 
-/// Flags in smaps that make a mapping none of our business: locked, I/O, raw PFNs, huge-page file, grows down (stack), wiped or dropped
-/// on fork (secrets), memory tagging, shadow stack, not to be dumped or copied for a reason.
+/// Flags in smaps that make a mapping none of our business: locked, I/O, raw PFNs, huge-page file,
+/// grows down (stack), wiped or dropped on fork (secrets), memory tagging, shadow stack, not to be
+/// dumped or copied for a reason.
 const SPECIAL: [&[u8; 2]; 9] = [b"lo", b"io", b"pf", b"ht", b"gd", b"wf", b"mt", b"ss", b"sl"];
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,16 +25,19 @@ pub struct Region {
     pub end: u64,
     /// The mapping that this was found as (registered whole).
     pub mapping: (u64, u64),
-    /// That and the mappings right beside it, of which it may be one again: a part of it was made read-only or inaccessible for a moment.
+    /// That and the mappings right beside it, of which it may be one again: a part of it was made
+    /// read-only or inaccessible for a moment.
     pub run: (u64, u64),
     pub registered: bool,
-    /// The kernel would not register or move it: not asked again until it changes, or for [`RESPITE`] looks.
+    /// The kernel would not register or move it: not asked again until it changes, or for
+    /// [`RESPITE`] looks.
     pub refused: bool,
     /// The program puts guards over memory that it has used: it is refused for good (see `guards`).
     pub guarded: bool,
     /// At how many looks in a row it has been.
     looks_refused: u8,
-    /// Pages just above a guard (thread stacks and their control blocks) at the region's end are spared: bytes.
+    /// Pages just above a guard (thread stacks and their control blocks) at the region's end are
+    /// spared: bytes.
     pub spared_top: u64,
 }
 
@@ -92,7 +96,8 @@ impl Regions {
         self.list.iter_mut().filter(|r| r.start == start).for_each(|r| (r.guarded, r.refused) = (true, true));
     }
 
-    /// Replaces the list by what is there now; what is known of mappings that did not change is kept.
+    /// Replaces the list by what is there now; what is known of mappings that did not change is
+    /// kept.
     pub fn refresh(&mut self, found: Vec<Region>) {
         let old = std::mem::replace(&mut self.list, found);
         for region in &mut self.list {
@@ -119,7 +124,8 @@ pub fn scan(pid: i32, ours: &[(u64, u64)]) -> io::Result<Vec<Region>> {
         if mapping.access[..3] == *b"---" {
             guard_ends_at = end;
         }
-        // Accounted for, or with pages: it has been writable before, and may be a part of its neighbour again.
+        // Accounted for, or with pages: it has been writable before, and may be a part of its
+        // neighbour again.
         let has_been_used = flags.contains(b"ac") || flags.contains(&process::HAS_PAGES);
         let is_withheld = mapping.is_inaccessible_anonymous() && has_been_used;
         let special = flags.iter().any(|f| SPECIAL.contains(&f));

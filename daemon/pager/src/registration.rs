@@ -1,4 +1,5 @@
-//! Registering mappings with userfaultfd, when the first of their pages is to be evicted: from then on every fault in them is ours to serve.
+//! Registering mappings with userfaultfd, when the first of their pages is to be evicted: from then
+//! on every fault in them is ours to serve.
 
 use super::clock::{Clock, Victims};
 use super::evict::Outcome;
@@ -14,7 +15,8 @@ use std::io;
 /// A mapping may grow by as much between two looks at it.
 const MOST_GROWTH: u64 = 1 << 30;
 
-/// Registers what is not registered, asks the kernel whether every span is what we take it for, and makes room for the records.
+/// Registers what is not registered, asks the kernel whether every span is what we take it for, and
+/// makes room for the records.
 pub fn prepare(space: &Space, core: &mut Core, task: i32, clock: &mut Clock, victims: &Victims) -> Result<(), Outcome> {
     let mut probed = None;
     for (first, len) in &victims.spans {
@@ -22,7 +24,8 @@ pub fn prepare(space: &Space, core: &mut Core, task: i32, clock: &mut Clock, vic
         if !region.registered {
             register(space, core, task, clock, &region)?;
         }
-        // Mappings are registered whole, and what replaces a part of one from then on is announced before: until that is read no move succeeds.
+        // Mappings are registered whole, and what replaces a part of one from then on is announced
+        // before: until that is read no move succeeds.
         if probed == Some(region.mapping) {
             ensure(core, *first, *len)?;
             continue;
@@ -54,7 +57,8 @@ fn ensure(core: &mut Core, first: PageIdx, pages: u64) -> Result<(), Outcome> {
     })
 }
 
-/// Registers a mapping whole (a part would split it, and the app's own mremap across the split would fail).
+/// Registers a mapping whole (a part would split it, and the app's own mremap across the split
+/// would fail).
 fn register(space: &Space, core: &mut Core, task: i32, clock: &mut Clock, region: &Region) -> Result<(), Outcome> {
     let mapping = region.mapping;
     let dead = |_| Outcome::Dead;
@@ -92,8 +96,9 @@ fn register(space: &Space, core: &mut Core, task: i32, clock: &mut Clock, region
             clock.forget_regions();
         }
     }
-    // It may have had a hole just then: nothing has told of that, since it was not registered yet, and what is mapped there now is not, whose pages would read as
-    // zeros once they had moved. From here on everything is told.
+    // It may have had a hole just then: nothing has told of that, since it was not registered yet,
+    // and what is mapped there now is not, whose pages would read as zeros once they had moved.
+    // From here on everything is told.
     if !is_whole().map_err(dead)? {
         tracing::debug!(task, "mapping {:#x}-{:#x} fell apart while it was registered", mapping.0, mapping.1);
         clock.forget_regions();
@@ -103,8 +108,9 @@ fn register(space: &Space, core: &mut Core, task: i32, clock: &mut Clock, region
     Ok(())
 }
 
-/// What is registered with a mapping: its run, if that is there still, and the gap above it, into which it may be growing right now. (All of the gap: what grows
-/// beyond the end of what is registered is split there.)
+/// What is registered with a mapping: its run, if that is there still, and the gap above it, into
+/// which it may be growing right now. (All of the gap: what grows beyond the end of what is
+/// registered is split there.)
 fn reach(lookup: &Lookup, region: &Region) -> io::Result<(u64, u64)> {
     let (start, end) = region.run;
     let is_there =

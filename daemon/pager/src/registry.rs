@@ -12,7 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub struct Registry {
-    /// Has a copy of every userfaultfd and every member's pidfd, for the case that this process ends.
+    /// Has a copy of every userfaultfd and every member's pidfd, for the case that this process
+    /// ends.
     pub keeper: Arc<Keeper>,
     spaces: RwLock<HashMap<u64, Arc<Space>>>,
     bell: EventFd,
@@ -41,7 +42,8 @@ impl Registry {
         self.spaces.write().insert(space.id.0, space);
     }
 
-    /// What is open of the space's address space and its stub is kept: whoever comes after reads staging through it.
+    /// What is open of the space's address space and its stub is kept: whoever comes after reads
+    /// staging through it.
     pub fn furnished(&self, space: &Space) {
         if let Some(mm) = space.mm() {
             let [memory, pagemap] = mm.fds();

@@ -1,7 +1,9 @@
-//! Bringing an app back: every page out of the pool into the app, then nothing of annex is left in it.
+//! Bringing an app back: every page out of the pool into the app, then nothing of annex is left in
+//! it.
 //!
-//! An app is whole again when no space of it has an evicted page, fork children included: a child that was forked meanwhile shows
-//! up as a space before the install in its parent that it raced with can succeed. Only then are the mappings unregistered and the stubs removed.
+//! An app is whole again when no space of it has an evicted page, fork children included: a child
+//! that was forked meanwhile shows up as a space before the install in its parent that it raced
+//! with can succeed. Only then are the mappings unregistered and the stubs removed.
 
 use super::app::App;
 use super::attach::AttachContext;
@@ -50,7 +52,8 @@ pub fn evicted_about(registry: &Registry, app: &App) -> u64 {
     registry.of_app(app.id).iter().filter(|s| !s.is_dead()).map(|s| s.evicted_about()).sum()
 }
 
-/// Refuses if there is no room for what the apps have in the pool (pages that fork children share come back to each of them).
+/// Refuses if there is no room for what the apps have in the pool (pages that fork children share
+/// come back to each of them).
 pub fn check_room<'a>(context: &AttachContext, apps: impl Iterator<Item = &'a App>) -> Result<(), RoomError> {
     let demands: Vec<_> = apps.flat_map(|app| demands(context, app)).collect();
     room::check(&demands)
@@ -63,7 +66,8 @@ fn demands(context: &AttachContext, app: &App) -> Vec<Demand> {
     spaces.map(|s| Demand { pid: s.pid().unwrap_or(another), pages: s.evicted() }).collect()
 }
 
-/// Brings every page of the app back. The app must be marked as detaching, so that nothing is evicted meanwhile.
+/// Brings every page of the app back. The app must be marked as detaching, so that nothing is
+/// evicted meanwhile.
 pub fn restore(context: &AttachContext, app: &App, progress: &mut dyn FnMut(Progress)) -> Result<(), RestoreError> {
     let total = evicted(context, app);
     check_room(context, std::iter::once(app))?;
@@ -95,8 +99,8 @@ pub fn restore(context: &AttachContext, app: &App, progress: &mut dyn FnMut(Prog
     if lost > 0 { Err(RestoreError::Lost { lost }) } else { Ok(()) }
 }
 
-/// One pass over a space's evicted pages, `most` at most; pages whose turn has not come (in flight, mappings changing) are left for
-/// the next. Returns how many are lost.
+/// One pass over a space's evicted pages, `most` at most; pages whose turn has not come (in flight,
+/// mappings changing) are left for the next. Returns how many are lost.
 fn sweep(space: &Arc<Space>, lane: &mut Lane, shared: &Shared, most: usize) -> u64 {
     let mut runs: Vec<(PageIdx, SlotIdx, u32)> = Vec::new();
     {
@@ -118,7 +122,8 @@ fn sweep(space: &Arc<Space>, lane: &mut Lane, shared: &Shared, most: usize) -> u
                 }
                 _ => runs.push((page, slot, 1)),
             }
-            // Held until its read is over: the record may change and free it before the read is posted.
+            // Held until its read is over: the record may change and free it before the read is
+            // posted.
             shared.pool.retain(slot);
         });
     }
@@ -176,7 +181,8 @@ fn sweep(space: &Arc<Space>, lane: &mut Lane, shared: &Shared, most: usize) -> u
     lost
 }
 
-/// Takes annex out of a space that has nothing evicted, or whose address space has ended. False: it has pages in the pool, and nothing was done.
+/// Takes annex out of a space that has nothing evicted, or whose address space has ended. False: it
+/// has pages in the pool, and nothing was done.
 pub fn let_go(context: &AttachContext, space: &Arc<Space>) -> bool {
     let proof = Proof::of_end(&space.uffd).or_else(|| Proof::all_back(&space.core().table));
     let Some(proof) = proof.filter(|_| space.bequeath(&context.shared)) else { return false };
@@ -186,12 +192,13 @@ pub fn let_go(context: &AttachContext, space: &Arc<Space>) -> bool {
         let mut evicting = space.evicting.lock();
         let stub = evicting.stub.take();
         drop(evicting);
-        // What is not registered changes without a word: an annexd that comes after this one must not
-        // find a record that says of such a page that the pool has a copy of it. Nor can it tell who
-        // lives there once the stub is gone: it is told to do the rest.
+        // What is not registered changes without a word: an annexd that comes after this one must
+        // not find a record that says of such a page that the pool has a copy of it. Nor can it
+        // tell who lives there once the stub is gone: it is told to do the rest.
         space.forget_records(&context.shared);
         space.core().table.leave();
-        // Threads that wait for a page are woken by this and find it present, or get it from the kernel.
+        // Threads that wait for a page are woken by this and find it present, or get it from the
+        // kernel.
         let (from, to) = space.app.region().unwrap_or((0, u64::MAX));
         let ours = |m: &&process::Mapping| m.is_private_anonymous() && from <= m.start && m.end <= to;
         for mapping in process::maps(task).unwrap_or_default().iter().filter(ours) {

@@ -1,11 +1,16 @@
-//! The ring of a region, from annexd's side: whose questions were taken and not answered, and who polls.
+//! The ring of a region, from annexd's side: whose questions were taken and not answered, and who
+//! polls.
 //!
-//! The region's userfaultfd is in SIGBUS mode: the kernel sends no fault messages and wakes nobody. A worker takes the questions off the ring ([`annex_shared::ring`])
-//! and serves them as it does faults; whatever installs, wakes or poisons pages through the space's [`Uffd`](super::uffd::Uffd) answers those that wait for them. So
-//! a question is answered exactly when a fault would be woken. It is known here by page, in annexd's own memory: the shared one is not asked twice.
+//! The region's userfaultfd is in SIGBUS mode: the kernel sends no fault messages and wakes nobody.
+//! A worker takes the questions off the ring ([`annex_shared::ring`]) and serves them as it does
+//! faults; whatever installs, wakes or poisons pages through the space's
+//! [`Uffd`](super::uffd::Uffd) answers those that wait for them. So a question is answered exactly
+//! when a fault would be woken. It is known here by page, in annexd's own memory: the shared one is
+//! not asked twice.
 //!
-//! One worker at most polls a ring, and none on the CPU where the faults come from: there it would run in place of the thread that asks. Who polls such a CPU all
-//! the same (there are threads on all of them) lets it be for a while, and for longer each time.
+//! One worker at most polls a ring, and none on the CPU where the faults come from: there it would
+//! run in place of the thread that asks. Who polls such a CPU all the same (there are threads on
+//! all of them) lets it be for a while, and for longer each time.
 
 use super::table::PageIdx;
 use annex_shared::ring::{Mapping, Question, Ring, RingError, SLOTS};
@@ -139,7 +144,8 @@ impl Waiters {
         self.map.end();
     }
 
-    /// Makes this worker, which is pinned to the CPU of its number, the one that polls. False: somebody does, or it is not worth it.
+    /// Makes this worker, which is pinned to the CPU of its number, the one that polls. False:
+    /// somebody does, or it is not worth it.
     pub fn begin_to_poll(&self, worker: usize, now: Instant) -> bool {
         let rests = self.rest.lock().until.is_some_and(|until| now < until);
         if rests || self.last_cpu.load(Relaxed) as usize == worker {
@@ -152,7 +158,8 @@ impl Waiters {
         mine
     }
 
-    /// Whether the latest question came from the CPU of this worker, which polls: then it had better not.
+    /// Whether the latest question came from the CPU of this worker, which polls: then it had
+    /// better not.
     pub fn is_in_the_way(&self, worker: usize) -> bool {
         self.last_cpu.load(Relaxed) as usize == worker
     }
@@ -161,7 +168,8 @@ impl Waiters {
         self.map.count_beat();
     }
 
-    /// Nobody polls any more. What is asked from now on is rung for; whoever calls this must look once more.
+    /// Nobody polls any more. What is asked from now on is rung for; whoever calls this must look
+    /// once more.
     pub fn stop_polling(&self, was_of_use: bool, now: Instant) {
         let mut rest = self.rest.lock();
         if was_of_use {

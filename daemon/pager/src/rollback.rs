@@ -1,7 +1,9 @@
-//! Evictions that were cut short: by the death of the stub, of annexd, or of all donors. The pages go back into the app.
+//! Evictions that were cut short: by the death of the stub, of annexd, or of all donors. The pages
+//! go back into the app.
 //!
-//! Nothing of such a batch counts as written: a WRITE that was under way may still arrive, so its slots rest before they are used again. Wherever a
-//! record names one of them (forked children and remapped places included) the bytes are put, from staging or from the batch's buffer.
+//! Nothing of such a batch counts as written: a WRITE that was under way may still arrive, so its
+//! slots rest before they are used again. Wherever a record names one of them (forked children and
+//! remapped places included) the bytes are put, from staging or from the batch's buffer.
 
 use super::app::App;
 use super::fault::Fault;
@@ -35,8 +37,8 @@ pub enum RollbackError {
     Staging(#[source] io::Error),
 }
 
-/// Makes the records of an eviction that was cut short while it moved say what moved. Before any message is read: until then the pages are where the
-/// intent says.
+/// Makes the records of an eviction that was cut short while it moved say what moved. Before any
+/// message is read: until then the pages are where the intent says.
 pub fn settle_records(space: &Space, core: &mut Core, shared: &Shared) {
     let mm = space.mm();
     match records_as_moved(&mut core.table, &space.uffd, mm.as_deref()) {
@@ -53,14 +55,16 @@ pub fn settle_records(space: &Space, core: &mut Core, shared: &Shared) {
     }
 }
 
-/// Which pages of an eviction have moved is not known: none may be taken for what its record says. The slots that those named.
+/// Which pages of an eviction have moved is not known: none may be taken for what its record says.
+/// The slots that those named.
 pub fn poison_unsettled(table: &mut Table) -> Vec<SlotIdx> {
     let victims = table.intent().map(|intent| intent.victims).unwrap_or_default();
     let pages = victims.into_iter().filter(|victim| !victim.settled).map(|victim| victim.page);
     pages.filter_map(|page| table.set(page, Record::Poisoned).ok()?.slot()).collect()
 }
 
-/// No record of the app names one of these slots any more, which hold nothing: its page raises SIGBUS when it is touched.
+/// No record of the app names one of these slots any more, which hold nothing: its page raises
+/// SIGBUS when it is touched.
 pub fn condemn(registry: &Registry, shared: &Shared, app: &App, slots: &HashSet<SlotIdx>) {
     for space in registry.of_app(app.id) {
         let mut core = space.core();
@@ -88,7 +92,8 @@ pub fn records_as_moved(
 ) -> Result<Vec<(Record, Record)>, RollbackError> {
     let Some(Intent { phase: Phase::Moving, victims }) = table.intent() else { return Ok(Vec::new()) };
     let staged = match staged(table, uffd, mm) {
-        // Its pages are nobody's any more, unless a child was forked meanwhile: that must not take them for zeros.
+        // Its pages are nobody's any more, unless a child was forked meanwhile: that must not take
+        // them for zeros.
         Err(RollbackError::Gone) => victims.iter().map(|v| v.place).collect(),
         staged => staged?,
     };
@@ -150,7 +155,8 @@ pub fn bring_back(
     Ok(())
 }
 
-/// Puts bytes back wherever a record of the app names their slot: `slots` says which page of `bytes` belongs into each.
+/// Puts bytes back wherever a record of the app names their slot: `slots` says which page of
+/// `bytes` belongs into each.
 pub fn put_back(
     registry: &Registry,
     shared: &Shared,
@@ -240,7 +246,8 @@ mod tests {
     use super::super::uffd::tests::context;
     use super::*;
 
-    /// annexd dies in the middle of a batch: two pages of four had moved. Of those the first was settled, and then unmapped by the app; nothing was known of the second's.
+    /// annexd dies in the middle of a batch: two pages of four had moved. Of those the first was
+    /// settled, and then unmapped by the app; nothing was known of the second's.
     #[test]
     fn a_record_that_was_settled_stays_what_became_of_it_since() {
         let mut staging = memmap2::MmapMut::map_anon(4 * PAGE_SIZE).unwrap();

@@ -1,8 +1,10 @@
-//! Whether there is room for what comes back: on the host, and in the memory cgroups of the processes that it comes back to. Without it the kernel would
-//! kill a program that annex was to leave as it was.
+//! Whether there is room for what comes back: on the host, and in the memory cgroups of the
+//! processes that it comes back to. Without it the kernel would kill a program that annex was to
+//! leave as it was.
 //!
-//! A page that is installed is charged to the cgroup of its process and to all above that. What a cgroup has left is its limit less what it uses;
-//! page cache that the kernel gives up first ("inactive file") does not count as used.
+//! A page that is installed is charged to the cgroup of its process and to all above that. What a
+//! cgroup has left is its limit less what it uses; page cache that the kernel gives up first
+//! ("inactive file") does not count as used.
 
 use annex_shared::api::format_bytes;
 use annex_shared::page::PAGE_SIZE;
@@ -70,7 +72,8 @@ pub fn check(demands: &[Demand]) -> Result<(), RoomError> {
     judge(demands.iter().map(|d| d.pages).sum(), available(), accounts)
 }
 
-/// The pure part: pages that come back altogether, what the host has available, and each cgroup with what comes back to it.
+/// The pure part: pages that come back altogether, what the host has available, and each cgroup
+/// with what comes back to it.
 fn judge(pages: u64, available: u64, accounts: impl Iterator<Item = (Account, PathBuf, u64)>) -> Result<(), RoomError> {
     let needed = with_tables(pages);
     if needed > available {

@@ -1,4 +1,5 @@
-//! PAGEMAP_SCAN: which pages of a process are resident, written, huge. The numbers are those of `include/uapi/linux/fs.h` (Linux 6.7).
+//! PAGEMAP_SCAN: which pages of a process are resident, written, huge. The numbers are those of
+//! `include/uapi/linux/fs.h` (Linux 6.7).
 
 use super::table::PageIdx;
 use std::fs::File;
@@ -75,13 +76,15 @@ impl Pagemap {
         Pagemap { file, vector: Box::new([PageRegion::default(); VECTOR]) }
     }
 
-    /// Appends runs of anonymous pages from `start` up to `end` that have content, swapped out or not; returns where to go on.
+    /// Appends runs of anonymous pages from `start` up to `end` that have content, swapped out or
+    /// not; returns where to go on.
     pub fn in_memory(&mut self, start: u64, end: u64, runs: &mut Vec<Run>) -> io::Result<u64> {
         let mask = ScanArg { category_anyof_mask: PRESENT | SWAPPED, return_mask: PRESENT, ..ScanArg::default() };
         self.scan(start, end, 0, mask, runs)
     }
 
-    /// Appends runs of resident anonymous pages from `start` up to `end`, at most `max_pages` pages; returns where to go on.
+    /// Appends runs of resident anonymous pages from `start` up to `end`, at most `max_pages`
+    /// pages; returns where to go on.
     pub fn resident(&mut self, start: u64, end: u64, max_pages: u64, runs: &mut Vec<Run>) -> io::Result<u64> {
         let mask = ScanArg {
             // Present, and neither file-backed nor the shared zero page.
@@ -93,12 +96,14 @@ impl Pagemap {
         self.scan(start, end, max_pages, mask, runs)
     }
 
-    /// Appends runs of guard pages (MADV_GUARD_INSTALL) from `start` up to `end`; returns where to go on.
+    /// Appends runs of guard pages (MADV_GUARD_INSTALL) from `start` up to `end`; returns where to
+    /// go on.
     pub fn guarded(&mut self, start: u64, end: u64, runs: &mut Vec<Run>) -> io::Result<u64> {
         self.scan(start, end, 0, ScanArg { category_mask: GUARD, return_mask: GUARD, ..ScanArg::default() }, runs)
     }
 
-    /// Where the first guard page from `start` up to `end` is. A kernel that knows no guards says that there is none.
+    /// Where the first guard page from `start` up to `end` is. A kernel that knows no guards says
+    /// that there is none.
     pub fn first_guard(file: &File, start: u64, end: u64) -> Option<u64> {
         let mut found = PageRegion::default();
         let mut arg = ScanArg {
@@ -112,7 +117,8 @@ impl Pagemap {
             return_mask: GUARD,
             ..ScanArg::default()
         };
-        // SAFETY: `arg` is the struct this ioctl takes, and the vector that it names has room for one entry; both outlive the call.
+        // SAFETY: `arg` is the struct this ioctl takes, and the vector that it names has room for
+        // one entry; both outlive the call.
         let regions = unsafe { pagemap_scan(file.as_raw_fd(), &mut arg) };
         matches!(regions, Ok(1)).then_some(found.start)
     }
@@ -127,7 +133,8 @@ impl Pagemap {
             max_pages,
             ..mask
         };
-        // SAFETY: `arg` is the struct this ioctl takes, and its vector is ours and as long as it says.
+        // SAFETY: `arg` is the struct this ioctl takes, and its vector is ours and as long as it
+        // says.
         let found = unsafe { pagemap_scan(self.file.as_raw_fd(), &mut arg) }? as usize;
         runs.extend(self.vector[..found.min(VECTOR)].iter().map(|r| Run {
             first: PageIdx::of(r.start),

@@ -1,15 +1,20 @@
-//! One address space: its userfaultfd, its page table, and the one order in which things happen to it.
+//! One address space: its userfaultfd, its page table, and the one order in which things happen to
+//! it.
 //!
-//! Everything that decides where a page is happens under the space's lock: reading messages and applying them, checking a
-//! record and installing its page, and between the moves of an eviction, which are made without it ([`hold`](super::hold)). The lock is never held across a
-//! fabric operation that has to be waited for. The rules that make this right (FORK, REMAP, REMOVE and UNMAP are called *changes*):
+//! Everything that decides where a page is happens under the space's lock: reading messages and
+//! applying them, checking a record and installing its page, and between the moves of an eviction,
+//! which are made without it ([`hold`](super::hold)). The lock is never held across a fabric
+//! operation that has to be waited for. The rules that make this right (FORK, REMAP, REMOVE and
+//! UNMAP are called *changes*):
 //!
-//! - All changes that were read are applied before any fault that was read is served: once a change is read the app goes on,
-//!   and a fault served first would alter the records that, say, a fork's child must inherit.
-//! - While a change is unread, COPY, WRITEPROTECT and MOVE answer EAGAIN. So an install or an eviction that succeeds under
-//!   the lock has met the address space that the records describe.
-//! - REMOVE comes *before* the kernel drops the pages. Until the app touches such a page anew it may be about to vanish, so its record
-//!   is *gone* and it is not evicted: evicting it would bring back what the app threw away.
+//! - All changes that were read are applied before any fault that was read is served: once a change
+//!   is read the app goes on, and a fault served first would alter the records that, say, a fork's
+//!   child must inherit.
+//! - While a change is unread, COPY, WRITEPROTECT and MOVE answer EAGAIN. So an install or an
+//!   eviction that succeeds under the lock has met the address space that the records describe.
+//! - REMOVE comes *before* the kernel drops the pages. Until the app touches such a page anew it
+//!   may be about to vanish, so its record is *gone* and it is not evicted: evicting it would bring
+//!   back what the app threw away.
 //!
 //! Lock order: [`Space::evicting`] before [`Space::core`]; a parent's core before its new child's.
 
@@ -69,7 +74,8 @@ pub struct Core {
     pub home: CpuAffinity,
     /// The clock's lap, modulo `policy::LAPS`.
     pub lap: u8,
-    /// Pages that the kernel touches where it can't wait for them (see `thread_exit`), never to be evicted; forgotten when they are unmapped.
+    /// Pages that the kernel touches where it can't wait for them (see `thread_exit`), never to be
+    /// evicted; forgotten when they are unmapped.
     pub pins: BTreeSet<PageIdx>,
     /// Pages that are to stay resident, and were evicted before that was known.
     pub wanted: Vec<PageIdx>,
@@ -81,9 +87,11 @@ pub struct Core {
     pub(super) release: Option<Gate>,
     /// There was a fault since the last moves began.
     pub(super) faulted: bool,
-    /// Something went wrong that makes further eviction unsafe, but what is evicted can still be brought back.
+    /// Something went wrong that makes further eviction unsafe, but what is evicted can still be
+    /// brought back.
     pub frozen: bool,
-    /// Pages that are evicted by their records, and may be there all the same: their install was cut short by the end of an annexd.
+    /// Pages that are evicted by their records, and may be there all the same: their install was
+    /// cut short by the end of an annexd.
     pub suspects: BTreeSet<PageIdx>,
     /// Once the program has put guards over evicted pages.
     pub(super) guards: Option<GuardRegions>,
@@ -118,7 +126,8 @@ pub struct Space {
     pub stub_is_at_home: AtomicBool,
     /// What is evicted lies in short spans.
     pub is_scattered: AtomicBool,
-    /// The staging area, whose REMOVE events are our own: the annexd before may have had it emptied while it was registered.
+    /// The staging area, whose REMOVE events are our own: the annexd before may have had it emptied
+    /// while it was registered.
     pub(super) staging: Mutex<(u64, u64)>,
     dead: AtomicBool,
     /// The parent that a young child (see `young`) waits for, and since when it does.
@@ -186,7 +195,8 @@ impl Space {
         Some(self.stub_pid.load(Relaxed)).filter(|p| *p != 0)
     }
 
-    /// Writes down the stub that the space is to have, the process it turned out to be, and the address space that both live in.
+    /// Writes down the stub that the space is to have, the process it turned out to be, and the
+    /// address space that both live in.
     pub fn describe(&self, pid: i32, stub: &Stub, mm: Mm) {
         self.pid.store(pid, Relaxed);
         self.stub_pid.store(stub.pid(), Relaxed);
@@ -197,7 +207,8 @@ impl Space {
         self.core().table.describe(pid, &traces);
     }
 
-    /// Says which process this is, as the annexd before knew it, and gives it what that one had of it, as far as it is of use.
+    /// Says which process this is, as the annexd before knew it, and gives it what that one had of
+    /// it, as far as it is of use.
     pub fn resume(&self, pid: i32, stub: Option<Stub>, traces: Option<StubTraces>, mm: Option<Mm>) {
         self.pid.store(pid, Relaxed);
         self.stub_pid.store(stub.as_ref().map_or(0, Stub::pid), Relaxed);
@@ -227,7 +238,8 @@ impl Space {
         *self.mark.lock()
     }
 
-    /// A task that lives in the address space, to look at its mappings: the stub, or else a thread of its process.
+    /// A task that lives in the address space, to look at its mappings: the stub, or else a thread
+    /// of its process.
     pub fn task(&self) -> Option<i32> {
         let mark = self.mark()?;
         let stub = self.stub_pid().filter(|stub| mark.is_in(*stub) == Some(true));
@@ -268,8 +280,8 @@ impl Space {
         evicted
     }
 
-    /// [`Space::evicted`], or what it was when it was last asked for if somebody holds the core: whoever looks after all apps must not
-    /// wait for one of them.
+    /// [`Space::evicted`], or what it was when it was last asked for if somebody holds the core:
+    /// whoever looks after all apps must not wait for one of them.
     pub fn evicted_about(&self) -> u64 {
         let evicted = self.core_within(Duration::from_millis(1)).map(|core| core.table.evicted());
         evicted.inspect(|n| self.last_evicted.store(*n, Relaxed)).unwrap_or_else(|| self.last_evicted.load(Relaxed))
@@ -281,8 +293,9 @@ impl Space {
         bytes.inspect(|n| self.last_overhead.store(*n, Relaxed)).unwrap_or_else(|| self.last_overhead.load(Relaxed))
     }
 
-    /// Reads all messages (beside a stub that moves pages: only faults), applies the changes among them, and appends the faults to `faults`; they have waited
-    /// at least since `since`. A young child's messages wait.
+    /// Reads all messages (beside a stub that moves pages: only faults), applies the changes among
+    /// them, and appends the faults to `faults`; they have waited at least since `since`. A young
+    /// child's messages wait.
     pub fn drain(self: &Arc<Self>, core: &mut Hold<'_>, shared: &Shared, since: Instant, faults: &mut Vec<Fault>) {
         if !self.is_young() {
             self.read_messages(core, shared, since, faults);
@@ -371,8 +384,9 @@ impl Space {
                 }
             },
             Record::None | Record::Gone => self.zero_fill(core, page, shared),
-            // Resident by its record: nearly always the fault is an old one. A page that is truly absent has been lost to us, and must not read as zeros until
-            // the app is stopped. (One that MADV_FREE gave away is *gone*: that was announced.)
+            // Resident by its record: nearly always the fault is an old one. A page that is truly
+            // absent has been lost to us, and must not read as zeros until the app is stopped. (One
+            // that MADV_FREE gave away is *gone*: that was announced.)
             Record::Clean(_) => match self.uffd.poison(page.addr()) {
                 Installed::TryAgain => Next::Again,
                 Installed::Done | Installed::Partly(_) => {
@@ -391,7 +405,8 @@ impl Space {
         }
     }
 
-    /// A page that was never evicted (or was dropped since): zeros, with neighbours that are absent too.
+    /// A page that was never evicted (or was dropped since): zeros, with neighbours that are absent
+    /// too.
     fn zero_fill(&self, core: &mut Core, page: PageIdx, shared: &Shared) -> Next {
         let limit = (page.0 / ZERO_AROUND + 1) * ZERO_AROUND;
         let end = core.regions.containing(page.addr()).map_or(page.0 + 1, |r| r.end / PAGE_SIZE as u64);
@@ -401,7 +416,8 @@ impl Space {
         {
             pages += 1;
         }
-        // UFFDIO_COPY would replace a guard. The page itself is none: its touch would have been a SIGSEGV.
+        // UFFDIO_COPY would replace a guard. The page itself is none: its touch would have been a
+        // SIGSEGV.
         if pages > 1 {
             let guard = |mm: Arc<Mm>| mm.first_guard(page.plus(1).addr(), page.plus(pages).addr());
             pages = match self.mm().map(guard) {
@@ -441,7 +457,8 @@ impl Space {
     }
 
     /// Installs pages that were read from the pool, `bytes` holding verified copies of them. Pages
-    /// whose record has changed since are skipped. False: the app is changing its mappings, try again later.
+    /// whose record has changed since are skipped. False: the app is changing its mappings, try
+    /// again later.
     pub fn install(&self, core: &mut Core, read: Stretch, bytes: &[u8], why: Why, shared: &Shared) -> bool {
         if !self.settle_changes(core, shared) {
             return false;
@@ -488,7 +505,8 @@ impl Space {
                     continue;
                 }
                 Installed::Exists => {
-                    // The record says the page is in the pool only, and yet there is one: whose bytes are right can't be told.
+                    // The record says the page is in the pool only, and yet there is one: whose
+                    // bytes are right can't be told.
                     self.app.stop(&format!("page {addr:#x} is both evicted and present"));
                     return true;
                 }
@@ -527,7 +545,8 @@ impl Space {
         true
     }
 
-    /// Installs a page that was evicted to `slot` from bytes at hand. False: not now, or not any more.
+    /// Installs a page that was evicted to `slot` from bytes at hand. False: not now, or not any
+    /// more.
     pub fn put_back(&self, core: &mut Core, page: PageIdx, bytes: &[u8], slot: SlotIdx, shared: &Shared) -> bool {
         core.installing(page, 1);
         // SAFETY: `bytes` is readable for its length.
@@ -552,7 +571,8 @@ impl Space {
         installed == Installed::Done
     }
 
-    /// No replica could give the page: its next touch raises SIGBUS. Never zeros, never stale bytes.
+    /// No replica could give the page: its next touch raises SIGBUS. Never zeros, never stale
+    /// bytes.
     pub fn lose(&self, core: &mut Core, page: PageIdx, slot: SlotIdx, shared: &Shared) -> bool {
         if !self.settle_changes(core, shared) {
             return false;

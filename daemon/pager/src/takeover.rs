@@ -1,14 +1,17 @@
 //! Taking over from an annexd that is gone: killed, crashed, or replaced by a newer build.
 //!
 //! The order, and why:
-//! 1. *Open* ([`PreviousState::open`]). Half-made transactions are undone. Stubs come to rest, and records say what they had moved, before any message
-//!    is read: until then the pages are where the intents say.
-//! 2. *Count* ([`PreviousState::references`]): the pool learns which slots are in use. Slots of evictions that were under way rest for a while, since a WRITE
-//!    of theirs may still arrive.
-//! 3. *Adopt* ([`PreviousState::adopt`]): spaces and apps are made anew from the tables and entered in the new keeper's index. From there on the old keeper is
-//!    not needed.
-//! 4. *Catch up*: messages that were read and not applied are applied; evictions that were cut short are put back.
-//! 5. *Wake*: everybody who waits for a page faults again, since a fault that was read is known to nobody any more.
+//! 1. *Open* ([`PreviousState::open`]). Half-made transactions are undone. Stubs come to rest, and
+//!    records say what they had moved, before any message is read: until then the pages are where
+//!    the intents say.
+//! 2. *Count* ([`PreviousState::references`]): the pool learns which slots are in use. Slots of
+//!    evictions that were under way rest for a while, since a WRITE of theirs may still arrive.
+//! 3. *Adopt* ([`PreviousState::adopt`]): spaces and apps are made anew from the tables and entered
+//!    in the new keeper's index. From there on the old keeper is not needed.
+//! 4. *Catch up*: messages that were read and not applied are applied; evictions that were cut
+//!    short are put back.
+//! 5. *Wake*: everybody who waits for a page faults again, since a fault that was read is known to
+//!    nobody any more.
 //!
 //! Killed anywhere in between, the next annexd finds the same and starts again.
 
@@ -95,7 +98,8 @@ impl PreviousState {
             let Some(fd) = inheritance.take(Kept::Table(number)) else { continue };
             tables.insert(number, Table::open(fd)?);
         }
-        // A child that was being made when its parent's annexd ended is made again, from the parent's records and the same userfaultfd.
+        // A child that was being made when its parent's annexd ended is made again, from the
+        // parent's records and the same userfaultfd.
         let mut half_made: HashMap<u64, OwnedFd> = HashMap::new();
         let parents: Vec<(u64, u64)> = tables.iter().filter_map(|(n, t)| Some((*n, t.half_forked()?))).collect();
         for (parent, child) in parents {
@@ -105,7 +109,8 @@ impl PreviousState {
         for (number, table) in tables {
             match inheritance.take(Kept::Userfaultfd(number)) {
                 Some(uffd) => previous.take_in(table, uffd, inheritance, half_made.remove(&number)),
-                // It was being let go of, and nothing was evicted from it any more; or else it can't go on.
+                // It was being let go of, and nothing was evicted from it any more; or else it
+                // can't go on.
                 None if table.evicted() > 0 => previous.ruin(table.app(), "a userfaultfd of its was not kept"),
                 None => {}
             }
@@ -135,7 +140,8 @@ impl PreviousState {
         if let Some(proof) = Proof::all_back(&table).filter(|_| table.is_leaving() && !uffd.is_dead()) {
             return leave(&table, uffd, proof);
         }
-        // One that has ended is taken in, too: what was read of it and not applied may be the fork of a child that lives.
+        // One that has ended is taken in, too: what was read of it and not applied may be the fork
+        // of a child that lives.
         let mut stub = table.stub().and_then(|traces| Stub::adopt(&traces, &uffd));
         let space = table.space();
         let kept = from.take(Kept::Memory(space)).zip(from.take(Kept::Pagemap(space)));
@@ -191,7 +197,8 @@ impl PreviousState {
         self.unsettled().into_iter().for_each(each);
     }
 
-    /// Slots of evictions that were under way: each has a reference more than its records', to be given up when they have rested.
+    /// Slots of evictions that were under way: each has a reference more than its records', to be
+    /// given up when they have rested.
     fn unsettled(&self) -> BTreeSet<SlotIdx> {
         let intents = self.spaces.iter().filter_map(|left| left.table.intent());
         intents.flat_map(|intent| intent.victims.into_iter().flat_map(|v| [v.slot, v.before])).collect()
@@ -213,7 +220,8 @@ impl PreviousState {
         let PreviousState { ref ledger, .. } = self;
         let apps: Vec<Arc<App>> = ledger.entries().iter().map(rebuild_app).collect();
         let resting: Vec<SlotRun> = self.unsettled().into_iter().map(|first| SlotRun { first, count: 1 }).collect();
-        // A child that a pending FORK brings is served at once; what is in staging must be waited for.
+        // A child that a pending FORK brings is served at once; what is in staging must be waited
+        // for.
         context.shared.in_flight.begin(&resting);
         let mut spaces = Vec::new();
         let mut windows = Vec::new();
@@ -260,7 +268,8 @@ impl PreviousState {
         context.registry.keeper.complete(generation);
         failpoint("adopted");
 
-        // Children first: what a young one has changed itself counts when its parent's changes are followed.
+        // Children first: what a young one has changed itself counts when its parent's changes are
+        // followed.
         spaces.sort_by_key(|(space, ..)| Reverse(space.id));
         for (space, pending, forked) in spaces.iter_mut().map(|(s, p, f)| (&*s, &*p, f)) {
             catch_up(context, space, pending, forked);
@@ -296,8 +305,8 @@ impl PreviousState {
     }
 }
 
-/// Does the rest of what the annexd before was at: to let go of an address space that has everything
-/// back. Its process is as one that was never attached.
+/// Does the rest of what the annexd before was at: to let go of an address space that has
+/// everything back. Its process is as one that was never attached.
 fn leave(table: &Table, uffd: Uffd, proof: Proof) {
     let pid = table.pid();
     let traces = table.stub();

@@ -1,19 +1,21 @@
 //! What the kernel touches as a thread ends. Those pages must stay resident.
 //!
-//! An ending thread can't wait for a page any more. So if one of these pages is evicted, the kernel's
-//! access fails in silence, and another thread waits for ever:
+//! An ending thread can't wait for a page any more. So if one of these pages is evicted, the
+//! kernel's access fails in silence, and another thread waits for ever:
 //! - The word that it clears to say that the thread has ended (`set_tid_address`,
-//!   `CLONE_CHILD_CLEARTID`). `pthread_join` waits for it. In glibc it is in the thread's control block,
-//!   in musl it is a lock that all threads share, elsewhere it may be anywhere.
-//! - The thread's robust list, and the locks in it: who waits for one of these is told that its owner died.
+//!   `CLONE_CHILD_CLEARTID`). `pthread_join` waits for it. In glibc it is in the thread's control
+//!   block, in musl it is a lock that all threads share, elsewhere it may be anywhere.
+//! - The thread's robust list, and the locks in it: who waits for one of these is told that its
+//!   owner died.
 //!
-//! The kernel tells where a thread's robust list is. glibc keeps the word 16 bytes below, where it holds
-//! the thread's TID. Any other thread is asked once, by `PR_GET_TID_ADDRESS`, which only the thread itself
-//! can call: it is stopped for that (see [`apart`]).
+//! The kernel tells where a thread's robust list is. glibc keeps the word 16 bytes below, where it
+//! holds the thread's TID. Any other thread is asked once, by `PR_GET_TID_ADDRESS`, which only the
+//! thread itself can call: it is stopped for that (see [`apart`]).
 //!
-//! The threads are gone through right before a batch of pages is moved. A thread that starts after that may
-//! lose a page of its to the batch. A glibc control block is recognised in its bytes ([`is_control_block_in`])
-//! and put back at once. Any other page comes back when the next batch begins.
+//! The threads are gone through right before a batch of pages is moved. A thread that starts after
+//! that may lose a page of its to the batch. A glibc control block is recognised in its bytes
+//! ([`is_control_block_in`]) and put back at once. Any other page comes back when the next batch
+//! begins.
 
 use super::mm::Mm;
 use super::process;
@@ -25,8 +27,8 @@ use std::time::{Duration, Instant};
 
 /// In glibc, the TID is this far below the head of the robust list.
 const GLIBC_TID_BELOW: u64 = 16;
-/// Bytes of a robust list's head: the first entry, the distance from an entry to its futex word, and the
-/// entry that is about to be added or removed.
+/// Bytes of a robust list's head: the first entry, the distance from an entry to its futex word,
+/// and the entry that is about to be added or removed.
 const HEAD: usize = 24;
 /// The kernel itself follows a list no further than this (`ROBUST_LIST_LIMIT`).
 const LONGEST_LIST: usize = 2048;
@@ -60,8 +62,8 @@ enum Cleared {
 }
 
 impl ThreadExits {
-    /// The pages that the kernel will touch as threads of the process end. `scratch`: 8 bytes in its memory
-    /// that a thread may be told to write its answer to.
+    /// The pages that the kernel will touch as threads of the process end. `scratch`: 8 bytes in
+    /// its memory that a thread may be told to write its answer to.
     pub fn pages(&mut self, pid: i32, mm: &Mm, scratch: u64) -> Vec<PageIdx> {
         let mut before = std::mem::take(&mut self.threads);
         for (tid, inode) in process::thread_entries(pid) {
@@ -121,7 +123,8 @@ fn in_glibc(mm: &Mm, tid: i32, head: u64) -> Cleared {
     if is_tid { Cleared::At(word) } else { Cleared::Unknown(None) }
 }
 
-/// The pages of the locks in a robust list, as far as the list can be read: what is evicted of it is added, and comes back.
+/// The pages of the locks in a robust list, as far as the list can be read: what is evicted of it
+/// is added, and comes back.
 fn add_locks(mm: &Mm, head: u64, pages: &mut Vec<PageIdx>) {
     let word = |bytes: &[u8], nth: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[nth * 8 + i]));
     let mut bytes = [0; HEAD];
@@ -147,9 +150,10 @@ fn add_locks(mm: &Mm, head: u64, pages: &mut Vec<PageIdx>) {
     }
 }
 
-/// True if a control block starts in this page, at some multiple of 64 bytes: first its own address, then that of
-/// the thread's table of variables; then (glibc) its own address again, or (musl) those of the threads beside it.
-/// (The head of an empty list holds its own address too, twice as a rule. Its page is not to stay for that.)
+/// True if a control block starts in this page, at some multiple of 64 bytes: first its own
+/// address, then that of the thread's table of variables; then (glibc) its own address again, or
+/// (musl) those of the threads beside it. (The head of an empty list holds its own address too,
+/// twice as a rule. Its page is not to stay for that.)
 pub fn is_control_block_in(page: PageIdx, bytes: &[u8]) -> bool {
     let word = |at: usize| bytes.get(at..at + 8).and_then(|b| b.try_into().ok()).map_or(0, u64::from_le_bytes);
     let is_address = |word: u64| word != 0 && word.is_multiple_of(8);

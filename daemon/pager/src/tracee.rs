@@ -1,17 +1,17 @@
 //! A thread of another process, stopped for a moment so that it makes system calls for us.
 //!
-//! `PTRACE_SEIZE` + `PTRACE_INTERRUPT` stop one thread without a signal the program could see. A `syscall`
-//! instruction is found in the vdso, so no text is patched. Before the thread goes on it passes through a
-//! `PTRACE_EVENT_STOP` again with its registers restored, so that the kernel's own system-call restart
-//! logic applies to the call it was in.
+//! `PTRACE_SEIZE` + `PTRACE_INTERRUPT` stop one thread without a signal the program could see. A
+//! `syscall` instruction is found in the vdso, so no text is patched. Before the thread goes on it
+//! passes through a `PTRACE_EVENT_STOP` again with its registers restored, so that the kernel's own
+//! system-call restart logic applies to the call it was in.
 //!
 //! The program does not notice. What a stop or our calls would disturb is put right here:
 //! [`interrupted`] calls are made again, a restartable sequence is aborted ([`rseq`]), syscall user
-//! [`dispatch`] and single-stepping (the trap flag) are off meanwhile, and a stopped thread stays stopped
-//! after it. [`choice`] finds a thread that can be borrowed.
+//! [`dispatch`] and single-stepping (the trap flag) are off meanwhile, and a stopped thread stays
+//! stopped after it. [`choice`] finds a thread that can be borrowed.
 //!
-//! ptrace belongs to the *thread* that seized: a `Tracee` must not leave it (it is `!Send`), and if that
-//! thread ends, the kernel lets the tracee go.
+//! ptrace belongs to the *thread* that seized: a `Tracee` must not leave it (it is `!Send`), and if
+//! that thread ends, the kernel lets the tracee go.
 
 mod choice;
 mod dispatch;
@@ -133,7 +133,8 @@ impl Tracee {
                 ptrace(libc::PTRACE_SYSCALL, self.tid, 0, 0).map_err(|_| TraceError::Died { tid: self.tid })?;
                 match libc::WSTOPSIG(wait(self.tid)?) {
                     SYSCALL_STOP => break,
-                    // Of the instruction itself, for all others are blocked: it would come again and again.
+                    // Of the instruction itself, for all others are blocked: it would come again
+                    // and again.
                     signal @ (libc::SIGSEGV | libc::SIGBUS | libc::SIGILL) => {
                         return Err(TraceError::Astray { tid: self.tid, signal });
                     }
@@ -154,9 +155,9 @@ impl Tracee {
         }
     }
 
-    /// `clone(CLONE_VM)` in the thread: a new process in the same address space, stopped and traced by us
-    /// from its birth. Returns it and the PID it has in the thread's own namespace. A thread `beside` that
-    /// stops only now is none of the new process: it is let go.
+    /// `clone(CLONE_VM)` in the thread: a new process in the same address space, stopped and traced
+    /// by us from its birth. Returns it and the PID it has in the thread's own namespace. A thread
+    /// `beside` that stops only now is none of the new process: it is let go.
     pub fn clone_process(&mut self, beside: &mut Beside) -> Result<(Tracee, i32), TraceError> {
         let flags = libc::CLONE_VM | libc::CLONE_FILES | libc::CLONE_PTRACE;
         let pid_there = self.call("clone", libc::SYS_clone, [flags as u64, 0, 0, 0, 0, 0])? as i32;
@@ -202,8 +203,8 @@ impl Tracee {
     /// Lets the thread go on exactly where it was.
     pub fn release(self) -> Result<(), TraceError> {
         let died = |_| TraceError::Died { tid: self.tid };
-        // A harmless getpid, so that the thread is in kernel mode when the interrupt reaches it: it then
-        // stops before any instruction of the program's runs.
+        // A harmless getpid, so that the thread is in kernel mode when the interrupt reaches it: it
+        // then stops before any instruction of the program's runs.
         self.set_registers(&self.registers_for(libc::SYS_getpid, [0; 6]))?;
         ptrace(libc::PTRACE_INTERRUPT, self.tid, 0, 0).map_err(died)?;
         ptrace(libc::PTRACE_CONT, self.tid, 0, 0).map_err(died)?;
@@ -224,8 +225,9 @@ impl Tracee {
         ptrace(libc::PTRACE_DETACH, self.tid, 0, 0).map_err(died)
     }
 
-    /// Sends the thread to `entry` with `rbx = argument` and no stack. With `stay_traced` it runs on as our tracee (its
-    /// seccomp filter stays suspended) and the caller must go on waiting for it.
+    /// Sends the thread to `entry` with `rbx = argument` and no stack. With `stay_traced` it runs
+    /// on as our tracee (its seccomp filter stays suspended) and the caller must go on waiting for
+    /// it.
     pub fn jump(self, entry: u64, argument: u64, stay_traced: bool) -> Result<(), TraceError> {
         let mut regs = self.saved;
         regs.rip = entry;
@@ -245,8 +247,8 @@ impl Tracee {
     }
 }
 
-/// A process that was made for us must never run on as a copy of the program: it ends when its tracer does, until it is let go. Its options are those of the thread
-/// that has made it, else.
+/// A process that was made for us must never run on as a copy of the program: it ends when its
+/// tracer does, until it is let go. Its options are those of the thread that has made it, else.
 fn end_with_us(pid: i32, like: i32) {
     let seccomp = process::identity(like).is_ok_and(|identity| identity.seccomp);
     let options = PTRACE_O_TRACESYSGOOD | PTRACE_O_EXITKILL | if seccomp { PTRACE_O_SUSPEND_SECCOMP } else { 0 };
@@ -256,7 +258,8 @@ fn end_with_us(pid: i32, like: i32) {
 
 /// A tracee of this thread that has something to tell, which it goes on to tell.
 fn next_to_tell() -> Option<i32> {
-    // SAFETY: all zeros is a valid value of this plain C struct, and the one that tells that nobody has anything to say.
+    // SAFETY: all zeros is a valid value of this plain C struct, and the one that tells that nobody
+    // has anything to say.
     let mut told: libc::siginfo_t = unsafe { std::mem::zeroed() };
     let flags = libc::WEXITED | libc::WSTOPPED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL | libc::__WNOTHREAD;
     // SAFETY: waitid writes one siginfo_t. __WNOTHREAD keeps it to tracees of this thread.
@@ -273,8 +276,8 @@ fn interrupt_new(tid: i32, suspend_seccomp: bool) -> Result<(), TraceError> {
     ptrace(libc::PTRACE_INTERRUPT, tid, 0, 0).map_err(seize)
 }
 
-/// Keeps a traced thread running until it ends: every stop is passed on. For a stub whose seccomp filter
-/// is suspended. Threads that were asked to stop beside it are let go when they do.
+/// Keeps a traced thread running until it ends: every stop is passed on. For a stub whose seccomp
+/// filter is suspended. Threads that were asked to stop beside it are let go when they do.
 pub fn accompany(tid: i32, beside: &mut Beside) {
     loop {
         let mut status = 0;
@@ -299,7 +302,8 @@ pub fn accompany(tid: i32, beside: &mut Beside) {
 }
 
 fn ptrace(request: libc::c_uint, tid: i32, addr: usize, data: usize) -> Result<(), Errno> {
-    // SAFETY: requests that write through `data` are only made here with a pointer to a live object of the right size.
+    // SAFETY: requests that write through `data` are only made here with a pointer to a live object
+    // of the right size.
     Errno::result(unsafe { libc::ptrace(request, tid, addr, data) }).map(drop)
 }
 
@@ -318,7 +322,8 @@ fn registers(tid: i32) -> Result<libc::user_regs_struct, TraceError> {
     Ok(regs)
 }
 
-/// The next stop of `tid`. A stop of a tracee is a matter of microseconds, so this yields before it sleeps.
+/// The next stop of `tid`. A stop of a tracee is a matter of microseconds, so this yields before it
+/// sleeps.
 fn wait(tid: i32) -> Result<i32, TraceError> {
     let start = Instant::now();
     loop {

@@ -1,10 +1,13 @@
 //! ptrace in a process of its own, which outlives annexd.
 //!
-//! A thread that is stopped runs our system calls with our registers. Were its tracer killed in the middle, the kernel would let it go as it is,
-//! and the program would crash. So what traces is a child of annexd, forked for the occasion: if annexd is killed meanwhile, the child
-//! finishes what it has begun. It has annexd's memory by copy, the descriptors it is given and no others, and ends without running anything of annexd's.
+//! A thread that is stopped runs our system calls with our registers. Were its tracer killed in the
+//! middle, the kernel would let it go as it is, and the program would crash. So what traces is a
+//! child of annexd, forked for the occasion: if annexd is killed meanwhile, the child finishes what
+//! it has begun. It has annexd's memory by copy, the descriptors it is given and no others, and
+//! ends without running anything of annexd's.
 //!
-//! The child of an annexd with many threads must not touch a lock of theirs: what runs here does not log.
+//! The child of an annexd with many threads must not touch a lock of theirs: what runs here does
+//! not log.
 
 use super::process;
 use super::stub::{self, Pause, Seed, StubError};
@@ -35,8 +38,9 @@ enum Report {
     Answers(Vec<(i32, Option<u64>)>),
 }
 
-/// A stub that annexd has yet to write down. Were annexd killed before, nobody would know of it, and it would keep the program's memory for ever: unless
-/// it is said to be known, the tracing process ends it.
+/// A stub that annexd has yet to write down. Were annexd killed before, nobody would know of it,
+/// and it would keep the program's memory for ever: unless it is said to be known, the tracing
+/// process ends it.
 pub struct Placed {
     pub traces: StubTraces,
     pub pause: Pause,
@@ -65,7 +69,8 @@ impl Drop for Placed {
     }
 }
 
-/// Puts a stub into process `pid`, around the context behind `seed` or, if that is `/dev/userfaultfd`, a new one.
+/// Puts a stub into process `pid`, around the context behind `seed` or, if that is
+/// `/dev/userfaultfd`, a new one.
 pub fn inject(pid: i32, seed: BorrowedFd<'_>, is_device: bool, suspend_seccomp: bool) -> Result<Placed, StubError> {
     let failed = |error| StubError::Apart(format!("failed to start a tracing process: {error}"));
     let (heard, word) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC).map_err(|errno| failed(errno.into()))?;
@@ -137,8 +142,8 @@ pub fn reap(pid: i32, stub: i32, mappings: &[(u64, u64)]) {
 /// How long threads are asked in one go: those that are left are asked in the next.
 const ASKING: Duration = Duration::from_millis(100);
 
-/// Asks threads of process `pid` at which address the kernel is to clear their TID (0: nowhere). `None`: the
-/// thread can't be asked. They write their answer to `scratch`.
+/// Asks threads of process `pid` at which address the kernel is to clear their TID (0: nowhere).
+/// `None`: the thread can't be asked. They write their answer to `scratch`.
 pub fn ask_where_tids_are_cleared(pid: i32, tids: &[i32], scratch: u64) -> Vec<(i32, Option<u64>)> {
     let seccomp = process::identity(pid).is_ok_and(|i| i.seccomp);
     let asked = run(&[], |mut report| {
@@ -180,10 +185,12 @@ impl Reporter {
     }
 }
 
-/// Runs `body` in a child that has these descriptors; what it reported, and the child, which may go on after its report and is to be [collected](collect).
+/// Runs `body` in a child that has these descriptors; what it reported, and the child, which may go
+/// on after its report and is to be [collected](collect).
 fn run(keep: &[RawFd], body: impl FnOnce(Reporter)) -> io::Result<(Vec<u8>, Pid)> {
     let (ours, theirs) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC)?;
-    // SAFETY: the child runs only `body`, on this thread's copy, and ends by _exit. The C library makes its allocator usable there.
+    // SAFETY: the child runs only `body`, on this thread's copy, and ends by _exit. The C library
+    // makes its allocator usable there.
     match unsafe { fork() }? {
         ForkResult::Child => {
             let ended = catch_unwind(AssertUnwindSafe(|| {

@@ -1,8 +1,9 @@
 //! One userfaultfd context: the kernel's calls turned into decisions.
 //!
-//! The `userfaultfd` crate registers, unregisters and wakes. COPY with write-protection, WRITEPROTECT without a
-//! wake, POISON and the message layout are newer than the crate; they are issued here, from the kernel's
-//! `include/uapi/linux/userfaultfd.h`. Every outcome the pager acts on is a variant, never an errno.
+//! The `userfaultfd` crate registers, unregisters and wakes. COPY with write-protection,
+//! WRITEPROTECT without a wake, POISON and the message layout are newer than the crate; they are
+//! issued here, from the kernel's `include/uapi/linux/userfaultfd.h`. Every outcome the pager acts
+//! on is a variant, never an errno.
 
 use super::ring::Waiters;
 use super::table::{PageIdx, Table};
@@ -104,7 +105,8 @@ pub struct MoveArg {
     pub moved: i64,
 }
 
-/// `struct uffdio_register`, which begins with the `struct uffdio_range` of an UNREGISTER; the stub issues the calls.
+/// `struct uffdio_register`, which begins with the `struct uffdio_range` of an UNREGISTER; the stub
+/// issues the calls.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct RegisterArg {
@@ -158,7 +160,8 @@ pub struct Message {
 /// A message, read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A thread waits for the page at `addr` (page-aligned). `thread` is its ID in its own PID namespace.
+    /// A thread waits for the page at `addr` (page-aligned). `thread` is its ID in its own PID
+    /// namespace.
     Fault { addr: u64, write: bool, thread: i32 },
     /// The process forked; `uffd` is the child's context, in our descriptor table.
     Fork { uffd: RawFd },
@@ -232,7 +235,8 @@ impl Proof {
         uffd.is_dead().then_some(Proof(()))
     }
 
-    /// No record of the table says that a page is anywhere but in memory. Nothing may be evicted any more.
+    /// No record of the table says that a page is anywhere but in memory. Nothing may be evicted
+    /// any more.
     pub fn all_back(table: &Table) -> Option<Proof> {
         (table.evicted() == 0 && table.intent().is_none()).then_some(Proof(()))
     }
@@ -258,7 +262,8 @@ pub struct Uffd {
 }
 
 impl Uffd {
-    /// Takes a fresh descriptor through the handshake. Fails with the missing features' bits if the kernel lacks any.
+    /// Takes a fresh descriptor through the handshake. Fails with the missing features' bits if the
+    /// kernel lacks any.
     pub fn handshake(fd: OwnedFd, features: u64) -> io::Result<Uffd> {
         let mut arg = ApiArg { api: API, features, ioctls: 0 };
         // SAFETY: `arg` is the struct this ioctl takes and outlives the call.
@@ -297,7 +302,8 @@ impl Uffd {
         self.is_needed.store(false, Relaxed);
     }
 
-    /// The threads that fault here wait at this ring: whatever wakes them in the kernel wakes them there too.
+    /// The threads that fault here wait at this ring: whatever wakes them in the kernel wakes them
+    /// there too.
     pub fn with_ring(mut self, ring: Waiters) -> Uffd {
         self.ring = Some(ring);
         self
@@ -326,15 +332,16 @@ impl Uffd {
         sys(self.context.unregister(start as *mut c_void, len as usize))
     }
 
-    /// Wakes threads that wait for pages in the range; they fault again if the page is still missing.
+    /// Wakes threads that wait for pages in the range; they fault again if the page is still
+    /// missing.
     pub fn wake(&self, start: u64, len: u64) {
         // Fails only for a range that is no range; there is nobody to wake then.
         let _ = self.context.wake(start as *mut c_void, len as usize);
         self.wake_at_ring(start, len);
     }
 
-    /// Installs pages from our memory and wakes their waiters. `protect` makes the pages write-protected, so that a
-    /// later scan tells whether they were written.
+    /// Installs pages from our memory and wakes their waiters. `protect` makes the pages
+    /// write-protected, so that a later scan tells whether they were written.
     ///
     /// # Safety
     /// `src..src + len` must be readable memory of this process.
@@ -352,7 +359,8 @@ impl Uffd {
         installed
     }
 
-    /// Asks whether the address space is alive, by an operation that can't succeed on an address nobody maps.
+    /// Asks whether the address space is alive, by an operation that can't succeed on an address
+    /// nobody maps.
     pub fn is_dead(&self) -> bool {
         let range = RangeArg { start: 1 << 16, len: 4096 };
         let mut arg = ModeCountArg { range, mode: ZEROPAGE_MODE_DONTWAKE, count: 0 };
@@ -381,9 +389,10 @@ impl Uffd {
         outcome(result, arg.count, 4096)
     }
 
-    /// Asks whether a resident page is registered, by an operation that can't succeed on a page that is there. Does not disturb the CPUs the app
-    /// runs on, as write-protecting would. (On an absent page it would install zeros: ask only for pages that are resident, or whose
-    /// content is zeros if they are not.)
+    /// Asks whether a resident page is registered, by an operation that can't succeed on a page
+    /// that is there. Does not disturb the CPUs the app runs on, as write-protecting would. (On an
+    /// absent page it would install zeros: ask only for pages that are resident, or whose content
+    /// is zeros if they are not.)
     pub fn probe_resident(&self, addr: u64) -> Probe {
         match self.zero(addr) {
             Installed::Done | Installed::Partly(_) | Installed::Exists => Probe::Registered,
@@ -393,11 +402,12 @@ impl Uffd {
         }
     }
 
-    /// Asks whether a page lies in a mapping registered with any context, by a COPY whose source can't be read: changes nothing, whether the page is
-    /// there or not.
+    /// Asks whether a page lies in a mapping registered with any context, by a COPY whose source
+    /// can't be read: changes nothing, whether the page is there or not.
     pub fn is_registered(&self, addr: u64) -> Probe {
         let mut arg = CopyArg { dst: addr, src: unreadable(), len: 4096, mode: COPY_MODE_DONTWAKE, copied: 0 };
-        // SAFETY: `arg` is the struct this ioctl takes; its source is mapped without access, which the kernel reports and does not follow.
+        // SAFETY: `arg` is the struct this ioctl takes; its source is mapped without access, which
+        // the kernel reports and does not follow.
         match unsafe { uffdio_copy(self.as_raw_fd(), &mut arg) } {
             Ok(_) | Err(Errno::EFAULT | Errno::EEXIST) => Probe::Registered,
             Err(Errno::EAGAIN) => Probe::TryAgain,
@@ -406,8 +416,9 @@ impl Uffd {
         }
     }
 
-    /// Write-protects a range without waking anybody: tells whether all of it is registered with this context, and keeps what
-    /// the kernel tracks about writes (lifting the protection would erase that).
+    /// Write-protects a range without waking anybody: tells whether all of it is registered with
+    /// this context, and keeps what the kernel tracks about writes (lifting the protection would
+    /// erase that).
     pub fn probe(&self, start: u64, len: u64) -> Probe {
         let mut arg = ModeArg { range: RangeArg { start, len }, mode: WP_MODE_WP };
         // SAFETY: `arg` is the struct this ioctl takes and outlives the call.
@@ -419,7 +430,8 @@ impl Uffd {
         }
     }
 
-    /// Lifts the write protection of a page, so that it counts as written. Whether that could be done.
+    /// Lifts the write protection of a page, so that it counts as written. Whether that could be
+    /// done.
     pub fn count_as_written(&self, addr: u64) -> bool {
         const DONTWAKE: u64 = 1 << 1;
         let mut arg = ModeArg { range: RangeArg { start: addr, len: 4096 }, mode: DONTWAKE };
@@ -427,7 +439,8 @@ impl Uffd {
         unsafe { uffdio_writeprotect(self.as_raw_fd(), &mut arg) }.is_ok()
     }
 
-    /// Reads messages into `into`; the number read, 0 if there is none. `Err` means the context is of no use any more.
+    /// Reads messages into `into`; the number read, 0 if there is none. `Err` means the context is
+    /// of no use any more.
     ///
     /// # Safety
     /// `into` must be valid for writes of `max` messages.
@@ -436,7 +449,8 @@ impl Uffd {
         match unsafe { self.read_at_once(into.cast(), max * size_of::<Message>()) } {
             Ok(n) => Ok(n / size_of::<Message>()),
             Err(Errno::EAGAIN) => {
-                // Seldom: whoever waits is told that there is something. Or the program has made it a descriptor that is not polled.
+                // Seldom: whoever waits is told that there is something. Or the program has made it
+                // a descriptor that is not polled.
                 let _ = fcntl(self.as_fd(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK));
                 Ok(0)
             }
@@ -445,10 +459,10 @@ impl Uffd {
         }
     }
 
-    /// Reads what is there, and does not wait. Whether reading a descriptor waits (`O_NONBLOCK`) can be
-    /// changed by whoever has a copy, and the program has one. So the call itself says that it must not.
-    /// Where the kernel has no such call, the flag is set before each read: before Linux 6.10, and for the
-    /// context of a fork's child.
+    /// Reads what is there, and does not wait. Whether reading a descriptor waits (`O_NONBLOCK`)
+    /// can be changed by whoever has a copy, and the program has one. So the call itself says that
+    /// it must not. Where the kernel has no such call, the flag is set before each read: before
+    /// Linux 6.10, and for the context of a fork's child.
     ///
     /// # Safety
     /// `into` must be valid for writes of `max` bytes.
@@ -466,7 +480,8 @@ impl Uffd {
         Errno::result(unsafe { libc::read(self.as_raw_fd(), into, max) }).map(|n| n as usize)
     }
 
-    /// Faults that can be read, which the kernel hands out before anything else; 0 if that is not known.
+    /// Faults that can be read, which the kernel hands out before anything else; 0 if that is not
+    /// known.
     pub fn pending_faults(&self) -> usize {
         let mut bytes = [0; 512];
         let Some(Ok(read)) = self.info.as_ref().map(|info| info.read_at(&mut bytes, 0)) else { return 0 };
@@ -508,7 +523,8 @@ fn unreadable() -> u64 {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a fresh mapping at an address of the kernel's choice touches nothing that exists.
         let page = unsafe { libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_NONE, flags, -1, 0) };
-        // The kernel's half of the address space can't be read either, if there is no mapping to be had.
+        // The kernel's half of the address space can't be read either, if there is no mapping to be
+        // had.
         if page == libc::MAP_FAILED { 1 << 46 } else { page as u64 }
     })
 }

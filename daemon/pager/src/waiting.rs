@@ -1,8 +1,10 @@
-//! How fault workers wait: asleep, or polling. What suits this machine is measured when annexd starts, for some milliseconds, on memory of its own.
+//! How fault workers wait: asleep, or polling. What suits this machine is measured when annexd
+//! starts, for some milliseconds, on memory of its own.
 //!
-//! A worker that sleeps on the CPU where the fault happens costs two switches between threads and no interrupt. One that polls on another CPU costs none of
-//! these, but what it reads was just written by the other one, and the program that has slept is woken by an interrupt: on bare metal that is quick, in a
-//! virtual machine it is slow. And it takes a CPU, so it must be worth it.
+//! A worker that sleeps on the CPU where the fault happens costs two switches between threads and
+//! no interrupt. One that polls on another CPU costs none of these, but what it reads was just
+//! written by the other one, and the program that has slept is woken by an interrupt: on bare metal
+//! that is quick, in a virtual machine it is slow. And it takes a CPU, so it must be worth it.
 
 use super::process;
 use annex_host::priority::Precedence;
@@ -20,7 +22,8 @@ use userfaultfd::{Event, Uffd, UffdBuilder};
 /// Faults that are measured each way at most, and for how long.
 const FAULTS: usize = 256;
 const LONGEST: Duration = Duration::from_millis(20);
-/// A worker that polls because that was found to be better goes to sleep when nothing has come for this long: an idle host's CPUs are not burnt.
+/// A worker that polls because that was found to be better goes to sleep when nothing has come for
+/// this long: an idle host's CPUs are not burnt.
 const QUIET: Duration = Duration::from_millis(1);
 
 /// `wait` in annexd's configuration: how workers wait for faults.
@@ -86,7 +89,8 @@ impl fmt::Display for Waiting {
 }
 
 impl Measured {
-    /// A quarter faster at least, and as many CPUs again for the programs that the workers are there for.
+    /// A quarter faster at least, and as many CPUs again for the programs that the workers are
+    /// there for.
     fn favours_polling(&self, workers: usize, cpus: usize) -> bool {
         cpus >= 2 * workers && self.polling.is_some_and(|polling| polling * 5 < self.asleep * 4)
     }
@@ -141,7 +145,8 @@ fn touch(memory: &MmapRaw, cpu: usize) -> Vec<Duration> {
     let (began, mut took) = (Instant::now(), Vec::with_capacity(FAULTS));
     while took.len() < FAULTS && began.elapsed() < LONGEST {
         let start = Instant::now();
-        // SAFETY: the page lies in the mapping, which is readable, and nobody writes to it but the kernel before this returns.
+        // SAFETY: the page lies in the mapping, which is readable, and nobody writes to it but the
+        // kernel before this returns.
         unsafe { memory.as_ptr().add(took.len() * PAGE_SIZE).read_volatile() };
         took.push(start.elapsed());
     }
@@ -153,7 +158,8 @@ fn answer(uffd: &Uffd, polls: bool) -> anyhow::Result<()> {
     static PAGE: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
     match uffd.read_event()? {
         Some(Event::Pagefault { addr, .. }) => {
-            // SAFETY: a page of the mapping that this was registered for, from a page that is always there.
+            // SAFETY: a page of the mapping that this was registered for, from a page that is
+            // always there.
             unsafe { uffd.copy(PAGE.as_ptr().cast(), addr, PAGE_SIZE, true) }?;
         }
         Some(_) => {}

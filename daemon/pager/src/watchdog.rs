@@ -1,4 +1,5 @@
-//! What the threads that are not fault workers are at, and since when: one that stands still is noticed, and it is said where.
+//! What the threads that are not fault workers are at, and since when: one that stands still is
+//! noticed, and it is said where.
 
 use super::process;
 use super::worker::Workers;
@@ -85,7 +86,8 @@ impl Default for Watchdog {
     }
 }
 
-/// Says it when a thread has stopped making progress and when it goes on, until the other end of `over` is dropped. `look` is called each time too.
+/// Says it when a thread has stopped making progress and when it goes on, until the other end of
+/// `over` is dropped. `look` is called each time too.
 pub fn watch(watchdog: &Watchdog, workers: &Weak<Workers>, over: &Receiver<()>, look: impl Fn()) {
     let mut said = [None; MOST_EVICTORS + 1];
     let mut is_stalled = false;

@@ -1,9 +1,11 @@
 //! Changes whose company is not known to be complete, see `changes`; and their saved form.
 //!
-//! What is displaced is in no table's records, so the window is saved with every change (`table`'s window words, u32): lists, each its length first.
-//! Ranges are four words (first page low, high, end low, high); a doubt is a range and two words for its origin; a displaced range is followed by its records (length, then page low, high, record,
-//! policy each); a past change is its kind, then the child's number (two words), a range, or a range and the page it moved to. The last list, of ranges, is what
-//! the space has changed of its own while it was young.
+//! What is displaced is in no table's records, so the window is saved with every change (`table`'s
+//! window words, u32): lists, each its length first. Ranges are four words (first page low, high,
+//! end low, high); a doubt is a range and two words for its origin; a displaced range is followed
+//! by its records (length, then page low, high, record, policy each); a past change is its kind,
+//! then the child's number (two words), a range, or a range and the page it moved to. The last
+//! list, of ranges, is what the space has changed of its own while it was young.
 
 use super::ambiguous_unmap::{AmbiguousUnmap, Origin};
 use super::space::{Space, SpaceId};
@@ -33,7 +35,8 @@ const REMOVE: u32 = 5;
 const PARENT: u64 = u64::MAX;
 const BELOW: u64 = u64::MAX - 1;
 
-/// Records of a mapping that another one has landed upon, until the message that says where it went.
+/// Records of a mapping that another one has landed upon, until the message that says where it
+/// went.
 #[derive(Clone)]
 pub struct Displaced {
     pub at: Range,
@@ -71,7 +74,8 @@ pub fn target_of(source: Range, to: PageIdx) -> Range {
 #[derive(Default)]
 pub struct Window {
     pub landed: Vec<Range>,
-    /// What REMAPs have left: each is followed by an UNMAP of the same range, which says nothing new.
+    /// What REMAPs have left: each is followed by an UNMAP of the same range, which says nothing
+    /// new.
     pub echoes: Vec<Range>,
     /// Oldest first.
     pub displaced: Vec<Displaced>,
@@ -88,7 +92,8 @@ impl Window {
         !(nothing_moved && self.past.is_empty() && self.own.is_empty())
     }
 
-    /// Takes what is displaced in `range` out: the records found, and the parts of the range in which nothing was displaced.
+    /// Takes what is displaced in `range` out: the records found, and the parts of the range in
+    /// which nothing was displaced.
     pub fn vacate(&mut self, range: Range) -> (Vec<(PageIdx, Record, u8)>, Vec<Range>) {
         let (mut found, mut rest) = (Vec::new(), vec![range]);
         let mut kept = Vec::new();
@@ -202,7 +207,8 @@ impl Window {
         }
     }
 
-    /// A child of a child that has ended takes that one's place: it was forked after the same changes.
+    /// A child of a child that has ended takes that one's place: it was forked after the same
+    /// changes.
     pub fn adopt(&mut self, dead: SpaceId, child: &Arc<Space>) {
         let is = |past: &Past, id| matches!(past, Past::Fork(child, _) if *child == id);
         if self.past.iter().any(|past| is(past, child.id)) {
@@ -219,7 +225,8 @@ impl Window {
         self.past.iter().filter_map(child).collect()
     }
 
-    /// The first page of `range` that the space has not unmapped or moved itself while it was young.
+    /// The first page of `range` that the space has not unmapped or moved itself while it was
+    /// young.
     pub fn first_untouched(&self, range: Range) -> Option<PageIdx> {
         let mut untouched = vec![range];
         for own in self.own.iter().flat_map(Past::maps_anew) {

@@ -1,13 +1,17 @@
-//! A fault worker: one thread that reads userfaultfd messages and installs pages, its own lane to the pool beside it.
+//! A fault worker: one thread that reads userfaultfd messages and installs pages, its own lane to
+//! the pool beside it.
 //!
-//! Every worker watches the userfaultfds of all spaces through an epoll set of its own. With few workers (one per CPU, pinned) each of them is
-//! woken by a fault, and the one on the faulting CPU gets there first, which is the cheapest place to serve it from: no
-//! inter-processor interrupt. With many, the watches are exclusive, so that a fault wakes one of them and not all. A space
-//! whose faults come from one CPU is watched by the worker there alone ([`home`](super::cpu_affinity)).
+//! Every worker watches the userfaultfds of all spaces through an epoll set of its own. With few
+//! workers (one per CPU, pinned) each of them is woken by a fault, and the one on the faulting CPU
+//! gets there first, which is the cheapest place to serve it from: no inter-processor interrupt.
+//! With many, the watches are exclusive, so that a fault wakes one of them and not all. A space
+//! whose faults come from one CPU is watched by the worker there alone
+//! ([`home`](super::cpu_affinity)).
 //!
-//! A worker never waits for anything but its epoll set. What can't be done at once goes to `again` and is tried on the next turn. A space whose lock somebody keeps
-//! (an evictor, with a stub that stands still because its program is frozen) is taken out of the epoll set until it can be had: its messages would wake the
-//! worker without end, and all other programs would wait for that.
+//! A worker never waits for anything but its epoll set. What can't be done at once goes to `again`
+//! and is tried on the next turn. A space whose lock somebody keeps (an evictor, with a stub that
+//! stands still because its program is frozen) is taken out of the epoll set until it can be had:
+//! its messages would wake the worker without end, and all other programs would wait for that.
 
 mod reading;
 mod rings;
@@ -42,7 +46,8 @@ use std::time::{Duration, Instant};
 
 /// Pages of transfer buffers a worker has: 1 MiB.
 const BUFFERS: usize = 256;
-/// Times that faults were read after which a worker rings for the thread that looks where those come from, if that sleeps.
+/// Times that faults were read after which a worker rings for the thread that looks where those
+/// come from, if that sleeps.
 const RING_EVERY: u32 = 16;
 /// How long a space's lock may be held by somebody else before the worker turns to other spaces.
 const PATIENCE: Duration = Duration::from_millis(2);
@@ -77,7 +82,8 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// Starts `count` workers (0: one per CPU, four at most), pinned to CPUs in turn if there are enough of those.
+    /// Starts `count` workers (0: one per CPU, four at most), pinned to CPUs in turn if there are
+    /// enough of those.
     pub fn start(config: &PagerConfig, shared: &Arc<Shared>, registry: &Arc<Registry>) -> io::Result<Workers> {
         let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
         let count = if config.fault_workers == 0 { cpus.min(HERD) } else { config.fault_workers as usize };
@@ -290,8 +296,10 @@ impl Worker {
         }
     }
 
-    /// One that polls must leave ordinary threads this CPU: those of its group come first if it waits for faults, nobody does if it looks at rings. A donor's thread on
-    /// this host is to run right here once it has been asked: the kernel sends it to another CPU if a thread of real time asks that stays on its own.
+    /// One that polls must leave ordinary threads this CPU: those of its group come first if it
+    /// waits for faults, nobody does if it looks at rings. A donor's thread on this host is to run
+    /// right here once it has been asked: the kernel sends it to another CPU if a thread of real
+    /// time asks that stays on its own.
     fn give_precedence(&self, has: &mut Option<Precedence>) {
         let may = match (self.polls_rings(), self.polls_for.is_zero() && !self.lane.is_served_here()) {
             (true, _) => Precedence::Ordinary,
@@ -304,10 +312,12 @@ impl Worker {
         }
     }
 
-    /// How long to sleep: not at all with work that only needs another try, at most 50 ms with reads under way.
+    /// How long to sleep: not at all with work that only needs another try, at most 50 ms with
+    /// reads under way.
     fn timeout(&mut self, stalled_since: &mut Option<Instant>) -> EpollTimeout {
         if !self.again.is_empty() {
-            // The app is in the middle of a system call that changes its mappings. Most take microseconds; a fork of much memory takes longer.
+            // The app is in the middle of a system call that changes its mappings. Most take
+            // microseconds; a fork of much memory takes longer.
             let since = *stalled_since.get_or_insert_with(Instant::now);
             if since.elapsed() < Duration::from_micros(200) {
                 std::thread::yield_now();
@@ -351,8 +361,8 @@ impl Worker {
         }
     }
 
-    /// Applies every change that can be read, then serves the faults that came with them (they have waited since `since`), and `also`. False:
-    /// the space is busy.
+    /// Applies every change that can be read, then serves the faults that came with them (they have
+    /// waited since `since`), and `also`. False: the space is busy.
     fn attend(&mut self, space: &Arc<Space>, since: Instant, also: Option<Fault>) -> bool {
         let shared = self.shared.clone();
         if !space.grows_up(&shared) {
@@ -386,7 +396,8 @@ impl Worker {
         }
     }
 
-    /// The space's core, if it can be had soon by the way that is wanted; if not, whoever asks must try `again`.
+    /// The space's core, if it can be had soon by the way that is wanted; if not, whoever asks must
+    /// try `again`.
     fn core_of<'a>(&mut self, space: &Space, take: impl Fn(Duration) -> Option<Hold<'a>>) -> Option<Hold<'a>> {
         let held_up = self.held_up.iter().position(|id| *id == space.id);
         let core = take(if held_up.is_some() { Duration::ZERO } else { PATIENCE });

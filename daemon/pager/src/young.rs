@@ -1,17 +1,22 @@
 //! Children that have just been forked, and what of their parent's changes they have.
 //!
-//! A change that was read after a FORK may have happened before it, and messages don't tell. So a child is *young* until its parent's window closes (see
-//! [`changes`](super::changes)). Then all has been read that can have happened before the fork, and it is decided by what the child has mapped:
+//! A change that was read after a FORK may have happened before it, and messages don't tell. So a
+//! child is *young* until its parent's window closes (see [`changes`](super::changes)). Then all
+//! has been read that can have happened before the fork, and it is decided by what the child has
+//! mapped:
 //!
 //! - An UNMAP leaves a doubt: if the child has nothing there, it is one of the child's too.
-//! - A REMAP is one of the child's if the child has its target, and had not got that otherwise ([`was_before`]).
+//! - A REMAP is one of the child's if the child has its target, and had not got that otherwise
+//!   ([`was_before`]).
 //!
-//! A parent whose threads do little but change mappings may never be met without an unread change. Then a child comes of age with [`PATIENCE`], if all that is evicted of it
-//! lies where it has something mapped: what had moved before the fork, unread, would not. (But for MREMAP_DONTUNMAP, and for what has been landed upon at once:
-//! those are what the time is for.)
+//! A parent whose threads do little but change mappings may never be met without an unread change.
+//! Then a child comes of age with [`PATIENCE`], if all that is evicted of it lies where it has
+//! something mapped: what had moved before the fork, unread, would not. (But for MREMAP_DONTUNMAP,
+//! and for what has been landed upon at once: those are what the time is for.)
 //!
-//! Nothing of a young child is served: where a mapping had moved to it would find zeros. Its own messages are read only if one of them keeps the kernel from answering,
-//! and what those are about is remembered: there the kernel's answer says nothing about the fork.
+//! Nothing of a young child is served: where a mapping had moved to it would find zeros. Its own
+//! messages are read only if one of them keeps the kernel from answering, and what those are about
+//! is remembered: there the kernel's answer says nothing about the fork.
 
 use super::ambiguous_unmap::{AmbiguousUnmap, Origin};
 use super::hold::Hold;
@@ -24,7 +29,8 @@ use annex_shared::page::PAGE_SIZE;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// After which time a child need not wait for its parent's changes to end. A message is a scheduling delay behind its change.
+/// After which time a child need not wait for its parent's changes to end. A message is a
+/// scheduling delay behind its change.
 const PATIENCE: Duration = Duration::from_millis(20);
 /// How long a child that changes its mappings is waited for.
 const REST: Duration = Duration::from_secs(5);
@@ -51,7 +57,8 @@ impl Space {
         self.elder.lock().is_some()
     }
 
-    /// Closes the window of a young child's parent if no change of that is unread any more. False: the child is young still. The caller has no core.
+    /// Closes the window of a young child's parent if no change of that is unread any more. False:
+    /// the child is young still. The caller has no core.
     pub(super) fn grows_up(&self, shared: &Shared) -> bool {
         let elder = self.elder.lock().clone();
         let Some((elder, _)) = elder else { return true };
@@ -84,15 +91,16 @@ impl Space {
         }
     }
 
-    /// The parent has ended: its children get what could be read. What a thread had changed that was killed with it before it could say so, is not known.
+    /// The parent has ended: its children get what could be read. What a thread had changed that
+    /// was killed with it before it could say so, is not known.
     pub(super) fn release_orphans(&self, core: &mut Core, shared: &Shared) {
         let past = std::mem::take(&mut core.window.past);
         self.release_children(&past, Read::All, shared);
     }
 
-    /// The space is about to be forgotten: it has ended, or is let go of. Its children get what could be read of
-    /// its changes; if it was young itself, they wait for its parent's in its place. False: its parent's
-    /// core is not to be had now.
+    /// The space is about to be forgotten: it has ended, or is let go of. Its children get what
+    /// could be read of its changes; if it was young itself, they wait for its parent's in its
+    /// place. False: its parent's core is not to be had now.
     pub fn bequeath(&self, shared: &Shared) -> bool {
         let elder = self.elder.lock().as_ref().and_then(|(elder, _)| elder.upgrade());
         let mut elders = match elder.as_ref().map(|elder| elder.core_within(PATIENCE)) {
@@ -176,7 +184,8 @@ impl Space {
             .stop("a child was forked as mappings of its parent were moved, and which of them it has can't be told");
     }
 
-    /// Whether all that is evicted lies where the child has something mapped, or these changes say why not. `None`: it can't be told.
+    /// Whether all that is evicted lies where the child has something mapped, or these changes say
+    /// why not. `None`: it can't be told.
     fn explains(self: &Arc<Self>, core: &mut Hold<'_>, inherited: &[Inherited], shared: &Shared) -> Option<bool> {
         let mut evicted: Vec<PageIdx> = Vec::new();
         let (start, end) = Table::everything();
@@ -259,8 +268,9 @@ impl Space {
         }
     }
 
-    /// Whether the child has a page in memory that is not evicted, in a range that it has mapped. What had been moved away before the fork left none, and its parent
-    /// could not get one there before the message was read.
+    /// Whether the child has a page in memory that is not evicted, in a range that it has mapped.
+    /// What had been moved away before the fork left none, and its parent could not get one there
+    /// before the message was read.
     fn has_pages(&self, core: &Core, range: Range) -> bool {
         let resident = |page: &PageIdx| matches!(core.table.record(*page), Record::None | Record::Clean(_));
         // If it is not there, it reads as zeros in either case.
@@ -275,7 +285,8 @@ impl Space {
         faults.iter().for_each(|fault| self.uffd.wake(fault.page.addr(), PAGE_SIZE as u64));
     }
 
-    /// Its own children have the same, and get it first: an annexd that ends in between leaves the rest to its successor.
+    /// Its own children have the same, and get it first: an annexd that ends in between leaves the
+    /// rest to its successor.
     fn inherit(&self, core: &mut Core, parent: u64, inherited: &[Inherited], shared: &Shared) {
         if core.table.has_inherited_from(parent) {
             return;
@@ -326,8 +337,9 @@ impl Core {
     }
 }
 
-/// Whether the REMAP that is the `nth` change read since a fork happened before it. `after`: where mappings lie that moved after it, by the changes before this one.
-/// `has`: whether the child had a range mapped. `None`: that can't be told.
+/// Whether the REMAP that is the `nth` change read since a fork happened before it. `after`: where
+/// mappings lie that moved after it, by the changes before this one. `has`: whether the child had a
+/// range mapped. `None`: that can't be told.
 fn was_before(since: &[Past], nth: usize, after: &[Range], mut has: impl FnMut(Range) -> Option<bool>) -> Option<bool> {
     let Past::Remap(source, to) = since[nth] else { return Some(false) };
     let target = target_of(source, to);
@@ -335,13 +347,15 @@ fn was_before(since: &[Past], nth: usize, after: &[Range], mut has: impl FnMut(R
     // What moves there has moved after the fork already: so this was after it too.
     let follows = after.iter().any(|moved| overlap(*moved, source).is_some());
     let before = !follows && has(target)? && {
-        // The child may have the target because something else lay there. Then the parent has left it since.
+        // The child may have the target because something else lay there. Then the parent has left
+        // it since.
         let leaves_target = |past: &Past| match past {
             Past::Unmap(range) | Past::Remap(range, _) => overlap(*range, target).is_some(),
             Past::Fork(..) | Past::Echo(_) | Past::Remove(_) => false,
         };
         !others().any(leaves_target) || !has(source)? || {
-            // It has both. A REMAP that unmaps its source was after the fork, unless something had landed there anew; of one that does not, nothing is known.
+            // It has both. A REMAP that unmaps its source was after the fork, unless something had
+            // landed there anew; of one that does not, nothing is known.
             let unmaps = since[nth..].iter().any(|past| matches!(past, Past::Echo(range) if *range == source));
             let lands_there = |past: &Past| match past {
                 Past::Remap(from, to) => overlap(target_of(*from, *to), source).is_some(),

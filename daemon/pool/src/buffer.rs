@@ -1,7 +1,8 @@
-//! Which pages of a lane's arena are in use: first fit over a sorted list of free ranges, without allocation once made.
+//! Which pages of a lane's arena are in use: first fit over a sorted list of free ranges, without
+//! allocation once made.
 
-/// A contiguous piece of a lane's arena. Move-only: while an operation is in flight the lane holds it, so the owner can't touch
-/// the bytes that the fabric is moving.
+/// A contiguous piece of a lane's arena. Move-only: while an operation is in flight the lane holds
+/// it, so the owner can't touch the bytes that the fabric is moving.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a buffer that is dropped is lost to its lane: give it back with Lane::free"]
 pub struct Buf {

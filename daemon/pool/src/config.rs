@@ -30,15 +30,20 @@ pub struct PoolConfig {
     pub start_wait: TimeSpan,
     /// This machine's RDMA device, port and GID; what is left out is chosen.
     pub verbs: DeviceChoice,
-    /// How long a donor may be without a working connection before writes go on without it. What it misses is copied to it when it is back.
+    /// How long a donor may be without a working connection before writes go on without it. What it
+    /// misses is copied to it when it is back.
     pub away_after: TimeSpan,
-    /// How long a donor may be without a working connection before its replicas count as lost and are rebuilt elsewhere.
+    /// How long a donor may be without a working connection before its replicas count as lost and
+    /// are rebuilt elsewhere.
     pub lost_after: TimeSpan,
-    /// The same for replicas of extents of which no replica is live: programs wait for pages that nobody else has. No shorter than `lost_after`.
+    /// The same for replicas of extents of which no replica is live: programs wait for pages that
+    /// nobody else has. No shorter than `lost_after`.
     pub last_copy_lost_after: TimeSpan,
-    /// A read that takes longer than this is sent to the next replica too, whatever its donor's usual latency.
+    /// A read that takes longer than this is sent to the next replica too, whatever its donor's
+    /// usual latency.
     pub read_timeout: TimeSpan,
-    /// A read that takes longer than 99 of 100 lately, and at least this long, is sent to the next replica too; 0 = off.
+    /// A read that takes longer than 99 of 100 lately, and at least this long, is sent to the next
+    /// replica too; 0 = off.
     pub hedge_after: TimeSpan,
     /// Bytes per second that are copied to make lost replicas anew; 0 = as fast as can be.
     pub repair_rate: ByteSize,
@@ -52,8 +57,8 @@ pub struct PoolConfig {
     pub control_timeout: TimeSpan,
     /// How long an extent stays leased after its last page was released.
     pub idle_return: TimeSpan,
-    /// annexd's own `takeover_wait`, which every lease should outlast: what was in the pool is lost if the leases end
-    /// before the next annexd comes.
+    /// annexd's own `takeover_wait`, which every lease should outlast: what was in the pool is lost
+    /// if the leases end before the next annexd comes.
     #[serde(skip)]
     pub takeover_wait: TimeSpan,
 }
@@ -92,9 +97,11 @@ pub struct DonorConfig {
     /// `host:port` of its agent.
     pub address: String,
     pub transport: TransportChoice,
-    /// Whether `auto` makes do with TCP where RDMA can't be had. If not, a donor without RDMA is down, and RDMA is tried again and again.
+    /// Whether `auto` makes do with TCP where RDMA can't be had. If not, a donor without RDMA is
+    /// down, and RDMA is tried again and again.
     pub tcp_fallback: bool,
-    /// A fault plan for tests (`fail=1/97,corrupt=1/1009,seed=7`): this donor's fabric misbehaves on purpose.
+    /// A fault plan for tests (`fail=1/97,corrupt=1/1009,seed=7`): this donor's fabric misbehaves
+    /// on purpose.
     pub faults: Option<String>,
 }
 
@@ -207,7 +214,8 @@ impl PoolConfig {
 /// The longest donor address the extent table has room for.
 pub(super) const MAX_ADDRESS: usize = 240;
 
-/// True for sizes a slab can have: whole pages, and a power of two so that a slot number splits by shifting.
+/// True for sizes a slab can have: whole pages, and a power of two so that a slot number splits by
+/// shifting.
 pub(super) fn is_slab_size(bytes: u64) -> bool {
     bytes.is_power_of_two() && (16 * PAGE_SIZE as u64..=1 << 30).contains(&bytes)
 }

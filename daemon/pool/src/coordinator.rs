@@ -1,4 +1,5 @@
-//! The coordinator: carries out what the book decides, and tells it what happened. One thread, woken by news; it never waits for the network.
+//! The coordinator: carries out what the book decides, and tells it what happened. One thread,
+//! woken by news; it never waits for the network.
 
 use super::PoolError;
 use super::book::{Action, Book, Grade, Greeting, Placed, Room, Rules};
@@ -22,13 +23,16 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// The coordinator, which waits `LOOK_EVERY` at most, did not run for so long: the machine was frozen, or a virtual one was paused.
+/// The coordinator, which waits `LOOK_EVERY` at most, did not run for so long: the machine was
+/// frozen, or a virtual one was paused.
 pub(super) const STOOD_STILL: Duration = Duration::from_secs(3);
-/// Without news the coordinator looks around this often: idle extents and stock, donors whose time is up.
+/// Without news the coordinator looks around this often: idle extents and stock, donors whose time
+/// is up.
 pub(super) const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Slots of a write whose end was not seen are kept from reuse at least this long, and for one and a half times the longest life of a lease.
-/// A new connection fences the old one, so this matters only when there is no new one: a write that an agent has not executed by then
-/// is refused, since its lease is over, or it was renewed, which shows that the agent runs.
+/// Slots of a write whose end was not seen are kept from reuse at least this long, and for one and
+/// a half times the longest life of a lease. A new connection fences the old one, so this matters
+/// only when there is no new one: a write that an agent has not executed by then is refused, since
+/// its lease is over, or it was renewed, which shows that the agent runs.
 pub(super) const QUARANTINE: Duration = Duration::from_secs(15);
 
 /// What the coordinator is told.
@@ -111,7 +115,8 @@ pub(super) enum News {
     },
     /// Release these after the quarantine.
     Quarantine(SlotRun),
-    /// The same, and what they hold is nobody's: a write that failed, whose bytes its owner has taken back.
+    /// The same, and what they hold is nobody's: a write that failed, whose bytes its owner has
+    /// taken back.
     Discard(SlotRun),
     // From `reserve`.
     Taken,
@@ -140,7 +145,8 @@ struct Coordinator {
     since: Instant,
 }
 
-/// Starts the donor threads and the coordinator; the handle of the coordinator, who ends the others.
+/// Starts the donor threads and the coordinator; the handle of the coordinator, who ends the
+/// others.
 pub(super) fn start(
     core: &Arc<Core>,
     dialer: Arc<dyn Dialer>,
@@ -545,7 +551,8 @@ impl Coordinator {
     fn retire(&mut self, extent: ExtentId) {
         let Some(slots) = self.core.extents.slots_per_extent() else { return };
         {
-            // Under the lock nobody takes slots, and an extent without a used one has no operation in flight: those retain.
+            // Under the lock nobody takes slots, and an extent without a used one has no operation
+            // in flight: those retain.
             let mut allocatable = lock(&self.core.allocatable);
             if self.core.slots.free_count(extent) != slots {
                 return;

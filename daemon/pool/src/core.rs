@@ -43,8 +43,9 @@ pub(super) struct Core {
     pub discarded: Discarded,
 }
 
-/// Slots whose bytes are nobody's: they have references and no content that was ever reported done. Those in quarantine, and those that were taken to be
-/// written later. To be asked while one holds a reference of one's own: what is written from then on is written to every replica there is.
+/// Slots whose bytes are nobody's: they have references and no content that was ever reported done.
+/// Those in quarantine, and those that were taken to be written later. To be asked while one holds
+/// a reference of one's own: what is written from then on is written to every replica there is.
 #[derive(Debug, Default)]
 pub(super) struct Discarded(Mutex<HashSet<SlotIdx>>);
 

@@ -1,5 +1,5 @@
-//! Reaching a donor: the control connection, and the fabric that its welcome allows. Two traits, so that the pool above can be tested
-//! against scripted donors; and what they are in earnest.
+//! Reaching a donor: the control connection, and the fabric that its welcome allows. Two traits, so
+//! that the pool above can be tested against scripted donors; and what they are in earnest.
 
 use super::config::{DonorConfig, PoolConfig, TransportChoice};
 use super::transport::{Choice, Way, is_fallback};
@@ -79,14 +79,15 @@ fn no_way(transport: TransportChoice) -> &'static str {
 
 /// Reaches donors.
 pub trait Dialer: Send + Sync {
-    /// Opens a control connection and says hello as `client`, expecting slabs of `slab_size` bytes (0 = any). May block for the
-    /// configured time.
+    /// Opens a control connection and says hello as `client`, expecting slabs of `slab_size` bytes
+    /// (0 = any). May block for the configured time.
     fn dial(&self, donor: &DonorConfig, client: ClientId, slab_size: u64) -> Result<Dialed, DialError>;
 
     /// The fabric to a donor that said welcome.
     fn fabric(&self, to: &Welcomed<'_>) -> Result<Fabric, DialError>;
 
-    /// Tries whether RDMA works now, to a donor whose fabric is a fallback, and for what its welcome says is held.
+    /// Tries whether RDMA works now, to a donor whose fabric is a fallback, and for what its
+    /// welcome says is held.
     fn try_rdma(&self, to: &Welcomed<'_>) -> Result<(), DialError>;
 }
 
@@ -126,7 +127,8 @@ pub struct Fabric {
     pub why: String,
     /// RDMA would be better, once it works.
     pub is_fallback: bool,
-    /// The arenas as the device knows them, to be held until endpoints hold them: they would be registered a second time otherwise.
+    /// The arenas as the device knows them, to be held until endpoints hold them: they would be
+    /// registered a second time otherwise.
     pub regions: Vec<Arc<MemoryRegion>>,
 }
 
@@ -137,7 +139,8 @@ pub trait DataPath: Send + Sync {
     /// Makes a slab ready, so that its first operation costs no more than any other.
     fn prepare(&self, rkey: Rkey) -> Result<(), DialError>;
     fn forget(&self, rkey: Rkey);
-    /// False if it is of no use any more, and better let go of: an RDMA device can't be removed while somebody has it open.
+    /// False if it is of no use any more, and better let go of: an RDMA device can't be removed
+    /// while somebody has it open.
     fn is_alive(&self) -> bool {
         true
     }
@@ -246,7 +249,8 @@ impl NetDialer {
                 let proof = Proof { client, incarnation, session };
                 let (device, counts) = (self.verbs.clone(), counts.clone());
                 let verbs = Arc::new(VerbsConnector::connect(&Dial { addr: addr()?, proof, timeout, device, counts })?);
-                // A donor that can't register what it has lent (for want of lockable memory) is better reached over TCP.
+                // A donor that can't register what it has lent (for want of lockable memory) is
+                // better reached over TCP.
                 welcome.held.iter().try_for_each(|lease| verbs.prepare(lease.rkey))?;
                 // The same for the buffers here.
                 let regions = arenas.iter().map(|arena| verbs.register(arena)).collect::<Result<_, _>>()?;

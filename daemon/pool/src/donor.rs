@@ -1,5 +1,6 @@
-//! A donor's control thread: keeps the connection to one agent, its leases and the endpoints that lanes have there. It may block on the
-//! network; nobody waits for it but `Pool::lane` and the pool's end.
+//! A donor's control thread: keeps the connection to one agent, its leases and the endpoints that
+//! lanes have there. It may block on the network; nobody waits for it but `Pool::lane` and the
+//! pool's end.
 
 use super::PoolError;
 use super::book::Greeting;
@@ -31,8 +32,9 @@ use std::time::{Duration, Instant};
 /// The least time between two replacements of broken endpoints.
 const REPLACE_EVERY: Duration = Duration::from_millis(20);
 
-/// How long after a fallback to TCP it is looked whether RDMA works, and the longest time between two looks: one that fails for want of answers
-/// takes `op_timeout`, in which this thread does nothing else.
+/// How long after a fallback to TCP it is looked whether RDMA works, and the longest time between
+/// two looks: one that fails for want of answers takes `op_timeout`, in which this thread does
+/// nothing else.
 const FIRST_LOOK: Duration = Duration::from_secs(2);
 const LAST_LOOK: Duration = Duration::from_secs(30);
 
@@ -155,7 +157,8 @@ struct Keep {
     wake: Arc<EventFd>,
     session: Session,
     connection: Option<Connection>,
-    /// What lanes' endpoints came from. It outlives the control connection: they work on without one as long as the leases last.
+    /// What lanes' endpoints came from. It outlives the control connection: they work on without
+    /// one as long as the leases last.
     path: Option<Arc<dyn DataPath>>,
     /// Lanes that need an endpoint.
     want: BTreeSet<u32>,
@@ -260,7 +263,8 @@ impl Keep {
         }
         let (transport, path) = (connection.path.transport(), connection.path.clone());
         self.connection = Some(connection);
-        // Endpoints of an earlier session may be of another incarnation, or unfit for slabs leased from now on.
+        // Endpoints of an earlier session may be of another incarnation, or unfit for slabs leased
+        // from now on.
         self.want.extend(lock(&self.core.lanes).iter().map(|l| l.id));
         // A donor counts as up only when data flows too.
         self.open_wanted()?;
@@ -300,7 +304,8 @@ impl Keep {
         Ok(())
     }
 
-    /// Connects anew if RDMA works by now. A connection of another session is what makes sure that nothing of the old endpoints comes late.
+    /// Connects anew if RDMA works by now. A connection of another session is what makes sure that
+    /// nothing of the old endpoints comes late.
     fn look_for_rdma(&mut self) {
         let (Some(config), Some(mut fallback)) = (self.config.clone(), self.fallback.take()) else { return };
         let client = self.core.extents.client();
@@ -397,7 +402,8 @@ impl Keep {
     }
 
     fn give_back(&mut self, leases: Vec<Lease>) -> Result<(), DialError> {
-        // While there is no connection: the next welcome lists what we hold, and the book gives back what it doesn't know.
+        // While there is no connection: the next welcome lists what we hold, and the book gives
+        // back what it doesn't know.
         let Some(connection) = &mut self.connection else { return Ok(()) };
         let mut slabs = Vec::new();
         for lease in leases {

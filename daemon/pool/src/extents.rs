@@ -23,19 +23,24 @@
 //!                +24 copying: first place (u32) | slots << 32   u64
 //! 16846848  missed bits of place 0, one per slot of the pool   2^30 bits, then those of places 1 to 5
 //! ```
-//! Version 4 says that the slot table beside it is of version 2. Version 3 is version 2 with one more state of a replica (trailing) and a donor that is none (address `spill`).
-//! Either becomes version 4 when it is taken over.
-//! Version 1 had 128 bytes per extent, four places of 24 bytes, a count of replicas at +4 and no missed bits; `migrate` reads it.
+//! Version 4 says that the slot table beside it is of version 2. Version 3 is version 2 with one
+//! more state of a replica (trailing) and a donor that is none (address `spill`). Either becomes
+//! version 4 when it is taken over. Version 1 had 128 bytes per extent, four places of 24 bytes, a
+//! count of replicas at +4 and no missed bits; `migrate` reads it.
 //!
 //! # Order of updates
-//! - *A donor's entry* is written before any replica names it: origin and address first, its length last.
-//! - *A new extent*: the number of entries used first if it grows, then its replicas, then state `live` with release ordering. Killed before: the
-//!   entry is free, and the slabs are found in the agents' `held` lists as nobody's and given back.
+//! - *A donor's entry* is written before any replica names it: origin and address first, its length
+//!   last.
+//! - *A new extent*: the number of entries used first if it grows, then its replicas, then state
+//!   `live` with release ordering. Killed before: the entry is free, and the slabs are found in the
+//!   agents' `held` lists as nobody's and given back.
 //! - *A replica's changes* are told in `replicas`.
-//! - *A returned extent*: state `returning`, then its slot-table pages are punched out, then the slabs are given back, then state
-//!   `free`. `returning` found at a take-over counts as free. No slot of it is in use at that time.
+//! - *A returned extent*: state `returning`, then its slot-table pages are punched out, then the
+//!   slabs are given back, then state `free`. `returning` found at a take-over counts as free. No
+//!   slot of it is in use at that time.
 //!
-//! The coordinator alone writes, except for what `replicas` allows lanes and the repair thread. Everybody reads without locks.
+//! The coordinator alone writes, except for what `replicas` allows lanes and the repair thread.
+//! Everybody reads without locks.
 
 use super::mapped::{MapError, Mapped};
 use super::migrate;
@@ -105,7 +110,8 @@ impl ExtentTable {
         Ok(ExtentTable { map })
     }
 
-    /// Takes a table over. One of an older version is copied into a new descriptor and left as it is.
+    /// Takes a table over. One of an older version is copied into a new descriptor and left as it
+    /// is.
     pub fn open(fd: OwnedFd) -> Result<Self, TableError> {
         let map = Mapped::open("annex-extents", fd)?;
         if map.size() < 4096 || map.u64(0).load(Acquire) != MAGIC {
@@ -179,7 +185,8 @@ impl ExtentTable {
         ((1u64 << SLOT_BITS) / u64::from(per_extent)).min(MAX_EXTENTS as u64) as u32
     }
 
-    /// The entry of the donor with this address, made if there is none. `None` if the table is full.
+    /// The entry of the donor with this address, made if there is none. `None` if the table is
+    /// full.
     pub fn donor(&self, address: &str, at_run_time: bool) -> Option<DonorId> {
         if let Some(known) = self.donors().find(|(_, a)| a == address) {
             let at = DONOR_AT + usize::from(known.0.0) * DONOR_LEN;

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 const RETRY: Duration = Duration::from_millis(100);
 /// A backup is looked at so often for what was written meanwhile.
 const FOLLOW_EVERY: Duration = Duration::from_millis(100);
-/// If for this long no page could be copied since every live replica gave wrong bytes for all that are left, those are gone.
+/// If for this long no page could be copied since every live replica gave wrong bytes for all that
+/// are left, those are gone.
 const GIVE_UP: Duration = Duration::from_secs(10);
 
 /// A joining replica and how far it is.
@@ -93,14 +94,16 @@ impl Fills {
         self.all.push(fill);
     }
 
-    /// Puts one back that was taken and is not over, unless a newer one came for its place meanwhile.
+    /// Puts one back that was taken and is not over, unless a newer one came for its place
+    /// meanwhile.
     pub fn put_back(&mut self, fill: Fill) {
         if !self.all.iter().any(|f| (f.extent, f.place) == (fill.extent, fill.place)) {
             self.all.push(fill);
         }
     }
 
-    /// Takes the most urgent one that can go on now. Put it back with [`Fills::put_back`] unless it is over.
+    /// Takes the most urgent one that can go on now. Put it back with [`Fills::put_back`] unless it
+    /// is over.
     pub fn next(&mut self, now: Instant) -> Option<Fill> {
         let can = |f: &Fill| f.not_before.is_none_or(|at| at <= now);
         let ready = self.all.iter().enumerate().filter(|(_, f)| can(f));
@@ -118,7 +121,8 @@ impl Fills {
     }
 }
 
-/// What was not spent this long ago may still be: copying takes time itself, and what waits is woken late.
+/// What was not spent this long ago may still be: copying takes time itself, and what waits is
+/// woken late.
 const BEHIND: Duration = Duration::from_millis(100);
 
 /// So many bytes per second on average, and no more at once than are due in `BEHIND`.

@@ -1,9 +1,13 @@
-//! When a read has taken too long, what is done about it, and who is asked. Pure: what is under way, what is known of the donors, and the time in; a verdict out.
-//! The lane carries it out (`lane/hedge`).
+//! When a read has taken too long, what is done about it, and who is asked. Pure: what is under
+//! way, what is known of the donors, and the time in; a verdict out. The lane carries it out
+//! (`lane/hedge`).
 //!
-//! *Too long* is longer than 99 of 100 reads from that donor took lately (see `lane/latency`), and at least `hedge_after`; or `read_timeout`, whatever was observed.
-//! Then the read gets *company*: another replica is asked as well, into spare pages of the lane's arena, and the first good answer wins. Each attempt gets company once. When
-//! the second one is late too, the older one is *relieved*: it goes on alone, and a third replica is asked, if there is one. Without spare pages nothing more is asked.
+//! *Too long* is longer than 99 of 100 reads from that donor took lately (see `lane/latency`), and
+//! at least `hedge_after`; or `read_timeout`, whatever was observed. Then the read gets *company*:
+//! another replica is asked as well, into spare pages of the lane's arena, and the first good
+//! answer wins. Each attempt gets company once. When the second one is late too, the older one is
+//! *relieved*: it goes on alone, and a third replica is asked, if there is one. Without spare pages
+//! nothing more is asked.
 
 use super::replica::{PLACES, ReplicaState};
 use std::time::{Duration, Instant};
@@ -21,7 +25,8 @@ pub(super) struct Patience {
 }
 
 impl Patience {
-    /// How long a read from a donor may take that answers 99 of 100 within so many nanoseconds; 0: that is not known yet.
+    /// How long a read from a donor may take that answers 99 of 100 within so many nanoseconds; 0:
+    /// that is not known yet.
     pub fn with(&self, late_ns: u64) -> Duration {
         if self.least.is_zero() || late_ns == 0 {
             self.most
@@ -112,7 +117,8 @@ pub(super) struct Candidate {
 }
 
 impl Asked {
-    /// Whether a replica in that state is open to this read. `is_filled`: it is being filled, has these pages all the same, and may be asked for them.
+    /// Whether a replica in that state is open to this read. `is_filled`: it is being filled, has
+    /// these pages all the same, and may be asked for them.
     pub fn may_ask(&self, place: u8, state: ReplicaState, is_filled: bool) -> bool {
         let has_it = match state {
             ReplicaState::Live => true,
@@ -127,8 +133,9 @@ impl Asked {
             && self.only.is_none_or(|only| only == place)
     }
 
-    /// The best of those that are open to this read: fewest failures, donors before the spill file, then the least expected wait. A probe takes the second-best if that is as
-    /// good but for the wait, so that what is known of it stays true.
+    /// The best of those that are open to this read: fewest failures, donors before the spill file,
+    /// then the least expected wait. A probe takes the second-best if that is as good but for the
+    /// wait, so that what is known of it stays true.
     pub fn choose(&self, candidates: impl Iterator<Item = Candidate>, is_probe: bool) -> Choice {
         let mut best: Option<((bool, u8, bool, u64), u8)> = None;
         let mut second: Option<((bool, u8, bool, u64), u8)> = None;

@@ -1,7 +1,9 @@
-//! What a lane has under way: jobs (one per call of its owner), the parts of a write, and the fabric operations that carry them out.
+//! What a lane has under way: jobs (one per call of its owner), the parts of a write, and the
+//! fabric operations that carry them out.
 //!
-//! Three tables of fixed size, made once. A fabric operation's tag holds its index and a number that grows with each
-//! use of the entry, so that a completion that comes twice or too late meets nobody.
+//! Three tables of fixed size, made once. A fabric operation's tag holds its index and a number
+//! that grows with each use of the entry, so that a completion that comes twice or too late meets
+//! nobody.
 
 use super::IoError;
 use super::buffer::Buf;
@@ -231,7 +233,8 @@ impl<T> Pool<T> {
 impl<T> Index<u32> for Pool<T> {
     type Output = T;
 
-    /// Indices come from `insert` only and entries are removed in one place each, so a miss is a bug of the lane's.
+    /// Indices come from `insert` only and entries are removed in one place each, so a miss is a
+    /// bug of the lane's.
     fn index(&self, at: u32) -> &T {
         self.entries[at as usize].value.as_ref().expect("an entry that is referred to is in use")
     }

@@ -1,26 +1,33 @@
 //! The pool: other machines' memory as one store of 4 KiB slots, replicated, checked, placed.
 //!
-//! The pager and the KV see [`Pool`] (reserve, retain, release slots; how full, how well) and [`Lane`]s (read and write them).
-//! They never see a donor, a fabric or an rkey; the pool never sees a process.
+//! The pager and the KV see [`Pool`] (reserve, retain, release slots; how full, how well) and
+//! [`Lane`]s (read and write them). They never see a donor, a fabric or an rkey; the pool never
+//! sees a process.
 //!
 //! # Threads
-//! - A **lane** belongs to the thread that uses it: reads and writes, over its own endpoints. It takes no lock and waits for nobody.
-//! - One **donor thread** per donor keeps the control connection: hello, leases, renewal, reconnection with back-off; it opens
-//!   endpoints for lanes. It may block on the network.
-//! - The **coordinator** is the one who decides: which donors a new extent goes to, when one is given back, when a donor's replicas are
-//!   away or lost and where others are made. It never blocks on the network; its decisions are made by `book`, which is pure.
+//! - A **lane** belongs to the thread that uses it: reads and writes, over its own endpoints. It
+//!   takes no lock and waits for nobody.
+//! - One **donor thread** per donor keeps the control connection: hello, leases, renewal,
+//!   reconnection with back-off; it opens endpoints for lanes. It may block on the network.
+//! - The **coordinator** is the one who decides: which donors a new extent goes to, when one is
+//!   given back, when a donor's replicas are away or lost and where others are made. It never
+//!   blocks on the network; its decisions are made by `book`, which is pure.
 //! - The **spill file**, if there is one, is a donor that nobody prefers (`spill`).
-//! - The **repair thread** copies what joining replicas lack, rewrites pages that decayed, and looks for such pages. It has a lane of its own.
+//! - The **repair thread** copies what joining replicas lack, rewrites pages that decayed, and
+//!   looks for such pages. It has a lane of its own.
 //!
 //! # State
-//! Where the replicas lie (`extents`) and what each slot holds (`slots`) is in two memfds with documented layouts, so that the
-//! next annexd can take them over. Everything else can be made anew from them and from what the agents say.
+//! Where the replicas lie (`extents`) and what each slot holds (`slots`) is in two memfds with
+//! documented layouts, so that the next annexd can take them over. Everything else can be made anew
+//! from them and from what the agents say.
 //!
 //! # What holds
-//! - A replica that is *live* has every write that was reported done. One that missed a write is not read before it got it. (`replicas`)
-//! - No byte reaches the owner of a lane that does not have the checksum of what was last written to its slot, unless it asks for a piece of a slot, which it
-//!   verifies itself.
-//! - A slot is not reused before every operation on it is over, nor within a lease's time after a write to it whose end was never seen.
+//! - A replica that is *live* has every write that was reported done. One that missed a write is
+//!   not read before it got it. (`replicas`)
+//! - No byte reaches the owner of a lane that does not have the checksum of what was last written
+//!   to its slot, unless it asks for a piece of a slot, which it verifies itself.
+//! - A slot is not reused before every operation on it is over, nor within a lease's time after a
+//!   write to it whose end was never seen.
 
 mod book;
 mod buffer;
@@ -140,7 +147,8 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Starts the pool: connects to the donors in the background and waits for them a moment (`start_wait`), not for ever.
+    /// Starts the pool: connects to the donors in the background and waits for them a moment
+    /// (`start_wait`), not for ever.
     pub fn start(config: PoolConfig, spill: Option<Arc<Spill>>, state: PoolState<'_>) -> Result<Arc<Pool>, PoolError> {
         let dialer = Arc::new(dial::NetDialer::new(&config));
         Self::start_with(config, spill, state, dialer)
@@ -186,7 +194,8 @@ impl Pool {
         unsettled.into_iter().for_each(|run| core.tell(coordinator::News::Discard(run)));
         let pool = Arc::new(Pool { core, threads: Mutex::new(threads), taken_over, shares: shares::Shares::default() });
         if !taken_over {
-            // Programs stand still meanwhile if there are any already; what they need waits for its donor alone.
+            // Programs stand still meanwhile if there are any already; what they need waits for its
+            // donor alone.
             pool.wait_for_donors();
         }
         Ok(pool)
@@ -195,7 +204,8 @@ impl Pool {
     /// A lane with an arena of `pages` page buffers. `name` is for logs.
     pub fn lane(self: &Arc<Self>, name: &str, pages: usize) -> Result<Lane, LaneError> {
         let mut lane = Lane::new(self.core.clone(), pages)?;
-        // Endpoints come by mail. Those of donors that are up come at once, so a lane is ready to use when its owner gets it.
+        // Endpoints come by mail. Those of donors that are up come at once, so a lane is ready to
+        // use when its owner gets it.
         let up = self.donors().iter().filter(|d| d.state == DonorState::Up).count();
         let until = Instant::now() + self.core.config.control_timeout.0;
         let mut nothing = Vec::new();
@@ -207,14 +217,16 @@ impl Pool {
         Ok(lane)
     }
 
-    /// Takes up to `pages` slots, as contiguous as can be, each with one reference, and appends their runs. Less than asked for means that the pool
-    /// is full now. May wait up to about a second when extents are on their way.
+    /// Takes up to `pages` slots, as contiguous as can be, each with one reference, and appends
+    /// their runs. Less than asked for means that the pool is full now. May wait up to about a
+    /// second when extents are on their way.
     fn take_slots(&self, pages: usize, runs: &mut Vec<SlotRun>) -> usize {
         let until = Instant::now() + RESERVE_WAIT;
         let mut got = 0;
         let mut allocatable = lock(&self.core.allocatable);
         let mut good_only = true;
-        // What the shelf says may be from before the first donor was there: only a fresh word counts.
+        // What the shelf says may be from before the first donor was there: only a fresh word
+        // counts.
         let looks = allocatable.looks;
         while got < pages {
             if let Some(run) = self.take_best(&allocatable, (pages - got).min(u32::MAX as usize) as u32, good_only) {
@@ -279,7 +291,8 @@ impl Pool {
         }
     }
 
-    /// Slots are numbered extent after extent: this many to each (0 before the first donor has said how large its slabs are).
+    /// Slots are numbered extent after extent: this many to each (0 before the first donor has said
+    /// how large its slabs are).
     pub fn slots_per_extent(&self) -> u32 {
         self.core.extents.slots_per_extent().unwrap_or(0)
     }
@@ -289,18 +302,20 @@ impl Pool {
         self.core.slots.checksum(slot)
     }
 
-    /// Whether a slot that is freed now can be taken again: some extent has a replica that takes writes.
+    /// Whether a slot that is freed now can be taken again: some extent has a replica that takes
+    /// writes.
     pub fn takes_writes(&self) -> bool {
         lock(&self.core.allocatable).extents.iter().any(|entry| self.core.is_writable(entry.extent))
     }
 
-    /// More room is wanted than there is, and none is on its way, as far as is known. What donors have told of their
-    /// room may be older: one that has begun to drain lends nothing.
+    /// More room is wanted than there is, and none is on its way, as far as is known. What donors
+    /// have told of their room may be older: one that has begun to drain lends nothing.
     pub fn is_dry(&self) -> bool {
         lock(&self.core.allocatable).dry
     }
 
-    /// Grows whenever a replica is away, back, lost, or made anew: what was said of the pool's room before may not hold.
+    /// Grows whenever a replica is away, back, lost, or made anew: what was said of the pool's room
+    /// before may not hold.
     pub fn replica_changes(&self) -> u64 {
         self.core.changes()
     }
@@ -310,7 +325,8 @@ impl Pool {
         self.core.extents.locate(slot).is_some_and(|(extent, _)| self.core.is_writable(extent))
     }
 
-    /// How many more pages the pool could take: free in the extents held, and what donors say is free.
+    /// How many more pages the pool could take: free in the extents held, and what donors say is
+    /// free.
     pub fn available_pages(&self) -> u64 {
         let Some(slots) = self.core.extents.slots_per_extent() else { return 0 };
         let allocatable = lock(&self.core.allocatable);
@@ -342,7 +358,8 @@ impl Pool {
         free + allowed * u64::from(slots)
     }
 
-    /// Whether enough donors are up to place R replicas, or else a spill file. The error says which are missing and why.
+    /// Whether enough donors are up to place R replicas, or else a spill file. The error says which
+    /// are missing and why.
     pub fn is_usable(&self) -> Result<(), PoolError> {
         if self.spill_is_up() { Ok(()) } else { self.has_enough_donors() }
     }
@@ -474,7 +491,8 @@ impl Pool {
         self.core.extents.resident() + self.core.slots.resident()
     }
 
-    /// Gives up a reference to each of the run's slots, whose bytes nobody needs, once no operation that was under way at the last annexd's end can reach them any more.
+    /// Gives up a reference to each of the run's slots, whose bytes nobody needs, once no operation
+    /// that was under way at the last annexd's end can reach them any more.
     pub fn rest(&self, run: SlotRun) {
         self.core.tell(coordinator::News::Discard(run));
     }
@@ -489,14 +507,16 @@ impl Pool {
         self.taken_over
     }
 
-    /// Gives everything back to the donors and ends the pool's threads. What is in the pool is gone.
+    /// Gives everything back to the donors and ends the pool's threads. What is in the pool is
+    /// gone.
     pub fn shutdown(&self) {
         self.core.stopping.store(true, Release);
         self.core.tell(coordinator::News::Stop { give_back: true });
         self.join();
     }
 
-    /// Ends the pool's threads and leaves the leases as they are, for the next annexd to take over with [`Pool::state_fds`].
+    /// Ends the pool's threads and leaves the leases as they are, for the next annexd to take over
+    /// with [`Pool::state_fds`].
     pub fn leave(&self) {
         self.core.stopping.store(true, Release);
         self.core.tell(coordinator::News::Stop { give_back: false });
@@ -520,8 +540,9 @@ impl Pool {
         self.take(allocatable, want, Grade::Whole).or_else(spilled).or_else(degraded)
     }
 
-    /// A run of slots from the fullest extent that still has a good part free, else from the emptiest: extents stay dense, so that few are
-    /// held, and yet a batch finds its slots near each other.
+    /// A run of slots from the fullest extent that still has a good part free, else from the
+    /// emptiest: extents stay dense, so that few are held, and yet a batch finds its slots near
+    /// each other.
     fn take(&self, allocatable: &core::AllocatableExtents, want: u32, grade: Grade) -> Option<SlotRun> {
         let slots = self.core.extents.slots_per_extent()?;
         let free = |s: &&core::Allocatable| self.core.slots.free_count(s.extent);

@@ -1,4 +1,5 @@
-//! How other threads reach a lane: a queue, a flag that is cheap to look at, and an eventfd that wakes a sleeper.
+//! How other threads reach a lane: a queue, a flag that is cheap to look at, and an eventfd that
+//! wakes a sleeper.
 
 use annex_fabric::Endpoint;
 use annex_shared::ids::DonorId;
@@ -48,7 +49,8 @@ impl Mailbox {
 
     /// Before looking at the deliveries: whatever comes from now on wakes again.
     pub fn open(&self) {
-        // Drained first: a wake before the swap is seen by the look that follows, one after it writes the eventfd anew.
+        // Drained first: a wake before the swap is seen by the look that follows, one after it
+        // writes the eventfd anew.
         let _ = self.event.read();
         self.flag.swap(false, AcqRel);
     }

@@ -7,7 +7,8 @@ use super::{DonorError, Pool};
 use annex_shared::api::DonorInfo;
 
 impl Pool {
-    /// Uses one more donor from now on. It is remembered by the pool's tables, whatever the configuration file says.
+    /// Uses one more donor from now on. It is remembered by the pool's tables, whatever the
+    /// configuration file says.
     pub fn add_donor(&self, config: DonorConfig) -> Result<DonorInfo, DonorError> {
         config.check()?;
         let _one_at_a_time = lock(&self.core.membership);
@@ -36,7 +37,8 @@ impl Pool {
         self.donors().into_iter().find(|d| d.address == address).ok_or(DonorError::Unknown(address))
     }
 
-    /// Moves what lies on a donor elsewhere, and then does without it. Returns at once; the listing shows how far it is.
+    /// Moves what lies on a donor elsewhere, and then does without it. Returns at once; the listing
+    /// shows how far it is.
     pub fn remove_donor(&self, name: &str) -> Result<DonorInfo, DonorError> {
         let _one_at_a_time = lock(&self.core.membership);
         let used = || self.core.donors().filter(|d| lock(&d.config).is_some());

@@ -1,4 +1,5 @@
-//! Extent tables of older layout versions, copied into one of the present version. The old descriptor is only read.
+//! Extent tables of older layout versions, copied into one of the present version. The old
+//! descriptor is only read.
 
 use super::extents::{EXTENT_AT, ExtentTable, LIVE, MAX_EXTENTS, TableError};
 use super::mapped::Mapped;
@@ -48,7 +49,8 @@ mod tests {
     use super::super::extents::{DONOR_AT, MAGIC};
     use super::*;
 
-    /// A table as version 1 wrote it: two donors, extent 2 with a live and a lost replica, extent 3 being returned.
+    /// A table as version 1 wrote it: two donors, extent 2 with a live and a lost replica, extent 3
+    /// being returned.
     fn v1() -> Mapped {
         let old = Mapped::create("test", LEN).unwrap();
         for (at, value) in [(8, 1), (12, 256), (16, 256), (20, MAX_EXTENTS as u32), (32, 4)] {

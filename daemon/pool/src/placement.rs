@@ -1,8 +1,9 @@
 //! Where the replicas of a new extent go. Pure.
 //!
-//! Power of two choices: for each replica two donors are drawn at random among those allowed, and the better one is taken. That spreads
-//! load nearly as well as always taking the best, and many annexds with the same news don't all pick the same donor. Never two replicas
-//! on one donor; different racks and hosts where there are any, since they fail apart.
+//! Power of two choices: for each replica two donors are drawn at random among those allowed, and
+//! the better one is taken. That spreads load nearly as well as always taking the best, and many
+//! annexds with the same news don't all pick the same donor. Never two replicas on one donor;
+//! different racks and hosts where there are any, since they fail apart.
 
 use annex_shared::ids::DonorId;
 
@@ -18,7 +19,8 @@ pub(super) struct Candidate {
     pub rack: Option<String>,
 }
 
-/// Picks `replicas` donors; `None` if there aren't as many with something free. `draw(n)` gives a random number below `n`.
+/// Picks `replicas` donors; `None` if there aren't as many with something free. `draw(n)` gives a
+/// random number below `n`.
 pub(super) fn choose(all: &[Candidate], replicas: usize, draw: &mut dyn FnMut(usize) -> usize) -> Option<Vec<DonorId>> {
     let mut chosen: Vec<&Candidate> = Vec::with_capacity(replicas);
     while chosen.len() < replicas {
@@ -27,7 +29,8 @@ pub(super) fn choose(all: &[Candidate], replicas: usize, draw: &mut dyn FnMut(us
     Some(chosen.into_iter().map(|c| c.donor).collect())
 }
 
-/// As many donors as there are, short of `replicas`, and the last tier in place of those that are missing: it has one replica, whatever is missing.
+/// As many donors as there are, short of `replicas`, and the last tier in place of those that are
+/// missing: it has one replica, whatever is missing.
 pub(super) fn choose_with(
     last_tier: DonorId,
     all: &[Candidate],
@@ -51,7 +54,8 @@ pub(super) fn choose_beside<'a>(
     let apart = left.iter().map(|c| apart(c, chosen)).max()?;
     let allowed: Vec<&Candidate> = left.into_iter().filter(|c| self::apart(c, chosen) == apart).collect();
     let first = draw(allowed.len());
-    // The second draw is among the others, so that two candidates are always compared if there are two.
+    // The second draw is among the others, so that two candidates are always compared if there are
+    // two.
     let second = (first + 1 + draw(allowed.len().max(2) - 1)) % allowed.len();
     Some(better(allowed[first], allowed[second]))
 }
@@ -71,7 +75,8 @@ pub(super) fn extents_possible(free: &[u64], replicas: usize) -> u64 {
     low
 }
 
-/// How far apart from those already chosen: 2 = another rack and host, 1 = another host, 0 = same host as one of them.
+/// How far apart from those already chosen: 2 = another rack and host, 1 = another host, 0 = same
+/// host as one of them.
 pub(super) fn apart(candidate: &Candidate, chosen: &[&Candidate]) -> u8 {
     let shares = |label: fn(&Candidate) -> &Option<String>| {
         chosen.iter().any(|x| label(x).is_some() && label(x) == label(candidate))

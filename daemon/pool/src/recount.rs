@@ -1,5 +1,5 @@
-//! References counted anew from those who hold them: what the annexd before had not written down (operations under way, reservations, a
-//! count it was about to change) died with it.
+//! References counted anew from those who hold them: what the annexd before had not written down
+//! (operations under way, reservations, a count it was about to change) died with it.
 
 use super::extents::ExtentTable;
 use super::slots::{SlotRun, SlotTable};
@@ -7,8 +7,8 @@ use super::{PoolError, References};
 use annex_shared::ids::SlotIdx;
 use std::collections::BTreeMap;
 
-/// Sets every count to what `references` tells. Returns the slots that were in use and that nobody refers to, each left with one reference:
-/// their WRITEs may still be under way.
+/// Sets every count to what `references` tells. Returns the slots that were in use and that nobody
+/// refers to, each left with one reference: their WRITEs may still be under way.
 pub(super) fn recount(
     extents: &ExtentTable,
     slots: &SlotTable,

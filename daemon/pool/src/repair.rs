@@ -1,9 +1,13 @@
-//! The repair thread: fills joining replicas, has backups follow, rewrites pages that gave wrong bytes, and walks all pages slowly to find such before they are needed.
-//! It has a lane of its own. What is filled in which order and how fast is decided by `fills`, why filling is right is told in `replicas`.
+//! The repair thread: fills joining replicas, has backups follow, rewrites pages that gave wrong
+//! bytes, and walks all pages slowly to find such before they are needed. It has a lane of its own.
+//! What is filled in which order and how fast is decided by `fills`, why filling is right is told
+//! in `replicas`.
 //!
-//! *Healing* rewrites a live replica's page from another one's. Like filling it holds a reference, takes verified bytes only, and looks at the
-//! checksum again afterwards. A page whose write is just under way can look decayed, so it is looked at again some time later before it is rewritten. A
-//! rewrite beside a slower write still brings the same bytes as the write, or, if the checksum changed meanwhile, is repeated.
+//! *Healing* rewrites a live replica's page from another one's. Like filling it holds a reference,
+//! takes verified bytes only, and looks at the checksum again afterwards. A page whose write is
+//! just under way can look decayed, so it is looked at again some time later before it is
+//! rewritten. A rewrite beside a slower write still brings the same bytes as the write, or, if the
+//! checksum changed meanwhile, is repeated.
 
 use super::coordinator::News;
 use super::core::Core;
@@ -24,7 +28,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Slots that are copied together: no more, because what a fault asks for waits behind them on the donor.
+/// Slots that are copied together: no more, because what a fault asks for waits behind them on the
+/// donor.
 const BATCH: u32 = 64;
 /// Slots the scrubber reads together.
 const SCRUB: u32 = 64;
@@ -32,7 +37,8 @@ const SCRUB: u32 = 64;
 const HEAL_TRIES: u32 = 3;
 /// Pages that wait to be healed at most; the scrubber comes by the others again.
 const MAX_WAITING: usize = 1024;
-/// How long a page that looks decayed is left alone before each look, in case it is just being written.
+/// How long a page that looks decayed is left alone before each look, in case it is just being
+/// written.
 const WRITE_TIMES: [Duration; 3] = [Duration::from_millis(10), Duration::from_millis(100), Duration::from_secs(1)];
 /// With nothing to do the thread looks around this often.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -266,7 +272,8 @@ impl Repair {
         Ok(Filled::Some)
     }
 
-    /// Takes a reference to each slot that somebody has bytes in. The others need nothing: whoever takes one from now on finds the joining replica.
+    /// Takes a reference to each slot that somebody has bytes in. The others need nothing: whoever
+    /// takes one from now on finds the joining replica.
     fn hold(&self, slots: impl Iterator<Item = SlotIdx>) -> Vec<SlotIdx> {
         let mut held: Vec<SlotIdx> = slots.filter(|s| self.core.retain(*s)).collect();
         held.retain(|slot| {
@@ -324,7 +331,8 @@ impl Repair {
         Ok(out)
     }
 
-    /// Copies a run, from a certain place or from wherever it is right: the slots that were written anew meanwhile.
+    /// Copies a run, from a certain place or from wherever it is right: the slots that were written
+    /// anew meanwhile.
     fn copy_run(
         &mut self,
         run: SlotRun,
@@ -468,7 +476,8 @@ impl Repair {
     // ---- the lane ----
 
     fn read(&mut self, run: SlotRun, place: Option<u8>) -> Result<Done, Stopping> {
-        // Nothing else is under way on this lane, but a slow read may hold its piece of the arena for a while.
+        // Nothing else is under way on this lane, but a slow read may hold its piece of the arena
+        // for a while.
         let mut nothing = Vec::new();
         let buf = loop {
             match self.lane.alloc(run.count as usize) {

@@ -1,8 +1,10 @@
-//! One copy of an extent, and those of one extent together, as values. What becomes of them is in [`replicas`](super::replicas).
+//! One copy of an extent, and those of one extent together, as values. What becomes of them is in
+//! [`replicas`](super::replicas).
 
 use annex_shared::ids::{DonorId, Incarnation, Rkey, SlabId};
 
-/// Places for replicas in an extent: those configured, at most four, and room for those on their way in or out.
+/// Places for replicas in an extent: those configured, at most four, and room for those on their
+/// way in or out.
 pub(super) const PLACES: usize = 6;
 
 const GENERATIONS: u32 = 1 << 12;

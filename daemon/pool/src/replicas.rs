@@ -1,5 +1,6 @@
-//! The replicas of an extent: what each is good for, and what it lacks. All of it is in the extent table, and every change here is
-//! ordered such that a kill between any two stores leaves a true picture.
+//! The replicas of an extent: what each is good for, and what it lacks. All of it is in the extent
+//! table, and every change here is ordered such that a kill between any two stores leaves a true
+//! picture.
 //!
 //! # States of a place
 //! ```text
@@ -13,50 +14,73 @@
 //! ```
 //! - *live*: has every write that was reported done. Read and written.
 //! - *away*: not read and not written; its bytes may come back. What it misses is marked.
-//! - *joining*: written, and read only while nobody is live, for what it has. What it lacks is marked and being copied.
-//! - *trailing*: a backup in the spill file. Not written by lanes: each write marks what it misses, and the filler copies that from the donor, again and again. What is
-//!   not marked may be read, when no live replica can be. The coordinator makes it joining when no donor's replica is there to take the writes, and a joining or
-//!   live one trailing when there is one again.
+//! - *joining*: written, and read only while nobody is live, for what it has. What it lacks is
+//!   marked and being copied.
+//! - *trailing*: a backup in the spill file. Not written by lanes: each write marks what it misses,
+//!   and the filler copies that from the donor, again and again. What is not marked may be read,
+//!   when no live replica can be. The coordinator makes it joining when no donor's replica is there
+//!   to take the writes, and a joining or live one trailing when there is one again.
 //! - *lost*: never read again. The place is free to be used for another replica.
 //!
-//! A place's *generation* changes whenever it stands for another slab, key or incarnation, so that whoever acts on an old
-//! picture is recognised. The fields behind the word change only while the word says vacant or away, under a new generation: a reader that
-//! finds the same word before and after has read what belongs together.
+//! A place's *generation* changes whenever it stands for another slab, key or incarnation, so that
+//! whoever acts on an old picture is recognised. The fields behind the word change only while the
+//! word says vacant or away, under a new generation: a reader that finds the same word before and
+//! after has read what belongs together.
 //!
 //! # What holds
-//! **For every slot whose write was reported done, each replica that is not lost either has the content, or its missed bit for the slot is set,
-//! or the slot lies in its *copying* range.** Replicas that are live have it; a live one with a bit set exists only while somebody is
-//! about to turn it into a joining one, and counts as one when found at a take-over.
+//! **For every slot whose write was reported done, each replica that is not lost either has the
+//! content, or its missed bit for the slot is set, or the slot lies in its *copying* range.**
+//! Replicas that are live have it; a live one with a bit set exists only while somebody is about to
+//! turn it into a joining one, and counts as one when found at a take-over.
 //!
 //! ## Writes
-//! A lane stores the checksums, then looks at the replicas, then posts to those that are live or joining. When all operations of the write
-//! are over it looks *again* ([`ExtentTable::settle`]), and marks the slots as missed in every place that did not take the write in its
-//! present generation, whatever the reason: it failed, it was away, it joined after the first look. If such a place is found live
-//! after the marks are set, it is turned into joining. Only then is the write reported done.
+//! A lane stores the checksums, then looks at the replicas, then posts to those that are live or
+//! joining. When all operations of the write are over it looks *again* ([`ExtentTable::settle`]),
+//! and marks the slots as missed in every place that did not take the write in its present
+//! generation, whatever the reason: it failed, it was away, it joined after the first look. If such
+//! a place is found live after the marks are set, it is turned into joining. Only then is the write
+//! reported done.
 //!
 //! ## Filling
-//! One thread copies, to joining replicas and to trailing ones alike: a trailing one is one that no lane looks at, so that every write that is settled marks it. For a piece of the bitmap: store the copying range; clear the bits; then, slot by slot: take a reference (a slot that is free needs nothing, nor does one whose only write failed: its owner has the bytes back);
-//! read it from a live replica, verified against the slot table; write it to the joining one alone; see that the slot's checksum is still that of the bytes written.
-//! What failed is marked again; then the range is cleared. A replica goes live when no bit and no range is left, and a look *after* it went live finds none either.
+//! One thread copies, to joining replicas and to trailing ones alike: a trailing one is one that no
+//! lane looks at, so that every write that is settled marks it. For a piece of the bitmap: store
+//! the copying range; clear the bits; then, slot by slot: take a reference (a slot that is free
+//! needs nothing, nor does one whose only write failed: its owner has the bytes back); read it from
+//! a live replica, verified against the slot table; write it to the joining one alone; see that the
+//! slot's checksum is still that of the bytes written. What failed is marked again; then the range
+//! is cleared. A replica goes live when no bit and no range is left, and a look *after* it went
+//! live finds none either.
 //!
 //! Why that is enough, for a slot *s*, a write *w* of it, and a replica *j* that is being filled:
-//! - Slots are written out of place: reserved, written once, referred to, freed. While the filler holds a reference the slot is not reserved anew, so the only write
-//!   that can overlap is the first one, if it has not been settled yet.
-//! - *w* was settled before the filler cleared the bit: the reference keeps the content, a live replica has it, its checksum is stored: the verified read gets it.
-//! - *w* settles after the bit was cleared, and *j* did not take it: settling sets the bit again, and *j* does not go live with it. If *j* went live between
-//!   the lane's look and its mark, the lane finds it live after the mark and turns it back. Either the mark or the state is seen first by one of both
-//!   (sequentially consistent fences between each one's store and load), so at least one acts.
-//! - *j* takes *w*, and the filler writes to *s* too. The filler read bytes that matched the checksum it saw. If that was *w*'s, both write the same. If it
-//!   was the one before, from the slot's last use, then *w* had not stored its checksum; if it does before the filler's last look, the filler marks the slot and
-//!   copies it again; if after, *w*'s bytes are posted after the filler's write was complete, and stay.
-//! - A lane that had looked before *j* was published does not write to it. Its checksum was stored before it looked, and the filler looks at checksums after *j* was published: so the
-//!   filler sees it and its read waits for the content (a mismatch is tried again later). Besides, the second look when it settles marks the slot.
-//! - A write of the filler whose end was not seen is like any other: the connection is broken and the next one fences it; the slot is marked, and not reused until the write can't come any more.
+//! - Slots are written out of place: reserved, written once, referred to, freed. While the filler
+//!   holds a reference the slot is not reserved anew, so the only write that can overlap is the
+//!   first one, if it has not been settled yet.
+//! - *w* was settled before the filler cleared the bit: the reference keeps the content, a live
+//!   replica has it, its checksum is stored: the verified read gets it.
+//! - *w* settles after the bit was cleared, and *j* did not take it: settling sets the bit again,
+//!   and *j* does not go live with it. If *j* went live between the lane's look and its mark, the
+//!   lane finds it live after the mark and turns it back. Either the mark or the state is seen
+//!   first by one of both (sequentially consistent fences between each one's store and load), so at
+//!   least one acts.
+//! - *j* takes *w*, and the filler writes to *s* too. The filler read bytes that matched the
+//!   checksum it saw. If that was *w*'s, both write the same. If it was the one before, from the
+//!   slot's last use, then *w* had not stored its checksum; if it does before the filler's last
+//!   look, the filler marks the slot and copies it again; if after, *w*'s bytes are posted after
+//!   the filler's write was complete, and stay.
+//! - A lane that had looked before *j* was published does not write to it. Its checksum was stored
+//!   before it looked, and the filler looks at checksums after *j* was published: so the filler
+//!   sees it and its read waits for the content (a mismatch is tried again later). Besides, the
+//!   second look when it settles marks the slot.
+//! - A write of the filler whose end was not seen is like any other: the connection is broken and
+//!   the next one fences it; the slot is marked, and not reused until the write can't come any
+//!   more.
 //!
 //! ## Kills
-//! Bits are cleared only inside a copying range that is stored before; at a take-over the range's slots are marked. Joining and trailing replicas are found as away,
-//! and go on with what is marked when their donor confirms the lease. A place is given to a new replica in this order: word vacant under the new generation, all bits set,
-//! fields, word joining. A replica that comes back under a new key: word away under the new generation, key, incarnation, word joining; killed in
+//! Bits are cleared only inside a copying range that is stored before; at a take-over the range's
+//! slots are marked. Joining and trailing replicas are found as away, and go on with what is marked
+//! when their donor confirms the lease. A place is given to a new replica in this order: word
+//! vacant under the new generation, all bits set, fields, word joining. A replica that comes back
+//! under a new key: word away under the new generation, key, incarnation, word joining; killed in
 //! between, its fields don't fit what the agent says and it is lost, or they do and it is complete.
 
 use super::extents::{ExtentTable, SLOT_BITS};
@@ -102,7 +126,8 @@ impl ExtentTable {
         replica
     }
 
-    /// To where it is wanted: a copy of what was stored field by field just before makes the processor wait.
+    /// To where it is wanted: a copy of what was stored field by field just before makes the
+    /// processor wait.
     #[inline]
     fn read(&self, extent: ExtentId, place: u8, replica: &mut Replica) {
         let field = self.narrow(extent, place, WORD);
@@ -130,7 +155,8 @@ impl ExtentTable {
 
     // ---- changes of state ----
 
-    /// Never to be read again. True if it counted for something until now and is still the one that was meant.
+    /// Never to be read again. True if it counted for something until now and is still the one that
+    /// was meant.
     pub fn lose(&self, extent: ExtentId, place: u8, generation: u16) -> bool {
         self.turn(extent, place, Some(generation), ReplicaState::is_kept, ReplicaState::Lost)
     }
@@ -140,9 +166,10 @@ impl ExtentTable {
         self.turn(extent, place, Some(generation), ReplicaState::is_there, ReplicaState::Away)
     }
 
-    /// Its bytes are elsewhere now, and its slab goes back. False if fewer than so many `others` are live, whatever the
-    /// coordinator has heard: then it is away and has what it has. It leaves before it looks, and who settles a write marks
-    /// before they look: one of the two sees what the other did.
+    /// Its bytes are elsewhere now, and its slab goes back. False if fewer than so many `others`
+    /// are live, whatever the coordinator has heard: then it is away and has what it has. It leaves
+    /// before it looks, and who settles a write marks before they look: one of the two sees what
+    /// the other did.
     pub fn vacate(&self, extent: ExtentId, place: u8, generation: u16, others: usize) -> bool {
         self.leave(extent, place, generation);
         fence(SeqCst);
@@ -152,7 +179,8 @@ impl ExtentTable {
         self.turn(extent, place, Some(generation), |s| s != ReplicaState::Vacant, ReplicaState::Vacant)
     }
 
-    /// Puts a replica with no content into a place that is free, joining or trailing. Its generation.
+    /// Puts a replica with no content into a place that is free, joining or trailing. Its
+    /// generation.
     pub fn join(&self, extent: ExtentId, place: u8, replica: &Replica, to: ReplicaState) -> Option<u16> {
         let before = self.replica(extent, place);
         if before.state.is_kept() {
@@ -170,17 +198,19 @@ impl ExtentTable {
         Some(generation)
     }
 
-    /// A replica that was away is written again, or follows; what it missed is marked. One that followed is written
-    /// from now on, or one that was written follows. If it turns out that there is nobody live to follow it is joining:
-    /// else no write would be held until the coordinator hears of that. Like [`ExtentTable::vacate`] it looks after it has
-    /// stepped back. The replica as it is now, unless it is gone.
+    /// A replica that was away is written again, or follows; what it missed is marked. One that
+    /// followed is written from now on, or one that was written follows. If it turns out that there
+    /// is nobody live to follow it is joining: else no write would be held until the coordinator
+    /// hears of that. Like [`ExtentTable::vacate`] it looks after it has stepped back. The replica
+    /// as it is now, unless it is gone.
     pub fn rejoin(&self, extent: ExtentId, place: u8, to: ReplicaState) -> Option<Replica> {
         let from = |s: ReplicaState| match to {
             ReplicaState::Trailing => s.is_kept(),
             _ => matches!(s, ReplicaState::Away | ReplicaState::Trailing),
         };
         self.turn(extent, place, None, from, to);
-        // A lane that looked before goes on as if nothing had happened: what it does not write here it marks.
+        // A lane that looked before goes on as if nothing had happened: what it does not write here
+        // it marks.
         fence(SeqCst);
         if to == ReplicaState::Trailing && self.live_beside(extent, place) == 0 {
             self.turn(extent, place, None, |s| s == ReplicaState::Trailing, ReplicaState::Joining);
@@ -189,7 +219,8 @@ impl ExtentTable {
         Some(self.replica(extent, place)).filter(|now| now.state.is_filled())
     }
 
-    /// A replica's bytes came through its agent's restart: same slab, new key. The replica as it is now.
+    /// A replica's bytes came through its agent's restart: same slab, new key. The replica as it is
+    /// now.
     pub fn resume(&self, extent: ExtentId, place: u8, incarnation: Incarnation, rkey: Rkey) -> Option<Replica> {
         let before = self.replica(extent, place);
         if !before.state.is_kept() {
@@ -223,8 +254,9 @@ impl ExtentTable {
         self.lacks_nothing(extent, place) || !self.demote(extent, place)
     }
 
-    /// Makes a joining replica live though it lacks something that nobody has. The number of slots it lacks. `None`: it can get something from another one that is
-    /// joining, however long that takes, and is left as it is.
+    /// Makes a joining replica live though it lacks something that nobody has. The number of slots
+    /// it lacks. `None`: it can get something from another one that is joining, however long that
+    /// takes, and is left as it is.
     pub fn promote(&self, extent: ExtentId, place: u8) -> Option<u32> {
         if self.could_get_more(extent, place) {
             return None;
@@ -259,7 +291,8 @@ impl ExtentTable {
                 settled.demoted |= 1 << n;
             }
         }
-        // Looked at after all is marked: one that has left by now may have counted on one that is demoted here. See `vacate`.
+        // Looked at after all is marked: one that has left by now may have counted on one that is
+        // demoted here. See `vacate`.
         fence(SeqCst);
         let has_it =
             |(n, r): (u8, &Replica)| took[usize::from(n)] == Some(r.generation) && r.state == ReplicaState::Live;
@@ -286,7 +319,8 @@ impl ExtentTable {
         found.map(|slot| slot & (slots - 1))
     }
 
-    /// It has the content of a slot whose write was reported done: it is neither marked as missing it nor is it just being copied.
+    /// It has the content of a slot whose write was reported done: it is neither marked as missing
+    /// it nor is it just being copied.
     pub fn has(&self, extent: ExtentId, place: u8, slot: u32) -> bool {
         let is_missed = || {
             let mut words = self.words(extent, slot, 1);
@@ -304,8 +338,8 @@ impl ExtentTable {
         self.wide(extent, place, COPYING).load(Acquire) == 0 && self.next_missed(extent, place, 0).is_none()
     }
 
-    /// How many slots are missed, of those that `of` (given a word's number and its missed bits) lets through. All of a range that is being copied
-    /// count: the copy may fail.
+    /// How many slots are missed, of those that `of` (given a word's number and its missed bits)
+    /// lets through. All of a range that is being copied count: the copy may fail.
     pub fn missed_count(&self, extent: ExtentId, place: u8, of: impl Fn(u32, u64) -> u64) -> u32 {
         let missed = |word| self.missed_word(place, word).load(Acquire);
         let waiting: u32 =
@@ -317,7 +351,8 @@ impl ExtentTable {
 
     // ---- copying ----
 
-    /// Takes the missed bits of a range, to be copied now. Appends the places taken. Only one range per replica at a time.
+    /// Takes the missed bits of a range, to be copied now. Appends the places taken. Only one range
+    /// per replica at a time.
     pub fn begin_copy(&self, extent: ExtentId, place: u8, first: u32, count: u32, taken: &mut Vec<u32>) {
         self.recover_copy(extent, place);
         let count = count.min(self.slots().saturating_sub(first));
@@ -333,11 +368,12 @@ impl ExtentTable {
         fence(SeqCst);
     }
 
-    /// Ends it; `failed` were not copied, nor were those that `nobody` had, or none was if the place stands for another replica by now. True if the replica was
-    /// live until now.
+    /// Ends it; `failed` were not copied, nor were those that `nobody` had, or none was if the
+    /// place stands for another replica by now. True if the replica was live until now.
     ///
-    /// A copy into a replica that is live was met by [`ExtentTable::promote`], which has given up what nobody has: to mark that again would make it joining
-    /// again, and promoted again, for ever. What failed for another reason may have been overwritten by the copy.
+    /// A copy into a replica that is live was met by [`ExtentTable::promote`], which has given up
+    /// what nobody has: to mark that again would make it joining again, and promoted again, for
+    /// ever. What failed for another reason may have been overwritten by the copy.
     pub fn end_copy(&self, extent: ExtentId, place: u8, generation: u16, failed: &[u32], nobody: &[u32]) -> bool {
         fence(SeqCst);
         let mut demoted = false;
@@ -373,7 +409,8 @@ impl ExtentTable {
 
     // ---- taking over ----
 
-    /// After a kill: what was being filled, or is live and lacks something, waits for its donor's word.
+    /// After a kill: what was being filled, or is live and lacks something, waits for its donor's
+    /// word.
     pub(super) fn settle_in(&self) {
         if self.slots() == 0 {
             return;

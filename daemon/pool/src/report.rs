@@ -1,4 +1,5 @@
-//! What a user should know of the pool's health: what is being repaired, how long it will take, and what is wrong, as the listings tell it.
+//! What a user should know of the pool's health: what is being repaired, how long it will take, and
+//! what is wrong, as the listings tell it.
 
 use super::Pool;
 use super::core::lock;

@@ -1,4 +1,5 @@
-//! When a donor's control thread connects, renews and gives up. Pure: events and the time in, the next step out.
+//! When a donor's control thread connects, renews and gives up. Pure: events and the time in, the
+//! next step out.
 //!
 //! ```text
 //!            connected                       renewed
@@ -7,8 +8,9 @@
 //!   └──────┘ ◀──────────── └────┘
 //!              failed
 //! ```
-//! Attempts are spaced 100 ms, doubled up to 3 s, each with a random part, so that a donor that comes back isn't stormed. The spacing
-//! starts anew only after a connection that lasted: one that breaks at once is no success.
+//! Attempts are spaced 100 ms, doubled up to 3 s, each with a random part, so that a donor that
+//! comes back isn't stormed. The spacing starts anew only after a connection that lasted: one that
+//! breaks at once is no success.
 
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,10 @@
-//! Programs and the KV API beside each other: how much of the pool each may take, so that neither starves the other.
+//! Programs and the KV API beside each other: how much of the pool each may take, so that neither
+//! starves the other.
 //!
-//! The KV API has a *minimum*, which programs leave to it, and a *maximum*, above which it takes nothing though there is room. What lies between belongs to who comes first.
-//! How much the pool has changes with its donors, so it is looked at anew every so often; what is taken in between counts at once.
+//! The KV API has a *minimum*, which programs leave to it, and a *maximum*, above which it takes
+//! nothing though there is room. What lies between belongs to who comes first. How much the pool
+//! has changes with its donors, so it is looked at anew every so often; what is taken in between
+//! counts at once.
 
 use super::Pool;
 use super::core::lock;
@@ -15,7 +18,8 @@ use std::time::{Duration, Instant};
 /// A look at the whole pool holds for so long, unless replicas come or go.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// What the KV API is sure to have, and what it may have at most: sizes, or parts of what the pool can take.
+/// What the KV API is sure to have, and what it may have at most: sizes, or parts of what the pool
+/// can take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
     pub min: Limit,

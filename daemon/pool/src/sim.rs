@@ -1,21 +1,24 @@
-//! A simulated cluster: the real book, the real replica table and the real order of fills, real lease books and
-//! pressure watches on the donors, with lanes, the filler and the coordinator's thread in small steps that a seeded
-//! scheduler interleaves, in virtual time. After each step what must hold (`invariants`) is checked.
+//! A simulated cluster: the real book, the real replica table and the real order of fills, real
+//! lease books and pressure watches on the donors, with lanes, the filler and the coordinator's
+//! thread in small steps that a seeded scheduler interleaves, in virtual time. After each step what
+//! must hold (`invariants`) is checked.
 //!
-//! Some schedules have a spill file: with one replica, whose backup must bring everything when the donor goes, or
-//! with two.
+//! Some schedules have a spill file: with one replica, whose backup must bring everything when the
+//! donor goes, or with two.
 //!
-//! A failing schedule names its seed: `ANNEX_SIM_SEED=n` runs that one alone and shows what it does.
-//! `ANNEX_SIM_SCHEDULES=m` runs so many, from that seed on if there is one. What happened in all of them is counted
-//! (`tally`) and printed.
+//! A failing schedule names its seed: `ANNEX_SIM_SEED=n` runs that one alone and shows what it
+//! does. `ANNEX_SIM_SCHEDULES=m` runs so many, from that seed on if there is one. What happened in
+//! all of them is counted (`tally`) and printed.
 //!
-//! Donors break off, restart, want slabs back, announce their end, are removed and added, or hang: alone their memory, or their agents too, which then neither answer nor
-//! break off. What was given up there may still come (`absences`). Reads get company by the real rules (`reads`).
+//! Donors break off, restart, want slabs back, announce their end, are removed and added, or hang:
+//! alone their memory, or their agents too, which then neither answer nor break off. What was given
+//! up there may still come (`absences`). Reads get company by the real rules (`reads`).
 //!
-//! The model: a slot's content is a number, which stands for its bytes and its checksum. Faults that take a donor or a
-//! replica away are dealt only when every extent keeps a live replica within reach that the book is not about to give
-//! up, so nothing that was reported done may ever be lost. The coordinator is as late as it likes within a moment, but not
-//! by seconds: then it knows that it stood still.
+//! The model: a slot's content is a number, which stands for its bytes and its checksum. Faults
+//! that take a donor or a replica away are dealt only when every extent keeps a live replica within
+//! reach that the book is not about to give up, so nothing that was reported done may ever be lost.
+//! The coordinator is as late as it likes within a moment, but not by seconds: then it knows that
+//! it stood still.
 
 mod absences;
 mod coordinator;
@@ -204,7 +207,8 @@ impl<'t> World<'t> {
         u64::from(self.next)
     }
 
-    /// Nothing is lost if this donor goes now: every extent, and every write under way, has a live replica within reach elsewhere.
+    /// Nothing is lost if this donor goes now: every extent, and every write under way, has a live
+    /// replica within reach elsewhere.
     fn can_spare(&self, donor: usize) -> bool {
         let good = |extent: ExtentId, n: u8, r: &Replica| {
             let has_all = r.state == ReplicaState::Live || r.state == ReplicaState::Trailing && self.has_all(extent, n);
@@ -220,8 +224,9 @@ impl<'t> World<'t> {
         self.table.live().all(|(e, r)| r.iter().any(|(n, r)| good(e, n, r))) && self.writes.iter().all(holds)
     }
 
-    /// The book may give the replica up any time: it is to go, and others are live in its stead, as far as the coordinator
-    /// has heard. That one of those is out of reach by now it may not have heard yet.
+    /// The book may give the replica up any time: it is to go, and others are live in its stead, as
+    /// far as the coordinator has heard. That one of those is out of reach by now it may not have
+    /// heard yet.
     fn may_go(&self, extent: ExtentId, place: u8) -> bool {
         let others = |r: Replicas| r.iter().filter(|(n, r)| *n != place && r.state == ReplicaState::Live).count();
         let donor = usize::from(self.table.replica(extent, place).donor.0);
@@ -231,7 +236,8 @@ impl<'t> World<'t> {
 
     // ---- annexd ----
 
-    /// Killed, and another one takes over what it left: the table, and pages whose writes were reported done.
+    /// Killed, and another one takes over what it left: the table, and pages whose writes were
+    /// reported done.
     fn kill(&mut self) {
         self.tell(|w| format!("{:?} killed", w.now));
         self.saw_fault(Seen::Killed);
@@ -338,7 +344,8 @@ impl<'t> World<'t> {
                 self.hear();
             }
             self.look();
-            // With one replica, a write that waits to be settled until its only donor has taken the slab back is lost.
+            // With one replica, a write that waits to be settled until its only donor has taken the
+            // slab back is lost.
             while self.replicas == 1 && self.settle_one() {}
             self.listen();
             self.read_all();
@@ -459,7 +466,8 @@ fn no_schedule_of_faults_loses_a_page_that_was_reported_written() {
     println!("seen:{tally}");
     assert!(kept > schedules, "too little happened: {kept} pages in {schedules} schedules");
     let mut rare = tally.rarer_than(schedules / 20);
-    // Two donors must hang at once for that, with three replicas: seldom dealt. The rule has tests of its own.
+    // Two donors must hang at once for that, with three replicas: seldom dealt. The rule has tests
+    // of its own.
     rare.retain(|what| *what != Seen::Relieved);
     assert!(rare.is_empty(), "too little happened: {rare:?} in {schedules} schedules, of{tally}");
 }

@@ -1,26 +1,32 @@
-//! The slot table: for each 4 KiB place of the pool the checksum of what was last written to it and how many page records
-//! refer to it. A memfd, so that it outlives annexd; and free maps on the heap, recomputable from it.
+//! The slot table: for each 4 KiB place of the pool the checksum of what was last written to it and
+//! how many page records refer to it. A memfd, so that it outlives annexd; and free maps on the
+//! heap, recomputable from it.
 //!
 //! # Layout, version 2 (little-endian)
 //! ```text
 //! 0        CRC32C of slot 0, 1, 2, …        2^30 × u32
 //! 5.5 GiB  references to slot 0, 1, 2, …    2^30 × 4 bits, low half of a byte first (see `counts`)
 //! ```
-//! Sparse: 4.5 bytes per slot of a leased extent, nothing for the rest. A slot number's meaning is fixed by the extent table.
+//! Sparse: 4.5 bytes per slot of a leased extent, nothing for the rest. A slot number's meaning is
+//! fixed by the extent table.
 //!
-//! Version 1 had counts of 16 bits from 4 GiB on. A table in which anything lies there, up to 5.5 GiB, is one of version 1: its counts are taken over when it is opened. Those of
-//! the last 2^28 slots, of a pool of more than 3 TiB, are not told from counts of version 2. All counts of leased extents are made anew before they are believed, but which of these
-//! slots were in use is not known then: one may be used again while a WRITE of the annexd before is under way (its checksum tells), others rest or stay unused in vain.
+//! Version 1 had counts of 16 bits from 4 GiB on. A table in which anything lies there, up to 5.5
+//! GiB, is one of version 1: its counts are taken over when it is opened. Those of the last 2^28
+//! slots, of a pool of more than 3 TiB, are not told from counts of version 2. All counts of leased
+//! extents are made anew before they are believed, but which of these slots were in use is not
+//! known then: one may be used again while a WRITE of the annexd before is under way (its checksum
+//! tells), others rest or stay unused in vain.
 //!
 //! # Meaning of the count
-//! 0 is free. `reserve` makes it 1; every further page record that shares the slot (a forked child) and every operation in flight
-//! adds one.
+//! 0 is free. `reserve` makes it 1; every further page record that shares the slot (a forked child)
+//! and every operation in flight adds one.
 //!
 //! # Order of updates
-//! `reserve` takes the free bit, then stores 1. `release` counts down, and whoever reaches 0 sets the free bit, then adds to the extent's free
-//! count, last. Killed in between: counts are the truth; the free maps are rebuilt from them, and a slot that no page
-//! record names is found by comparing the counts with the page tables. The checksum is stored before the WRITE is posted and before any page
-//! record names the slot.
+//! `reserve` takes the free bit, then stores 1. `release` counts down, and whoever reaches 0 sets
+//! the free bit, then adds to the extent's free count, last. Killed in between: counts are the
+//! truth; the free maps are rebuilt from them, and a slot that no page record names is found by
+//! comparing the counts with the page tables. The checksum is stored before the WRITE is posted and
+//! before any page record names the slot.
 
 mod counts;
 
@@ -68,9 +74,11 @@ type Chunk = Box<[OnceLock<FreeMap>]>;
 /// Which slots of one extent are free: a set bit is a free slot.
 struct FreeMap {
     words: Box<[AtomicU64]>,
-    /// The place after the run that was taken last: the search goes on there, so that it need not pass over what is full again and again.
+    /// The place after the run that was taken last: the search goes on there, so that it need not
+    /// pass over what is full again and again.
     cursor: AtomicU32,
-    /// May dip below zero for an instant: a slot can be taken between its bit's setting and this count's.
+    /// May dip below zero for an instant: a slot can be taken between its bit's setting and this
+    /// count's.
     count: AtomicI32,
 }
 
@@ -113,8 +121,9 @@ impl SlotTable {
             + maps.map(|m| m.words.len() as u64 * 8).sum::<u64>()
     }
 
-    /// Rebuilds an extent's free map from the counts (all free, for a new extent). Its checksums take memory as its slots are used: an extent that is held ready
-    /// takes a ninth of what a full one does.
+    /// Rebuilds an extent's free map from the counts (all free, for a new extent). Its checksums
+    /// take memory as its slots are used: an extent that is held ready takes a ninth of what a full
+    /// one does.
     pub fn adopt(&self, extent: ExtentId, slots: u32) {
         let map = self.map_of(extent).get_or_init(|| FreeMap {
             cursor: AtomicU32::new(0),
@@ -181,13 +190,15 @@ impl SlotTable {
         self.counts.set(&self.map, slot, count);
     }
 
-    /// One more reference. False, and nothing done, if the slot is free: whoever asks has no right to it.
+    /// One more reference. False, and nothing done, if the slot is free: whoever asks has no right
+    /// to it.
     #[inline]
     pub fn retain(&self, slot: SlotIdx) -> bool {
         Self::is_slot(slot) && self.counts.up(&self.map, slot)
     }
 
-    /// One reference less; the last one frees the slot. False, and nothing done, if it was free already.
+    /// One reference less; the last one frees the slot. False, and nothing done, if it was free
+    /// already.
     #[inline]
     pub fn release(&self, table: &ExtentTable, slot: SlotIdx) -> bool {
         if !Self::is_slot(slot) {
@@ -206,8 +217,9 @@ impl SlotTable {
         }
     }
 
-    /// Takes up to `want` contiguous free slots of an extent: the next free run after the one that was taken last. The caller makes
-    /// sure that one thread at a time takes slots (any may free them meanwhile).
+    /// Takes up to `want` contiguous free slots of an extent: the next free run after the one that
+    /// was taken last. The caller makes sure that one thread at a time takes slots (any may free
+    /// them meanwhile).
     pub fn take(&self, extent: ExtentId, slots: u32, want: u32) -> Option<SlotRun> {
         let map = self.map_of(extent).get()?;
         let cursor = map.cursor.load(Relaxed).min(slots);

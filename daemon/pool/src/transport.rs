@@ -1,7 +1,9 @@
-//! Which transport to a donor, and why. Pure: what is known goes in, what to try comes out, and what came of it makes the line that people read.
+//! Which transport to a donor, and why. Pure: what is known goes in, what to try comes out, and
+//! what came of it makes the line that people read.
 //!
-//! `auto` tries shared memory with an agent on this host, then RDMA, then TCP if `tcp_fallback` allows it. A transport that is configured is tried
-//! alone. Whatever was passed over is in the line.
+//! `auto` tries shared memory with an agent on this host, then RDMA, then TCP if `tcp_fallback`
+//! allows it. A transport that is configured is tried alone. Whatever was passed over is in the
+//! line.
 
 use super::config::{DonorConfig, TransportChoice};
 use annex_shared::wire::{VerbsOffer, Welcome};

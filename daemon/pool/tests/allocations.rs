@@ -1,4 +1,5 @@
-//! A lane allocates nothing once it is warm: a fault must not wait for the allocator, whose memory may be paged.
+//! A lane allocates nothing once it is warm: a fault must not wait for the allocator, whose memory
+//! may be paged.
 
 use annex_agent::{Agent, Config};
 use annex_pool::{Done, DonorConfig, Lane, Part, Pool, PoolConfig, PoolState};
@@ -13,7 +14,8 @@ thread_local! {
     static COUNT: Cell<u64> = const { Cell::new(0) };
 }
 
-// SAFETY: every call goes to the system's allocator unchanged; counting touches no allocated memory.
+// SAFETY: every call goes to the system's allocator unchanged; counting touches no allocated
+// memory.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         COUNT.with(|c| c.set(c.get() + 1));

@@ -1,9 +1,10 @@
 //! Who a peer is and what it may do.
 //!
 //! The kernel records a peer's credentials when it connects and hands them out by `SO_PEERCRED` and
-//! `SO_PEERGROUPS`; nothing the peer says about itself counts. Root and members of the operators' group (`annex`) may do
-//! everything. Anyone else sees their own apps only, and may manage a process only if its real, effective and
-//! saved user ids are all theirs: a set-user-id program isn't its caller's to slow down.
+//! `SO_PEERGROUPS`; nothing the peer says about itself counts. Root and members of the operators'
+//! group (`annex`) may do everything. Anyone else sees their own apps only, and may manage a
+//! process only if its real, effective and saved user ids are all theirs: a set-user-id program
+//! isn't its caller's to slow down.
 
 use super::Caller;
 use annex_shared::api::{ApiError, AppInfo, ErrorCode, Target};
@@ -36,7 +37,8 @@ fn supplementary_groups(socket: &impl AsFd) -> io::Result<Vec<u32>> {
     let mut groups = vec![0u32; 32];
     loop {
         let mut len = libc::socklen_t::try_from(size_of_val(&groups[..])).map_err(io::Error::other)?;
-        // SAFETY: getsockopt writes at most `len` bytes to the vector, which holds that many, and the length back to `len`.
+        // SAFETY: getsockopt writes at most `len` bytes to the vector, which holds that many, and
+        // the length back to `len`.
         let rc = unsafe {
             libc::getsockopt(
                 socket.as_fd().as_raw_fd(),
@@ -70,7 +72,8 @@ pub enum Operators {
 }
 
 impl Operators {
-    /// Looked up anew each time, so that a group made while annexd runs counts. May block on the name service.
+    /// Looked up anew each time, so that a group made while annexd runs counts. May block on the
+    /// name service.
     pub fn gid(&self) -> Option<u32> {
         match self {
             Operators::Gid(gid) => Some(*gid),
@@ -96,8 +99,9 @@ impl Authority {
         }
     }
 
-    /// Whether the peer may have this target managed. Process ids can be reused between this look and the attach, so the
-    /// pager checks the process it then holds once more against [`Caller::uid`].
+    /// Whether the peer may have this target managed. Process ids can be reused between this look
+    /// and the attach, so the pager checks the process it then holds once more against
+    /// [`Caller::uid`].
     pub fn may_attach(self, target: &Target) -> Result<(), ApiError> {
         let Authority::Own(uid) = self else { return Ok(()) };
         match target {

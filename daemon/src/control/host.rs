@@ -1,7 +1,8 @@
 //! What annexd needs of its host: checked before anything is touched, then set up.
 //!
-//! annexd must never wait for a page of its own, since it may be the one who has to bring it: its memory is locked (as it is touched,
-//! so that sparse tables stay sparse), and it is the last process the kernel should kill to make room.
+//! annexd must never wait for a page of its own, since it may be the one who has to bring it: its
+//! memory is locked (as it is touched, so that sparse tables stay sparse), and it is the last
+//! process the kernel should kill to make room.
 
 use nix::sys::mman::{MlockAllFlags, mlockall};
 use nix::sys::resource::{RLIM_INFINITY, Resource, UsageWho, getrlimit, getrusage, setrlimit};
@@ -52,8 +53,8 @@ pub fn check() -> Result<(), HostError> {
     Ok(())
 }
 
-/// Raises limits, locks all memory annexd has and will have, and moves annexd to the end of the OOM killer's list.
-/// Returns what could not be had and is not vital.
+/// Raises limits, locks all memory annexd has and will have, and moves annexd to the end of the OOM
+/// killer's list. Returns what could not be had and is not vital.
 pub fn settle_in() -> Result<Vec<String>, HostError> {
     let mut warnings = Vec::new();
     annex_host::heap::settle_in();
@@ -79,12 +80,14 @@ pub fn settle_in() -> Result<Vec<String>, HostError> {
     Ok(warnings)
 }
 
-/// Overwrites what stands behind `mark` on the command line, which everybody on this host may read. Whoever looked before has seen it.
+/// Overwrites what stands behind `mark` on the command line, which everybody on this host may read.
+/// Whoever looked before has seen it.
 pub fn hide_from_command_line(mark: &str, word: &str) -> io::Result<()> {
     let marked = [mark.as_bytes(), word.as_bytes()].concat();
     let line = fs::read("/proc/self/cmdline")?;
     let stat = fs::read_to_string("/proc/self/stat")?;
-    // proc_pid_stat(5): arg_start is field 48; the second may hold blanks and ends with the last parenthesis.
+    // proc_pid_stat(5): arg_start is field 48; the second may hold blanks and ends with the last
+    // parenthesis.
     let start =
         stat.rsplit_once(')').and_then(|(_, rest)| rest.split_ascii_whitespace().nth(48 - 3)?.parse::<u64>().ok());
     let start = start.filter(|start| *start > 0).ok_or(io::ErrorKind::Unsupported)?;

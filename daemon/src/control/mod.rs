@@ -1,16 +1,20 @@
-//! The control plane: what people and programs may ask of a running annexd, over HTTP + JSON on a Unix socket.
+//! The control plane: what people and programs may ask of a running annexd, over HTTP + JSON on a
+//! Unix socket.
 //!
 //! - [`socket`]: the listening socket; replaces a stale one, refuses to displace a live annexd.
-//! - [`access`]: who the peer is and what it may do. Pure decisions on credentials the kernel vouches for.
-//! - [`server`]: the routes of [`annex_shared::api`], and nothing but: every request ends in one call of a trait below.
+//! - [`access`]: who the peer is and what it may do. Pure decisions on credentials the kernel
+//!   vouches for.
+//! - [`server`]: the routes of [`annex_shared::api`], and nothing but: every request ends in one
+//!   call of a trait below.
 //! - `progress`: the answer of a long operation, line by line.
 //! - [`pool`]: the pool as seen from here.
 //! - [`stop`]: the orderly stop, which brings every page back before annexd goes.
 //! - [`host`]: what annexd needs of its host, checked and set up at start.
 //!
-//! The control plane knows the pager as [`Apps`] and the pool as [`Donors`]; both can be scripted, and the tests here and
-//! those of the `annex` command do that. It runs on one tokio thread that sleeps while nobody asks; calls into the
-//! traits may block and so run on tokio's blocking threads, never on that one. No data-plane thread waits for it.
+//! The control plane knows the pager as [`Apps`] and the pool as [`Donors`]; both can be scripted,
+//! and the tests here and those of the `annex` command do that. It runs on one tokio thread that
+//! sleeps while nobody asks; calls into the traits may block and so run on tokio's blocking
+//! threads, never on that one. No data-plane thread waits for it.
 
 pub mod access;
 pub mod host;

@@ -62,7 +62,8 @@ impl Donors for RunningPool {
     }
 }
 
-/// Refuses an address that leads nowhere: it would be tried for ever, and most often it is mistyped.
+/// Refuses an address that leads nowhere: it would be tried for ever, and most often it is
+/// mistyped.
 fn resolve(address: &str) -> Result<(), ApiError> {
     let why = match address.to_socket_addrs().map(|mut found| found.next()) {
         Ok(Some(_)) => return Ok(()),

@@ -1,7 +1,8 @@
-//! The answer of a long operation: lines of [`Progress`] from the blocking thread that works to the client that reads.
+//! The answer of a long operation: lines of [`Progress`] from the blocking thread that works to the
+//! client that reads.
 //!
-//! The worker never waits for the client. Between them is a queue of [`QUEUE`] lines, whose last place is
-//! kept for the end: a slow client misses steps, never the outcome.
+//! The worker never waits for the client. Between them is a queue of [`QUEUE`] lines, whose last
+//! place is kept for the end: a slow client misses steps, never the outcome.
 
 use annex_shared::api::{ApiError, Progress};
 use axum::body::Bytes;
@@ -25,7 +26,8 @@ pub struct Report {
 
 impl Report {
     pub fn step(&mut self, step: Progress) {
-        // Whether it worked out is for `end` to say. This is the only sender, so a place seen free stays free.
+        // Whether it worked out is for `end` to say. This is the only sender, so a place seen free
+        // stays free.
         if matches!(step, Progress::Step { .. }) && self.tx.capacity() > 1 {
             let _ = self.tx.try_send(step);
         }

@@ -1,10 +1,12 @@
 //! The routes of [`annex_shared::api`] over HTTP/1.1 on the control socket.
 //!
-//! One connection carries one request: a Unix socket connects in microseconds, and so nothing idle needs to be
-//! kept. An ordinary user may hold [`CONNECTIONS_PER_USER`] connections and take [`HEADER_TIMEOUT`] to say what they want, so that
-//! nobody can shut others out of a socket that everyone may connect to.
+//! One connection carries one request: a Unix socket connects in microseconds, and so nothing idle
+//! needs to be kept. An ordinary user may hold [`CONNECTIONS_PER_USER`] connections and take
+//! [`HEADER_TIMEOUT`] to say what they want, so that nobody can shut others out of a socket that
+//! everyone may connect to.
 //!
-//! A detach answers with one JSON line per step while it runs, and goes on to its end if the client hangs up.
+//! A detach answers with one JSON line per step while it runs, and goes on to its end if the client
+//! hangs up.
 
 use super::access::{Authority, Operators, Peer};
 use super::progress::{self, Lines};
@@ -200,7 +202,8 @@ pub async fn serve(listener: UnixListener, control: Arc<Control>, until: impl Fu
                 }
                 Err(error) => {
                     repeated!(WARN, "failed to accept a control connection" of "", %error, "failed to accept a control connection");
-                    // Out of descriptors, most likely: the connection stays queued, so this would spin.
+                    // Out of descriptors, most likely: the connection stays queued, so this would
+                    // spin.
                     tokio::time::sleep(Duration::from_millis(200)).await;
                 }
             },

@@ -1,8 +1,9 @@
 //! The listening socket.
 //!
-//! A lock file beside the socket (`annexd.sock.lock`, held by flock for as long as annexd lives) decides who owns the path, so two
-//! annexds started together can't both take it and a socket left behind by a killed one is replaced without
-//! guessing. Everyone may connect; what they may do is decided per connection ([`super::access`]).
+//! A lock file beside the socket (`annexd.sock.lock`, held by flock for as long as annexd lives)
+//! decides who owns the path, so two annexds started together can't both take it and a socket left
+//! behind by a killed one is replaced without guessing. Everyone may connect; what they may do is
+//! decided per connection ([`super::access`]).
 
 use nix::fcntl::{Flock, FlockArg};
 use std::fs::{self, File};
@@ -83,8 +84,8 @@ impl Drop for ControlSocket {
     }
 }
 
-/// Makes the path ours: the lock is, and nobody listens there. What an annexd that was killed had open lives until its keeper has closed it: a matter
-/// of milliseconds.
+/// Makes the path ours: the lock is, and nobody listens there. What an annexd that was killed had
+/// open lives until its keeper has closed it: a matter of milliseconds.
 fn own(path: &Path) -> Result<Flock<File>, BindError> {
     let until = Instant::now() + LAST_OF_THE_DEAD;
     loop {
@@ -103,7 +104,8 @@ fn clear(path: &Path) -> Result<Flock<File>, BindError> {
     let lock = lock(path)?;
     match fs::symlink_metadata(path) {
         Ok(found) if !found.file_type().is_socket() => return Err(BindError::NotASocket(path.to_owned())),
-        // The lock is ours, so nobody should be there, unless someone removed the lock file under a live annexd.
+        // The lock is ours, so nobody should be there, unless someone removed the lock file under a
+        // live annexd.
         Ok(_) if UnixStream::connect(path).is_ok() => return Err(already_running(path)),
         Ok(_) => {
             let failed = |source| BindError::Io { what: "remove the stale socket", path: path.to_owned(), source };

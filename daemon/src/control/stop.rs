@@ -1,9 +1,10 @@
 //! The orderly stop.
 //!
-//! annexd holds memory that programs live in, so a signal is a request: everything is brought back first, and if local
-//! memory can't take it, annexd says what is missing and goes on as before. No number of signals makes it drop
-//! pages. Under systemd a refused stop stays wanted: systemd asks once and then waits, so annexd tries again every
-//! [`RETRY`], and ends as soon as the apps have ended or there is room.
+//! annexd holds memory that programs live in, so a signal is a request: everything is brought back
+//! first, and if local memory can't take it, annexd says what is missing and goes on as before. No
+//! number of signals makes it drop pages. Under systemd a refused stop stays wanted: systemd asks
+//! once and then waits, so annexd tries again every [`RETRY`], and ends as soon as the apps have
+//! ended or there is room.
 
 use super::server::Control;
 use annex_shared::api::{ApiError, ErrorCode, Progress, format_bytes};
@@ -24,8 +25,8 @@ pub fn notify(states: &[NotifyState<'_>]) {
     }
 }
 
-/// Returns once a stop was asked for and every app's memory is back. `signals` brings one signal's name each; `retry` is set if a
-/// refused stop is to be tried again without being asked.
+/// Returns once a stop was asked for and every app's memory is back. `signals` brings one signal's
+/// name each; `retry` is set if a refused stop is to be tried again without being asked.
 pub async fn stopped(control: Arc<Control>, mut signals: Receiver<&'static str>, retry: Option<Duration>) {
     let mut wanted = false;
     loop {

@@ -1,7 +1,8 @@
 //! The service manager's watchdog: it is told that annexd is alive as long as its workers are.
 //!
-//! A worker that has stalled is said in `annex status` (and by the pager in the log). After [`HOPELESS`] the service manager is told nothing more: it
-//! kills annexd, whose successor takes the programs over.
+//! A worker that has stalled is said in `annex status` (and by the pager in the log). After
+//! [`HOPELESS`] the service manager is told nothing more: it kills annexd, whose successor takes
+//! the programs over.
 
 use super::Apps;
 use super::stop::notify;
@@ -12,7 +13,8 @@ use std::time::{Duration, Instant};
 /// A stall this long does not end by itself.
 const HOPELESS: Duration = Duration::from_secs(30);
 
-/// Whether the service manager is to be told that all is well, given since when something has stalled.
+/// Whether the service manager is to be told that all is well, given since when something has
+/// stalled.
 fn is_well(stalled_since: Option<Instant>, now: Instant) -> bool {
     stalled_since.is_none_or(|since| now.duration_since(since) < HOPELESS)
 }

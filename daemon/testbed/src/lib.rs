@@ -1,4 +1,5 @@
-//! A pager and a pool that follow a script, for the tests of the control plane and of the `annex` command.
+//! A pager and a pool that follow a script, for the tests of the control plane and of the `annex`
+//! command.
 
 use annex_daemon::control::{Apps, Caller, Donors};
 use annex_shared::api::{
@@ -13,7 +14,8 @@ use tokio::sync::watch;
 /// What every scripted app has resident when it is attached.
 pub const RESIDENT: u64 = 1 << 30;
 
-/// A pager without processes. Each look at the apps moves half of what is above an app's limit to the pool.
+/// A pager without processes. Each look at the apps moves half of what is above an app's limit to
+/// the pool.
 pub struct ScriptedApps {
     script: Mutex<Script>,
     stops: watch::Sender<u32>,

@@ -55,14 +55,16 @@ impl Annexd {
         write!(stream, "{method} {path} HTTP/1.1\r\nhost: annexd\r\ncontent-length: {len}\r\n\r\n{body}").unwrap();
         let mut bytes = Vec::new();
         match stream.read_to_end(&mut bytes) {
-            // annexd hangs up on a body that is too long without reading it: the answer comes first, then a reset.
+            // annexd hangs up on a body that is too long without reading it: the answer comes
+            // first, then a reset.
             Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset && !bytes.is_empty() => {}
             ended => drop(ended.unwrap()),
         }
         Answer::parse(std::str::from_utf8(&bytes).unwrap())
     }
 
-    /// Asks from a thread with another user's credentials: the kernel keeps them per thread, and records those of the thread that connects.
+    /// Asks from a thread with another user's credentials: the kernel keeps them per thread, and
+    /// records those of the thread that connects.
     fn ask_as(&self, uid: u32, groups: &[u32], method: &str, path: &str, body: &str) -> Answer {
         std::thread::scope(|scope| {
             let asking = scope.spawn(|| {
@@ -83,7 +85,8 @@ impl Drop for Annexd {
 
 /// Changes the calling thread's credentials, and no other thread's.
 fn become_user(uid: u32, groups: &[u32]) {
-    // SAFETY: plain system calls on numbers and on a live slice; the raw calls, unlike libc's, concern this thread alone.
+    // SAFETY: plain system calls on numbers and on a live slice; the raw calls, unlike libc's,
+    // concern this thread alone.
     let results = unsafe {
         [
             libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()),

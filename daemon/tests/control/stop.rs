@@ -59,7 +59,8 @@ async fn a_second_signal_does_not_cut_the_first_one_short() {
     let (tx, rx) = channel(1);
     tx.send("SIGTERM").await.unwrap();
     let task = tokio::spawn(stopped(control(&apps), rx, None));
-    // The queue has one place: the third send gets through only when the second was read, during the stop.
+    // The queue has one place: the third send gets through only when the second was read, during
+    // the stop.
     tx.send("SIGTERM").await.unwrap();
     tx.send("SIGTERM").await.unwrap();
     assert!(!task.is_finished());

@@ -5,8 +5,9 @@ use std::ptr::NonNull;
 
 /// A fixed, page-aligned, locked piece of this process's memory.
 ///
-/// A lane owns the decision which range is used for what at a time; the arena only knows bounds. Other agents write into it
-/// (a donor's answer, an RNIC), so it hands out pointers and copies, and a reference only on the caller's word that nothing is in flight.
+/// A lane owns the decision which range is used for what at a time; the arena only knows bounds.
+/// Other agents write into it (a donor's answer, an RNIC), so it hands out pointers and copies, and
+/// a reference only on the caller's word that nothing is in flight.
 #[derive(Debug)]
 pub struct Arena {
     base: NonNull<u8>,
@@ -22,8 +23,8 @@ pub struct ArenaError {
     source: io::Error,
 }
 
-// SAFETY: the arena is plain memory with no thread affinity; all access is through raw pointers whose users
-// promise not to race (see `bytes` and `bytes_mut`).
+// SAFETY: the arena is plain memory with no thread affinity; all access is through raw pointers
+// whose users promise not to race (see `bytes` and `bytes_mut`).
 unsafe impl Send for Arena {}
 // SAFETY: as above.
 unsafe impl Sync for Arena {}
@@ -34,7 +35,8 @@ impl Arena {
         let len = len.next_multiple_of(annex_shared::page::PAGE_SIZE).max(annex_shared::page::PAGE_SIZE);
         let fail = |what| ArenaError { what, len, source: io::Error::last_os_error() };
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
-        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice touches nothing that exists.
+        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice touches nothing
+        // that exists.
         let base = unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
         if base == libc::MAP_FAILED {
             return Err(fail("map"));
@@ -72,19 +74,23 @@ impl Arena {
     /// The bytes of a range.
     ///
     /// # Safety
-    /// Nothing may write to the range while the reference lives: no READ into it may be outstanding.
+    /// Nothing may write to the range while the reference lives: no READ into it may be
+    /// outstanding.
     #[inline]
     pub unsafe fn bytes(&self, at: usize, len: usize) -> &[u8] {
-        // SAFETY: in bounds (ptr checks), always initialised (anonymous memory), unchanged by the caller's promise.
+        // SAFETY: in bounds (ptr checks), always initialised (anonymous memory), unchanged by the
+        // caller's promise.
         unsafe { std::slice::from_raw_parts(self.ptr(at, len), len) }
     }
 
     /// The bytes of a range, to write.
     ///
     /// # Safety
-    /// Nothing else may read or write the range while the reference lives: no operation on it may be outstanding.
+    /// Nothing else may read or write the range while the reference lives: no operation on it may
+    /// be outstanding.
     #[inline]
-    #[allow(clippy::mut_from_ref)] // the arena is shared with providers; exclusivity per range is the caller's promise
+    // the arena is shared with providers; exclusivity per range is the caller's promise
+    #[allow(clippy::mut_from_ref)]
     pub unsafe fn bytes_mut(&self, at: usize, len: usize) -> &mut [u8] {
         // SAFETY: in bounds (ptr checks), always initialised, exclusive by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.ptr(at, len), len) }

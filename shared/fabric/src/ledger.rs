@@ -1,7 +1,8 @@
-//! Which of a connector's connections are over on this side, while the agent may still execute something for them.
+//! Which of a connector's connections are over on this side, while the agent may still execute
+//! something for them.
 //!
-//! A connector asks the agent to end those (a *fence*) before it opens the next: whoever writes anew what an earlier connection left undone must
-//! not be overtaken by it.
+//! A connector asks the agent to end those (a *fence*) before it opens the next: whoever writes
+//! anew what an earlier connection left undone must not be overtaken by it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -43,7 +44,8 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// A connection begins. Room for its end is made now, since endpoints end on threads that don't allocate.
+    /// A connection begins. Room for its end is made now, since endpoints end on threads that don't
+    /// allocate.
     pub(super) fn new(number: u64, ledger: Arc<Ledger>) -> Link {
         {
             let mut numbers = ledger.lock();

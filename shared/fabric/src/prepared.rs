@@ -1,8 +1,10 @@
-//! Slabs that a connector has made ready, and how its endpoints see them without waiting for each other.
+//! Slabs that a connector has made ready, and how its endpoints see them without waiting for each
+//! other.
 //!
-//! The table is never changed, only replaced. An endpoint keeps a [`View`]: a reference to the table it saw last. It looks at a version
-//! number to learn that there is a newer one. A replaced table goes away when no endpoint holds it any more, and always on the connector's
-//! side ([`Prepared::sweep`]).
+//! The table is never changed, only replaced. An endpoint keeps a [`View`]: a reference to the
+//! table it saw last. It looks at a version number to learn that there is a newer one. A replaced
+//! table goes away when no endpoint holds it any more, and always on the connector's side
+//! ([`Prepared::sweep`]).
 
 use annex_shared::ids::Rkey;
 use std::collections::HashMap;
@@ -64,7 +66,8 @@ impl<T: Clone> Prepared<T> {
     /// Frees what no endpoint can reach any more.
     pub(super) fn sweep(&self) {
         let unused: Vec<_> = {
-            // A replaced table that only this list holds can't gain holders: endpoints take the current one only.
+            // A replaced table that only this list holds can't gain holders: endpoints take the
+            // current one only.
             self.lock().replaced.extract_if(.., |table| Arc::strong_count(table) == 1).collect()
         };
         drop(unused);

@@ -1,8 +1,8 @@
-//! Places at which a daemon can be told to die, for tests of what its successor makes of that, or to
-//! linger, for tests of races.
+//! Places at which a daemon can be told to die, for tests of what its successor makes of that, or
+//! to linger, for tests of races.
 //!
-//! `ANNEX_FAILPOINTS` has one action or several, with `;` between them. Without it a failpoint costs
-//! one load.
+//! `ANNEX_FAILPOINTS` has one action or several, with `;` between them. Without it a failpoint
+//! costs one load.
 //!
 //! | action | the daemon |
 //! | --- | --- |

@@ -39,7 +39,8 @@ impl Latency {
         0.0
     }
 
-    /// Counts by doublings of a microsecond: (less than so many microseconds, how many); those of 0 are left out.
+    /// Counts by doublings of a microsecond: (less than so many microseconds, how many); those of 0
+    /// are left out.
     pub fn by_doublings(&self) -> Vec<(u64, u64)> {
         let mut counts: Vec<(u64, u64)> = Vec::new();
         for (i, bucket) in self.buckets.iter().enumerate() {

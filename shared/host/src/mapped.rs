@@ -1,8 +1,9 @@
 //! A memfd mapped shared: memory whose bytes outlive this process if its descriptor does.
 //!
-//! All access is by atomics of one width per byte range (each table's layout fixes which), so that any number of threads may look while
-//! another changes things, and a kill leaves every field either old or new. The mapping is sparse: only
-//! what was touched takes memory, and that is locked in RAM.
+//! All access is by atomics of one width per byte range (each table's layout fixes which), so that
+//! any number of threads may look while another changes things, and a kill leaves every field
+//! either old or new. The mapping is sparse: only what was touched takes memory, and that is locked
+//! in RAM.
 
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
@@ -36,7 +37,8 @@ unsafe impl Send for Mapped {}
 // SAFETY: as above.
 unsafe impl Sync for Mapped {}
 
-/// Nobody who has such a descriptor may pull the memory away from under a mapping: its size is what it is.
+/// Nobody who has such a descriptor may pull the memory away from under a mapping: its size is what
+/// it is.
 pub fn keep_size(memfd: &OwnedFd) -> Result<(), Errno> {
     let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
     fcntl(memfd, FcntlArg::F_ADD_SEALS(seals)).map(drop)
@@ -71,13 +73,14 @@ impl Mapped {
         if base == libc::MAP_FAILED {
             return Err(fail("map"));
         }
-        // Locks each page when it is first touched: the sparse rest stays absent. Without the privilege the table still
-        // works, it only might be paged out.
-        // SAFETY: the range was just mapped; mlock2 changes no bytes.
+        // Locks each page when it is first touched: the sparse rest stays absent. Without the
+        // privilege the table still works, it only might be paged out. SAFETY: the range was just
+        // mapped; mlock2 changes no bytes.
         if unsafe { libc::mlock2(base, len, libc::MLOCK_ONFAULT as _) } != 0 {
             tracing::warn!("failed to lock the {name} in memory: {} (raise LimitMEMLOCK)", io::Error::last_os_error());
         }
-        // SAFETY: a hint about a mapping of ours: no core dump of gigabytes of holes, no huge pages for a few entries.
+        // SAFETY: a hint about a mapping of ours: no core dump of gigabytes of holes, no huge pages
+        // for a few entries.
         unsafe { libc::madvise(base, len, libc::MADV_DONTDUMP) };
         let base = NonNull::new(base.cast()).expect("mmap never returns null without MAP_FIXED");
         Ok(Mapped { fd, base, len })
@@ -99,8 +102,8 @@ impl Mapped {
 
     #[inline]
     pub fn u16(&self, at: usize) -> &AtomicU16 {
-        // SAFETY: in bounds and aligned (checked by `field`), zero-initialised by the kernel, lives as long as self;
-        // the owning table uses this range as u16 only.
+        // SAFETY: in bounds and aligned (checked by `field`), zero-initialised by the kernel, lives
+        // as long as self; the owning table uses this range as u16 only.
         unsafe { AtomicU16::from_ptr(self.field(at, 2).cast()) }
     }
 
@@ -116,7 +119,8 @@ impl Mapped {
         unsafe { AtomicU64::from_ptr(self.field(at, 8).cast()) }
     }
 
-    /// Gives the memory of a range back; it reads as zeros from then on. Only whole pages inside the range are released.
+    /// Gives the memory of a range back; it reads as zeros from then on. Only whole pages inside
+    /// the range are released.
     pub fn punch(&self, at: usize, len: usize) -> io::Result<()> {
         let page = annex_shared::page::PAGE_SIZE;
         let (from, to) = (at.next_multiple_of(page), (at + len) / page * page);

@@ -1,7 +1,8 @@
 //! Threads that somebody waits for come before those that nobody does.
 //!
-//! A nice value is heeded among the threads of one scheduling group only (a session, with autogroups, or a control group), and Linux 6.18 lets a group that
-//! mostly sleeps wait for seconds beside one that never does. Real time is before them all.
+//! A nice value is heeded among the threads of one scheduling group only (a session, with
+//! autogroups, or a control group), and Linux 6.18 lets a group that mostly sleeps wait for seconds
+//! beside one that never does. Real time is before them all.
 //!
 //! Nothing here logs or fails: without the privilege a thread takes its turn like all others.
 
@@ -12,9 +13,11 @@ pub enum Precedence {
     Ordinary,
     /// Before others of its group: for those that may run for long.
     OfItsGroup,
-    /// Before others of its group, but it interrupts nobody: for those that are woken in vain more often than not.
+    /// Before others of its group, but it interrupts nobody: for those that are woken in vain more
+    /// often than not.
     Patient,
-    /// Before all ordinary threads, whatever their group: for those that run for microseconds at a time.
+    /// Before all ordinary threads, whatever their group: for those that run for microseconds at a
+    /// time.
     OfAll,
 }
 
@@ -33,7 +36,8 @@ impl Precedence {
     }
 }
 
-/// The calling thread is before all ordinary ones until this is dropped: it has what a fault waits for, and must not stand still with it.
+/// The calling thread is before all ordinary ones until this is dropped: it has what a fault waits
+/// for, and must not stand still with it.
 pub struct Urgent(());
 
 impl Urgent {

@@ -6,7 +6,8 @@ use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, s
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-/// Sends bytes, with or without a descriptor; how many went. The descriptor goes with the first of them.
+/// Sends bytes, with or without a descriptor; how many went. The descriptor goes with the first of
+/// them.
 pub fn send(to: BorrowedFd<'_>, bytes: &[u8], fd: Option<BorrowedFd<'_>>) -> io::Result<usize> {
     let fds = fd.map(|fd| [fd.as_raw_fd()]);
     let rights = fds.as_ref().map(|fds| [ControlMessage::ScmRights(fds)]);
@@ -14,7 +15,8 @@ pub fn send(to: BorrowedFd<'_>, bytes: &[u8], fd: Option<BorrowedFd<'_>>) -> io:
     Ok(sendmsg::<()>(to.as_raw_fd(), &[IoSlice::new(bytes)], control, MsgFlags::MSG_NOSIGNAL, None)?)
 }
 
-/// Receives bytes, and the descriptor that came with them: how many came (0: the other side is gone), and it.
+/// Receives bytes, and the descriptor that came with them: how many came (0: the other side is
+/// gone), and it.
 pub fn receive(from: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
     let mut space = cmsg_space!([RawFd; 1]);
     loop {

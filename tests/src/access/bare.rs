@@ -1,7 +1,8 @@
-//! What a single fault over a fabric is made of, each measured alone and on one CPU: a userfaultfd fault that another
-//! process answers by one copy from cold memory, with nothing evicted and nothing kept; one that the faulting thread itself
-//! answers, in its SIGBUS handler, by a copy of a page that is in the CPU's cache; and a small request over loopback TCP
-//! that another process answers with a page.
+//! What a single fault over a fabric is made of, each measured alone and on one CPU: a userfaultfd
+//! fault that another process answers by one copy from cold memory, with nothing evicted and
+//! nothing kept; one that the faulting thread itself answers, in its SIGBUS handler, by a copy of a
+//! page that is in the CPU's cache; and a small request over loopback TCP that another process
+//! answers with a page.
 
 use super::{Measured, Memory, floor, new_histogram, pin};
 use crate::stress::content::PAGE;
@@ -18,7 +19,8 @@ use userfaultfd::{FeatureFlags, Uffd, UffdBuilder};
 
 /// What asks for a page: about what annex's own request has.
 const REQUEST: usize = 32;
-/// No two of the pages that follow each other are neighbours, and all come once. A prime above any number of pages here.
+/// No two of the pages that follow each other are neighbours, and all come once. A prime above any
+/// number of pages here.
 const HOP: usize = 2_654_435_761;
 
 /// Faults on pages in no order, one at a time.
@@ -33,7 +35,8 @@ pub fn fault(pages: usize, duration: Duration) -> anyhow::Result<Measured> {
             unsafe { uffd.copy(slab.at(page).cast(), memory.at(page).cast(), PAGE, true).context("UFFDIO_COPY")? };
         }
     })?;
-    // The other process' alone from here on: should it end, faults give zeros, which are noticed, and don't wait for ever.
+    // The other process' alone from here on: should it end, faults give zeros, which are noticed,
+    // and don't wait for ever.
     drop(uffd);
     one_by_one(&memory, duration)
 }
@@ -51,7 +54,8 @@ pub fn sigbus(pages: usize, duration: Duration) -> anyhow::Result<Measured> {
     uffd.register(memory.base.as_ptr().cast(), pages * PAGE).context("registering the memory")?;
     IN_PLACE.set((uffd, memory.base.as_ptr() as usize)).map_err(|_| anyhow::anyhow!("once is enough"))?;
     let action = SigAction::new(SigHandler::SigAction(install), SaFlags::SA_SIGINFO, SigSet::empty());
-    // SAFETY: the handler makes one system call, of memory that it has to itself: there is one thread that faults.
+    // SAFETY: the handler makes one system call, of memory that it has to itself: there is one
+    // thread that faults.
     unsafe { sigaction(Signal::SIGBUS, &action) }.context("handling SIGBUS")?;
     one_by_one(&memory, duration)
 }
@@ -67,7 +71,8 @@ extern "C" fn install(_signal: i32, info: *mut libc::siginfo_t, _context: *mut l
     let address = unsafe { (*info).si_addr() } as usize & !(PAGE - 1);
     let Some((uffd, base)) = IN_PLACE.get() else { return };
     PAGE_AT_HAND[0].store(((address - base) / PAGE) as u64, Ordering::Relaxed);
-    // SAFETY: the page is absent since it faulted, and what it gets is a whole page. One that can't be had faults again, for ever: that is seen.
+    // SAFETY: the page is absent since it faulted, and what it gets is a whole page. One that can't
+    // be had faults again, for ever: that is seen.
     let _ = unsafe { uffd.copy(PAGE_AT_HAND.as_ptr().cast(), address as *mut libc::c_void, PAGE, true) };
 }
 

@@ -1,8 +1,8 @@
-//! The floor: the least that any userfaultfd pager must pay. Handlers in this very process, one for each thread that
-//! faults and on the same CPU, answer faults from memory of their own; no fabric, no replicas, no checksums, no other
-//! process. The memory they copy from is as large as the set and so as cold as a donor's, and evicted pages are copied back
-//! to it. Eviction is FIFO and safe only because the one thread that uses the memory is waiting in its fault
-//! meanwhile.
+//! The floor: the least that any userfaultfd pager must pay. Handlers in this very process, one for
+//! each thread that faults and on the same CPU, answer faults from memory of their own; no fabric,
+//! no replicas, no checksums, no other process. The memory they copy from is as large as the set
+//! and so as cold as a donor's, and evicted pages are copied back to it. Eviction is FIFO and safe
+//! only because the one thread that uses the memory is waiting in its fault meanwhile.
 
 use super::{Memory, pin};
 use crate::stress::content::PAGE;
@@ -20,8 +20,9 @@ const WINDOW: usize = 64;
 pub enum Ahead {
     /// More and more while faults come in order.
     Guessed,
-    /// Always as many as one copy is worth, and evicted pages are dropped, since the slab still has them: the best that
-    /// can be done for pages that are read in order and never written, and wrong for any others.
+    /// Always as many as one copy is worth, and evicted pages are dropped, since the slab still has
+    /// them: the best that can be done for pages that are read in order and never written, and
+    /// wrong for any others.
     Known,
 }
 
@@ -39,7 +40,8 @@ struct Pager {
     window: usize,
 }
 
-/// `pages` pages of which `limit` are resident at most, for so many threads. They start in the slab.
+/// `pages` pages of which `limit` are resident at most, for so many threads. They start in the
+/// slab.
 pub fn memory(pages: usize, limit: usize, threads: usize, ahead: Ahead) -> anyhow::Result<Memory> {
     let (memory, slab) = (Memory::unfilled(pages)?, Memory::plain(pages)?);
     for nth in 0..threads {
@@ -121,7 +123,8 @@ impl Pager {
         victims.sort_unstable();
         for run in victims.chunk_by(|a, b| a + 1 == *b) {
             let (first, len) = (run[0], run.len() * PAGE);
-            // SAFETY: both ranges lie in their mappings; the thread that uses the memory waits for us.
+            // SAFETY: both ranges lie in their mappings; the thread that uses the memory waits for
+            // us.
             let dropped = unsafe {
                 let (from, to) = (self.memory.at(first), self.slab.at(first));
                 if self.ahead == Ahead::Guessed {

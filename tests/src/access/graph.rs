@@ -1,5 +1,5 @@
-//! PageRank on a graph made up from a seed: a few pages popular, the edges read in order, the ranks in none. As graph
-//! programs go; and its ranks must add up to one.
+//! PageRank on a graph made up from a seed: a few pages popular, the edges read in order, the ranks
+//! in none. As graph programs go; and its ranks must add up to one.
 
 use crate::stress::content::Dice;
 use anyhow::ensure;

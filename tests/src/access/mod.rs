@@ -1,8 +1,8 @@
-//! The access-pattern workload that every contender of the benchmark runs, unchanged: all in RAM, kernel swap, annex, and
-//! the bare userfaultfd floors. It is [`annex_cli::access`]; beside it are
+//! The access-pattern workload that every contender of the benchmark runs, unchanged: all in RAM,
+//! kernel swap, annex, and the bare userfaultfd floors. It is [`annex_cli::access`]; beside it are
 //!
-//! - [`floor`]: the least that any userfaultfd pager must pay. [`bare`]: the least that one fault, and one answer over
-//!   TCP, cost.
+//! - [`floor`]: the least that any userfaultfd pager must pay. [`bare`]: the least that one fault,
+//!   and one answer over TCP, cost.
 //! - [`graph`]: PageRank, as a program by itself.
 //! - [`series`], [`ticks`]: what a program sees while something happens to it.
 

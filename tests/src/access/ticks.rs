@@ -1,4 +1,5 @@
-//! A thread that does nothing but read the clock, and the gaps in what it saw: how long it was kept from running, and when.
+//! A thread that does nothing but read the clock, and the gaps in what it saw: how long it was kept
+//! from running, and when.
 
 pub use super::now;
 use serde::{Deserialize, Serialize};

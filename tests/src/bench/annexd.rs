@@ -1,6 +1,7 @@
-//! What annexd itself counts while a program runs: looked at every tenth of a second, together with what its threads, and
-//! the stub in the program, have used of the CPU. Differences between two looks belong together, so that each figure is
-//! that of a stretch of the run: its filling, or what was measured.
+//! What annexd itself counts while a program runs: looked at every tenth of a second, together with
+//! what its threads, and the stub in the program, have used of the CPU. Differences between two
+//! looks belong together, so that each figure is that of a stretch of the run: its filling, or what
+//! was measured.
 
 use crate::access::{Measured, ticks};
 use crate::testbed::census::stubs_of;
@@ -104,7 +105,8 @@ impl Look {
     }
 }
 
-/// The threads of a process, and what each has run, in nanoseconds. Those that end meanwhile are left out.
+/// The threads of a process, and what each has run, in nanoseconds. Those that end meanwhile are
+/// left out.
 fn threads(pid: i32) -> Vec<(String, u64)> {
     let read = |path: PathBuf| std::fs::read_to_string(path).ok();
     tasks(pid)
@@ -138,12 +140,14 @@ pub struct Counted {
     pub clean: u64,
     pub zero: u64,
     pub pages_in: u64,
-    /// Of those, the ones that no fault had asked for; what of them can be judged; what of that was right.
+    /// Of those, the ones that no fault had asked for; what of them can be judged; what of that was
+    /// right.
     pub prefetched: u64,
     pub prefetch_samples: u64,
     pub prefetch_hits: u64,
     pub faults: u64,
-    /// CPU seconds by annexd's threads; all of them together (`annexd`), the donors' (`agents`), the stub's.
+    /// CPU seconds by annexd's threads; all of them together (`annexd`), the donors' (`agents`),
+    /// the stub's.
     pub cpu_s: BTreeMap<String, f64>,
     /// Bytes of annexd's own memory.
     pub overhead_per_page: Option<f64>,
@@ -171,7 +175,8 @@ impl Counted {
         })
     }
 
-    /// What taking a page away costs: annexd's evicting thread and the stub, in microseconds of CPU.
+    /// What taking a page away costs: annexd's evicting thread and the stub, in microseconds of
+    /// CPU.
     pub fn eviction_us(&self) -> Option<f64> {
         let spent: f64 = [EVICTOR, STUB].iter().filter_map(|name| self.cpu_s.get(*name)).sum();
         (self.evicted >= ENOUGH).then(|| spent * 1e6 / self.evicted as f64)
@@ -189,8 +194,8 @@ impl Counted {
         self.clean as f64 / self.evicted.max(1) as f64
     }
 
-    /// What part of the pages that came back was of no use, as annexd's samples tell; without samples, whatever nobody
-    /// had asked for.
+    /// What part of the pages that came back was of no use, as annexd's samples tell; without
+    /// samples, whatever nobody had asked for.
     pub fn useless(&self) -> Option<f64> {
         let wrong = self.prefetch_samples.saturating_sub(self.prefetch_hits) as f64;
         let share = if self.prefetch_samples == 0 { 1.0 } else { wrong / self.prefetch_samples as f64 };

@@ -1,4 +1,5 @@
-//! The results as bars: throughput of each contender, one panel per pattern, one thread, on a logarithmic scale.
+//! The results as bars: throughput of each contender, one panel per pattern, one thread, on a
+//! logarithmic scale.
 
 use super::Results;
 use super::contender::Contender;

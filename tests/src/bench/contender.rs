@@ -1,4 +1,5 @@
-//! Who runs the access patterns: the same program each time, with a different way to hold less than it uses.
+//! Who runs the access patterns: the same program each time, with a different way to hold less than
+//! it uses.
 
 use super::annexd::{Counts, Watch};
 use super::plan::{Cell, Plan};
@@ -104,8 +105,9 @@ impl Ready {
         })
     }
 
-    /// Has donors lend what they will be asked for: they allocate memory as they lend it, and a virtual machine's host may have to find it first. Whoever was measured first
-    /// would pay for all.
+    /// Has donors lend what they will be asked for: they allocate memory as they lend it, and a
+    /// virtual machine's host may have to find it first. Whoever was measured first would pay for
+    /// all.
     pub fn warm_up(&self, plan: &Plan, round: usize) -> anyhow::Result<()> {
         if let Ready::Annex(_) | Ready::Client(_) = self {
             let cell = Cell { pattern: Pattern::Random, threads: 1, resident_percent: 25 };
@@ -173,8 +175,8 @@ pub fn testbed(donor: fn() -> Donor) -> Testbed {
     Testbed::builder().donor(donor().capacity("3G")).donor(donor().capacity("3G")).start()
 }
 
-/// Runs the command in a memory cgroup. In a small one that refaults fast, the kernel sometimes finds every page too young
-/// to swap out and kills the program instead: then it is tried again.
+/// Runs the command in a memory cgroup. In a small one that refaults fast, the kernel sometimes
+/// finds every page too young to swap out and kills the program instead: then it is tried again.
 pub fn confined(command: &Command, resident: u64) -> anyhow::Result<Output> {
     let mut tries = 0;
     loop {

@@ -1,14 +1,17 @@
-//! `make bench`: what annex costs, beside what else could be done with the same memory, in the same run.
+//! `make bench`: what annex costs, beside what else could be done with the same memory, in the same
+//! run.
 //!
-//! - [`plan`]: what is measured. [`contender`]: who runs the access patterns, and how each is confined to its resident
-//!   share. [`swap`]: kernel swap on zram and on disk, set up and taken down. [`annexd`]: what annexd counts meanwhile.
-//! - [`pause`]: how long an attach stops a program; what a program pays that stays within its limit; annexd at rest.
+//! - [`plan`]: what is measured. [`contender`]: who runs the access patterns, and how each is
+//!   confined to its resident share. [`swap`]: kernel swap on zram and on disk, set up and taken
+//!   down. [`annexd`]: what annexd counts meanwhile.
+//! - [`pause`]: how long an attach stops a program; what a program pays that stays within its
+//!   limit; annexd at rest.
 //! - [`programs`]: real programs from beginning to end.
-//! - [`results`]: what was measured, and ratios of it. [`bars`]: what annex is held to. [`report`]: all of it to be read;
-//!   [`chart`], [`curves`]: to be looked at.
+//! - [`results`]: what was measured, and ratios of it. [`bars`]: what annex is held to. [`report`]:
+//!   all of it to be read; [`chart`], [`curves`]: to be looked at.
 //!
-//! Contenders take turns within each round, so that the machine's moods hit all alike; medians over rounds are reported,
-//! and a ratio is the median of each round's own.
+//! Contenders take turns within each round, so that the machine's moods hit all alike; medians over
+//! rounds are reported, and a ratio is the median of each round's own.
 
 pub mod annexd;
 pub mod bars;
@@ -32,7 +35,8 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// Set by SIGINT and SIGTERM. Swap must not stay on after us: the run ends with an error, not at once.
+/// Set by SIGINT and SIGTERM. Swap must not stay on after us: the run ends with an error, not at
+/// once.
 pub static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 /// # Errors

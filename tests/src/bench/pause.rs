@@ -1,5 +1,5 @@
-//! What a program pays besides its faults: the pause of an attach, the cost of being managed while within the limit, and
-//! what annexd uses while nothing happens.
+//! What a program pays besides its faults: the pause of an attach, the cost of being managed while
+//! within the limit, and what annexd uses while nothing happens.
 
 use super::middle;
 use crate::access::Measured;
@@ -34,7 +34,8 @@ pub struct Report {
     /// The same during windows of the same length without an attach: the machine itself.
     pub machine_pause_p50_us: f64,
     pub machine_pause_max_us: f64,
-    /// Throughput of a program within its limit, as a share of its native throughput; medians of interleaved runs.
+    /// Throughput of a program within its limit, as a share of its native throughput; medians of
+    /// interleaved runs.
     pub within_limit_share: f64,
     /// annexd's CPU time while nothing faults, in percent of one core.
     pub idle_cpu_percent: f64,

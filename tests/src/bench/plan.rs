@@ -54,8 +54,8 @@ impl Cell {
         cells
     }
 
-    /// What the bars ask for: every pattern at a half and a quarter; a second thread where it is faults alone that are
-    /// measured; three quarters where the plot of shares needs it.
+    /// What the bars ask for: every pattern at a half and a quarter; a second thread where it is
+    /// faults alone that are measured; three quarters where the plot of shares needs it.
     pub fn usual() -> Vec<Cell> {
         let mut cells = Cell::all(&Pattern::ALL, &[1], &[50, 25]);
         cells.extend(Cell::all(&[Pattern::Random], &[2], &[50, 25]));

@@ -1,5 +1,6 @@
-//! Kernel swap as a contender: a swap device that is set up for the run and taken down after it, and a memory cgroup that
-//! confines the program to its resident share. Nothing that was in use before is touched.
+//! Kernel swap as a contender: a swap device that is set up for the run and taken down after it,
+//! and a memory cgroup that confines the program to its resident share. Nothing that was in use
+//! before is touched.
 
 use crate::testbed::{bins, directory};
 use anyhow::{Context, bail, ensure};

@@ -56,7 +56,8 @@ enum Mode {
         #[arg(long, default_value_t = 1.0)]
         seconds: f64,
     },
-    /// Install pages in the thread that faults, from its SIGBUS handler, one at a time, without eviction.
+    /// Install pages in the thread that faults, from its SIGBUS handler, one at a time, without
+    /// eviction.
     Sigbus {
         #[arg(long, default_value = "512M", value_parser = bytes)]
         size: u64,

@@ -1,4 +1,5 @@
-//! `annex-bench`: what annex costs beside what else could be done with the same memory. See `annex_tests::bench`.
+//! `annex-bench`: what annex costs beside what else could be done with the same memory. See
+//! `annex_tests::bench`.
 
 use annex_shared::api::parse_bytes;
 use annex_tests::access::Pattern;
@@ -40,8 +41,9 @@ struct Args {
     /// Percent of the set.
     #[arg(long, value_delimiter = ',')]
     resident: Vec<u64>,
-    /// A contender of your own, such as umap: called as `PATH pattern NAME --size BYTES --seconds S --seed N --threads N
-    /// --resident BYTES`, it runs the pattern with so much resident and prints what `annex-access pattern` prints.
+    /// A contender of your own, such as umap: called as `PATH pattern NAME --size BYTES --seconds S
+    /// --seed N --threads N --resident BYTES`, it runs the pattern with so much resident and prints
+    /// what `annex-access pattern` prints.
     #[arg(long, value_name = "PATH")]
     umap: Option<PathBuf>,
     /// Leave out the attach pause, the cost within the limit and the idle CPU.
@@ -99,7 +101,8 @@ impl Args {
     }
 }
 
-/// The benchmark ends after the cell it is at: what was set up, swap above all, is taken down on the way out.
+/// The benchmark ends after the cell it is at: what was set up, swap above all, is taken down on
+/// the way out.
 fn end_by_error_when_interrupted() -> anyhow::Result<()> {
     use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
     extern "C" fn interrupt(_signal: i32) {

@@ -8,7 +8,8 @@ use clap::{Parser, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Breaks annex in every way it must survive, under a program that checks every byte; writes chaos-results/.
+/// Breaks annex in every way it must survive, under a program that checks every byte; writes
+/// chaos-results/.
 #[derive(Parser)]
 #[command(version)]
 struct Args {

@@ -1,9 +1,13 @@
-//! `annex-holes`: a program whose threads unmap a part of each of its mappings again and again, wait for a moment, and map that part anew, while another one
-//! reads the rest. It verifies all of it. Its mappings are replaced all the time, so that a pager meets each for the first time at any moment of this; or else, if its threads rest before
-//! each hole, never, so that a pager knows them well.
+//! `annex-holes`: a program whose threads unmap a part of each of its mappings again and again,
+//! wait for a moment, and map that part anew, while another one reads the rest. It verifies all of
+//! it. Its mappings are replaced all the time, so that a pager meets each for the first time at any
+//! moment of this; or else, if its threads rest before each hole, never, so that a pager knows them
+//! well.
 //!
-//! Arguments: seconds to go on, microseconds for which a hole stays open, milliseconds of rest before each hole (0 if it is left out). Prints `{"checks":…,"wrong":…,"taken":…}`: pages, pages, and mappings that are left alone because
-//! something else (a thread's signal stack, what a pager maps) came to lie in their holes. Exit codes: 0 all was well, 1 wrong content.
+//! Arguments: seconds to go on, microseconds for which a hole stays open, milliseconds of rest
+//! before each hole (0 if it is left out). Prints `{"checks":…,"wrong":…,"taken":…}`: pages, pages,
+//! and mappings that are left alone because something else (a thread's signal stack, what a pager
+//! maps) came to lie in their holes. Exit codes: 0 all was well, 1 wrong content.
 
 use annex_tests::stress::content::{Content, PAGE};
 use annex_tests::stress::map;
@@ -16,7 +20,8 @@ const MAPPINGS: usize = 32;
 const PAGES: usize = 256;
 /// Threads that punch holes, each into mappings of its own.
 const PUNCHERS: usize = 4;
-/// The part that comes and goes: only every other page of it is used, so that no page is moved together with one beside the hole.
+/// The part that comes and goes: only every other page of it is used, so that no page is moved
+/// together with one beside the hole.
 const HOLE: std::ops::Range<usize> = 100..140;
 /// Inaccessible pages between two mappings, which would become one otherwise.
 const APART: usize = 16;
@@ -29,7 +34,8 @@ struct Part {
     is_taken: AtomicBool,
 }
 
-// SAFETY: who touches which page when is ordered by `Holes::turn`, and by the hole's being one thread's alone.
+// SAFETY: who touches which page when is ordered by `Holes::turn`, and by the hole's being one
+// thread's alone.
 unsafe impl Sync for Part {}
 
 struct Holes {
@@ -96,7 +102,8 @@ impl Holes {
         part.fill(beside().chain(within()));
     }
 
-    /// Reads what lies beside the holes, and replaces half of the mappings after every few rounds unless there is to be rest.
+    /// Reads what lies beside the holes, and replaces half of the mappings after every few rounds
+    /// unless there is to be rest.
     fn read(&self, until: Instant) {
         for round in 0.. {
             if Instant::now() > until {

@@ -4,18 +4,20 @@ use annex_tests::kv::bench::{self, Plan, contender::Contender, fairness, hostile
 use clap::Parser;
 use std::path::PathBuf;
 
-/// Measures reads and writes on the KV API, redis-server and memcached; writes bench-results/kv.md and kv.json.
+/// Measures reads and writes on the KV API, redis-server and memcached; writes bench-results/kv.md
+/// and kv.json.
 #[derive(Parser)]
 #[command(version)]
 struct Args {
     /// Within three minutes: one round, small and large values.
     #[arg(long)]
     quick: bool,
-    /// Instead: how long another client waits while one has a large request under way. Needs 8 GiB of memory.
+    /// Instead: how long another client waits while one has a large request under way. Needs 8 GiB
+    /// of memory.
     #[arg(long)]
     fairness: bool,
-    /// Instead: what an honest client sees beside hostile ones, and what memory these make annexd take. Needs
-    /// 10,000 file descriptors.
+    /// Instead: what an honest client sees beside hostile ones, and what memory these make annexd
+    /// take. Needs 10,000 file descriptors.
     #[arg(long)]
     hostile: bool,
     #[arg(long)]

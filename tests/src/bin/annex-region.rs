@@ -1,5 +1,5 @@
-//! `annex-region`: threads that read and write pages of a region (`annex-client`) at random and check every byte, until SIGTERM; what they did as a
-//! line of JSON.
+//! `annex-region`: threads that read and write pages of a region (`annex-client`) at random and
+//! check every byte, until SIGTERM; what they did as a line of JSON.
 
 use annex_client::{Limit, Options, Region};
 use annex_shared::api::parse_bytes;

@@ -1,8 +1,9 @@
-//! `annex-sealed`: a program behind a strict seccomp filter. It fills memory, allows itself a handful of system calls (none of
-//! which could serve a pager: no userfaultfd, no ioctl, no clone, no socket), and goes on verifying and rewriting. Any
-//! other call kills it.
+//! `annex-sealed`: a program behind a strict seccomp filter. It fills memory, allows itself a
+//! handful of system calls (none of which could serve a pager: no userfaultfd, no ioctl, no clone,
+//! no socket), and goes on verifying and rewriting. Any other call kills it.
 //!
-//! Arguments: MiB of memory, seconds to go on. Exit codes: 0 all was well, 1 wrong content, 159 (SIGSYS) a forbidden call.
+//! Arguments: MiB of memory, seconds to go on. Exit codes: 0 all was well, 1 wrong content, 159
+//! (SIGSYS) a forbidden call.
 
 use annex_tests::stress::content::{Content, PAGE};
 use std::time::{Duration, Instant};

@@ -1,7 +1,9 @@
-//! `annex-signals`: two threads that read its mappings. One is interrupted all the time, also while it waits for a page: the signal's handler unmaps a part of a mapping, maps that
-//! anew, and fills it. It verifies all.
+//! `annex-signals`: two threads that read its mappings. One is interrupted all the time, also while
+//! it waits for a page: the signal's handler unmaps a part of a mapping, maps that anew, and fills
+//! it. It verifies all.
 //!
-//! Arguments: seconds to go on, microseconds between two signals. Prints `{"checks":…,"wrong":…,"signals":…}`. Exit codes: 0 all was well, 1 wrong content.
+//! Arguments: seconds to go on, microseconds between two signals. Prints
+//! `{"checks":…,"wrong":…,"signals":…}`. Exit codes: 0 all was well, 1 wrong content.
 
 use annex_tests::stress::content::{Content, PAGE};
 use annex_tests::stress::map;
@@ -62,7 +64,8 @@ fn beside() -> impl Iterator<Item = usize> {
     (0..PAGES).filter(|page| !HOLE.contains(page))
 }
 
-/// Every other page of what is the handler's, so that none is moved together with one beside the hole.
+/// Every other page of what is the handler's, so that none is moved together with one beside the
+/// hole.
 fn within() -> impl Iterator<Item = usize> {
     HOLE.step_by(2)
 }

@@ -1,4 +1,5 @@
-//! `annex-stress`: uses memory in every way a program can and checks every byte. See `annex_tests::stress`.
+//! `annex-stress`: uses memory in every way a program can and checks every byte. See
+//! `annex_tests::stress`.
 //!
 //! Exit codes: 0 all was well, 1 wrong content or a failed call, 134 (abort) no progress.
 

@@ -28,7 +28,8 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Boot the guests, start annex on them and run what is typed: `donor1 systemctl status`, `cut donor1`, `mend donor1`; until the input ends
+    /// Boot the guests, start annex on them and run what is typed: `donor1 systemctl status`, `cut
+    /// donor1`, `mend donor1`; until the input ends
     Shell,
     /// Run the host's commands (inside a guest)
     #[command(hide = true)]
@@ -64,7 +65,8 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A lab that leaves nothing behind when this process is interrupted: guests end with it by themselves, the lab's directory does not.
+/// A lab that leaves nothing behind when this process is interrupted: guests end with it by
+/// themselves, the lab's directory does not.
 fn lab(dir: &Path) -> anyhow::Result<Lab> {
     let signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]);
     // Before any thread starts, so that all inherit it.
@@ -86,7 +88,8 @@ fn play(scenario: &Scenario, lab: &mut Lab) -> bool {
     attempt(scenario, lab, true)
 }
 
-/// If it fails, what comes next begins with fresh guests: the next scenario, or this one once more if QEMU may be blamed and is to blame.
+/// If it fails, what comes next begins with fresh guests: the next scenario, or this one once more
+/// if QEMU may be blamed and is to blame.
 fn attempt(scenario: &Scenario, lab: &mut Lab, may_blame: bool) -> bool {
     let Scenario { name, play, .. } = scenario;
     let started = Instant::now();

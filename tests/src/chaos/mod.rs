@@ -1,10 +1,13 @@
-//! Faults, again and again, while a program that checks every byte pages at full rate: what `make chaos` runs.
+//! Faults, again and again, while a program that checks every byte pages at full rate: what `make
+//! chaos` runs.
 //!
-//! - [`fault`]: what is done to annex, and how it is undone. [`watch`]: how long the program stands still meanwhile. [`report`]: the table.
+//! - [`fault`]: what is done to annex, and how it is undone. [`watch`]: how long the program stands
+//!   still meanwhile. [`report`]: the table.
 //! - [`rebuild`]: a donor dies for good, with a gigabyte on it.
 //!
-//! A round is: inject, undo (a hung donor goes on, a dead one starts again…), wait until the program's faults are served and every page has all its replicas
-//! on donors that are up. The program runs through all rounds of a fault and verifies everything once more at the end.
+//! A round is: inject, undo (a hung donor goes on, a dead one starts again…), wait until the
+//! program's faults are served and every page has all its replicas on donors that are up. The
+//! program runs through all rounds of a fault and verifies everything once more at the end.
 
 pub mod fault;
 pub mod rebuild;

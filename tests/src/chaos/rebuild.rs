@@ -1,4 +1,5 @@
-//! One of three donors dies while a program reads what is evicted: how its faults go on, and how long until everything has two copies again.
+//! One of three donors dies while a program reads what is evicted: how its faults go on, and how
+//! long until everything has two copies again.
 
 use super::{APP, MINUTE, wait_whole};
 use crate::access::series::Window;
@@ -17,7 +18,8 @@ const NORMAL: f64 = 3.0;
 /// MiB copied per second, as configured: what two CPUs can carry beside the program.
 const RATE: u64 = 96;
 
-/// What came of it. Times of faults in microseconds: a read of a random page, three quarters of which are faults.
+/// What came of it. Times of faults in microseconds: a read of a random page, three quarters of
+/// which are faults.
 #[derive(Clone, Debug, Serialize)]
 pub struct Rebuild {
     /// Bytes that had lost a copy, as annexd told it first.
@@ -29,7 +31,8 @@ pub struct Rebuild {
     pub worst_us: f64,
     /// From the death until no more than one window in ten is above three times the normal p99.
     pub normal_again_s: f64,
-    /// From the death until every page has two copies, and the part of it from when the donor counts as lost.
+    /// From the death until every page has two copies, and the part of it from when the donor
+    /// counts as lost.
     pub whole_s: f64,
     pub copying_s: f64,
     /// Copied per second of the latter, in MiB, and as configured.

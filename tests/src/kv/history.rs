@@ -1,5 +1,6 @@
-//! Whether what clients of one key saw is linearizable: whether each operation can have happened at one moment between its call and its answer, such that
-//! every read saw what was written last. The search is Wing and Gong's, with Lowe's memory of states already tried.
+//! Whether what clients of one key saw is linearizable: whether each operation can have happened at
+//! one moment between its call and its answer, such that every read saw what was written last. The
+//! search is Wing and Gong's, with Lowe's memory of states already tried.
 
 use std::collections::HashSet;
 use std::time::Instant;
@@ -17,7 +18,8 @@ pub enum Act {
 pub struct Operation {
     pub act: Act,
     pub called: Instant,
-    /// `None`: no answer came. A write may have happened at any time after its call, or not at all; what a read would have seen nobody knows.
+    /// `None`: no answer came. A write may have happened at any time after its call, or not at all;
+    /// what a read would have seen nobody knows.
     pub answered: Option<Instant>,
 }
 

@@ -1,4 +1,5 @@
-//! A server that breaks its promise now and then: a proxy before one that keeps it. What tells right from wrong is tried on it.
+//! A server that breaks its promise now and then: a proxy before one that keeps it. What tells
+//! right from wrong is tried on it.
 
 use super::wire::Wire;
 use std::collections::HashMap;
@@ -28,7 +29,8 @@ struct Memory {
     first: HashMap<Vec<u8>, Vec<u8>>,
 }
 
-/// Listens on a socket and passes what comes there on to another one, for as long as this process runs.
+/// Listens on a socket and passes what comes there on to another one, for as long as this process
+/// runs.
 ///
 /// # Errors
 /// The socket can't be made.

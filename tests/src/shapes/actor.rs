@@ -77,7 +77,8 @@ impl Actor {
         memory.check_all()
     }
 
-    /// Says what is wrong, and ends the process. Those that share its memory don't wait for its locks for ever.
+    /// Says what is wrong, and ends the process. Those that share its memory don't wait for its
+    /// locks for ever.
     pub fn fail(&self, wrong: &Wrong) -> ! {
         super::locks::abandon();
         let Actor { nth, role, trail, .. } = self;

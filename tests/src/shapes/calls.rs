@@ -12,7 +12,8 @@ pub unsafe fn call<const N: usize>(number: libc::c_long, args: [usize; N]) -> Re
     let mut all = [0; 6];
     all[..N].copy_from_slice(&args);
     let answer: isize;
-    // SAFETY: the kernel's convention; it changes rcx and r11 alone, and the memory that the caller vouches for.
+    // SAFETY: the kernel's convention; it changes rcx and r11 alone, and the memory that the caller
+    // vouches for.
     unsafe {
         asm!(
             "syscall",

@@ -69,7 +69,8 @@ pub fn bed(fabric: Fabric) -> Testbed {
 impl Hunt {
     /// Runs the program of one seed, and adds to the bag what it did. `Err` is a finding.
     pub fn round(&self, bed: &mut Testbed, seed: u64, bag: &mut Bag) -> Result<(), String> {
-        // No program is started while too few donors are up, as for a moment after a death of annexd.
+        // No program is started while too few donors are up, as for a moment after a death of
+        // annexd.
         bed.wait_ready(bed.agents.len());
         let started = Instant::now();
         let mut job = bed.run("shapes", &self.local, self.command(seed));

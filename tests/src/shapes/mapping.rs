@@ -1,9 +1,9 @@
 //! A mapping, and what each of its pages must hold.
 //!
-//! The kernel moves (`mremap`) one mapping at a time, and splits one whose parts are told
-//! different
+//! The kernel moves (`mremap`) one mapping at a time, and splits one whose parts are told different
 //! things. So there are two kinds: what is [`Kind::Movable`] stays one mapping all the time, and a
-//! [`Kind::Patchwork`] is never moved. How they move is in [`super::moves`]. Nothing allocates after [`Mapping::new`].
+//! [`Kind::Patchwork`] is never moved. How they move is in [`super::moves`]. Nothing allocates
+//! after [`Mapping::new`].
 
 use super::calls::{call, named};
 use super::locks::places;

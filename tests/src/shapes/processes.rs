@@ -25,9 +25,10 @@ fn depth_below(role: Role) -> u32 {
 impl Actor {
     /// `None` in the child, which is an actor of its own from now on.
     fn fork(&mut self, memory: &mut Memory, seed: u64) -> Result<Option<i32>, Wrong> {
-        // Past the C library: its fork waits for locks of its own, which another thread may have held, for ever, as
-        // the process was made that forks now. And a sharer would pass in it for the thread that made it.
-        // SAFETY: the child touches its own copies only, allocates nothing, and ends by _exit.
+        // Past the C library: its fork waits for locks of its own, which another thread may have
+        // held, for ever, as the process was made that forks now. And a sharer would pass in it for
+        // the thread that made it. SAFETY: the child touches its own copies only, allocates
+        // nothing, and ends by _exit.
         let fork = || unsafe { named("clone", libc::SYS_clone, [libc::SIGCHLD as usize, 0, 0, 0, 0]) };
         let pid = at_rest(fork)? as i32;
         match pid {
@@ -312,7 +313,8 @@ unsafe extern "C" {
     static environ: *const *const libc::c_char;
 }
 
-/// What a function of the C library says that makes a process. Why it failed may have been overwritten by another thread.
+/// What a function of the C library says that makes a process. Why it failed may have been
+/// overwritten by another thread.
 fn made(what: &'static str, pid: i32) -> Result<i32, Wrong> {
     if pid < 0 { Err(Wrong::Call { what, errno: 0 }) } else { Ok(pid) }
 }

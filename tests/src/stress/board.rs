@@ -1,5 +1,6 @@
-//! Counters that threads and forked children share. They live in one `MAP_SHARED` mapping, so that children add to the same
-//! numbers, and so that the watchdog can read them even when the working set can't be reached.
+//! Counters that threads and forked children share. They live in one `MAP_SHARED` mapping, so that
+//! children add to the same numbers, and so that the watchdog can read them even when the working
+//! set can't be reached.
 
 use super::Feature;
 use std::ptr::NonNull;

@@ -1,5 +1,5 @@
-//! mmap and munmap at reused addresses. The danger for a pager: content of the old mapping showing up in the new one. So a
-//! replaced range must read as zeros, and what was not replaced must stay.
+//! mmap and munmap at reused addresses. The danger for a pager: content of the old mapping showing
+//! up in the new one. So a replaced range must read as zeros, and what was not replaced must stay.
 
 use super::Trouble;
 use super::board::Shared;

@@ -1,5 +1,5 @@
-//! What a page must hold. Every page's content follows from three numbers, so that nothing but a generation has to be
-//! remembered to check all of its 4096 bytes:
+//! What a page must hold. Every page's content follows from three numbers, so that nothing but a
+//! generation has to be remembered to check all of its 4096 bytes:
 //!
 //! ```text
 //! stamp  = mix(seed, page, generation)
@@ -74,13 +74,15 @@ impl Content {
         })
     }
 
-    /// Compares a page that the kernel may turn into zeros at any moment (`MADV_FREE`): each word is the old one or zero.
+    /// Compares a page that the kernel may turn into zeros at any moment (`MADV_FREE`): each word
+    /// is the old one or zero.
     ///
     /// # Safety
     /// As for [`Content::check`].
     pub unsafe fn check_or_zero(self, at: *const u8) -> Result<(), Mismatch> {
         for i in 0..WORDS {
-            // SAFETY: the caller vouches for the page. Volatile: the kernel may change it between two reads.
+            // SAFETY: the caller vouches for the page. Volatile: the kernel may change it between
+            // two reads.
             let got = u64::from_le(unsafe { at.cast::<u64>().add(i).read_volatile() });
             if got != 0 && got != self.word(i) {
                 let expected = self.word(i);
@@ -98,7 +100,8 @@ impl Content {
     }
 }
 
-/// Fills any buffer with bytes that follow from three numbers, as pages are; for values in databases and files.
+/// Fills any buffer with bytes that follow from three numbers, as pages are; for values in
+/// databases and files.
 pub fn known_bytes(seed: u64, item: u64, generation: u64, into: &mut [u8]) {
     let content = Content::of(seed, item, generation);
     for (i, chunk) in into.chunks_mut(8).enumerate() {

@@ -1,4 +1,5 @@
-//! Memory that the program gives back or re-arranges in place: MADV_DONTNEED, MADV_FREE, mprotect, huge pages.
+//! Memory that the program gives back or re-arranges in place: MADV_DONTNEED, MADV_FREE, mprotect,
+//! huge pages.
 
 use super::board::Shared;
 use super::content::{Dice, PAGE};
@@ -36,8 +37,8 @@ pub fn free(set: &Set, dice: &mut Dice, board: Shared) -> Result<(), Trouble> {
     // SAFETY: the run is held.
     unsafe { map::advise(held.addr(0), held.len(), libc::MADV_FREE) }.map_err(Trouble::call("madvise(MADV_FREE)"))?;
     if dice.one_in(2) {
-        // As under memory pressure: the kernel takes them now. Where it can't it says so, and they stay.
-        // SAFETY: the run is held.
+        // As under memory pressure: the kernel takes them now. Where it can't it says so, and they
+        // stay. SAFETY: the run is held.
         let _ = unsafe { map::advise(held.addr(0), held.len(), libc::MADV_PAGEOUT) };
     }
     for i in 0..held.count {

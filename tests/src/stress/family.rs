@@ -1,10 +1,12 @@
 //! Processes and threads that come and go.
 //!
-//! *Fork*: the parent notes the set's states just before and just after the fork, the child gets both (the second through
-//! shared memory) and verifies every page that did not change in between ([`Set::inherit`]), while the parent's other
-//! threads go on writing. Some children then live a while, write and discard pages of their own, or fork again.
+//! *Fork*: the parent notes the set's states just before and just after the fork, the child gets
+//! both (the second through shared memory) and verifies every page that did not change in between
+//! ([`Set::inherit`]), while the parent's other threads go on writing. Some children then live a
+//! while, write and discard pages of their own, or fork again.
 //!
-//! *Exec*: this program, started by vfork or fork, builds and verifies memory of its own ([`probe`]).
+//! *Exec*: this program, started by vfork or fork, builds and verifies memory of its own
+//! ([`probe`]).
 
 use super::Trouble;
 use super::board::Shared;
@@ -143,8 +145,8 @@ pub fn fork(set: &Set, dice: &mut Dice, board: Shared, children: &Children) -> R
     let seed = dice.roll();
     let (mut before, mut after) = (Vec::new(), Vec::new());
     set.snapshot(&mut before);
-    // SAFETY: the child runs `inherited` only, on memory that fork leaves consistent: glibc's allocator is, and no other
-    // lock is taken before `_exit`.
+    // SAFETY: the child runs `inherited` only, on memory that fork leaves consistent: glibc's
+    // allocator is, and no other lock is taken before `_exit`.
     match unsafe { libc::fork() } {
         -1 => Err(Trouble::Call { what: "fork", source: std::io::Error::last_os_error() }),
         0 => {
@@ -169,7 +171,8 @@ fn end_child(outcome: Result<(), Trouble>, board: Shared) -> ! {
         Err(trouble) => {
             board.errors.fetch_add(1, Relaxed);
             let line = format!("annex-stress: child {}: {trouble}\n", std::process::id());
-            // SAFETY: writes a buffer of ours; stdio's locks may have been held by another thread at the fork.
+            // SAFETY: writes a buffer of ours; stdio's locks may have been held by another thread
+            // at the fork.
             unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
             1
         }
@@ -178,8 +181,9 @@ fn end_child(outcome: Result<(), Trouble>, board: Shared) -> ! {
     unsafe { libc::_exit(code) }
 }
 
-/// A child verifies all it has inherited several times, beside others that do the same: it has four times as long as the whole program may be without any
-/// progress. Then its own alarm ends it, and it counts as hung.
+/// A child verifies all it has inherited several times, beside others that do the same: it has four
+/// times as long as the whole program may be without any progress. Then its own alarm ends it, and
+/// it counts as hung.
 fn end_when_hung(stall: Duration) {
     // SAFETY: sets a timer, whose signal ends the process.
     unsafe { libc::alarm(4 * stall.as_secs() as u32) };
@@ -196,9 +200,8 @@ fn inherited(
 ) -> Result<(), Trouble> {
     end_when_hung(stall);
     let mut dice = Dice::new(seed);
-    // Another thread of the parent may have had some pages protected at that moment. Those are unknown, but writable they
-    // must be.
-    // SAFETY: the whole set is this process's own now.
+    // Another thread of the parent may have had some pages protected at that moment. Those are
+    // unknown, but writable they must be. SAFETY: the whole set is this process's own now.
     unsafe { map::protect(set.base(), set.pages() * PAGE, libc::PROT_READ | libc::PROT_WRITE) }
         .map_err(Trouble::call("mprotect in a child"))?;
     set.inherit(before, after);
@@ -247,8 +250,8 @@ pub fn exec(dice: &mut Dice, board: Shared, children: &Children) -> Result<(), T
     command.args(["--stall", &children.stall.as_secs().to_string()]);
     if dice.one_in(2) {
         use std::os::unix::process::CommandExt;
-        // A hook makes the standard library use fork and exec; without one it uses vfork's semantics.
-        // SAFETY: the hook does nothing.
+        // A hook makes the standard library use fork and exec; without one it uses vfork's
+        // semantics. SAFETY: the hook does nothing.
         unsafe { command.pre_exec(|| Ok(())) };
     }
     let status = command.status().map_err(Trouble::call("exec of this program"))?;

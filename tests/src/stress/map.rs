@@ -57,7 +57,8 @@ pub unsafe fn unmap(at: NonNull<u8>, len: usize) -> io::Result<()> {
 /// # Safety
 /// The range belongs to the caller, who holds no reference into it.
 pub unsafe fn advise(at: NonNull<u8>, len: usize, advice: i32) -> io::Result<()> {
-    // SAFETY: the caller owns the range; what the advice does to its content is the caller's business.
+    // SAFETY: the caller owns the range; what the advice does to its content is the caller's
+    // business.
     zero(unsafe { libc::madvise(at.as_ptr().cast(), len, advice) })
 }
 

@@ -1,11 +1,14 @@
-//! The self-verifying workload. It knows nothing of annex: it uses memory in every way a real program does, knows at each
-//! moment what every byte must be, and checks. Run natively it must pass; run on paged memory it must pass all the same.
+//! The self-verifying workload. It knows nothing of annex: it uses memory in every way a real
+//! program does, knows at each moment what every byte must be, and checks. Run natively it must
+//! pass; run on paged memory it must pass all the same.
 //!
-//! - [`content`]: what a page holds, and the comparison. [`set`]: the working set and who may touch which page.
-//! - [`worker`]: one thread's loop over the features: [`transfer`] (read, write, O_DIRECT, pipes), [`churn`] (mmap and munmap
-//!   at reused addresses), [`moves`] (mremap), [`discard`] (MADV_DONTNEED, MADV_FREE, mprotect, huge pages), [`family`] (fork,
-//!   exec, threads).
-//! - [`board`]: counters shared with forked children. `watchdog`: ends the run when nothing progresses.
+//! - [`content`]: what a page holds, and the comparison. [`set`]: the working set and who may touch
+//!   which page.
+//! - [`worker`]: one thread's loop over the features: [`transfer`] (read, write, O_DIRECT, pipes),
+//!   [`churn`] (mmap and munmap at reused addresses), [`moves`] (mremap), [`discard`]
+//!   (MADV_DONTNEED, MADV_FREE, mprotect, huge pages), [`family`] (fork, exec, threads).
+//! - [`board`]: counters shared with forked children. `watchdog`: ends the run when nothing
+//!   progresses.
 
 pub mod board;
 mod churn;

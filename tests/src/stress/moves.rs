@@ -1,4 +1,5 @@
-//! mremap: a mapping that grows, shrinks, moves or is split by the move keeps its content; what it gains is zeros.
+//! mremap: a mapping that grows, shrinks, moves or is split by the move keeps its content; what it
+//! gains is zeros.
 
 use super::Trouble;
 use super::board::Shared;
@@ -80,7 +81,8 @@ impl Moves {
         let keep = 1 + dice.below(pages - 1);
         let len = (pages - keep) * PAGE;
         let to = map::anonymous(len).map_err(Trouble::call("mmap"))?;
-        // SAFETY: the tail lies in the region, the target was just mapped for this; no references into either.
+        // SAFETY: the tail lies in the region, the target was just mapped for this; no references
+        // into either.
         let at = unsafe { map::remap(map::page(region.at, keep), len, len, 0, Some(to)) }
             .map_err(Trouble::call("mremap(MREMAP_FIXED) of a part"))?;
         let content = region.content.split_off(keep);

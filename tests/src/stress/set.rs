@@ -1,4 +1,5 @@
-//! The working set: one big anonymous mapping and, per page, a word that says what the page must hold.
+//! The working set: one big anonymous mapping and, per page, a word that says what the page must
+//! hold.
 //!
 //! ```text
 //! bit 63      held: one thread works on the page
@@ -7,8 +8,9 @@
 //! bits 0..60  generation, grows with every change
 //! ```
 //!
-//! Whoever holds a page knows its content exactly. A forked child compares the words from just before and just after the
-//! fork: where they are equal and not held, nothing changed in between and the child must have inherited that very content.
+//! Whoever holds a page knows its content exactly. A forked child compares the words from just
+//! before and just after the fork: where they are equal and not held, nothing changed in between
+//! and the child must have inherited that very content.
 
 use super::content::{Content, Dice, PAGE};
 use super::{Trouble, map};
@@ -26,7 +28,8 @@ pub struct Set {
     seed: u64,
 }
 
-// SAFETY: the mapping lives as long as the process; a page is touched only by the thread that holds it (`Set::hold`).
+// SAFETY: the mapping lives as long as the process; a page is touched only by the thread that holds
+// it (`Set::hold`).
 unsafe impl Send for Set {}
 // SAFETY: as above.
 unsafe impl Sync for Set {}
@@ -35,9 +38,9 @@ impl Set {
     pub fn new(pages: usize, seed: u64) -> Result<Set, Trouble> {
         let base = map::anonymous(pages * PAGE).map_err(Trouble::call("mmap of the working set"))?;
         let states: Vec<_> = (0..pages).map(|_| AtomicU64::new(ZERO)).collect();
-        // The table of what is expected must not itself be paged, or a wrong table would be blamed on the page. Refused
-        // by a small RLIMIT_MEMLOCK, it still works: a wrong table is then found as a wrong page.
-        // SAFETY: locks memory of ours; changes nothing about its content.
+        // The table of what is expected must not itself be paged, or a wrong table would be blamed
+        // on the page. Refused by a small RLIMIT_MEMLOCK, it still works: a wrong table is then
+        // found as a wrong page. SAFETY: locks memory of ours; changes nothing about its content.
         unsafe { libc::mlock(states.as_ptr().cast(), size_of_val(&states[..])) };
         Ok(Set { base, states, seed })
     }
@@ -50,7 +53,8 @@ impl Set {
         self.base
     }
 
-    /// Takes `count` pages from `first` on for this thread alone; `None` if another has one of them.
+    /// Takes `count` pages from `first` on for this thread alone; `None` if another has one of
+    /// them.
     pub fn hold(&self, first: usize, count: usize) -> Option<Held<'_>> {
         let mut held = Held { set: self, first, count: 0 };
         for state in self.states.get(first..first + count)? {
@@ -75,8 +79,8 @@ impl Set {
         into.extend(self.states.iter().map(|s| s.load(Acquire)));
     }
 
-    /// In a forked child: keeps what surely did not change between the two snapshots, the rest is unknown. Returns the
-    /// number of pages known.
+    /// In a forked child: keeps what surely did not change between the two snapshots, the rest is
+    /// unknown. Returns the number of pages known.
     pub fn inherit(&self, before: &[u64], after: &[u64]) -> usize {
         let mut known = 0;
         for ((state, before), after) in self.states.iter().zip(before).zip(after) {
@@ -100,7 +104,8 @@ impl Set {
         }
     }
 
-    /// Stale content looks wrong in one way, foreign content in another: says which, for the message.
+    /// Stale content looks wrong in one way, foreign content in another: says which, for the
+    /// message.
     fn explain(&self, page: usize, state: u64, at: *const u8) -> String {
         let generation = state & GENERATION;
         // SAFETY: called by the holder of the page only.

@@ -1,5 +1,5 @@
-//! The kernel reads and writes the set's pages on the program's behalf: files, pipes, and O_DIRECT, where the device itself
-//! does so.
+//! The kernel reads and writes the set's pages on the program's behalf: files, pipes, and O_DIRECT,
+//! where the device itself does so.
 
 use super::Trouble;
 use super::board::Shared;
@@ -163,8 +163,8 @@ fn refused(board: Shared, path: &Path, why: &str) -> Option<File> {
 
 /// The bytes of held pages or of the thread's own buffer.
 fn bytes_of<'a>(at: NonNull<u8>, len: usize) -> &'a [u8] {
-    // SAFETY: callers pass pages they hold or their own buffer, mapped for the life of the process; the slice is used for
-    // one system call and not kept.
+    // SAFETY: callers pass pages they hold or their own buffer, mapped for the life of the process;
+    // the slice is used for one system call and not kept.
     unsafe { std::slice::from_raw_parts(at.as_ptr(), len) }
 }
 

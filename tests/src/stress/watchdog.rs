@@ -1,5 +1,5 @@
-//! Ends the run with a clear message when nothing has progressed for too long: a hang must look like a failure, not like
-//! patience.
+//! Ends the run with a clear message when nothing has progressed for too long: a hang must look
+//! like a failure, not like patience.
 
 use super::board::Shared;
 use crate::stacks;

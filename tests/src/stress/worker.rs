@@ -1,4 +1,5 @@
-//! One thread of the workload: picks a feature, takes one small step of it, checks, and again until time is up.
+//! One thread of the workload: picks a feature, takes one small step of it, checks, and again until
+//! time is up.
 
 use super::board::Shared;
 use super::churn::Churn;

@@ -1,4 +1,5 @@
-//! The control API asked without the `annex` command: a test that polls must not start a process each time.
+//! The control API asked without the `annex` command: a test that polls must not start a process
+//! each time.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -17,7 +18,8 @@ pub fn send<T: DeserializeOwned>(socket: &Path, method: &str, path: &str, body: 
     Ok(serde_json::from_str(&request(socket, method, path, Some(serde_json::to_string(body)?))?)?)
 }
 
-/// A request and its answer's body. A chunked body keeps its chunk sizes, one per line, between its own lines.
+/// A request and its answer's body. A chunked body keeps its chunk sizes, one per line, between its
+/// own lines.
 pub fn request(socket: &Path, method: &str, path: &str, body: Option<String>) -> anyhow::Result<String> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(Duration::from_secs(60)))?;

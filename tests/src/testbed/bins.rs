@@ -1,4 +1,5 @@
-//! Where the programs are: `$ANNEX_BIN_DIR` if set, else beside the test itself in cargo's target directory.
+//! Where the programs are: `$ANNEX_BIN_DIR` if set, else beside the test itself in cargo's target
+//! directory.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,5 @@
-//! What a process consists of, as the kernel lists it: to show that attaching and detaching leaves nothing behind.
+//! What a process consists of, as the kernel lists it: to show that attaching and detaching leaves
+//! nothing behind.
 
 use std::collections::BTreeMap;
 use std::fs;

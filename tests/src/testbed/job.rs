@@ -89,7 +89,8 @@ impl Outcome {
         self
     }
 
-    /// It was really paged: at least that many pages went out, and at least that many came back, by however many faults.
+    /// It was really paged: at least that many pages went out, and at least that many came back, by
+    /// however many faults.
     #[track_caller]
     pub fn was_paged(self, out: u64, back: u64) -> Outcome {
         let Seen { pages_evicted, pages_in, .. } = self.seen;

@@ -1,4 +1,5 @@
-//! A donor whose host has as much memory available as the test says: the agent sees another `/proc/meminfo`, in a mount namespace of its own.
+//! A donor whose host has as much memory available as the test says: the agent sees another
+//! `/proc/meminfo`, in a mount namespace of its own.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};

@@ -1,12 +1,15 @@
 //! Real agents and a real annexd on loopback, for tests, the demo and the benchmarks.
 //!
-//! A [`Testbed`] has a directory of its own on a disk (O_DIRECT needs one), an agent per donor, an annexd that knows them,
-//! and ends all of it when dropped. Machine-wide it is alone, or has
-//! half of the machine: locks make testbeds take turns, because each wants CPUs and memory for itself.
+//! A [`Testbed`] has a directory of its own on a disk (O_DIRECT needs one), an agent per donor, an
+//! annexd that knows them, and ends all of it when dropped. Machine-wide it is alone, or has half
+//! of the machine: locks make testbeds take turns, because each wants CPUs and memory for itself.
 //!
-//! - [`bins`]: where the programs are. [`census`]: what a process consists of. [`process`]: children with a time limit that don't outlive the test.
-//! - [`wire`], [`meminfo`]: donors at the end of a wire that can be cut, and on hosts that need their memory.
-//! - [`api`]: the control API, asked directly. [`job`]: a program under annex, watched while it runs.
+//! - [`bins`]: where the programs are. [`census`]: what a process consists of. [`process`]:
+//!   children with a time limit that don't outlive the test.
+//! - [`wire`], [`meminfo`]: donors at the end of a wire that can be cut, and on hosts that need
+//!   their memory.
+//! - [`api`]: the control API, asked directly. [`job`]: a program under annex, watched while it
+//!   runs.
 
 pub mod api;
 pub mod bins;
@@ -143,14 +146,15 @@ impl Builder {
         self
     }
 
-    /// Another testbed may have the other half of the machine. For all that does not look at the time.
+    /// Another testbed may have the other half of the machine. For all that does not look at the
+    /// time.
     pub fn beside_another(mut self) -> Builder {
         self.company = Company::Another;
         self
     }
 
-    /// Several testbeds at a time: no turns are taken. For measurements that take turns themselves, and for
-    /// several beds of one test that holds [`Turn::alone`].
+    /// Several testbeds at a time: no turns are taken. For measurements that take turns themselves,
+    /// and for several beds of one test that holds [`Turn::alone`].
     pub fn beside_others(mut self) -> Builder {
         self.company = Company::Others;
         self
@@ -177,7 +181,8 @@ impl Builder {
         self
     }
 
-    /// annexd stays at a point of its code each time that it comes by, as `POINT:MICROSECONDS` says.
+    /// annexd stays at a point of its code each time that it comes by, as `POINT:MICROSECONDS`
+    /// says.
     pub fn linger_at(mut self, point: &'static str) -> Builder {
         self.linger_at = Some(point);
         self
@@ -356,8 +361,9 @@ impl Testbed {
         wait_for(&format!("app {name} to be gone"), PATIENCE, || self.app(name).is_none());
     }
 
-    /// Starts annexd once more, after the last one has ended, and waits until it answers: how long that took. `die_at` is a point at which it is to
-    /// kill itself; then it may end before it answers.
+    /// Starts annexd once more, after the last one has ended, and waits until it answers: how long
+    /// that took. `die_at` is a point at which it is to kill itself; then it may end before it
+    /// answers.
     ///
     /// # Panics
     /// When it does not answer in time, or ends unasked.
@@ -382,7 +388,8 @@ impl Testbed {
         started.elapsed()
     }
 
-    /// Starts another annexd that is to take the running one's place, or to kill itself at this point, and waits for nothing.
+    /// Starts another annexd that is to take the running one's place, or to kill itself at this
+    /// point, and waits for nothing.
     pub fn start_another(&self, die_at: Option<&str>) -> Process {
         let args: Vec<OsString> = self.args.iter().cloned().chain(["--take-over".into()]).collect();
         start_annexd(&args, (die_at, self.linger_at), self.dir.path())

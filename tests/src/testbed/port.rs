@@ -1,13 +1,16 @@
-//! Loopback ports for servers that tests start, each given out once as long as the process that asked for it runs.
+//! Loopback ports for servers that tests start, each given out once as long as the process that
+//! asked for it runs.
 //!
-//! A port that was bound a moment ago and given up can be given to somebody else before the server binds it: to another server, or to any connection that
-//! goes out. So they come from below the kernel's ephemeral range, and a locked file says that one is taken.
+//! A port that was bound a moment ago and given up can be given to somebody else before the server
+//! binds it: to another server, or to any connection that goes out. So they come from below the
+//! kernel's ephemeral range, and a locked file says that one is taken.
 
 use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Mutex;
 
-/// Below what Linux gives to whoever binds port 0 or connects (32768 and more unless configured otherwise), above what services use.
+/// Below what Linux gives to whoever binds port 0 or connects (32768 and more unless configured
+/// otherwise), above what services use.
 const PORTS: std::ops::Range<u16> = 20_000..32_000;
 
 /// The locks of the ports that this process has, and where it looks next.

@@ -1,4 +1,5 @@
-//! A child process that does not outlive its owner: own process group, output in files, ended by PID when dropped.
+//! A child process that does not outlive its owner: own process group, output in files, ended by
+//! PID when dropped.
 
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, killpg};
@@ -34,7 +35,8 @@ impl Process {
         command.stdout(File::create(&out).expect("the testbed's directory is writable"));
         command.stderr(File::create(&err).expect("the testbed's directory is writable"));
         command.process_group(0);
-        // SAFETY: between fork and exec only prctl runs: the child ends with the test even if the test is killed.
+        // SAFETY: between fork and exec only prctl runs: the child ends with the test even if the
+        // test is killed.
         unsafe {
             command.pre_exec(|| Ok(nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?));
         }

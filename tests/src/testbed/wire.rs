@@ -1,4 +1,5 @@
-//! A donor in a network namespace of its own, at the end of a wire that can be cut: packets vanish, and nobody is told.
+//! A donor in a network namespace of its own, at the end of a wire that can be cut: packets vanish,
+//! and nobody is told.
 
 use std::ffi::OsStr;
 use std::path::Path;

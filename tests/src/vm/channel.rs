@@ -1,6 +1,8 @@
-//! How commands get into a guest: lines of JSON over a virtio-serial port, which is a Unix socket here and a device there.
+//! How commands get into a guest: lines of JSON over a virtio-serial port, which is a Unix socket
+//! here and a device there.
 //!
-//! The guest says hello each time its end opens the port. Then each request has a number and gets one answer with that number; many can be under way.
+//! The guest says hello each time its end opens the port. Then each request has a number and gets
+//! one answer with that number; many can be under way.
 
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,5 @@
-//! One guest: a QEMU process, its console's log, and the channel through which it is told what to do.
+//! One guest: a QEMU process, its console's log, and the channel through which it is told what to
+//! do.
 
 use super::channel::{Channel, Output};
 use super::image::Images;
@@ -9,7 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// How long a guest may take to boot: seconds of work, on a machine that may have other things to do.
+/// How long a guest may take to boot: seconds of work, on a machine that may have other things to
+/// do.
 const BOOT: Duration = Duration::from_secs(240);
 /// How long a command may take that is given no limit.
 const COMMAND: Duration = Duration::from_secs(120);
@@ -108,13 +110,15 @@ impl Guest {
         )
     }
 
-    /// Before 8.1, QEMU's threads of a guest with several CPUs may run a breakpoint that the guest's kernel, altering its own code, has taken back already:
-    /// the kernel kills what it then runs, or panics. No program can bring that about.
+    /// Before 8.1, QEMU's threads of a guest with several CPUs may run a breakpoint that the
+    /// guest's kernel, altering its own code, has taken back already: the kernel kills what it then
+    /// runs, or panics. No program can bring that about.
     pub fn met_a_breakpoint_of_qemus(&self) -> bool {
         read_lossy(&self.log).contains("int3: 0000 [#")
     }
 
-    /// What the loads that have run on it have written, and how they ended; nothing where that can't be had any more.
+    /// What the loads that have run on it have written, and how they ended; nothing where that
+    /// can't be had any more.
     pub fn said_by_loads(&self) -> String {
         let script = "cd /run && for file in *.out *.err *.code; do [ -s $file ] && echo \"--- $file ---\" && tail -c 4000 $file; done";
         self.run(script, Duration::from_secs(20)).map_or(String::new(), |output| output.stdout)

@@ -1,4 +1,5 @@
-//! The disks guests boot from: kernel, initramfs and root, made once by `tests/vm/image.sh`, and the payload, made for each run.
+//! The disks guests boot from: kernel, initramfs and root, made once by `tests/vm/image.sh`, and
+//! the payload, made for each run.
 
 use crate::testbed::bins;
 use anyhow::{Context, ensure};

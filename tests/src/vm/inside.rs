@@ -1,4 +1,5 @@
-//! What runs inside a guest: the far end of the [`channel`](super::channel), started by the guest's systemd; and the redis client, which is started by that.
+//! What runs inside a guest: the far end of the [`channel`](super::channel), started by the guest's
+//! systemd; and the redis client, which is started by that.
 
 use super::channel::{Answer, Output, Request};
 use crate::redis::{Client, Values, Verdict};
@@ -24,7 +25,8 @@ pub struct Redis {
     /// Verify all values that often
     #[arg(long, default_value_t = 1)]
     pub verify: u32,
-    /// Store that often, and verify each time; without storing: expect the values that were stored that often
+    /// Store that often, and verify each time; without storing: expect the values that were stored
+    /// that often
     #[arg(long, default_value_t = 1)]
     pub times: u8,
     /// The server is the KV API of annexd

@@ -1,4 +1,5 @@
-//! The guests together: a client and donors at one switch, each with annex installed as a package would install it.
+//! The guests together: a client and donors at one switch, each with annex installed as a package
+//! would install it.
 
 use super::guest::{Guest, Machine};
 use super::image::Images;
@@ -169,7 +170,8 @@ impl Lab {
         donor.sh("annex-agent check-config /etc/annex/agent.toml && systemctl start annex-agent").map(drop)
     }
 
-    /// Starts annexd with our example of a configuration and these donors, and waits until all are up.
+    /// Starts annexd with our example of a configuration and these donors, and waits until all are
+    /// up.
     pub fn borrow(&self, donors: &[usize], settings: &Settings) -> anyhow::Result<()> {
         let example = include_str!("../../../systemd/annexd.toml");
         let (above, _) = example.split_once("[[pool.donor]]").context("the example has donors")?;
@@ -182,7 +184,8 @@ impl Lab {
             1 => above.replace("replicas = 2", "replicas = 1"),
             _ => above,
         };
-        // A refused SET ends the client: two donors that are slow at a time are not to look as if both were away.
+        // A refused SET ends the client: two donors that are slow at a time are not to look as if
+        // both were away.
         let above = if *kv { above.replace("away_after = \"300ms\"", "away_after = \"3s\"") } else { above };
         let of_kv = format!("[kv]\nenabled = true\nlisten = []\nsocket = \"{}/redis.sock\"\n", Redis::DIR_OF_KV);
         let more = if *kv { &of_kv } else { "" };

@@ -1,5 +1,6 @@
-//! Programs under annex in a guest, which know what their memory must hold: the stress program, and a redis-server full of known values. They run as
-//! transient units, so the guest's systemd says how they ended.
+//! Programs under annex in a guest, which know what their memory must hold: the stress program, and
+//! a redis-server full of known values. They run as transient units, so the guest's systemd says
+//! how they ended.
 
 use super::guest::Guest;
 use super::inside::Redis;
@@ -8,7 +9,8 @@ use anyhow::{Context, ensure};
 use std::path::Path;
 use std::time::Duration;
 
-/// How long a load may take to come to its end once it was asked to, verifying everything once more.
+/// How long a load may take to come to its end once it was asked to, verifying everything once
+/// more.
 const END: Duration = Duration::from_secs(600);
 
 /// A program that runs as the unit and the app of the same name.
@@ -25,20 +27,23 @@ pub struct Summary {
 }
 
 impl<'a> Load<'a> {
-    /// Starts the stress program with that much memory, a quarter of it resident, until it is asked to end.
+    /// Starts the stress program with that much memory, a quarter of it resident, until it is asked
+    /// to end.
     pub fn stress(guest: &'a Guest, megabytes: u64) -> anyhow::Result<Load<'a>> {
         let program =
             format!("/payload/bin/annex-stress --size {megabytes}M --threads 2 --seconds 0 --stall 150 --dir /var/tmp");
         start(guest, "load", megabytes / 4, &program)
     }
 
-    /// Starts a program that reads and writes random pages of that much memory, a quarter of it resident, until it is killed.
+    /// Starts a program that reads and writes random pages of that much memory, a quarter of it
+    /// resident, until it is killed.
     pub fn accesses(guest: &'a Guest, megabytes: u64) -> anyhow::Result<Load<'a>> {
         let program = format!("/payload/bin/annex-access pattern zipf --size {megabytes}M --seconds 3600");
         start(guest, "load", megabytes / 4, &program)
     }
 
-    /// Starts a program that reads random pages of that much memory, a quarter of it resident, until it is killed.
+    /// Starts a program that reads random pages of that much memory, a quarter of it resident,
+    /// until it is killed.
     pub fn reads(guest: &'a Guest, megabytes: u64) -> anyhow::Result<Load<'a>> {
         let program = format!("/payload/bin/annex-access pattern random --size {megabytes}M --seconds 3600");
         start(guest, "load", megabytes / 4, &program)

@@ -1,8 +1,11 @@
-//! What joins the guests: a switch in this process, with a wire to each guest that can be cut and mended, or lose RoCE alone.
+//! What joins the guests: a switch in this process, with a wire to each guest that can be cut and
+//! mended, or lose RoCE alone.
 //!
-//! A wire is a Unix socket on which QEMU sends Ethernet frames, each after its length (4 bytes, big-endian). Guest number `n` has a MAC address that ends in
-//! `n`, so the switch need not learn who is where. A wire that is cut loses what is sent over it, and nobody is told: the carrier stays. A guest that doesn't
-//! take its frames loses them once its queue is full; it holds up nobody else.
+//! A wire is a Unix socket on which QEMU sends Ethernet frames, each after its length (4 bytes,
+//! big-endian). Guest number `n` has a MAC address that ends in `n`, so the switch need not learn
+//! who is where. A wire that is cut loses what is sent over it, and nobody is told: the carrier
+//! stays. A guest that doesn't take its frames loses them once its queue is full; it holds up
+//! nobody else.
 
 use anyhow::Context;
 use std::io::{Read, Write};

@@ -1,4 +1,5 @@
-//! A case: how many donors, how many copies, what befalls how many of them, and which policy the KV API has.
+//! A case: how many donors, how many copies, what befalls how many of them, and which policy the KV
+//! API has.
 
 use annex_tests::testbed::process::Process;
 use annex_tests::testbed::{Builder, Donor, Testbed, bins};
@@ -57,8 +58,8 @@ impl Case {
         self.away < self.donors
     }
 
-    /// Donors that drain are read and written all the same, and so is shared memory whose agent hangs: keys may be evicted
-    /// for others that come.
+    /// Donors that drain are read and written all the same, and so is shared memory whose agent
+    /// hangs: keys may be evicted for others that come.
     pub fn keeps_some_within_reach(&self) -> bool {
         matches!(self.fault, Fault::Drained | Fault::Hung)
     }
@@ -68,7 +69,8 @@ impl Case {
         self.fault == Fault::Killed && self.away >= usize::from(self.replicas)
     }
 
-    /// The fault befalls the first donors. Every other one is reached through shared memory, unless they are at the ends of wires.
+    /// The fault befalls the first donors. Every other one is reached through shared memory, unless
+    /// they are at the ends of wires.
     pub fn bed(&self) -> Builder {
         let donor = |nth: usize| match self.fault {
             Fault::CutOff => Donor::tcp().wired(),

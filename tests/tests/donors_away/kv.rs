@@ -9,7 +9,8 @@ use std::time::Duration;
 
 /// How long clients go on before the donors go.
 const BEFORE: Duration = Duration::from_millis(1000);
-/// For how long they are away: longer than an operation may take (3 s), and than they are waited for (`lost_after`, 5 s).
+/// For how long they are away: longer than an operation may take (3 s), and than they are waited
+/// for (`lost_after`, 5 s).
 const AWAY: Duration = Duration::from_millis(6500);
 /// How long clients go on when they are back.
 const AFTER: Duration = Duration::from_millis(1500);

@@ -1,7 +1,8 @@
 //! Clients of the KV API that write and read, each at its own pace, and know what must be there.
 //!
-//! Each key is written by one client, with values that tell the key and a number that grows. So a key must hold what
-//! was acknowledged last, or one that was refused after that: a refused write may have reached some donors.
+//! Each key is written by one client, with values that tell the key and a number that grows. So a
+//! key must hold what was acknowledged last, or one that was refused after that: a refused write
+//! may have reached some donors.
 
 use annex_tests::kv::wire::{Wire, text};
 use rand::rngs::StdRng;
@@ -14,8 +15,8 @@ use std::time::{Duration, Instant};
 
 const WRITERS: usize = 3;
 const READERS: usize = 2;
-/// So many are written once before anything happens, and of these a quarter never again. The others come while clients
-/// write: more room is wanted all the time.
+/// So many are written once before anything happens, and of these a quarter never again. The others
+/// come while clients write: more room is wanted all the time.
 const FIRST: usize = 3000;
 const KEYS: usize = 30_000;
 /// Of so many writes one is to a key that there is.
@@ -61,7 +62,8 @@ pub struct Met {
     pub slowest: Duration,
     pub slowest_at: Duration,
     pub slow: u64,
-    /// How much longer than asked for somebody slept who did nothing else: for so long the machine was not ours.
+    /// How much longer than asked for somebody slept who did nothing else: for so long the machine
+    /// was not ours.
     pub stall: Duration,
     pub refused: Vec<String>,
     pub reads: u64,

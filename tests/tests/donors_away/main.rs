@@ -1,11 +1,13 @@
-//! One and two of two, three and four donors are killed, hung, cut off or drained, with one, two and three copies of
-//! everything, under load. While a donor is left that has room, no write of the KV API is refused or takes longer than a
-//! second, whatever its policy; no key is evicted in vain; and nothing that was acknowledged is lost, unless all that had
-//! it were killed. A program's pages go out and come in all the same, and no byte of them is wrong.
+//! One and two of two, three and four donors are killed, hung, cut off or drained, with one, two
+//! and three copies of everything, under load. While a donor is left that has room, no write of the
+//! KV API is refused or takes longer than a second, whatever its policy; no key is evicted in vain;
+//! and nothing that was acknowledged is lost, unless all that had it were killed. A program's pages
+//! go out and come in all the same, and no byte of them is wrong.
 //!
 //! A part of the cases runs with every other test. All of them, with a table of what came of them:
 //! `cargo test --release --workspace --test donors_away -- --ignored --nocapture --test-threads 1`.
-//! `ANNEX_AWAY="2 of 3 donors hung"` names those with these words, and `ANNEX_AWAY_BEDS` says how many run side by side.
+//! `ANNEX_AWAY="2 of 3 donors hung"` names those with these words, and `ANNEX_AWAY_BEDS` says how
+//! many run side by side.
 
 mod case;
 mod kv;
@@ -23,7 +25,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 
 const POLICIES: [Policy; 2] = [Policy::NoEviction, Policy::AllKeysLru];
-/// A write that takes longer than a second must do so again and again: others may keep the machine busy.
+/// A write that takes longer than a second must do so again and again: others may keep the machine
+/// busy.
 const TRIES: usize = 4;
 
 fn beds() -> usize {

@@ -8,7 +8,8 @@ use nix::sys::signal::Signal;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// For how long the donors are away: longer than an operation may take (3 s), and than they are waited for (`lost_after`, 5 s).
+/// For how long the donors are away: longer than an operation may take (3 s), and than they are
+/// waited for (`lost_after`, 5 s).
 const AWAY: Duration = Duration::from_millis(6500);
 /// What is under way when they go has ended one way or another by then.
 const NOTICED: Duration = Duration::from_millis(1500);
@@ -18,7 +19,8 @@ const SIGBUS: i32 = 128 + Signal::SIGBUS as i32;
 
 /// What came of it.
 pub struct Outcome {
-    /// Pages that went out, and faults that were served, while the donors were away and that was known.
+    /// Pages that went out, and faults that were served, while the donors were away and that was
+    /// known.
     evicted: u64,
     served: u64,
     /// The longest time without a fault served.

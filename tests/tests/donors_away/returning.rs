@@ -1,5 +1,5 @@
-//! All donors are away for a while, and come back one after the other: what is written then is refused soon, and no key
-//! goes for it.
+//! All donors are away for a while, and come back one after the other: what is written then is
+//! refused soon, and no key goes for it.
 
 use crate::TRIES;
 use crate::kv::evicted;
@@ -42,7 +42,8 @@ fn leave_and_return(replicas: u8) -> (Duration, Duration) {
     (met.slowest, met.stall)
 }
 
-/// A write that takes longer than a second must do so again and again: others may keep the machine busy.
+/// A write that takes longer than a second must do so again and again: others may keep the machine
+/// busy.
 fn is_quick(replicas: u8) {
     let _turn = Turn::alone();
     let mut tries = Vec::new();

@@ -1,5 +1,5 @@
-//! Reads that wait for a donor: who overwrites such a key does not wait for them, and what a connection sends behind one
-//! comes behind it all the same.
+//! Reads that wait for a donor: who overwrites such a key does not wait for them, and what a
+//! connection sends behind one comes behind it all the same.
 
 use annex_tests::kv::wire::Wire;
 use annex_tests::testbed::{Donor, Testbed, wait_for};

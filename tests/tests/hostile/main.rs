@@ -1,4 +1,5 @@
-//! Neighbours that mean harm: whoever has an app may reach into its processes and its stub, and must not stop annexd by it.
+//! Neighbours that mean harm: whoever has an app may reach into its processes and its stub, and
+//! must not stop annexd by it.
 
 use annex_tests::testbed::census::stubs_of;
 use annex_tests::testbed::{Job, Testbed, bins, directory, nobody, wait_for};
@@ -88,7 +89,8 @@ fn a_stub_whose_descriptors_wait_holds_up_its_own_program_only() {
     hostile.wait(MINUTE).succeeded();
 }
 
-/// annexd has it mapped: of one that became shorter it would die by SIGBUS, and with it every program's memory would be away.
+/// annexd has it mapped: of one that became shorter it would die by SIGBUS, and with it every
+/// program's memory would be away.
 #[test]
 fn a_stubs_shared_page_keeps_its_size() {
     let bed = Testbed::builder().beside_another().shm();
@@ -109,7 +111,8 @@ fn a_stubs_shared_page_keeps_its_size() {
     job.wait(MINUTE).succeeded();
 }
 
-/// A set-user-ID program that a user runs under annex has rights of root's. It is not paged with that user's limit, nor is anything of ours put into it.
+/// A set-user-ID program that a user runs under annex has rights of root's. It is not paged with
+/// that user's limit, nor is anything of ours put into it.
 #[test]
 fn a_program_with_more_rights_than_its_user_leaves_the_app() {
     let bed = Testbed::builder().beside_another().shm();

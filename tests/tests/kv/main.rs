@@ -1,4 +1,5 @@
-//! The KV API from outside, as annexd serves it: bytes in, bytes out; and with the clients that people use.
+//! The KV API from outside, as annexd serves it: bytes in, bytes out; and with the clients that
+//! people use.
 
 mod fairness;
 mod memory;

@@ -1,5 +1,5 @@
-//! Clients that would make annexd hold more than it may, with one beside them that wants little: annexd's memory stays
-//! within `maxmemory-clients` and some slack, and that one is served.
+//! Clients that would make annexd hold more than it may, with one beside them that wants little:
+//! annexd's memory stays within `maxmemory-clients` and some slack, and that one is served.
 
 use super::support::TestServer;
 use annex_tests::kv::wire::Wire;
@@ -11,7 +11,8 @@ use std::time::Duration;
 const MIB: usize = 1 << 20;
 /// What the clients of a test may hold.
 const BUDGET: usize = 128 * MIB;
-/// What annexd takes beside it for the same: the heap's fragments, values that are read in pieces, caches.
+/// What annexd takes beside it for the same: the heap's fragments, values that are read in pieces,
+/// caches.
 const SLACK: usize = 96 * MIB;
 const LARGE: usize = 16 * MIB;
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -139,8 +140,8 @@ fn readers_of_large_values_wait_for_one_another() {
     assert_eq!(scene.info("evicted_clients"), 0);
 }
 
-/// They were closed as soon as they had room, since they had sent nothing for long; with quick donors that was a matter
-/// of chance.
+/// They were closed as soon as they had room, since they had sent nothing for long; with quick
+/// donors that was a matter of chance.
 #[test]
 fn readers_who_wait_for_room_and_then_for_donors_are_not_stuck() {
     // A value takes more than two seconds, and one of them has room at a time.

@@ -13,7 +13,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 fn guesses_are_slowed_and_logged_and_who_knows_the_password_is_not() {
     let server = TestServer::with(PASSWORD);
     let mut guesser = server.connect();
-    // A few are answered at once, and one more each second. An answer takes two seconds from then on.
+    // A few are answered at once, and one more each second. An answer takes two seconds from then
+    // on.
     let guesses = 16;
     let begun = Instant::now();
     guesser.send(&"AUTH guess\r\n".repeat(guesses));
@@ -61,7 +62,8 @@ fn hanging_up_early_gives_no_more_guesses_and_keeps_nobody_out_who_comes_from_el
     let seconds = begun.elapsed().as_secs() + 1;
     // Eight are free, and one a second; eight may be waited for in any two seconds.
     assert!(looked > 0 && looked <= 8 + seconds + 8 * (seconds / 2 + 1), "{looked} guesses in {seconds} s");
-    // Who comes from there waits as well, and nobody else does: the answer over the other socket is there first.
+    // Who comes from there waits as well, and nobody else does: the answer over the other socket is
+    // there first.
     let mut near = server.connect();
     near.send("AUTH secret\r\n");
     let mut elsewhere = Wire::unix(&server.socket()).expect("it listens");

@@ -8,7 +8,8 @@ use std::process::Command;
 const TCP: fn(&TestServer) -> Wire = TestServer::connect;
 const UNIX: fn(&TestServer) -> Wire = |server| Wire::unix(&server.socket()).expect("it listens");
 
-/// So many GETs of a value of so many bytes, and the most that annexd held for it, as CLIENT LIST tells.
+/// So many GETs of a value of so many bytes, and the most that annexd held for it, as CLIENT LIST
+/// tells.
 fn send_whole(server: &TestServer, connect: fn(&TestServer) -> Wire, count: usize, bytes: usize) -> usize {
     let (mut wire, mut other) = (connect(server), server.connect());
     let value = "x".repeat(bytes);
@@ -53,8 +54,8 @@ fn gigabytes_asked_for_at_once_are_answered_and_never_held() {
     }
 }
 
-/// Many small answers, and more than a gigabyte of larger ones, over TCP and a Unix socket. `client` has a client library
-/// ask for them: it is told where, how many, and of how many bytes.
+/// Many small answers, and more than a gigabyte of larger ones, over TCP and a Unix socket.
+/// `client` has a client library ask for them: it is told where, how many, and of how many bytes.
 fn answers_all_of(client: impl Fn(&TestServer) -> Command) {
     for (count, bytes) in [(100_000, 100), (120_000, 10_000)] {
         let server = TestServer::start();

@@ -196,8 +196,8 @@ pub fn fields() -> Words {
         ]
         .boxed()
     };
-    // Redis saturates a SET far below the smallest integer to the greatest (its subtraction overflows); ours to the
-    // smallest, as documented.
+    // Redis saturates a SET far below the smallest integer to the greatest (its subtraction
+    // overflows); ours to the smallest, as documented.
     let moderate =
         prop_oneof![number_near_zero(), (-1i64 << 61..1 << 61).prop_map(|n| n.to_string().into_bytes())].boxed();
     let operation = || {

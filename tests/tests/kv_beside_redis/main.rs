@@ -1,8 +1,8 @@
 //! The same commands to a real Redis 7 and to ours: every reply must be the same, byte for byte.
 //!
-//! Each test makes up random sequences of commands of one family over a few keys; what fails is shrunk to the shortest
-//! sequence that still does. Replies that tell the time are compared with a margin, replies without an order are
-//! sorted.
+//! Each test makes up random sequences of commands of one family over a few keys; what fails is
+//! shrunk to the shortest sequence that still does. Replies that tell the time are compared with a
+//! margin, replies without an order are sorted.
 //!
 //! Needs `redis-server` (Debian: `redis-server`) and fails without it.
 
@@ -106,8 +106,8 @@ fn show(step: &Step) -> String {
     step.1.iter().map(|argument| format!("\"{}\"", argument.escape_ascii())).collect::<Vec<_>>().join(" ")
 }
 
-/// Sends sequences of these commands to both and compares the replies. `PROPTEST_CASES` makes it more or fewer of them,
-/// in proportion to its default of 256.
+/// Sends sequences of these commands to both and compares the replies. `PROPTEST_CASES` makes it
+/// more or fewer of them, in proportion to its default of 256.
 fn compare(name: &str, resp3: bool, cases: u32, command: impl Strategy<Value = Step>) {
     let Some(redis) = Redis::start(name, resp3) else { return };
     let redis = RefCell::new(redis);

@@ -4,7 +4,8 @@ use super::redis::Redis;
 use annex_kv::commands::SPECS;
 use std::collections::BTreeSet;
 
-/// The texts and integers of a reply in RESP2, in their order, with a bracket before and behind each array.
+/// The texts and integers of a reply in RESP2, in their order, with a bracket before and behind
+/// each array.
 fn flat(reply: &[u8]) -> Vec<String> {
     fn next(rest: &mut &[u8], into: &mut Vec<String>) {
         let end = rest.windows(2).position(|two| two == b"\r\n").expect("a line");

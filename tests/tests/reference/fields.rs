@@ -1,8 +1,8 @@
 //! Which keys a configuration has, asked of serde: no list of keys is kept by hand.
 //!
-//! A type's `Deserialize` names the fields that it expects of a table. So a deserializer that leads to one table and
-//! notes what is expected there finds all keys, one table after the other. It holds no values: each walk ends with an
-//! error, and what was noted on the way is the result.
+//! A type's `Deserialize` names the fields that it expects of a table. So a deserializer that leads
+//! to one table and notes what is expected there finds all keys, one table after the other. It
+//! holds no values: each walk ends with an error, and what was noted on the way is the result.
 
 use serde::de::value::{Error, StrDeserializer};
 use serde::de::{DeserializeOwned, DeserializeSeed, Deserializer, IntoDeserializer, MapAccess, SeqAccess, Visitor};

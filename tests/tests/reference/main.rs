@@ -1,5 +1,5 @@
-//! The reference in docs/ is held against the programs: every key of the configuration with its default, every
-//! subcommand and option.
+//! The reference in docs/ is held against the programs: every key of the configuration with its
+//! default, every subcommand and option.
 //!
 //! - [`fields`]: which keys the code has.
 //! - [`manual`]: which keys docs/configuration.md and the example files have.

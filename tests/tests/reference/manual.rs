@@ -19,8 +19,8 @@ impl Row {
     }
 }
 
-/// The rows below `## file` of docs/configuration.md. The heading of a table names it, in brackets as in the file;
-/// what is in no table has a heading without.
+/// The rows below `## file` of docs/configuration.md. The heading of a table names it, in brackets
+/// as in the file; what is in no table has a heading without.
 pub fn rows(manual: &str, file: &str) -> Vec<Row> {
     let (mut is_told, mut table, mut rows) = (false, String::new(), Vec::new());
     for line in manual.lines() {
@@ -39,7 +39,8 @@ pub fn rows(manual: &str, file: &str) -> Vec<Row> {
     rows
 }
 
-/// The keys of an example file, those in comments included. What is in `[labels]` is the administrator's.
+/// The keys of an example file, those in comments included. What is in `[labels]` is the
+/// administrator's.
 pub fn example(text: &str) -> BTreeSet<String> {
     let (mut table, mut keys) = (String::new(), BTreeSet::new());
     for line in text.lines() {

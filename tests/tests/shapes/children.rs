@@ -1,4 +1,5 @@
-//! Hundreds of children that live for a moment: each is waited for once with the status that it had, and nothing of them stays, neither in the family nor in annexd.
+//! Hundreds of children that live for a moment: each is waited for once with the status that it
+//! had, and nothing of them stays, neither in the family nor in annexd.
 
 use crate::scene::{LIMIT, bed, programs};
 use annex_tests::testbed::{Testbed, wait_for};
@@ -60,7 +61,8 @@ fn leave_nothing(how: &str) {
     wait_for("every slot to be free", LIMIT, || bed.status().pool.used == 0);
 }
 
-/// Stubs in programs that were told to wait for this file: a stub's environment is that of the memory that it shares.
+/// Stubs in programs that were told to wait for this file: a stub's environment is that of the
+/// memory that it shares.
 fn stubs_with(go: &Path) -> usize {
     let go = go.to_str().expect("of ASCII").as_bytes();
     let processes = fs::read_dir("/proc").expect("it is mounted").flatten().map(|entry| entry.path());
@@ -73,7 +75,8 @@ fn descriptors(bed: &Testbed) -> usize {
     fs::read_dir(format!("/proc/{}/fd", bed.annexd.pid())).expect("annexd runs").count()
 }
 
-/// Bytes of annexd's heap. (What it shares, its own tables and the memory of donors on this host, has descriptors.)
+/// Bytes of annexd's heap. (What it shares, its own tables and the memory of donors on this host,
+/// has descriptors.)
 fn memory(bed: &Testbed) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", bed.annexd.pid())).expect("annexd runs");
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("proc(5) has it");

@@ -1,7 +1,10 @@
-//! Programs of every shape, met in every way: whatever becomes of the process that was attached, of the stub and of annexd, no byte is lost and nothing is left.
+//! Programs of every shape, met in every way: whatever becomes of the process that was attached, of
+//! the stub and of annexd, no byte is lost and nothing is left.
 //!
-//! The programs are in `tests/programs/shapes`; each is right natively. `ANNEX_SHAPES_ONLY=text` plays only cases whose name has the text,
-//! `ANNEX_SHAPES_TCP=1` all of them over TCP, `ANNEX_SHAPES_KILLS=1000` kills that often. What the kernel makes impossible is in the tables too, as `docs/limits.md` tells it.
+//! The programs are in `tests/programs/shapes`; each is right natively. `ANNEX_SHAPES_ONLY=text`
+//! plays only cases whose name has the text, `ANNEX_SHAPES_TCP=1` all of them over TCP,
+//! `ANNEX_SHAPES_KILLS=1000` kills that often. What the kernel makes impossible is in the tables
+//! too, as `docs/limits.md` tells it.
 
 mod children;
 mod orphans;
@@ -341,7 +344,8 @@ fn memory_that_is_locked_or_that_the_kernel_touches_is_right() {
     play(bed(), 3, MAPPINGS);
 }
 
-/// A mapping that is split as it grows can't be resized as one any more. annexd lingers where that had to happen.
+/// A mapping that is split as it grows can't be resized as one any more. annexd lingers where that
+/// had to happen.
 #[test]
 fn mappings_that_grow_while_they_are_registered_stay_whole() {
     let growing = right("grows-when-registered", &["grows_when_registered"], PAGED);
@@ -388,7 +392,8 @@ fn the_documented_limits_are_those_that_are_tested() {
     assert_eq!(tested, named);
 }
 
-/// A number that differs from run to run, printed so that a run can be repeated: `$ANNEX_SHAPES_SEED`, or from the clock.
+/// A number that differs from run to run, printed so that a run can be repeated:
+/// `$ANNEX_SHAPES_SEED`, or from the clock.
 fn seed() -> u64 {
     let clock = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |since| since.as_millis() as u64);
     let seed = std::env::var("ANNEX_SHAPES_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(clock);
@@ -495,7 +500,8 @@ fn annexd_stops_well_while_its_apps_are_being_killed() {
     }
 }
 
-/// All of a tree, or nothing of it: children that were attached before their parent was refused stayed so, and were killed when annexd had stopped.
+/// All of a tree, or nothing of it: children that were attached before their parent was refused
+/// stayed so, and were killed when annexd had stopped.
 #[test]
 fn an_attach_that_fails_leaves_nothing_attached() {
     let mut bed = bed();

@@ -4,8 +4,9 @@ use super::scene::{LIMIT, bed, programs};
 use annex_tests::testbed::{Job, Testbed, wait_for};
 use std::process::Command;
 
-/// annexd dies with a fork that it has read and not applied, or not wholly. The parent has gone on at the read, and ended: it was taken
-/// for an address space of no account, and with it the userfaultfd of the child was lost. What was evicted of that read as zeros.
+/// annexd dies with a fork that it has read and not applied, or not wholly. The parent has gone on
+/// at the read, and ended: it was taken for an address space of no account, and with it the
+/// userfaultfd of the child was lost. What was evicted of that read as zeros.
 #[test]
 fn a_child_whose_parent_has_ended_before_its_fork_was_applied_loses_no_page() {
     let mut bed = bed();

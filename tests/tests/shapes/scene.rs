@@ -1,4 +1,5 @@
-//! A case is a program, what is done to it step by step, and what must come. A scene is one case being played on a testbed that others may play on too.
+//! A case is a program, what is done to it step by step, and what must come. A scene is one case
+//! being played on a testbed that others may play on too.
 
 use annex_shared::api::AppInfo;
 use annex_tests::testbed::census::{is_stub, stubs_of};
@@ -141,7 +142,8 @@ pub fn play(bed: Testbed, side_by_side: usize, cases: &[Case]) {
         }
     };
     std::thread::scope(|scope| {
-        // What a thread has started ends with it: an annexd that is started again by a case has to be this thread's.
+        // What a thread has started ends with it: an annexd that is started again by a case has to
+        // be this thread's.
         for _ in 1..side_by_side {
             scope.spawn(player);
         }

@@ -1,4 +1,5 @@
-//! The book under virtual time: single steps first, then random histories checked against what any observer may demand.
+//! The book under virtual time: single steps first, then random histories checked against what any
+//! observer may demand.
 
 mod handover;
 mod histories;
@@ -273,8 +274,8 @@ fn saved_leases_go_on_under_new_keys_for_a_ttl_from_now() {
 
 #[test]
 fn a_lease_keeps_its_number_over_restarts_and_the_next_one_of_the_slab_has_another() {
-    // A client that was killed before it booked that its slab was lent to it anew took the empty slab for the one that
-    // it had.
+    // A client that was killed before it booked that its slab was lent to it anew took the empty
+    // slab for the one that it had.
     let mut book = book(1, 1, 1);
     book.hello(ANNA, home(), conn(1), at(0.0)).unwrap();
     let first = lease(&mut book, ANNA, 1, 1, at(0.0)).unwrap()[0];
@@ -316,8 +317,9 @@ fn who_does_not_come_back_within_the_ttl_loses_what_was_taken_over() {
 
 #[test]
 fn every_welcome_names_the_earlier_incarnation_until_the_client_leases_again() {
-    // A welcome was told only until one data connection was admitted. If the next one failed, the client said hello again, was told of no earlier
-    // incarnation, and gave up all that the agent had kept.
+    // A welcome was told only until one data connection was admitted. If the next one failed, the
+    // client said hello again, was told of no earlier incarnation, and gave up all that the agent
+    // had kept.
     let mut book = next_book(4, annas(&[1]), at(20.0));
     for n in 1..4 {
         let greeting = book.hello(ANNA, home(), conn(n), at(20.0)).unwrap();
@@ -333,8 +335,9 @@ fn every_welcome_names_the_earlier_incarnation_until_the_client_leases_again() {
 
 #[test]
 fn a_client_is_not_lent_anew_what_it_does_not_know_it_lost() {
-    // A client that was stopped past its deadline leased before it renewed, and got the slab that it had lost: zeroed, under another key. The renewal
-    // then listed the slab, and the client took it for the one it had.
+    // A client that was stopped past its deadline leased before it renewed, and got the slab that
+    // it had lost: zeroed, under another key. The renewal then listed the slab, and the client took
+    // it for the one it had.
     let mut book = book(2, 2, 0);
     book.hello(ANNA, home(), conn(1), at(0.0)).unwrap();
     assert_eq!(lease(&mut book, ANNA, 1, 1, at(0.0)).unwrap()[0].slab, SlabId(0));

@@ -1,7 +1,7 @@
 //! BITFIELD: a list of operations on integers of any width within one string.
 //!
-//! All operations are parsed before the first is done, so that a mistake in the last leaves nothing half done; then
-//! they work one after the other on one copy of the string, which is written once.
+//! All operations are parsed before the first is done, so that a mistake in the last leaves nothing
+//! half done; then they work one after the other on one copy of the string, which is written once.
 
 use super::super::blocking;
 use super::super::call::{Call, Failure, Outcome};
@@ -82,7 +82,8 @@ fn parse(mut arguments: &[Bytes], longest: u64) -> Result<Vec<Operation>, Failur
     Ok(operations)
 }
 
-/// Whether this call of BITFIELD may change the key, for those who ask without calling it. One with a mistake may.
+/// Whether this call of BITFIELD may change the key, for those who ask without calling it. One with
+/// a mistake may.
 pub fn may_write(call: &[Bytes]) -> bool {
     let mut arguments = call.get(2..).unwrap_or_default();
     while let [name, rest @ ..] = arguments {

@@ -107,7 +107,8 @@ fn renamenx(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
     Box::pin(async move { rename_to(&call, false).await.map(|renamed| Reply::Integer(i64::from(renamed))) })
 }
 
-/// False: nothing was renamed, since both names are the same or the new one is taken and may not be.
+/// False: nothing was renamed, since both names are the same or the new one is taken and may not
+/// be.
 async fn rename_to(call: &Call<'_>, over: bool) -> Result<bool, Failure> {
     let (old, new) = (&call.args[1], &call.args[2]);
     if call.store.known(call.db, old).is_none() {

@@ -1,10 +1,11 @@
 //! The commands that work on keys and values.
 //!
 //! Each file holds one family: first its rows of the table, then the handlers. A handler gets a
-//! [`Call`](super::call::Call) whose arity is right and whose keys are locked (for writing, if the command writes), so
-//! that it may read, decide and write without anybody in between. Every read and write of a value is a round trip to
-//! another machine: a handler that only needs to know whether a key is there, or until when, asks the index (`known`),
-//! and one that works on several keys has all their operations under way together.
+//! [`Call`](super::call::Call) whose arity is right and whose keys are locked (for writing, if the
+//! command writes), so that it may read, decide and write without anybody in between. Every read
+//! and write of a value is a round trip to another machine: a handler that only needs to know
+//! whether a key is there, or until when, asks the index (`known`), and one that works on several
+//! keys has all their operations under way together.
 
 mod arguments;
 mod bits;

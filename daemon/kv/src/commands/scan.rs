@@ -1,6 +1,7 @@
 //! KEYS and SCAN: which keys there are.
 //!
-//! Both go through the index in batches, however many keys are asked for at once. Others have their turn meanwhile.
+//! Both go through the index in batches, however many keys are asked for at once. Others have their
+//! turn meanwhile.
 
 use super::super::call::{Call, Outcome};
 use super::super::reply::Reply;
@@ -85,7 +86,8 @@ fn scan(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
             }
             turn::pause().await;
         }
-        // There is only one type: who asks for another gets nothing, but has to go all the way round for it.
+        // There is only one type: who asks for another gets nothing, but has to go all the way
+        // round for it.
         if kind.is_some_and(|kind| !is(kind, "string")) {
             found.clear();
         }

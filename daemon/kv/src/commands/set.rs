@@ -1,4 +1,5 @@
-//! SET and its relatives: a value, on conditions, with or without an expiry. GETEX takes the same expiry options.
+//! SET and its relatives: a value, on conditions, with or without an expiry. GETEX takes the same
+//! expiry options.
 
 use super::super::call::{Call, Failure, Outcome};
 use super::super::reply::Reply;
@@ -96,7 +97,8 @@ struct Options<'a> {
 
 /// The options of SET (`setting`) or of GETEX, which knows fewer of them.
 ///
-/// The same one may be given again (the last moment counts), but two that contradict each other may not.
+/// The same one may be given again (the last moment counts), but two that contradict each other may
+/// not.
 fn options(arguments: &[Bytes], setting: bool) -> Result<Options<'_>, Failure> {
     let mut options = Options { when: When::Always, lifetime: Lifetime::Unsaid, answer_old: false };
     let mut rest = arguments.iter();

@@ -210,8 +210,8 @@ fn msetnx(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
     })
 }
 
-/// Keys and their values. Of a key that is named twice the last value counts: since all are written at the same time,
-/// the others are left out.
+/// Keys and their values. Of a key that is named twice the last value counts: since all are written
+/// at the same time, the others are left out.
 async fn pairs(arguments: &[Bytes]) -> Result<Vec<(&Bytes, &Bytes)>, Failure> {
     let (pairs, []) = arguments[1..].as_chunks::<2>() else {
         return Err(Failure(format!("ERR wrong number of arguments for '{}' command", lower(&arguments[0])).into()));

@@ -1,6 +1,7 @@
 //! Reads and writes of several keys, many of them under way at the same time.
 //!
-//! All are waited for even if one fails: none may still be under way when the command's locks are given back.
+//! All are waited for even if one fails: none may still be under way when the command's locks are
+//! given back.
 
 use super::super::store::{Db, Store, StoreError, Value};
 use bytes::Bytes;

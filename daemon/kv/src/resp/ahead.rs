@@ -1,4 +1,5 @@
-//! What lies in a read buffer and has not begun: a look ahead that takes nothing, allocates nothing, and decides nothing.
+//! What lies in a read buffer and has not begun: a look ahead that takes nothing, allocates
+//! nothing, and decides nothing.
 
 use crate::text::integer;
 
@@ -13,7 +14,8 @@ pub struct Ahead<'a> {
     pub key: Option<&'a [u8]>,
 }
 
-/// The requests at the head of a buffer, up to the first that is not whole, or is no array of bulk strings: [`super::Parser`] will see what it is.
+/// The requests at the head of a buffer, up to the first that is not whole, or is no array of bulk
+/// strings: [`super::Parser`] will see what it is.
 pub fn ahead(mut buffer: &[u8]) -> impl Iterator<Item = Ahead<'_>> + Clone {
     std::iter::from_fn(move || {
         // One without arguments is passed over, which is not looked into here.

@@ -1,7 +1,8 @@
 //! Replies as bytes.
 //!
-//! Small replies are gathered in one buffer, so that a pipeline's replies go out with one write. A large value is not
-//! copied there: the bytes the store handed out go to the socket themselves, behind what was gathered before them.
+//! Small replies are gathered in one buffer, so that a pipeline's replies go out with one write. A
+//! large value is not copied there: the bytes the store handed out go to the socket themselves,
+//! behind what was gathered before them.
 
 use crate::reply::{Protocol, Reply};
 use bytes::{Buf, Bytes, BytesMut};
@@ -12,7 +13,8 @@ use std::io::IoSlice;
 const SEND_IN_PLACE: usize = 16 << 10;
 /// A gathering buffer that has grown beyond this is given back once it is empty.
 const KEEP_BUFFER: usize = 64 << 10;
-/// One write takes about so many bytes at most: the kernel copies them, and nobody else has a turn meanwhile.
+/// One write takes about so many bytes at most: the kernel copies them, and nobody else has a turn
+/// meanwhile.
 const WRITE: usize = 256 << 10;
 /// How many pieces one write takes at most.
 pub const PIECES: usize = 16;
@@ -209,7 +211,8 @@ impl Output {
         self.gathered.extend_from_slice(bytes);
     }
 
-    /// Makes room for bytes that are gathered. What is sent of the buffer already makes room, or goes with it.
+    /// Makes room for bytes that are gathered. What is sent of the buffer already makes room, or
+    /// goes with it.
     fn reserve(&mut self, bytes: usize) {
         let room = self.gathered.capacity();
         self.gathered.reserve(bytes);

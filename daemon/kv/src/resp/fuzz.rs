@@ -7,8 +7,9 @@ use bytes::{Bytes, BytesMut};
 /// Requests up to the first error, and that error.
 type Parsed = (Vec<Vec<Bytes>>, Option<ProtocolError>);
 
-/// Feeds the bytes whole and in pieces (their sizes taken from the bytes themselves) and asserts that the two give the
-/// same requests, that no request is larger than what was sent for it, and that a look ahead sees what comes.
+/// Feeds the bytes whole and in pieces (their sizes taken from the bytes themselves) and asserts
+/// that the two give the same requests, that no request is larger than what was sent for it, and
+/// that a look ahead sees what comes.
 ///
 /// # Panics
 /// If one of these does not hold.

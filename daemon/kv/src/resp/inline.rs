@@ -1,7 +1,7 @@
 //! How a line of text becomes arguments: Redis' `sdssplitargs`.
 //!
-//! Blanks separate. `"…"` may hold `\n \r \t \b \a`, `\xHH` and `\` before anything else; `'…'` knows only `\'`. A
-//! closing quote must end its argument.
+//! Blanks separate. `"…"` may hold `\n \r \t \b \a`, `\xHH` and `\` before anything else; `'…'`
+//! knows only `\'`. A closing quote must end its argument.
 
 use bytes::Bytes;
 

@@ -1,6 +1,7 @@
 //! RESP, the protocol of Redis: requests in, replies out.
 //!
-//! - [`Parser`]: a client's requests from whatever pieces of them have arrived, as multibulk or as an inline line.
+//! - [`Parser`]: a client's requests from whatever pieces of them have arrived, as multibulk or as
+//!   an inline line.
 //! - [`mod@ahead`]: a look at the requests that are next.
 //! - `inline`: how an inline line is split into arguments, with its quoting rules.
 //! - `encode`: a [`Reply`](crate::reply::Reply) as bytes, in RESP2 or RESP3.

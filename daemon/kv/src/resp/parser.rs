@@ -1,10 +1,12 @@
 //! Requests from bytes, however they were cut up on the way.
 //!
-//! A request is an array of bulk strings (`*2\r\n$3\r\nGET\r\n$1\r\nk\r\n`) or, if it does not begin with `*`, one line
-//! of text. The parser keeps what it knows of an unfinished request and never looks at a byte twice, so that a client
-//! that sends one byte at a time costs no more than one that does not.
+//! A request is an array of bulk strings (`*2\r\n$3\r\nGET\r\n$1\r\nk\r\n`) or, if it does not
+//! begin with `*`, one line of text. The parser keeps what it knows of an unfinished request and
+//! never looks at a byte twice, so that a client that sends one byte at a time costs no more than
+//! one that does not.
 //!
-//! Nothing is allocated because a client *says* that much will come: only what has arrived takes memory.
+//! Nothing is allocated because a client *says* that much will come: only what has arrived takes
+//! memory.
 
 use super::inline;
 use crate::arguments::weight;
@@ -13,8 +15,8 @@ use bytes::{Buf, Bytes, BytesMut};
 
 /// The longest line: an inline request, a count or a length. Redis' `PROTO_INLINE_MAX_SIZE`.
 pub(super) const MAX_LINE: usize = 64 << 10;
-/// An argument this large stays where it was read; a smaller one is copied, so that it does not keep a read buffer
-/// alive.
+/// An argument this large stays where it was read; a smaller one is copied, so that it does not
+/// keep a read buffer alive.
 const KEEP_IN_PLACE: usize = 16 << 10;
 /// The most arguments a request may have: `INT_MAX`, as in Redis.
 const MAX_ARGS: i64 = i32::MAX as i64;
@@ -85,8 +87,8 @@ enum Line {
 }
 
 impl Parser {
-    /// Takes the next request off the buffer. `None`: more must be read first, unless [`Parser::is_paused`]. A request
-    /// without arguments (an empty line, `*0`) is passed over.
+    /// Takes the next request off the buffer. `None`: more must be read first, unless
+    /// [`Parser::is_paused`]. A request without arguments (an empty line, `*0`) is passed over.
     pub fn next(&mut self, buffer: &mut BytesMut, limits: &Limits) -> Result<Option<Vec<Bytes>>, ProtocolError> {
         loop {
             if self.missing == 0 {
@@ -119,12 +121,14 @@ impl Parser {
         self.missing > 0
     }
 
-    /// Whether the last call left off within a request of very many arguments, though there is more to be parsed.
+    /// Whether the last call left off within a request of very many arguments, though there is more
+    /// to be parsed.
     pub fn is_paused(&self) -> bool {
         self.is_paused
     }
 
-    /// Bytes that the argument at the head of the buffer still needs, its line end included; 0 if that is not known.
+    /// Bytes that the argument at the head of the buffer still needs, its line end included; 0 if
+    /// that is not known.
     pub fn wanted(&self, buffered: usize) -> usize {
         self.bulk.map_or(0, |length| (length + 2).saturating_sub(buffered))
     }
@@ -197,8 +201,9 @@ impl Parser {
         Ok(Some(length as usize))
     }
 
-    /// The line at the head of the buffer, up to `\r` and whatever byte follows that, as in Redis. There, too, a zero
-    /// byte hides everything behind it, and the line becomes too long in the end.
+    /// The line at the head of the buffer, up to `\r` and whatever byte follows that, as in Redis.
+    /// There, too, a zero byte hides everything behind it, and the line becomes too long in the
+    /// end.
     fn line(&mut self, buffer: &BytesMut, end: u8, too_long: ProtocolError) -> Result<Line, ProtocolError> {
         match self.find(buffer, end) {
             None if buffer.len() > MAX_LINE => Err(too_long),

@@ -39,7 +39,8 @@ fn drain(output: &mut Output, step: usize) -> Vec<u8> {
     all
 }
 
-/// A client that always had more to read was closed after a gigabyte: all that it was ever sent was counted.
+/// A client that always had more to read was closed after a gigabyte: all that it was ever sent was
+/// counted.
 #[test]
 fn what_was_sent_is_memory_no_longer_than_its_buffer() {
     let mut output = Output::default();

@@ -98,7 +98,8 @@ impl Commands {
         command.children.iter().map(|id| self.get(*id))
     }
 
-    /// The command that these arguments call; `None` if there is none, be it that only the sub-command is unknown.
+    /// The command that these arguments call; `None` if there is none, be it that only the
+    /// sub-command is unknown.
     pub fn find(&self, args: &[Bytes]) -> Option<CommandId> {
         let name = args.first()?;
         let mut lower = [0u8; MAX_NAME];

@@ -1,8 +1,8 @@
 //! CONFIG: a table of parameters under Redis' names, with the values tools ask for.
 //!
-//! Some are in force here ([`Live`] is what the code reads), some are the storage engine's and are handed to it, and
-//! some belong to things this server does not have: those have the one value that says so and can be set to nothing
-//! else.
+//! Some are in force here ([`Live`] is what the code reads), some are the storage engine's and are
+//! handed to it, and some belong to things this server does not have: those have the one value that
+//! says so and can be set to nothing else.
 
 use super::parameters::{self, Kind, Parameter};
 use crate::call::Failure;
@@ -138,7 +138,8 @@ impl Config {
         self.live.has_password.get()
     }
 
-    /// Whether this user may have the connection. Takes the same time wherever a wrong password differs.
+    /// Whether this user may have the connection. Takes the same time wherever a wrong password
+    /// differs.
     pub fn authenticates(&self, user: &[u8], password: &[u8]) -> bool {
         let expected = self.value("requirepass");
         let is_right = !self.needs_password() || same(expected.as_bytes(), password);

@@ -1,22 +1,26 @@
 //! One connection: reads requests, has them under way together, writes their replies in order.
 //!
-//! The task goes round between [`Connection::advance`], which begins whatever has been read and may begin, and
-//! [`Connection::poll_event`], which drives what is under way, writes and reads, and sleeps when there is nothing to
-//! do.
+//! The task goes round between [`Connection::advance`], which begins whatever has been read and may
+//! begin, and [`Connection::poll_event`], which drives what is under way, writes and reads, and
+//! sleeps when there is nothing to do.
 //!
-//! What the next requests will look at is brought near beforehand, for several together: those of a pipeline, or, if there is one only, those of the connections that have
-//! something to begin as well.
+//! What the next requests will look at is brought near beforehand, for several together: those of a
+//! pipeline, or, if there is one only, those of the connections that have something to begin as
+//! well.
 //!
-//! A command on keys begins at once; its locks keep it behind earlier ones on the same keys. Any other command is a
-//! barrier: it begins when all before it are done, and nothing behind it begins before it is.
+//! A command on keys begins at once; its locks keep it behind earlier ones on the same keys. Any
+//! other command is a barrier: it begins when all before it are done, and nothing behind it begins
+//! before it is.
 //!
-//! Replies are gathered and written together: while more are about to come, those that are there wait one turn of
-//! the thread. Commands that have begun are brought to their end even if the client is gone: none is left half done.
+//! Replies are gathered and written together: while more are about to come, those that are there
+//! wait one turn of the thread. Commands that have begun are brought to their end even if the
+//! client is gone: none is left half done.
 //!
-//! A client that does not read has nothing more begun above [`MAX_OUTPUT`] bytes of answers, or as many as the requests
-//! that it has sent ahead: so these and their answers take no more than twice the memory that the smaller of the two
-//! would. It is read from all the same, since it may be about to read once it has sent all it has. What that takes is
-//! counted (`memory`), and what is too much ends the connection.
+//! A client that does not read has nothing more begun above [`MAX_OUTPUT`] bytes of answers, or as
+//! many as the requests that it has sent ahead: so these and their answers take no more than twice
+//! the memory that the smaller of the two would. It is read from all the same, since it may be
+//! about to read once it has sent all it has. What that takes is counted (`memory`), and what is
+//! too much ends the connection.
 
 use super::flights::Flights;
 use super::inbox::Inbox;
@@ -91,7 +95,8 @@ struct Connection {
     rounds: u32,
 }
 
-/// A command that waits: if it is a barrier, for those before it, else for room for so many bytes of values.
+/// A command that waits: if it is a barrier, for those before it, else for room for so many bytes
+/// of values.
 struct Held {
     args: Vec<Bytes>,
     /// The memory of these.
@@ -214,7 +219,8 @@ impl Connection {
         self.inbox.next(&limits)
     }
 
-    /// Announces what the next requests will need, so that it is looked for together. False: there is nothing, or one request only, which may not wait for others.
+    /// Announces what the next requests will need, so that it is looked for together. False: there
+    /// is nothing, or one request only, which may not wait for others.
     fn announce(&mut self, may_wait: bool) -> bool {
         let (server, db) = (&self.session.server, self.session.client.db.get());
         let ahead = self.inbox.ahead().filter(|_| !self.session.must_authenticate());
@@ -380,7 +386,8 @@ impl Connection {
         None
     }
 
-    /// Waits until a password may be looked at that comes from there. False: the client is to be closed.
+    /// Waits until a password may be looked at that comes from there. False: the client is to be
+    /// closed.
     async fn may_guess(&self) -> bool {
         let (server, client) = (&self.session.server, &self.session.client);
         while !client.is_killed() {
@@ -433,8 +440,8 @@ impl Connection {
         }
     }
 
-    /// The client does not speak the protocol: it is told so, behind what it is owed, and that is the end. If it wants
-    /// no replies it gets none here either.
+    /// The client does not speak the protocol: it is told so, behind what it is owed, and that is
+    /// the end. If it wants no replies it gets none here either.
     fn refuse(&mut self, error: ProtocolError) {
         let failure = Failure(format!("ERR {error}").into());
         self.session.server.stats.count_error(&failure);
@@ -534,7 +541,8 @@ impl Connection {
         }
     }
 
-    /// Sees to it that what was placed gets on its way: together with what others place, unless it is enough for itself or there are no others.
+    /// Sees to it that what was placed gets on its way: together with what others place, unless it
+    /// is enough for itself or there are no others.
     fn forward(&mut self) {
         let (placed, server) = (self.flights.placed(), &self.session.server);
         if placed >= PLACED_ALONE || (placed > 0 && server.clients.borrow().len() == 1) {

@@ -1,6 +1,8 @@
-//! A connection's commands that are under way together, and their replies in the order of the commands.
+//! A connection's commands that are under way together, and their replies in the order of the
+//! commands.
 //!
-//! Most are futures. A *placement* is none: a record that is in the store's log already, of which the store tells what became ([`Hears`]).
+//! Most are futures. A *placement* is none: a record that is in the store's log already, of which
+//! the store tells what became ([`Hears`]).
 
 use crate::reply::Reply;
 use crate::store::{StoreError, WriteListener};
@@ -140,7 +142,8 @@ impl<F: Future<Output = Reply> + Unpin, P: Placement + 'static> Flights<F, P> {
         self.add(Slot::Done(reply, weight));
     }
 
-    /// Has `place` put a record into the log; who is to hear of it, and under which number, it is told. Gives the placement back if it did not.
+    /// Has `place` put a record into the log; who is to hear of it, and under which number, it is
+    /// told. Gives the placement back if it did not.
     pub fn place(
         &mut self,
         placement: P,
@@ -157,7 +160,8 @@ impl<F: Future<Output = Reply> + Unpin, P: Placement + 'static> Flights<F, P> {
         Ok(())
     }
 
-    /// Has `forward` see to it that placements are heard of, if it can, without being called back for these.
+    /// Has `forward` see to it that placements are heard of, if it can, without being called back
+    /// for these.
     pub fn forward(&mut self, forward: impl FnOnce()) {
         self.board.is_expected.set(true);
         forward();

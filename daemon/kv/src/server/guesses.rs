@@ -1,9 +1,11 @@
-//! Wrong passwords: a few in a row are answered at once, since people mistype. From then on each answer takes a while.
+//! Wrong passwords: a few in a row are answered at once, since people mistype. From then on each
+//! answer takes a while.
 //!
-//! The right password is answered at once however many wrong ones there were elsewhere, so nobody is locked out by the
-//! guesses of another host or user. A guesser gains nothing by hanging up, or by asking on many connections: what an
-//! answer takes is remembered by where the guess came from. While [`TOGETHER`] guesses from one origin are to be
-//! waited for, no further password from there is looked at, right or wrong.
+//! The right password is answered at once however many wrong ones there were elsewhere, so nobody
+//! is locked out by the guesses of another host or user. A guesser gains nothing by hanging up, or
+//! by asking on many connections: what an answer takes is remembered by where the guess came from.
+//! While [`TOGETHER`] guesses from one origin are to be waited for, no further password from there
+//! is looked at, right or wrong.
 
 use super::stream::Stream;
 use crate::session::Address;
@@ -93,7 +95,8 @@ impl Guesses {
         let mut all = self.waited_for.borrow_mut();
         if all.len() >= ORIGINS && !all.contains_key(&origin) {
             all.retain(|_, waited_for| waited_for.back().is_some_and(|last| *last > now));
-            // So many hosts at a time: each has its own limit, and nearly all of them are remembered.
+            // So many hosts at a time: each has its own limit, and nearly all of them are
+            // remembered.
             let any = all.keys().next().copied().filter(|_| all.len() >= ORIGINS);
             any.and_then(|any| all.remove(&any));
         }

@@ -1,4 +1,5 @@
-//! How long a command's calls took: counts in buckets of about 6 % width, for percentiles and LATENCY HISTOGRAM.
+//! How long a command's calls took: counts in buckets of about 6 % width, for percentiles and
+//! LATENCY HISTOGRAM.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! What a client has sent and nobody has begun: its read buffer, and the requests in there.
 //!
-//! Room is made as bytes come, and given back: when the client is quiet, and when most of a large buffer has been
-//! worked off.
+//! Room is made as bytes come, and given back: when the client is quiet, and when most of a large
+//! buffer has been worked off.
 
 use super::stream::Stream;
 use crate::blocking;
@@ -89,10 +89,12 @@ impl Inbox {
         is_stranger: bool,
         context: &mut Context<'_>,
     ) -> Poll<io::Result<usize>> {
-        // Room is made when there is something to put there: most connections are idle most of the time.
+        // Room is made when there is something to put there: most connections are idle most of the
+        // time.
         ready!(stream.poll_readable(context))?;
         let wanted = self.parser.wanted(self.buffer.len());
-        // A large argument gets room as it comes, twice as much each time, and never because it was announced.
+        // A large argument gets room as it comes, twice as much each time, and never because it was
+        // announced.
         let (least, room) = match is_stranger {
             true => (READ_STRANGER, READ_STRANGER),
             false => (READ, self.read_size.max(wanted.min(self.buffer.len()))),

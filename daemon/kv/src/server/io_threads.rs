@@ -1,12 +1,15 @@
 //! Threads that send replies while the KV API's own thread is busy.
 //!
-//! Most of what a small request costs is the kernel's work for its reply: over loopback, all the way to the client's being woken. None of that needs the store. So
-//! once several replies have become due in one round of the event loop, further ones are handed over; with few, handing over (a wake-up of another CPU) would
-//! cost more than it saves, and takes longer. What no I/O thread has begun by the end of the round is sent by the KV API's thread after all: an I/O thread
-//! may have to wait for a CPU, and no client is to wait for that.
+//! Most of what a small request costs is the kernel's work for its reply: over loopback, all the
+//! way to the client's being woken. None of that needs the store. So once several replies have
+//! become due in one round of the event loop, further ones are handed over; with few, handing over
+//! (a wake-up of another CPU) would cost more than it saves, and takes longer. What no I/O thread
+//! has begun by the end of the round is sent by the KV API's thread after all: an I/O thread may
+//! have to wait for a CPU, and no client is to wait for that.
 //!
-//! There is one [`Parcel`] of a connection at a time, so a client's replies keep their order: what becomes due meanwhile waits in its
-//! [`Outbox`](super::outbox). Nobody waits for a client: what the socket does not take goes back.
+//! There is one [`Parcel`] of a connection at a time, so a client's replies keep their order: what
+//! becomes due meanwhile waits in its [`Outbox`](super::outbox). Nobody waits for a client: what
+//! the socket does not take goes back.
 
 use super::outbox::Parcel;
 use crossbeam::channel::{Receiver, Sender, unbounded};

@@ -1,4 +1,5 @@
-//! LATENCY's memory: for each kind of event the spikes above `latency-monitor-threshold`, at most one a second.
+//! LATENCY's memory: for each kind of event the spikes above `latency-monitor-threshold`, at most
+//! one a second.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};

@@ -1,13 +1,17 @@
-//! What clients make annexd hold: an account of each, their sum, and what becomes of it when that is too much.
+//! What clients make annexd hold: an account of each, their sum, and what becomes of it when that
+//! is too much.
 //!
-//! annexd's memory is locked, so all of this has one limit, `maxmemory-clients`. It counts what clients have sent and is
-//! not done (query buffers, arguments, MULTI), what they were answered and have not read, and values on the way to them.
+//! annexd's memory is locked, so all of this has one limit, `maxmemory-clients`. It counts what
+//! clients have sent and is not done (query buffers, arguments, MULTI), what they were answered and
+//! have not read, and values on the way to them.
 //!
-//! - A large value is brought here only when there is room for it. Until then its connection waits, behind those that
-//!   asked before. While somebody waits, clients that hold much and have neither sent nor read anything for [`STUCK`] are
-//!   closed, the largest first; if that does not help within [`LAST_PATIENCE`], any that hold much.
-//! - If the sum is above the limit all the same, the largest clients are closed, as Redis evicts clients.
-//!   CLIENT NO-EVICT spares one. If those that have not authenticated hold more than a [`STRANGERS`]th, they go first.
+//! - A large value is brought here only when there is room for it. Until then its connection waits,
+//!   behind those that asked before. While somebody waits, clients that hold much and have neither
+//!   sent nor read anything for [`STUCK`] are closed, the largest first; if that does not help
+//!   within [`LAST_PATIENCE`], any that hold much.
+//! - If the sum is above the limit all the same, the largest clients are closed, as Redis evicts
+//!   clients. CLIENT NO-EVICT spares one. If those that have not authenticated hold more than a
+//!   [`STRANGERS`]th, they go first.
 
 use super::{CommandId, Server, Statistics};
 use crate::arguments::{integer, is};
@@ -28,8 +32,8 @@ const LARGE: usize = 64 << 10;
 const STRANGERS: usize = 16;
 /// How long somebody waits for room before those have to go who are [`STUCK`].
 const PATIENCE: Duration = Duration::from_secs(1);
-/// A client that has neither taken anything of what it is owed nor sent anything for so long is stuck, unless it waits
-/// for us.
+/// A client that has neither taken anything of what it is owed nor sent anything for so long is
+/// stuck, unless it waits for us.
 const STUCK: Duration = Duration::from_secs(2);
 /// When nobody has got room for so long, some have to go who are not stuck.
 const LAST_PATIENCE: Duration = Duration::from_secs(10);
@@ -190,7 +194,8 @@ impl Server {
         }
     }
 
-    /// Bytes of the values that a command brings here: to look at them, to change them or to answer with them.
+    /// Bytes of the values that a command brings here: to look at them, to change them or to answer
+    /// with them.
     pub async fn expected(&self, id: CommandId, db: Db, args: &[Bytes]) -> usize {
         let command = self.commands.get(id);
         if !command.brings_values || (command.spec.name == "set" && !args.iter().skip(3).any(|word| is(word, "get"))) {

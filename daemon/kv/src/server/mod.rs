@@ -7,16 +7,19 @@
 //! - [`Memory`]: what all that takes, and what becomes of it when that is too much.
 //! - [`Guesses`]: wrong passwords.
 //! - `flights`: a connection's commands that are under way together.
-//! - `placing`, `reading`: plain SETs, and GETs of what is near, which need no task. `streaming`: GETs of what is large.
-//! - [`Locks`]: what keeps commands on one key apart. `patience`: reads that take long do not keep writers waiting.
+//! - `placing`, `reading`: plain SETs, and GETs of what is near, which need no task. `streaming`:
+//!   GETs of what is large.
+//! - [`Locks`]: what keeps commands on one key apart. `patience`: reads that take long do not keep
+//!   writers waiting.
 //! - `commands`: the table of commands.
 //! - [`Config`], `parameters`: CONFIG.
 //! - `statistics`, `histogram`, `slow`, `latency`: what INFO, SLOWLOG and LATENCY tell.
 //! - `pause`: CLIENT PAUSE.
 //!
-//! Everything but the sending of replies on a busy server runs on one thread, within a `LocalSet` of a current-thread runtime, and so is `Rc` and `RefCell`. A
-//! value is a round trip to another machine: a pipeline is fast only if its commands are on their way together. What
-//! must not be together is kept apart by locks on keys, which are asked for in the order of the requests; see
+//! Everything but the sending of replies on a busy server runs on one thread, within a `LocalSet`
+//! of a current-thread runtime, and so is `Rc` and `RefCell`. A value is a round trip to another
+//! machine: a pipeline is fast only if its commands are on their way together. What must not be
+//! together is kept apart by locks on keys, which are asked for in the order of the requests; see
 //! `locks`.
 
 mod commands;

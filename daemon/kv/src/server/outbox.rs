@@ -1,8 +1,10 @@
-//! What a client is still to be sent, and who sends it: the connection's own task, or an I/O thread.
+//! What a client is still to be sent, and who sends it: the connection's own task, or an I/O
+//! thread.
 //!
-//! Whatever is due goes either way as a whole. While a [`Parcel`] is with an I/O thread, replies are gathered for the next one. It comes back when it is sent, or when the
-//! socket takes no more: the rest is sent by the task then, which can wait for the client. Nobody is told of a parcel that was sent, unless there is something
-//! that waits for it.
+//! Whatever is due goes either way as a whole. While a [`Parcel`] is with an I/O thread, replies
+//! are gathered for the next one. It comes back when it is sent, or when the socket takes no more:
+//! the rest is sent by the task then, which can wait for the client. Nobody is told of a parcel
+//! that was sent, unless there is something that waits for it.
 
 use super::io_threads::IoThreads;
 use super::stream::Stream;
@@ -135,7 +137,8 @@ impl Outbox {
         self.output.shrink();
     }
 
-    /// Takes back what was handed over, if that is over: with how many bytes of it were not sent. `None`: it is not; the task is told when it is, if it waits for that.
+    /// Takes back what was handed over, if that is over: with how many bytes of it were not sent.
+    /// `None`: it is not; the task is told when it is, if it waits for that.
     pub fn settle(&mut self, waits: bool) -> io::Result<Option<usize>> {
         if self.away == 0 {
             return Ok(Some(0));
@@ -262,7 +265,8 @@ mod tests {
             client.read_exact(&mut text).unwrap();
             assert_eq!(text, format!("$1\r\n{nth}\r\n").as_bytes());
         }
-        // Few replies in a round are nobody's business; many are, and so are those of the round after it.
+        // Few replies in a round are nobody's business; many are, and so are those of the round
+        // after it.
         assert_eq!(sent, [false, false, false, true, true, false]);
     }
 }

@@ -1,12 +1,12 @@
-//! Reads that take long. What is known of a key may be out of reach for as long as the donors are away that have it, and
-//! whoever overwrites the key then is not to wait for who reads it.
+//! Reads that take long. What is known of a key may be out of reach for as long as the donors are
+//! away that have it, and whoever overwrites the key then is not to wait for who reads it.
 //!
-//! So a read that takes long gives its locks back. When it is over, and its keys are what they were when it did, its
-//! answer is what it would have been before any write since. If not, it asks for its locks once more and begins anew:
-//! what was written meanwhile is within reach.
+//! So a read that takes long gives its locks back. When it is over, and its keys are what they were
+//! when it did, its answer is what it would have been before any write since. If not, it asks for
+//! its locks once more and begins anew: what was written meanwhile is within reach.
 //!
-//! A connection's own commands on a key run in the order they were sent, though. So only a read does so that is the
-//! only command of its connection under way, and none begins before it is over.
+//! A connection's own commands on a key run in the order they were sent, though. So only a read
+//! does so that is the only command of its connection under way, and none begins before it is over.
 
 use super::{CommandId, Server, Ticket};
 use crate::call::{Call, Handler, Outcome};
@@ -18,7 +18,8 @@ use std::time::{Duration, Instant};
 
 /// What takes longer may take for ever. Also how often it is seen whether a key has changed.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// How often it begins anew without its locks held to the end: if keys change all the time, it is not what is away that takes long.
+/// How often it begins anew without its locks held to the end: if keys change all the time, it is
+/// not what is away that takes long.
 const TRIES: usize = 2;
 
 /// One command of a connection, as long as it is under way.

@@ -1,4 +1,5 @@
-//! CLIENT PAUSE: no command, or none that writes, begins until the time is over or somebody ends it.
+//! CLIENT PAUSE: no command, or none that writes, begins until the time is over or somebody ends
+//! it.
 
 use std::cell::Cell;
 use std::time::Instant;

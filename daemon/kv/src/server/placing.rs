@@ -1,4 +1,5 @@
-//! A SET that looks at nothing: its record goes into the store's log at once, and no task waits for it.
+//! A SET that looks at nothing: its record goes into the store's log at once, and no task waits for
+//! it.
 
 use super::flights::Placement;
 use super::{CommandId, Server, Ticket};

@@ -7,7 +7,8 @@ use bytes::Bytes;
 use std::time::Instant;
 
 impl Server {
-    /// The answer to a command that only reads, if its keys are free and nothing has to be waited for. `None`: nothing was done.
+    /// The answer to a command that only reads, if its keys are free and nothing has to be waited
+    /// for. `None`: nothing was done.
     pub fn read_now(&self, id: CommandId, client: &Client, args: &[Bytes]) -> Option<Reply> {
         let spec = self.commands.get(id).spec;
         let at_once = spec.at_once?;

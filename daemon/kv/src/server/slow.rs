@@ -1,4 +1,5 @@
-//! SLOWLOG's memory: the commands that took longest lately. A command on keys counts from when it has their locks.
+//! SLOWLOG's memory: the commands that took longest lately. A command on keys counts from when it
+//! has their locks.
 
 use crate::session::Client;
 use bytes::Bytes;

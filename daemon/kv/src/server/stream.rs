@@ -19,7 +19,8 @@ impl Stream {
         }
     }
 
-    /// Reads into the room that there is. A read that does not fill it has emptied the socket: the next one waits for the kernel's word, without asking for nothing first.
+    /// Reads into the room that there is. A read that does not fill it has emptied the socket: the
+    /// next one waits for the kernel's word, without asking for nothing first.
     pub fn poll_read(&self, into: &mut BytesMut, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
         loop {
             ready!(self.poll_readable(context))?;

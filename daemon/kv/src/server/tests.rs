@@ -179,7 +179,8 @@ fn what_a_socket_does_not_take_from_an_io_thread_is_sent_when_the_client_reads()
     alone.block_on(async {
         let server = with_io_threads(&alone);
         let mut wire = Wire::new(&server);
-        // More than the socket holds, in a piece of its own and gathered, and what becomes due while that waits.
+        // More than the socket holds, in a piece of its own and gathered, and what becomes due
+        // while that waits.
         let (large, small) = ("x".repeat(700 << 10), "y".repeat(9000));
         let mut expected = String::new();
         for nth in 0..20 {

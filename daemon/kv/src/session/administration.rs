@@ -1,5 +1,5 @@
-//! Commands about things that are not there, or hardly: replicas, scripts, modules, users, an allocator to be purged.
-//! They answer so that a tool that asks goes on.
+//! Commands about things that are not there, or hardly: replicas, scripts, modules, users, an
+//! allocator to be purged. They answer so that a tool that asks goes on.
 
 use super::arguments::{SYNTAX, help as help_of, integer, integer_or, is, repeated, text, wrong_form};
 use super::introspection::CATEGORIES;
@@ -38,7 +38,8 @@ pub fn role(_: &mut Session, _: &[Bytes]) -> Outcome {
     Ok(Reply::Array(vec![Reply::word("master"), Reply::Integer(0), Reply::Array(Vec::new())]))
 }
 
-/// There are no replicas of Redis' kind. A write is on all donors that hold it before it is answered.
+/// There are no replicas of Redis' kind. A write is on all donors that hold it before it is
+/// answered.
 pub fn wait(_: &mut Session, args: &[Bytes]) -> Outcome {
     integer(&args[1])?;
     if integer_or(&args[2], "ERR timeout is not an integer or out of range")? < 0 {

@@ -1,4 +1,5 @@
-//! What others may know of a connection: CLIENT LIST shows it, CLIENT KILL and the limits act on it.
+//! What others may know of a connection: CLIENT LIST shows it, CLIENT KILL and the limits act on
+//! it.
 
 use crate::call::Failure;
 use crate::reply::Protocol;
@@ -135,7 +136,8 @@ impl Client {
         }
     }
 
-    /// Closes the connection: what is under way comes to its end, what is not sent is not sent any more.
+    /// Closes the connection: what is under way comes to its end, what is not sent is not sent any
+    /// more.
     pub fn kill(&self) {
         self.killed.set(true);
         self.wake();
@@ -178,8 +180,9 @@ impl Client {
             || self.held.get() != self.memory()
     }
 
-    /// For how long it has taken nothing of what it is owed or, if it is owed nothing, sent nothing. While its
-    /// commands are under way it is not for the client to do anything, however long they have waited or take.
+    /// For how long it has taken nothing of what it is owed or, if it is owed nothing, sent
+    /// nothing. While its commands are under way it is not for the client to do anything, however
+    /// long they have waited or take.
     pub fn stuck_for(&self, now: Instant) -> Duration {
         match self.stuck_since.get() {
             Some(since) => now.duration_since(since),

@@ -198,7 +198,8 @@ fn words(words: &[&'static str]) -> Reply {
     Reply::Set(words.iter().map(|word| Reply::Simple((*word).into())).collect())
 }
 
-/// Where a command's keys are. Commands whose keys are not used alike have one specification here, that of the first.
+/// Where a command's keys are. Commands whose keys are not used alike have one specification here,
+/// that of the first.
 fn key_specification(spec: &Spec) -> Option<Reply> {
     let keys = spec.keys;
     let map = |kind: &'static str, spec: Vec<(Reply, Reply)>| {

@@ -44,7 +44,8 @@ pub fn swapdb(call: Call<'_>) -> Answer<'_> {
     Box::pin(ready(swap()))
 }
 
-/// SYNC and ASYNC are the same here: keys are gone at once, their memory is given back in the background.
+/// SYNC and ASYNC are the same here: keys are gone at once, their memory is given back in the
+/// background.
 fn when(args: &[Bytes]) -> Result<(), Failure> {
     match &args[1..] {
         [] => Ok(()),

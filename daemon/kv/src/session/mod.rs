@@ -1,5 +1,6 @@
-//! What a connection is, beside the bytes that go through it: its database, its protocol, whether it has authenticated,
-//! the transaction it gathers. And the commands that are about that, or about the server, rather than about keys.
+//! What a connection is, beside the bytes that go through it: its database, its protocol, whether
+//! it has authenticated, the transaction it gathers. And the commands that are about that, or about
+//! the server, rather than about keys.
 //!
 //! - [`Session`]: the state, and how a command passes the checks that come before it runs.
 //! - [`Client`]: the part of the state that others see and act on.
@@ -15,8 +16,8 @@
 //! - `administration`: the rest, most of which answers for things that are not there.
 //! - `table`: all of them with what COMMAND tells about them.
 //!
-//! None of these runs while earlier commands of its connection are under way, so they see and change the session
-//! freely.
+//! None of these runs while earlier commands of its connection are under way, so they see and
+//! change the session freely.
 
 mod administration;
 mod arguments;

@@ -111,8 +111,9 @@ impl Session {
         Ok(id)
     }
 
-    /// Whether a command of a transaction needs memory that others can't have either: what is queued takes some, whatever it is, and nothing of a
-    /// transaction runs if a part of it would be refused.
+    /// Whether a command of a transaction needs memory that others can't have either: what is
+    /// queued takes some, whatever it is, and nothing of a transaction runs if a part of it would
+    /// be refused.
     fn is_held_back(&self, name: &str) -> bool {
         let denies = |id| self.server.commands.get(id).spec.flags.denyoom;
         match name {

@@ -42,8 +42,8 @@ impl Row {
     }
 }
 
-/// One letter per flag: (w)rite, (r)ead only, (m)emory is needed, (a)dmin, no (s)cripts, while (l)oading, when s(t)ale,
-/// (F)ast, (n)o authentication needed, not within (M)ULTI, when (b)usy.
+/// One letter per flag: (w)rite, (r)ead only, (m)emory is needed, (a)dmin, no (s)cripts, while
+/// (l)oading, when s(t)ale, (F)ast, (n)o authentication needed, not within (M)ULTI, when (b)usy.
 const fn flags_of(letters: &str) -> Flags {
     const fn has(letters: &[u8], letter: u8) -> bool {
         let mut at = 0;

@@ -1,4 +1,5 @@
-//! What goes on beside requests: the driver that moves everything forward, expiry, and the giving back of what was cleared.
+//! What goes on beside requests: the driver that moves everything forward, expiry, and the giving
+//! back of what was cleared.
 
 use super::super::turn;
 use super::*;

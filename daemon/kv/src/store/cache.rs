@@ -1,5 +1,5 @@
-//! Values that were read lately, in annexd's own memory, up to a budget. Known by their record's place: a record never changes, and
-//! whoever removes one removes it here too.
+//! Values that were read lately, in annexd's own memory, up to a budget. Known by their record's
+//! place: a record never changes, and whoever removes one removes it here too.
 
 use super::Value;
 use super::sheets::Place;

@@ -1,9 +1,12 @@
-//! Compaction: records that are left in sheets of which most is unused are appended anew, and the sheets' slots go back to the pool.
+//! Compaction: records that are left in sheets of which most is unused are appended anew, and the
+//! sheets' slots go back to the pool.
 //!
-//! While the pool has room to give, half of what is held may be unused: the emptier the sheets are, the less there is to move for each that comes back. When
-//! room runs short it is a quarter. It moves few records at a time, together, so that a request waits behind no more than one such step, and more of
-//! them the faster writers take sheets. What is moved needs room itself before any comes back: so writers are *held up* when little is left, until there
-//! is more again or nothing to be had, and it moves nothing while the log waits for room.
+//! While the pool has room to give, half of what is held may be unused: the emptier the sheets are,
+//! the less there is to move for each that comes back. When room runs short it is a quarter. It
+//! moves few records at a time, together, so that a request waits behind no more than one such
+//! step, and more of them the faster writers take sheets. What is moved needs room itself before
+//! any comes back: so writers are *held up* when little is left, until there is more again or
+//! nothing to be had, and it moves nothing while the log waits for room.
 
 use super::fetch::{Missed, checked};
 use super::log::Completion;
@@ -77,7 +80,8 @@ impl Look {
 
 /// The moves of one step, until all are decided.
 struct Moves {
-    /// Units that are there twice, for as long as the moves are under way: the store's count, and how many of these are ours.
+    /// Units that are there twice, for as long as the moves are under way: the store's count, and
+    /// how many of these are ours.
     moving: Rc<Cell<u64>>,
     units: Cell<u64>,
     under_way: Cell<u64>,
@@ -149,7 +153,8 @@ impl Store {
         moved > 0
     }
 
-    /// The sheets of the next step, which begins at once. Writers are held up until then if they must not take more before.
+    /// The sheets of the next step, which begins at once. Writers are held up until then if they
+    /// must not take more before.
     fn to_empty(&self) -> Vec<SheetIdx> {
         let look = self.look();
         let most = if self.0.slot_reserve.is_out() || self.0.loading.get() { 0 } else { look.step() };
@@ -192,7 +197,8 @@ impl Store {
         // Of those that are full but for some units nothing is to be gained.
         for fill in 1..FILLS {
             space.filled(fill, first, most, &mut sheets);
-            // A record that goes on in other sheets begins in none of them. What is out of reach can't be read.
+            // A record that goes on in other sheets begins in none of them. What is out of reach
+            // can't be read.
             sheets.retain(|sheet| self.0.table.starts(*sheet) != 0 && self.is_within_reach(*sheet));
             if sheets.len() == most {
                 break;
@@ -220,7 +226,8 @@ impl Store {
         }
     }
 
-    /// Moves a record that begins here. If it goes on in the sheets that follow, tells how many units it has.
+    /// Moves a record that begins here. If it goes on in the sheets that follow, tells how many
+    /// units it has.
     fn move_within(&self, place: Place, sheet: &[u8], moves: &Rc<Moves>) -> Option<(Place, u32)> {
         let bytes = place.within(sheet);
         let header = Header::decode(bytes);

@@ -78,8 +78,9 @@ impl Drop for Pinned {
 }
 
 impl Store {
-    /// As [`Store::read`], if nothing has to be waited for: what is known without a READ, and records of up to [`AT_ONCE`] bytes where READs are over as soon as they
-    /// are posted. `None`: nothing was done that [`Store::read`] does not do again.
+    /// As [`Store::read`], if nothing has to be waited for: what is known without a READ, and
+    /// records of up to [`AT_ONCE`] bytes where READs are over as soon as they are posted. `None`:
+    /// nothing was done that [`Store::read`] does not do again.
     pub fn read_now(&self, db: Db, key: &[u8]) -> Option<Option<Value>> {
         self.is_loaded().ok()?;
         let hash = self.hash(key);
@@ -88,7 +89,8 @@ impl Store {
             return Some(None);
         };
         let place = entry.place();
-        // What a memcpy brings is not looked for in the cache, nor kept there: finding it, and making room for it, costs more than the copy.
+        // What a memcpy brings is not looked for in the cache, nor kept there: finding it, and
+        // making room for it, costs more than the copy.
         let value = match self.record_now(&entry, key) {
             Some((header, _, bytes)) => Value { bytes, expires: header.expires, encoding: header.encoding },
             None => {
@@ -118,7 +120,8 @@ impl Store {
         self.0.pool_io.read_now(self.0.table.slot(place.sheet)?, piece, as_written)
     }
 
-    /// The bytes of a record that lies in several sheets. Not verified: only its sum tells that all of them are its own.
+    /// The bytes of a record that lies in several sheets. Not verified: only its sum tells that all
+    /// of them are its own.
     fn whole_now(&self, entry: &Entry) -> Option<Bytes> {
         let (mut from, len) = (entry.span().start, entry.bytes() as usize);
         if len > AT_ONCE {
@@ -177,8 +180,8 @@ impl Store {
         Err(StoreError::Lost(missed))
     }
 
-    /// Reads a small record and nothing beside it, from one replica. `None` if it isn't found there as it was written: then whole sheets are read, of which
-    /// the pool knows what was written.
+    /// Reads a small record and nothing beside it, from one replica. `None` if it isn't found there
+    /// as it was written: then whole sheets are read, of which the pool knows what was written.
     async fn piece(&self, entry: &Entry, key: &[u8]) -> Option<Record> {
         let (place, tag, piece) = (entry.place(), entry.tag()?, entry.span());
         if entry.bytes() > SMALL || piece.end > PAGE_SIZE as u32 || self.0.space.borrow().is_open(place.sheet) {
@@ -194,7 +197,8 @@ impl Store {
         let mut sheets = parts(place, units);
         let (first, _) = sheets.next().ok_or(Missed::Gone)?;
         if sheets.next().is_none() {
-            // A sheet that is not the last one may stand in the tail for one that had its number before.
+            // A sheet that is not the last one may stand in the tail for one that had its number
+            // before.
             if self.0.space.borrow().is_open(first)
                 && let Some(sheet) = self.0.log.borrow().bytes(first)
             {

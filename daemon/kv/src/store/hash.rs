@@ -1,7 +1,9 @@
-//! What a key is known by here: 96 bits of a hash under a secret of this store. Keys themselves lie with their values.
+//! What a key is known by here: 96 bits of a hash under a secret of this store. Keys themselves lie
+//! with their values.
 //!
-//! Two of 10^8 keys share all 96 bits with a probability below 10^-13, and nobody can look for such keys without the secret. Should it happen all the
-//! same, the one who reads finds another key in the record and says so; no value is given out for a key that it is not of.
+//! Two of 10^8 keys share all 96 bits with a probability below 10^-13, and nobody can look for such
+//! keys without the secret. Should it happen all the same, the one who reads finds another key in
+//! the record and says so; no value is given out for a key that it is not of.
 
 use siphasher::sip128::{Hasher128, SipHasher13};
 use std::hash::Hasher;

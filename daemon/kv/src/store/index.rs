@@ -1,8 +1,10 @@
-//! The index: for each key of one database where its record is, when it expires, and when it was last used. 32 bytes and a control byte per
-//! key, at a load of 7/16 to 7/8; the keys themselves are in the records.
+//! The index: for each key of one database where its record is, when it expires, and when it was
+//! last used. 32 bytes and a control byte per key, at a load of 7/16 to 7/8; the keys themselves
+//! are in the records.
 //!
-//! Keys are spread over [`SHARDS`] small hash tables by the first bits of their hash. Each table grows by itself, so that no growth moves more than a small part of all
-//! keys, and SCAN goes through keys in the order of their hash, which no growth changes.
+//! Keys are spread over [`SHARDS`] small hash tables by the first bits of their hash. Each table
+//! grows by itself, so that no growth moves more than a small part of all keys, and SCAN goes
+//! through keys in the order of their hash, which no growth changes.
 
 use super::hash::KeyHash;
 use super::record::{Header, UNIT};
@@ -13,7 +15,8 @@ use std::ops::Range;
 
 const SHARD_BITS: u32 = 12;
 pub const SHARDS: usize = 1 << SHARD_BITS;
-/// A cursor of SCAN is so many first bits of a hash: few enough for clients that take it for a floating-point number.
+/// A cursor of SCAN is so many first bits of a hash: few enough for clients that take it for a
+/// floating-point number.
 const CURSOR_BITS: u32 = 48;
 const UNIT_MASK: u32 = 63;
 const EXPIRY_BITS: u32 = 47;
@@ -24,7 +27,8 @@ const ACCESS_SHIFT: u32 = 8;
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
     high: u64,
-    /// Bit 63 clear: bits 0 to 46 are when it expires (0: never), the rest the record's tag. Set: all other bits are when, and there is no tag.
+    /// Bit 63 clear: bits 0 to 46 are when it expires (0: never), the rest the record's tag. Set:
+    /// all other bits are when, and there is no tag.
     expires: u64,
     low: u32,
     sheet: u32,
@@ -58,7 +62,8 @@ impl Entry {
         self.bytes
     }
 
-    /// Where the record lies, from the beginning of its sheet: ends beyond the sheet if it goes on in the next one.
+    /// Where the record lies, from the beginning of its sheet: ends beyond the sheet if it goes on
+    /// in the next one.
     pub fn span(&self) -> Range<u32> {
         let from = u32::from(self.place().unit) * UNIT as u32;
         from..from + self.bytes
@@ -171,7 +176,8 @@ impl Index {
         self.shards.get(nth % SHARDS).into_iter().flatten()
     }
 
-    /// The next `count` keys or a few more from a cursor on, and the cursor to go on from; 0: there are no more.
+    /// The next `count` keys or a few more from a cursor on, and the cursor to go on from; 0: there
+    /// are no more.
     pub fn scan(&self, cursor: u64, count: usize, found: &mut Vec<Entry>) -> u64 {
         let first = (cursor >> (CURSOR_BITS - SHARD_BITS)) as usize;
         for shard in self.shards.iter().skip(first) {

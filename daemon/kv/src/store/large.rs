@@ -1,4 +1,5 @@
-//! Records that are too large for the log: whoever has one writes it to sheets of its own, piece by piece, and it counts when all are written.
+//! Records that are too large for the log: whoever has one writes it to sheets of its own, piece by
+//! piece, and it counts when all are written.
 
 use super::super::{blocking, turn};
 use super::sheets::UNITS;
@@ -59,7 +60,8 @@ impl Store {
         Ok(())
     }
 
-    /// Writes the record's part that belongs into `count` sheets from the record's `nth` on; elsewhere, if no replica takes it.
+    /// Writes the record's part that belongs into `count` sheets from the record's `nth` on;
+    /// elsewhere, if no replica takes it.
     async fn write_piece(
         &self,
         sheet: SheetIdx,

@@ -1,12 +1,14 @@
 //! The log: records that are on their way into the pool.
 //!
-//! A record is copied into the *tail*, the sheets at the end of the space that are not full or not written yet. From there whole sheets are written to fresh slots, as
-//! many as there are in one *flight*; the last sheet, if it is not full, is written again with the records that come next, to another slot. A record is
-//! committed when the flight is over that holds its last sheet. Flights are committed in the order in which they started, so a sheet is never put
-//! back to an older slot, and two records of one key commit in the order in which they were appended.
+//! A record is copied into the *tail*, the sheets at the end of the space that are not full or not
+//! written yet. From there whole sheets are written to fresh slots, as many as there are in one
+//! *flight*; the last sheet, if it is not full, is written again with the records that come next,
+//! to another slot. A record is committed when the flight is over that holds its last sheet.
+//! Flights are committed in the order in which they started, so a sheet is never put back to an
+//! older slot, and two records of one key commit in the order in which they were appended.
 //!
-//! A flight that no replica took, since all donors of its slots are away, is written again to other slots, before
-//! anything that came after it.
+//! A flight that no replica took, since all donors of its slots are away, is written again to other
+//! slots, before anything that came after it.
 
 use super::index::Entry;
 use super::pool_io::PoolIo;
@@ -100,7 +102,8 @@ pub struct Log {
     spare: Vec<Box<[u8; PAGE_SIZE]>>,
     /// The number of the first tail; sheets are numbered as they come.
     first: u64,
-    /// In the order of the log, each with the number of its record's last sheet: first those of the flights, then those that wait.
+    /// In the order of the log, each with the number of its record's last sheet: first those of the
+    /// flights, then those that wait.
     changes: VecDeque<(u64, Change)>,
     /// How many of these the flights bring.
     flying: usize,
@@ -300,13 +303,15 @@ impl Log {
     }
 }
 
-/// Units that a record of so many bytes has to itself: one that is too large for the log has whole sheets.
+/// Units that a record of so many bytes has to itself: one that is too large for the log has whole
+/// sheets.
 pub fn room(bytes: u32) -> u32 {
     let units = bytes.div_ceil(UNIT as u32);
     if takes(units) { units } else { units.next_multiple_of(UNITS) }
 }
 
-/// Whether a record of so many units goes through the log. Larger ones are written by whoever has them.
+/// Whether a record of so many units goes through the log. Larger ones are written by whoever has
+/// them.
 pub fn takes(units: u32) -> bool {
     units <= BATCH as u32 * UNITS
 }

@@ -1,25 +1,34 @@
 //! The key-value store: keys to values, whose bytes lie in the pool.
 //!
 //! # The way of a value
-//! - *Write*: a [`record`] is appended to the [`log`], written to all replicas with whatever else is on its way, and then the [`index`] flips to it. Nothing is
-//!   written in place. The caller hears of it when all of that is done.
-//! - *Read*: the index tells the sheet, one READ brings it, the record's checksum and key are compared. What is still in the log's tail, or
-//!   in the [`cache`], is not asked for.
+//! - *Write*: a [`record`] is appended to the [`log`], written to all replicas with whatever else
+//!   is on its way, and then the [`index`] flips to it. Nothing is written in place. The caller
+//!   hears of it when all of that is done.
+//! - *Read*: the index tells the sheet, one READ brings it, the record's checksum and key are
+//!   compared. What is still in the log's tail, or in the [`cache`], is not asked for.
 //! - *Remove*: a bit in the [`sheets`] table, and the index forgets. No fabric is involved.
 //!
 //! # Who is who
-//! `write` is a record's way into the log and from there into the index, `fetch`, `part` and `pieces` its way out, `foresee` makes that shorter for several together; [`space`] says which sheets are in use and where the next record goes; `stock` has slots of the pool ahead of need; `way` is the lane that all
-//! tasks share; [`compact`] empties sheets that are mostly holes; [`recover`] makes the index anew after annexd was killed; [`usage`] knows who goes first when memory is short.
+//! `write` is a record's way into the log and from there into the index, `fetch`, `part` and
+//! `pieces` its way out, `foresee` makes that shorter for several together; [`space`] says which
+//! sheets are in use and where the next record goes; `stock` has slots of the pool ahead of need;
+//! `way` is the lane that all tasks share; [`compact`] empties sheets that are mostly holes;
+//! [`recover`] makes the index anew after annexd was killed; [`usage`] knows who goes first when
+//! memory is short.
 //!
 //! # Threads
-//! All of it belongs to one thread with an event loop. Tasks wait for their own reads and writes only.
+//! All of it belongs to one thread with an event loop. Tasks wait for their own reads and writes
+//! only.
 //!
 //! # What holds
-//! - A write that was reported done is on all live replicas and in the sheet table: it survives annexd, and all donors but one that have it.
-//! - The caller holds a lock on the key from before it reads until after it has written (see the server's locks). Compaction holds none: what it moves counts
-//!   only if the key's record is where it was.
-//! - A value is given out only if its record has the checksum it was written with and names the key that was asked for. Of a part of a value, and of one that is
-//!   given out in pieces, the pool's checksums of the record's sheets say the same.
+//! - A write that was reported done is on all live replicas and in the sheet table: it survives
+//!   annexd, and all donors but one that have it.
+//! - The caller holds a lock on the key from before it reads until after it has written (see the
+//!   server's locks). Compaction holds none: what it moves counts only if the key's record is where
+//!   it was.
+//! - A value is given out only if its record has the checksum it was written with and names the key
+//!   that was asked for. Of a part of a value, and of one that is given out in pieces, the pool's
+//!   checksums of the record's sheets say the same.
 
 mod background;
 mod cache;
@@ -79,7 +88,8 @@ use watch::Watches;
 pub const DATABASES: u8 = 16;
 /// Pages of the lane's arena.
 const ARENA: usize = 4096;
-/// Sheets of a record that are given back as soon as it goes; those of a larger one are given back bit by bit.
+/// Sheets of a record that are given back as soon as it goes; those of a larger one are given back
+/// bit by bit.
 const FREED_AT_ONCE: usize = 4096;
 /// Sheets that wait to be written before writers wait too.
 const MAX_DIRTY: usize = 1024;
@@ -248,7 +258,8 @@ impl Store {
         Ok(value)
     }
 
-    /// The value's length, which the index knows. `None`: there is no such key. Counts as a use, as a read does.
+    /// The value's length, which the index knows. `None`: there is no such key. Counts as a use, as
+    /// a read does.
     pub fn length(&self, db: Db, key: &[u8]) -> Option<u64> {
         let hash = self.hash(key);
         let found = self.find(db, hash);
@@ -301,7 +312,8 @@ impl Store {
         is_there
     }
 
-    /// Keys in a database: (all, those with an expiry). Expired keys that were not removed yet count.
+    /// Keys in a database: (all, those with an expiry). Expired keys that were not removed yet
+    /// count.
     pub fn len(&self, db: Db) -> (u64, u64) {
         let index = &self.0.indexes.borrow()[at(self.0.table.database(db))];
         (index.len(), index.volatile())
@@ -324,7 +336,8 @@ impl Store {
     /// Each of the two is the other from now on.
     pub fn swap(&self, a: Db, b: Db) {
         let watched = [a, b].map(|db| (db, self.0.watches.borrow().of(db)));
-        // A key whose time is over is no key: who watches the other database's has not seen it come or go.
+        // A key whose time is over is no key: who watches the other database's has not seen it come
+        // or go.
         for hash in watched.iter().flat_map(|(_, hashes)| hashes) {
             self.find(a, *hash);
             self.find(b, *hash);
@@ -432,7 +445,8 @@ impl Store {
         Some(found)
     }
 
-    /// Where a key's record lies; another one when it is written anew. `None`: there is no such key.
+    /// Where a key's record lies; another one when it is written anew. `None`: there is no such
+    /// key.
     pub fn spot(&self, db: Db, key: &[u8]) -> Option<Spot> {
         self.find(db, self.hash(key)).map(|entry| Spot(entry.place(), entry.tag()))
     }

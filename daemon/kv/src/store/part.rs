@@ -1,7 +1,8 @@
 //! Some bytes of a large value, without the rest of it.
 //!
-//! The record's own checksum is over all of it, so what vouches for a part is the pool's: of every sheet that is read the pool knows what was written. That these
-//! sheets are the record's is told by its first one, which is read too: header, tag and key are there.
+//! The record's own checksum is over all of it, so what vouches for a part is the pool's: of every
+//! sheet that is read the pool knows what was written. That these sheets are the record's is told
+//! by its first one, which is read too: header, tag and key are there.
 
 use super::*;
 use std::ops::Range;
@@ -10,7 +11,8 @@ use std::ops::Range;
 const LARGE: u32 = 64 << 10;
 
 impl Store {
-    /// Reads the bytes of a value that `wanted` names, which is told how many there are. `None`: there is no such key. Counts as a use.
+    /// Reads the bytes of a value that `wanted` names, which is told how many there are. `None`:
+    /// there is no such key. Counts as a use.
     pub async fn read_part(
         &self,
         db: Db,

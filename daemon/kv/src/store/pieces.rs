@@ -10,7 +10,8 @@ use super::*;
 use crate::turn;
 use annex_pool::SlotRun;
 
-/// Smaller records are read whole: in pieces they take more of the thread in all, and little memory is saved.
+/// Smaller records are read whole: in pieces they take more of the thread in all, and little memory
+/// is saved.
 pub const LARGE: usize = 4 << 20;
 /// Sheets of a piece: one READ brings them, if their slots lie in a row.
 const SHEETS: usize = 32;

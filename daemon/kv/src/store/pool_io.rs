@@ -1,5 +1,5 @@
-//! The store's way to the pool: a lane that tasks share. Each task that reads waits for its own answer; what all of them have posted goes to the fabric together,
-//! when none of them can go on.
+//! The store's way to the pool: a lane that tasks share. Each task that reads waits for its own
+//! answer; what all of them have posted goes to the fabric together, when none of them can go on.
 
 use annex_pool::{Buf, Busy, Done, IoError, Lane, Part, SlotRun};
 use annex_shared::ids::SlotIdx;
@@ -78,7 +78,8 @@ impl PoolIo {
         read.ok_or(IoError::Misuse)
     }
 
-    /// Reads one slot, which is looked up when nothing has to be waited for any more. `None`: there is none.
+    /// Reads one slot, which is looked up when nothing has to be waited for any more. `None`: there
+    /// is none.
     pub async fn read_slot<T>(
         &self,
         slot: impl Fn() -> Option<SlotIdx>,
@@ -126,8 +127,9 @@ impl PoolIo {
         taken.map(Some)
     }
 
-    /// Reads some bytes of a slot if that takes no waiting, and has `take` look at them. They are not verified. The slot stays what it is
-    /// meanwhile, since nothing else runs. `None`: it takes waiting, or `take` does not want what came.
+    /// Reads some bytes of a slot if that takes no waiting, and has `take` look at them. They are
+    /// not verified. The slot stays what it is meanwhile, since nothing else runs. `None`: it takes
+    /// waiting, or `take` does not want what came.
     pub fn read_now<T>(&self, slot: SlotIdx, piece: Range<u32>, take: impl FnOnce(&[u8]) -> Option<T>) -> Option<T> {
         let taken = self.lane.borrow_mut().read_now(slot, piece, take)?;
         self.reads.set(self.reads.get() + 1);
@@ -139,7 +141,8 @@ impl PoolIo {
         self.lane.borrow_mut().foresee(slot, piece);
     }
 
-    /// The end of what was just posted, if that comes at once. What else is over waits for [`Way::step`].
+    /// The end of what was just posted, if that comes at once. What else is over waits for
+    /// [`Way::step`].
     fn at_once(&self, token: usize) -> Option<Done> {
         let mut lane = self.lane.borrow_mut();
         if !lane.is_instant() {
@@ -181,7 +184,8 @@ impl PoolIo {
         fill(self.lane.borrow_mut().bytes_mut(buf));
     }
 
-    /// Posts a write of the log's; [`Way::step`] tells its end under the token returned here. Gives the buffer back if the lane has too much under way.
+    /// Posts a write of the log's; [`Way::step`] tells its end under the token returned here. Gives
+    /// the buffer back if the lane has too much under way.
     pub fn post_flight(&self, parts: &[Part], buf: Buf) -> Result<u64, Buf> {
         let token = self.waiting.borrow_mut().insert(Waiting::Flight) as u64;
         match self.lane.borrow_mut().write(parts, buf, token) {
@@ -207,7 +211,8 @@ impl PoolIo {
         }
     }
 
-    /// Posts something as soon as the lane has room for it, and waits for its end. Gives the buffer back if there is nothing to post it to.
+    /// Posts something as soon as the lane has room for it, and waits for its end. Gives the buffer
+    /// back if there is nothing to post it to.
     async fn post(
         &self,
         mut buf: Buf,
@@ -243,8 +248,8 @@ impl PoolIo {
         self.posted.notify_one();
     }
 
-    /// Hands everything posted to the fabric, gives answers out, and tells of each of the log's writes that is over. True if anything was.
-    /// One that failed gives its buffer to `landed`.
+    /// Hands everything posted to the fabric, gives answers out, and tells of each of the log's
+    /// writes that is over. True if anything was. One that failed gives its buffer to `landed`.
     pub fn step(&self, mut landed: impl FnMut(u64, Result<(), (IoError, Buf)>)) -> bool {
         let mut done = std::mem::take(&mut *self.done.borrow_mut());
         {
@@ -305,7 +310,8 @@ impl PoolIo {
     /// The lane's events, for [`Way::rest`].
     pub fn events(&self) -> io::Result<AsyncFd<OwnedFd>> {
         let fd = self.lane.borrow().event_fd().try_clone_to_owned()?;
-        // SAFETY: the descriptor is open, ours alone, and stays what it is: nobody else has it, and AsyncFd owns it until it is dropped.
+        // SAFETY: the descriptor is open, ours alone, and stays what it is: nobody else has it, and
+        // AsyncFd owns it until it is dropped.
         Ok(unsafe { AsyncFd::register_with_interest(fd, tokio::io::Interest::READABLE) }?)
     }
 }

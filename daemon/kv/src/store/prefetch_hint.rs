@@ -1,5 +1,6 @@
-//! What the commands of a pipeline, or of several connections, will look at is brought into the CPU's caches beforehand, for some of them together: one by one, each
-//! would wait for memory several times. Nothing that is found here is used for anything else.
+//! What the commands of a pipeline, or of several connections, will look at is brought into the
+//! CPU's caches beforehand, for some of them together: one by one, each would wait for memory
+//! several times. Nothing that is found here is used for anything else.
 
 use super::hash::KeyHash;
 use super::*;
@@ -29,7 +30,8 @@ struct Wanted {
 pub(super) struct Announced(RefCell<Vec<Wanted>>);
 
 impl Store {
-    /// A key of which something is wanted soon: [`Store::foresee`] looks for it, together with the others that are announced until then.
+    /// A key of which something is wanted soon: [`Store::foresee`] looks for it, together with the
+    /// others that are announced until then.
     pub fn announce(&self, db: Db, key: &[u8], soon: Soon) {
         let wanted = Wanted { db: self.0.table.database(db), hash: self.hash(key), soon };
         self.0.announced.0.borrow_mut().push(wanted);
@@ -42,11 +44,13 @@ impl Store {
         announced.clear();
     }
 
-    /// Brings what is known of some keys into the caches, and the records of those that will be read.
+    /// Brings what is known of some keys into the caches, and the records of those that will be
+    /// read.
     fn look_for(&self, wanted: &[Wanted]) {
         let mut entries = [None; TOGETHER];
         let indexes = self.0.indexes.borrow();
-        // In a loop of its own, so that the CPU looks for the next key while it waits for this one's entry.
+        // In a loop of its own, so that the CPU looks for the next key while it waits for this
+        // one's entry.
         for (entry, Wanted { db, hash, soon }) in entries.iter_mut().zip(wanted) {
             *entry = indexes[at(*db)].find(*hash).map(|entry| (*entry, *soon));
         }

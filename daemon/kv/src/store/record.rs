@@ -1,4 +1,5 @@
-//! A record: a key and its value as they lie in the pool. It says by itself what it is, so that the index can be made anew from records alone.
+//! A record: a key and its value as they lie in the pool. It says by itself what it is, so that the
+//! index can be made anew from records alone.
 //!
 //! # Layout, version 1 (little-endian)
 //! ```text
@@ -16,9 +17,11 @@
 //! 45  u24  0
 //! 48       key, value
 //! ```
-//! The checksum takes bytes 44 to 47 for zeros. They came later, and an annexd that does not know them reads on.
+//! The checksum takes bytes 44 to 47 for zeros. They came later, and an annexd that does not know
+//! them reads on.
 //!
-//! A record begins at a multiple of [`UNIT`] within a sheet, and its header never crosses a sheet's end.
+//! A record begins at a multiple of [`UNIT`] within a sheet, and its header never crosses a sheet's
+//! end.
 
 use super::{Db, UnixMs};
 use crate::store::hash::KeyHash;
@@ -29,7 +32,8 @@ pub const HEADER: usize = 48;
 const MAGIC: u16 = 0x584B;
 const LAYOUT: u8 = 1;
 
-/// What Redis would keep a value as, where its bytes alone do not say so. Only OBJECT ENCODING asks.
+/// What Redis would keep a value as, where its bytes alone do not say so. Only OBJECT ENCODING
+/// asks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Encoding {
     /// As SET leaves it: an integer if it reads as one, else a string.

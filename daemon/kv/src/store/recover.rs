@@ -1,5 +1,6 @@
-//! Opening the store, fresh or as the annexd before left it. Then the index is made anew from the records: each sheet in which live records begin is read, and each
-//! header says whose record it is. Of two records of a key the higher version counts; what has expired or was cleared is gone.
+//! Opening the store, fresh or as the annexd before left it. Then the index is made anew from the
+//! records: each sheet in which live records begin is read, and each header says whose record it
+//! is. Of two records of a key the higher version counts; what has expired or was cleared is gone.
 
 use super::sheets::SheetTable;
 use super::*;
@@ -12,7 +13,8 @@ use futures::StreamExt;
 const TOGETHER: usize = 16;
 
 impl Store {
-    /// Opens the store over a table, which is empty or another annexd's. [`Store::start`] and then [`Store::load`] make it usable.
+    /// Opens the store over a table, which is empty or another annexd's. [`Store::start`] and then
+    /// [`Store::load`] make it usable.
     pub fn open(
         pool: Arc<Pool>,
         table: Arc<SheetTable>,
@@ -184,6 +186,7 @@ impl Store {
 struct Found {
     /// The highest version.
     last: u64,
-    /// Records of keys that have one already: annexd was killed between the entry of one and the removal of the other.
+    /// Records of keys that have one already: annexd was killed between the entry of one and the
+    /// removal of the other.
     doubles: Vec<(Place, Header)>,
 }

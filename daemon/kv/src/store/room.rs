@@ -1,18 +1,22 @@
-//! Room for what is to be written: within the limit, and in the pool. If there is none, keys go that the policy allows to go.
+//! Room for what is to be written: within the limit, and in the pool. If there is none, keys go
+//! that the policy allows to go.
 //!
-//! Over the limit single keys go, the least useful ones of a sample. When the pool itself has no more room that would free nothing: slots come back only by whole sheets.
-//! So then all keys go that lie in one sheet with such a key.
+//! Over the limit single keys go, the least useful ones of a sample. When the pool itself has no
+//! more room that would free nothing: slots come back only by whole sheets. So then all keys go
+//! that lie in one sheet with such a key.
 
 use super::super::turn;
 use super::*;
 
 /// Keys looked at before one is chosen, if there are as many. Whole shards are looked at.
 const SAMPLE: usize = 16;
-/// Keys that may go for one write. A write that needs more is refused, and the next one finds more room.
+/// Keys that may go for one write. A write that needs more is refused, and the next one finds more
+/// room.
 const AT_ONCE: usize = 10_000;
 /// Keys that go in one turn, at least.
 const IN_A_ROW: usize = 32;
-/// Sheets that are emptied at a time when the pool is full: one in so many, and at least and at most these; and how often for one write.
+/// Sheets that are emptied at a time when the pool is full: one in so many, and at least and at
+/// most these; and how often for one write.
 const SHEETS_PART: u64 = 64;
 const SHEETS_LEAST: u64 = 16;
 const SHEETS_MOST: u64 = 512;
@@ -58,7 +62,8 @@ impl Store {
         !is_full && self.evict_for(UNIT as u64)
     }
 
-    /// Has keys go until so many bytes more are within the limit. False: the policy allows not enough to go.
+    /// Has keys go until so many bytes more are within the limit. False: the policy allows not
+    /// enough to go.
     pub(super) fn evict_for(&self, bytes: u64) -> bool {
         self.evict_some(bytes, AT_ONCE) == Some(true)
     }
@@ -68,8 +73,8 @@ impl Store {
         self.evict_some(bytes, IN_A_ROW) == Some(true)
     }
 
-    /// Has at most so many keys go until so many bytes more are within the limit. False: more have to go. `None`: the
-    /// policy allows none.
+    /// Has at most so many keys go until so many bytes more are within the limit. False: more have
+    /// to go. `None`: the policy allows none.
     fn evict_some(&self, bytes: u64, most: usize) -> Option<bool> {
         let Settings { limit, policy, .. } = self.settings();
         let fits = || limit == 0 || self.used_bytes() + bytes <= limit;

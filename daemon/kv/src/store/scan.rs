@@ -8,7 +8,8 @@ use futures::future::try_join_all;
 const TOGETHER: usize = 64;
 
 impl Store {
-    /// About `count` keys from a cursor on, and the next cursor (0: that was all). A key that is there all the while is returned at least once.
+    /// About `count` keys from a cursor on, and the next cursor (0: that was all). A key that is
+    /// there all the while is returned at least once.
     pub async fn scan(&self, db: Db, cursor: u64, count: usize) -> Result<(u64, Vec<Bytes>), StoreError> {
         self.is_loaded()?;
         let mut found = Vec::new();

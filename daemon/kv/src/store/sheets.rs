@@ -1,6 +1,8 @@
-//! The sheet table: where each sheet of records lies in the pool, and where in it live records begin. A memfd, so that it outlives annexd.
+//! The sheet table: where each sheet of records lies in the pool, and where in it live records
+//! begin. A memfd, so that it outlives annexd.
 //!
-//! A *sheet* is 4 KiB of records under a number that stays while its bytes move from slot to slot. [`SEGMENT`] sheets are a *segment*.
+//! A *sheet* is 4 KiB of records under a number that stays while its bytes move from slot to slot.
+//! [`SEGMENT`] sheets are a *segment*.
 //!
 //! # Layout, version 1 (little-endian)
 //! ```text
@@ -14,10 +16,13 @@
 //! Sparse: 12 bytes per sheet in use, given back a segment at a time.
 //!
 //! # Order of updates
-//! A record counts if its bit is set, and of several records of one key the one with the highest version. When its bytes are on all replicas the sheet's slot is set, then
-//! the record's bit, then the bit of the record that it replaces is cleared. A record is removed by clearing its bit. Killed between any two of these, the picture
-//! is true: at worst an unacknowledged record counts, or two of one key do, of which the higher version holds. Slots that were being written are in no
-//! sheet; the pool finds that at the take-over, and lets them rest until nothing can arrive in them any more.
+//! A record counts if its bit is set, and of several records of one key the one with the highest
+//! version. When its bytes are on all replicas the sheet's slot is set, then the record's bit, then
+//! the bit of the record that it replaces is cleared. A record is removed by clearing its bit.
+//! Killed between any two of these, the picture is true: at worst an unacknowledged record counts,
+//! or two of one key do, of which the higher version holds. Slots that were being written are in no
+//! sheet; the pool finds that at the take-over, and lets them rest until nothing can arrive in them
+//! any more.
 
 use super::hash::HashKey;
 use super::record::UNIT;

@@ -1,5 +1,6 @@
-//! Slots of the pool that are ours and not used yet. Taking slots may wait for a donor, so a thread of its own does it, ahead of need. Repair leaves
-//! them alone until they are taken out to be written.
+//! Slots of the pool that are ours and not used yet. Taking slots may wait for a donor, so a thread
+//! of its own does it, ahead of need. Repair leaves them alone until they are taken out to be
+//! written.
 
 use annex_pool::{Pool, SlotRun};
 use annex_shared::ids::SlotIdx;
@@ -18,8 +19,8 @@ pub(super) const MOST_AHEAD: u64 = 4096;
 const STEP: usize = 512;
 /// The same when it has few.
 const SCARCE: usize = 16;
-/// How long the pool may take before it counts as full: while it knows of room, while it knows of none, and when it said
-/// before that there is none and nothing has changed since.
+/// How long the pool may take before it counts as full: while it knows of room, while it knows of
+/// none, and when it said before that there is none and nothing has changed since.
 const PATIENCE: Duration = Duration::from_secs(3);
 const LITTLE_PATIENCE: Duration = Duration::from_millis(250);
 const SHORT_PATIENCE: Duration = Duration::from_millis(30);
@@ -82,7 +83,8 @@ impl SlotReserve {
         self.changed.notify_waiters();
     }
 
-    /// Up to `slots`, as contiguous as can be. Those that nobody can write to now, since their donors are away, go back.
+    /// Up to `slots`, as contiguous as can be. Those that nobody can write to now, since their
+    /// donors are away, go back.
     pub fn take(&self, slots: u32, runs: &mut Vec<SlotRun>) -> u32 {
         let mut inner = self.inner.borrow_mut();
         let mut got = 0;
@@ -147,8 +149,9 @@ impl SlotReserve {
         }
     }
 
-    /// Nothing is left, and the pool had no more when it was asked last. Then it is asked again: the answer may be another one next time, and there may be
-    /// nobody else who asks. What it said before donors went or came does not count: the next answer is to be waited for.
+    /// Nothing is left, and the pool had no more when it was asked last. Then it is asked again:
+    /// the answer may be another one next time, and there may be nobody else who asks. What it said
+    /// before donors went or came does not count: the next answer is to be waited for.
     pub fn is_out(&self) -> bool {
         let mut inner = self.inner.borrow_mut();
         let had_none = inner.short && inner.slots == 0;
@@ -160,7 +163,8 @@ impl SlotReserve {
 }
 
 fn fetch(pool: &Pool, asked: &mpsc::Receiver<usize>, deliver: &UnboundedSender<Delivery>) {
-    // When the pool had nothing lately. It is asked for little at a time then, since it waits for donors when it has less than it is asked for.
+    // When the pool had nothing lately. It is asked for little at a time then, since it waits for
+    // donors when it has less than it is asked for.
     let mut scarce_at = None;
     while let Ok(mut wanted) = asked.recv() {
         let begun = Instant::now();

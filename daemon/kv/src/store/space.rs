@@ -1,7 +1,10 @@
-//! Which sheets and units are in use, and where the next record goes: appended, segment after segment.
+//! Which sheets and units are in use, and where the next record goes: appended, segment after
+//! segment.
 //!
-//! A record of up to half a sheet lies in one sheet; a larger one may go on in the sheets that follow by number. A sheet whose records are all gone gives its slot back at once; a
-//! segment without sheets in use is used anew. Sheets of which only a part is in use are emptied by the compaction.
+//! A record of up to half a sheet lies in one sheet; a larger one may go on in the sheets that
+//! follow by number. A sheet whose records are all gone gives its slot back at once; a segment
+//! without sheets in use is used anew. Sheets of which only a part is in use are emptied by the
+//! compaction.
 
 use super::sheets::{Place, SEGMENT, SEGMENTS, SheetIdx, UNITS};
 use std::collections::BTreeSet;
@@ -9,7 +12,8 @@ use std::collections::BTreeSet;
 /// Records of more units may cross the end of a sheet.
 const SPANNING: u32 = UNITS / 2;
 
-/// Sheets are counted by how many eighths of them are in use, rounded up: who looks for the emptiest need not look at all.
+/// Sheets are counted by how many eighths of them are in use, rounded up: who looks for the
+/// emptiest need not look at all.
 pub const FILLS: usize = 8;
 
 /// The sheets of one segment.
@@ -195,7 +199,8 @@ impl Space {
         self.segment(sheet.segment()).busy += 1;
     }
 
-    /// Ends what `hold` began. Tells the segment if nothing of it is in use any more; it may be used anew then.
+    /// Ends what `hold` began. Tells the segment if nothing of it is in use any more; it may be
+    /// used anew then.
     pub fn let_go(&mut self, sheet: SheetIdx) -> Option<u32> {
         let nth = sheet.segment();
         self.segment(nth).busy -= 1;
@@ -228,7 +233,8 @@ impl Space {
         self.next.is_some_and(|next| next.sheet == sheet)
     }
 
-    /// Adds sheets of one fill that nothing is added to, from the `first` segment on, until there are so many.
+    /// Adds sheets of one fill that nothing is added to, from the `first` segment on, until there
+    /// are so many.
     pub fn filled(&self, fill: usize, first: usize, most: usize, found: &mut Vec<SheetIdx>) {
         let count = self.segments.len();
         for nth in (0..count).filter(|_| self.fills[fill] > 0).map(|n| first.wrapping_add(n) % count) {
@@ -268,7 +274,8 @@ mod tests {
     use std::collections::BTreeMap;
 
     proptest! {
-        /// Against a plain set of units: no unit is given twice, and what is gone is found to be gone.
+        /// Against a plain set of units: no unit is given twice, and what is gone is found to be
+        /// gone.
         #[test]
         fn no_unit_belongs_to_two_records(steps in proptest::collection::vec((any::<bool>(), 1u32..300, any::<usize>()), 1..400)) {
             let mut space = Space::default();

@@ -1,7 +1,9 @@
-//! When a key was last used, or how often: 24 bits in its index entry. And who goes first when memory is short.
+//! When a key was last used, or how often: 24 bits in its index entry. And who goes first when
+//! memory is short.
 //!
-//! With an LFU policy: 16 bits of minutes and 8 bits of a counter that grows the more slowly the larger it is and is counted down for every minute without use.
-//! Otherwise: seconds. Whatever the policy was when a key was last used, the bits are read as the policy of now has them.
+//! With an LFU policy: 16 bits of minutes and 8 bits of a counter that grows the more slowly the
+//! larger it is and is counted down for every minute without use. Otherwise: seconds. Whatever the
+//! policy was when a key was last used, the bits are read as the policy of now has them.
 
 use super::UnixMs;
 use super::index::Entry;

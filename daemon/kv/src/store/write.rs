@@ -6,14 +6,16 @@ use super::*;
 use std::rc::Weak;
 use tokio::sync::oneshot;
 
-/// Who is told what became of a record, for tasks that have many under way and want none of them to cost a channel.
+/// Who is told what became of a record, for tasks that have many under way and want none of them to
+/// cost a channel.
 pub trait WriteListener {
     /// The record that was given this number is on all replicas and counts, or never will.
     fn hear(&self, number: u64, outcome: Result<(), StoreError>);
 }
 
 impl Store {
-    /// Writes the value; it is on all replicas when this returns. An expiry in the past makes the key be gone.
+    /// Writes the value; it is on all replicas when this returns. An expiry in the past makes the
+    /// key be gone.
     pub async fn write(&self, db: Db, key: &[u8], bytes: Bytes, expires: Option<UnixMs>) -> Result<(), StoreError> {
         self.write_as(db, key, Value { bytes, expires, encoding: Encoding::Plain }).await
     }
@@ -23,7 +25,8 @@ impl Store {
         self.write_and_tell(db, key, value, || ()).await
     }
 
-    /// As [`Store::write`]. `placed` is called, if it can be, as soon as the record is in the log: it counts before any that is appended later.
+    /// As [`Store::write`]. `placed` is called, if it can be, as soon as the record is in the log:
+    /// it counts before any that is appended later.
     pub async fn write_and_tell(&self, db: Db, key: &[u8], value: Value, placed: impl Fn()) -> Result<(), StoreError> {
         self.is_loaded()?;
         turn::pause().await;
@@ -55,8 +58,9 @@ impl Store {
         Ok(())
     }
 
-    /// Notes that Redis would keep this value, which is the key's, as one that was changed in place, though its bytes stay the same: who watches the key
-    /// is told nothing. A record that is too large for the log stays as it is.
+    /// Notes that Redis would keep this value, which is the key's, as one that was changed in
+    /// place, though its bytes stay the same: who watches the key is told nothing. A record that is
+    /// too large for the log stays as it is.
     pub async fn mark_raw(&self, db: Db, key: &[u8], value: Value) -> Result<(), StoreError> {
         let units = log::room((HEADER + key.len() + value.bytes.len()) as u32);
         if !log::takes(units) {
@@ -76,8 +80,10 @@ impl Store {
         over.await.unwrap_or(Err(StoreError::Unwritten(IoError::Lost)))
     }
 
-    /// Puts a value that never expires into the log, if nothing has to be waited for before: then `hears` is told under `number` what becomes of it, after
-    /// the next [`Store::forward`], which the caller sees to. False: nothing was done, and [`Store::write`] waits or tells what is wrong.
+    /// Puts a value that never expires into the log, if nothing has to be waited for before: then
+    /// `hears` is told under `number` what becomes of it, after the next [`Store::forward`], which
+    /// the caller sees to. False: nothing was done, and [`Store::write`] waits or tells what is
+    /// wrong.
     pub fn place(&self, db: Db, key: &[u8], bytes: &[u8], hears: &Weak<dyn WriteListener>, number: u64) -> bool {
         let units = log::room((HEADER + key.len() + bytes.len()) as u32);
         let is_busy = self.is_full() || self.0.held_up.get() || self.0.loading.get() || self.0.slot_reserve.is_out();
@@ -92,7 +98,8 @@ impl Store {
         true
     }
 
-    /// Where that is over at once, writes what waits, and tells whoever waits for it. Else as [`Store::forward_soon`].
+    /// Where that is over at once, writes what waits, and tells whoever waits for it. Else as
+    /// [`Store::forward_soon`].
     pub fn forward(&self) {
         if self.0.pool_io.is_instant() {
             self.step();
@@ -118,7 +125,8 @@ impl Store {
     pub(super) fn access_of_written(&self, db: Db, hash: KeyHash) -> u32 {
         let policy = self.settings().policy;
         let is_looked_up = policy.counts() || self.0.indexes.borrow()[at(self.0.table.database(db))].volatile() > 0;
-        // Where nobody counts how often, and no key's time can be over, what is there makes no difference.
+        // Where nobody counts how often, and no key's time can be over, what is there makes no
+        // difference.
         match is_looked_up.then(|| self.find(db, hash)).flatten() {
             Some(entry) => self.used(entry.access()),
             None => policy.fresh(about_now()),

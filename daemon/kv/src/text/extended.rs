@@ -1,11 +1,13 @@
 //! Numbers with a fraction, as INCRBYFLOAT adds them.
 //!
-//! Redis adds in the x87 format: a sign, 64 bits of mantissa, 15 of exponent, and writes the sum with 17 digits behind
-//! the point, less the zeros at the end. A decimal sum would be nicer (0.1 + 0.2 is exact there) but not the same: what
-//! comes out depends on the rounding in three places, and clients compare strings. So this is that format, in software:
-//! text to the nearest number, an exact sum to the nearest number, a number to text, all rounded half to even.
+//! Redis adds in the x87 format: a sign, 64 bits of mantissa, 15 of exponent, and writes the sum
+//! with 17 digits behind the point, less the zeros at the end. A decimal sum would be nicer (0.1 +
+//! 0.2 is exact there) but not the same: what comes out depends on the rounding in three places,
+//! and clients compare strings. So this is that format, in software: text to the nearest number, an
+//! exact sum to the nearest number, a number to text, all rounded half to even.
 //!
-//! Every step goes through an integer of at most about 16,500 bits, however large or small the exponents are.
+//! Every step goes through an integer of at most about 16,500 bits, however large or small the
+//! exponents are.
 
 use num_bigint::BigUint;
 use std::cmp::Ordering;
@@ -41,8 +43,9 @@ use Extended::{Finite, Infinite};
 impl Extended {
     pub const ZERO: Extended = Finite { negative: false, mantissa: 0, exponent: LOWEST };
 
-    /// What C's `strtold` reads: decimal or hexadecimal, with or without a fraction and an exponent, or an infinity.
-    /// `None`: it is something else, or not a number, or too large, or so small that nothing is left of it.
+    /// What C's `strtold` reads: decimal or hexadecimal, with or without a fraction and an
+    /// exponent, or an infinity. `None`: it is something else, or not a number, or too large, or so
+    /// small that nothing is left of it.
     pub fn parse(text: &[u8]) -> Option<Extended> {
         if text.len() >= LONGEST {
             return None;
@@ -156,7 +159,8 @@ impl Written {
             nearest(negative, self.digits * BigUint::from(10u8).pow(self.scale as u32), 0, false)
         } else {
             let divisor = BigUint::from(10u8).pow(-self.scale as u32);
-            // As many bits in front that the quotient has more than the mantissa; what is lost is told as `rest`.
+            // As many bits in front that the quotient has more than the mantissa; what is lost is
+            // told as `rest`.
             let lift = (divisor.bits() + PRECISION + 2).saturating_sub(self.digits.bits());
             let lifted = self.digits << lift;
             let quotient = &lifted / &divisor;
@@ -181,7 +185,8 @@ fn parse_exponent(text: &[u8]) -> Option<i64> {
     Some(sign * digits.iter().fold(0, |value, digit| (value * 10 + i64::from(digit - b'0')).min(most)))
 }
 
-/// The number nearest to `value * 2^exponent`, where `value` may be a little more than it says (`rest`).
+/// The number nearest to `value * 2^exponent`, where `value` may be a little more than it says
+/// (`rest`).
 fn nearest(negative: bool, value: BigUint, exponent: i64, rest: bool) -> Extended {
     if value == BigUint::ZERO {
         return Finite { negative, mantissa: 0, exponent: LOWEST };
@@ -205,7 +210,8 @@ fn nearest(negative: bool, value: BigUint, exponent: i64, rest: bool) -> Extende
     }
 }
 
-/// `value / 2^times`, rounded half to even, where `value` may be a little more than it says (`rest`).
+/// `value / 2^times`, rounded half to even, where `value` may be a little more than it says
+/// (`rest`).
 fn halved(value: BigUint, times: u64, rest: bool) -> BigUint {
     if times > value.bits() {
         return BigUint::ZERO;

@@ -1,5 +1,5 @@
-//! Integers of 1 to 64 bits anywhere in a string, as BITFIELD keeps them: highest bit first, negative ones as two's
-//! complement.
+//! Integers of 1 to 64 bits anywhere in a string, as BITFIELD keeps them: highest bit first,
+//! negative ones as two's complement.
 
 use super::bits;
 use super::integer;
@@ -60,7 +60,8 @@ impl Kind {
         }
     }
 
-    /// What a SET means by its argument: an unsigned kind takes a negative one for the large number with the same bits.
+    /// What a SET means by its argument: an unsigned kind takes a negative one for the large number
+    /// with the same bits.
     pub fn meant(self, argument: i64) -> i128 {
         if self.signed { i128::from(argument) } else { i128::from(argument as u64) }
     }

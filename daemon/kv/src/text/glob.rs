@@ -1,11 +1,13 @@
-//! Patterns of KEYS and SCAN: `*`, `?`, `[abc]`, `[^a-z]` and `\` before a character that means itself.
+//! Patterns of KEYS and SCAN: `*`, `?`, `[abc]`, `[^a-z]` and `\` before a character that means
+//! itself.
 //!
-//! The language is the one that Redis' matcher takes, with its corners: a class that is never closed ends with the
-//! pattern; a range works in either direction and compares bytes as signed; nothing but the empty pattern matches an
-//! empty key. A pattern with more than a thousand separate stars matches nothing that needs them all.
+//! The language is the one that Redis' matcher takes, with its corners: a class that is never
+//! closed ends with the pattern; a range works in either direction and compares bytes as signed;
+//! nothing but the empty pattern matches an empty key. A pattern with more than a thousand separate
+//! stars matches nothing that needs them all.
 //!
-//! Only the last star that was passed is ever tried again (an earlier one could not find more), so that the time is
-//! bounded by the product of both lengths.
+//! Only the last star that was passed is ever tried again (an earlier one could not find more), so
+//! that the time is bounded by the product of both lengths.
 
 const MOST_STARS: usize = 1000;
 
@@ -14,7 +16,8 @@ pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
         return pattern.is_empty();
     }
     let (mut at, mut seen, mut stars) = (0, 0, 0);
-    // Where the pattern goes on behind the last star, and how much of the text that star has left of it.
+    // Where the pattern goes on behind the last star, and how much of the text that star has left
+    // of it.
     let mut retry: Option<(usize, usize)> = None;
     while seen < text.len() {
         if pattern.get(at) == Some(&b'*') {

@@ -1,7 +1,7 @@
 //! Integers as the protocol writes them.
 //!
-//! There is one way to write each number: a value that INCR accepts is the value that INCR would have written. So no
-//! plus sign, no leading zero, no space, no minus zero.
+//! There is one way to write each number: a value that INCR accepts is the value that INCR would
+//! have written. So no plus sign, no leading zero, no space, no minus zero.
 
 /// The number that is written there; `None` if it is none, or is beyond 64 bits.
 pub fn parse(text: &[u8]) -> Option<i64> {
@@ -22,8 +22,8 @@ pub fn parse(text: &[u8]) -> Option<i64> {
     })
 }
 
-/// A cursor of SCAN: unsigned, and lenient as C's `strtoul` is (a sign is allowed, nothing at all is 0, a zero byte
-/// ends it).
+/// A cursor of SCAN: unsigned, and lenient as C's `strtoul` is (a sign is allowed, nothing at all
+/// is 0, a zero byte ends it).
 pub fn parse_cursor(text: &[u8]) -> Option<u64> {
     let text = text.split(|byte| *byte == 0).next()?;
     let (negative, digits) = match text {

@@ -1,7 +1,8 @@
 //! The longest common subsequence of two strings, and where its runs lie in them.
 //!
-//! The usual table of lengths, but only its last two rows are kept, and of every cell one bit: which way back from it.
-//! So the table needs a thirty-second part of the memory that the limit is reckoned in.
+//! The usual table of lengths, but only its last two rows are kept, and of every cell one bit:
+//! which way back from it. So the table needs a thirty-second part of the memory that the limit is
+//! reckoned in.
 
 /// Bytes of the table that a caller may ask for, reckoned as Redis does: four for each cell.
 const MOST_TABLE: u64 = 512 << 20;
@@ -65,7 +66,8 @@ impl Ups {
     }
 }
 
-/// Goes through the table row by row and tells of each cell whether the one above is greater than the one to the left.
+/// Goes through the table row by row and tells of each cell whether the one above is greater than
+/// the one to the left.
 fn fill(a: &[u8], b: &[u8], mut tell: impl FnMut(usize, usize, bool)) -> u32 {
     let (mut above, mut row) = (vec![0u32; b.len() + 1], vec![0u32; b.len() + 1]);
     for (i, x) in a.iter().enumerate() {

@@ -1,5 +1,5 @@
-//! What commands do with bytes, apart from fetching and keeping them: pure functions, without a store, a clock or a
-//! client.
+//! What commands do with bytes, apart from fetching and keeping them: pure functions, without a
+//! store, a clock or a client.
 //!
 //! - [`integer`]: which byte strings are numbers, and which are not;
 //! - [`extended`]: numbers with a fraction, as INCRBYFLOAT adds them;

@@ -9,8 +9,8 @@ pub fn within(start: i64, end: i64, len: u64) -> Option<(u64, u64)> {
     (start <= end).then_some((start, end))
 }
 
-/// A range whose ends both count from the end and are in the wrong order: GETRANGE and BITCOUNT find nothing in it,
-/// even where both ends lie before the beginning.
+/// A range whose ends both count from the end and are in the wrong order: GETRANGE and BITCOUNT
+/// find nothing in it, even where both ends lie before the beginning.
 pub fn is_reversed(start: i64, end: i64) -> bool {
     start < 0 && end < 0 && start > end
 }

@@ -14,7 +14,8 @@ pub(super) struct Comm {
     /// See [`gate`].
     pub gate: AtomicU32,
     pub left: AtomicU32,
-    /// How often the bell was rung, on which the stub sleeps, and which of these rings is over, on which annexd does.
+    /// How often the bell was rung, on which the stub sleeps, and which of these rings is over, on
+    /// which annexd does.
     pub rung: AtomicU32,
     pub over: AtomicU32,
     /// Whether annexd is to be woken when this ring is over.
@@ -46,8 +47,9 @@ const _: () = {
     assert!(size_of::<Call>() == 64);
 };
 
-// rbx = the comm page, r12 = calls left of this ring, r13 = the next, r14 = the ring's number, r15 = whether it is answered. Never touches a stack. Whatever wakes it (a stop
-// does), it looks whether it was rung for.
+// rbx = the comm page, r12 = calls left of this ring, r13 = the next, r14 = the ring's number, r15
+// = whether it is answered. Never touches a stack. Whatever wakes it (a stop does), it looks
+// whether it was rung for.
 std::arch::global_asm!(
     ".pushsection .rodata",
     ".balign 16",

@@ -1,4 +1,5 @@
-//! Stubs that were there before this annexd, or that another process has put there: found by their traces, adopted or ended.
+//! Stubs that were there before this annexd, or that another process has put there: found by their
+//! traces, adopted or ended.
 
 use super::{Comm, Gate, HUGE, NAME, STAGING, Stub, StubError, VERSION, system};
 use crate::mm::Mark;
@@ -22,8 +23,9 @@ pub fn end(pid: i32, mark: Mark) {
 }
 
 impl Stub {
-    /// The stub that the annexd before had around this userfaultfd, if it lives and does as ours do. What it has open tells which it is:
-    /// the process that it was put into may have ended since.
+    /// The stub that the annexd before had around this userfaultfd, if it lives and does as ours
+    /// do. What it has open tells which it is: the process that it was put into may have ended
+    /// since.
     pub fn adopt(traces: &StubTraces, uffd: &Uffd) -> Option<Stub> {
         let stub = Stub::found(traces)?;
         let same = process::same_file((traces.pid, traces.fds[1]), (std::process::id() as i32, uffd.as_raw_fd()));
@@ -60,7 +62,8 @@ impl Stub {
             releasing: false,
             failed_releases: 0,
         };
-        // Another annexd may have said what is to be done, and have ended before it rang: it is done now.
+        // Another annexd may have said what is to be done, and have ended before it rang: it is
+        // done now.
         stub.gate.ring();
         Some(stub)
     }
@@ -70,7 +73,8 @@ impl Stub {
         traces.mark().was_left_by(app)
     }
 
-    /// Waits until it has done all that another annexd rang for. False: it has not, and can't be relied on.
+    /// Waits until it has done all that another annexd rang for. False: it has not, and can't be
+    /// relied on.
     pub fn come_to_rest(&mut self, limit: Duration) -> bool {
         self.wait(limit).is_ok()
     }

@@ -1,9 +1,9 @@
 //! Where the stub's memory is put in a program's address space: far from all that the program has.
 //!
-//! Whatever the kernel would choose may be a hole that the program has made in its own mappings. It may map
-//! memory there again (MAP_FIXED) without asking anybody: then pages on their way out lie in the program's
-//! memory. So the stub's memory lies in the middle of the largest gap, where no program maps anything
-//! but by an address that it has made up.
+//! Whatever the kernel would choose may be a hole that the program has made in its own mappings. It
+//! may map memory there again (MAP_FIXED) without asking anybody: then pages on their way out lie
+//! in the program's memory. So the stub's memory lies in the middle of the largest gap, where no
+//! program maps anything but by an address that it has made up.
 
 use super::HUGE;
 use crate::process::{self, Mapping};

@@ -1,12 +1,17 @@
-//! The gate between a stub's calls: whoever is about to read an address space's messages shuts it, and no call begins until it is open again. And the doorbell.
+//! The gate between a stub's calls: whoever is about to read an address space's messages shuts it,
+//! and no call begins until it is open again. And the doorbell.
 //!
-//! One word of the shared page. The stub sets [`MOVING`] before each call, if neither of the other bits is set, and takes it back after it. Who shuts the gate
-//! sets [`SHUT`] and waits for the call that is under way, a few microseconds. The stub meanwhile spins, for a moment only: it may have the very CPU that whoever
-//! has shut the gate needs. Then it gives the rest of its calls up ([`ENDED`]), and so it does when it is told to.
+//! One word of the shared page. The stub sets [`MOVING`] before each call, if neither of the other
+//! bits is set, and takes it back after it. Who shuts the gate sets [`SHUT`] and waits for the call
+//! that is under way, a few microseconds. The stub meanwhile spins, for a moment only: it may have
+//! the very CPU that whoever has shut the gate needs. Then it gives the rest of its calls up
+//! ([`ENDED`]), and so it does when it is told to.
 //!
-//! Calls may be rung for a few at a time. Only an idle stub may be rung for, for it reads what to do once it has heard the bell: the stub notes which ring is over.
+//! Calls may be rung for a few at a time. Only an idle stub may be rung for, for it reads what to
+//! do once it has heard the bell: the stub notes which ring is over.
 //!
-//! Bell and answer are words of the page, on which the other side sleeps (a futex), and no descriptors: of those the program has a copy, and could make whoever uses them wait.
+//! Bell and answer are words of the page, on which the other side sleeps (a futex), and no
+//! descriptors: of those the program has a copy, and could make whoever uses them wait.
 
 use super::code::{Call, Comm};
 use annex_shared::futex;
@@ -41,7 +46,8 @@ impl Gate {
     }
 
     fn comm(&self) -> &Comm {
-        // SAFETY: the mapping is as large and as aligned as `Comm` and lives as long as `self`; only its atomic words are looked at through the reference.
+        // SAFETY: the mapping is as large and as aligned as `Comm` and lives as long as `self`;
+        // only its atomic words are looked at through the reference.
         unsafe { &*self.comm.as_ptr().cast::<Comm>() }
     }
 
@@ -60,7 +66,8 @@ impl Gate {
         self.comm().left.load(Ordering::SeqCst)
     }
 
-    /// Lets no call begin, and waits for the one that is under way. False: that takes longer than `limit`, and the gate is as it was.
+    /// Lets no call begin, and waits for the one that is under way. False: that takes longer than
+    /// `limit`, and the gate is as it was.
     pub fn shut(&self, limit: Duration) -> bool {
         if self.word().fetch_or(SHUT, Ordering::SeqCst) & MOVING == 0 {
             return true;
@@ -97,13 +104,15 @@ impl Gate {
         self.comm().over.load(Ordering::SeqCst) == self.comm().rung.load(Ordering::SeqCst)
     }
 
-    /// Whether the stub is idle and no call that is prepared will be made any more. It stays so, since nobody rings for calls that will not be made.
+    /// Whether the stub is idle and no call that is prepared will be made any more. It stays so,
+    /// since nobody rings for calls that will not be made.
     pub fn is_finished(&self) -> bool {
         // In this order: a ring that ends may be the one that found the gate shut for too long.
         (self.left() == 0 || self.is_ended()) && self.is_idle()
     }
 
-    /// Sleeps until what was rung for is over, for `limit` at most. It may come back sooner, and what is not answered is looked at every [`LOOK`].
+    /// Sleeps until what was rung for is over, for `limit` at most. It may come back sooner, and
+    /// what is not answered is looked at every [`LOOK`].
     pub fn await_end(&self, limit: Duration) {
         let comm = self.comm();
         let over = comm.over.load(Ordering::SeqCst);
@@ -113,8 +122,9 @@ impl Gate {
         }
     }
 
-    /// Says which of the calls that are prepared an idle stub is to make next, and whether it is to answer. From here on it is not idle, and may begin; one thread at a time may do
-    /// this, and then [`ring`](Self::ring).
+    /// Says which of the calls that are prepared an idle stub is to make next, and whether it is to
+    /// answer. From here on it is not idle, and may begin; one thread at a time may do this, and
+    /// then [`ring`](Self::ring).
     pub fn prepare_ring(&self, first: usize, calls: usize, answers: bool) {
         let comm = self.comm();
         comm.first.store(first as u32, Ordering::SeqCst);
@@ -127,10 +137,12 @@ impl Gate {
         futex::wake(&self.comm().rung);
     }
 
-    /// What the call that was prepared there answered, if it was made. With the gate shut, or once the stub is idle.
+    /// What the call that was prepared there answered, if it was made. With the gate shut, or once
+    /// the stub is idle.
     pub fn answer(&self, nth: usize) -> Option<i64> {
         assert!(nth < super::MAX_MOVES);
-        // SAFETY: in bounds of the mapping; the stub writes it before it takes `MOVING` back, and not again.
+        // SAFETY: in bounds of the mapping; the stub writes it before it takes `MOVING` back, and
+        // not again.
         let call: Call = unsafe { (&raw const (*self.comm.as_ptr().cast::<Comm>()).calls[nth]).read_volatile() };
         Some(call.result).filter(|result| *result != UNMADE)
     }

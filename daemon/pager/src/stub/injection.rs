@@ -1,4 +1,5 @@
-//! Putting a stub into an app: a thread of the app clones it, and it makes all else by itself while the app runs on. And taking it out again.
+//! Putting a stub into an app: a thread of the app clones it, and it makes all else by itself while
+//! the app runs on. And taking it out again.
 
 use super::code::{self, Comm};
 use super::gap;
@@ -43,8 +44,8 @@ pub struct Injected {
     pub beside: Beside,
 }
 
-/// Stops a thread of `pid`, has it clone the stub, lets it go, and sets the stub up. Must be called on a
-/// thread that does nothing else with ptrace meanwhile.
+/// Stops a thread of `pid`, has it clone the stub, lets it go, and sets the stub up. Must be called
+/// on a thread that does nothing else with ptrace meanwhile.
 pub fn inject(pid: i32, suspend_seccomp: bool, seed: Seed<'_>) -> Result<Injected, StubError> {
     let is_init = process::number_in_own_namespace(pid) == Some(1);
     // Looked for while the app runs: it may take long.
@@ -80,10 +81,11 @@ pub fn inject(pid: i32, suspend_seccomp: bool, seed: Seed<'_>) -> Result<Injecte
 /// Has the borrowed thread make a process in its address space. Returns it, the PID it has in the
 /// thread's namespace, and a page of memory there to write into.
 ///
-/// The program must not have it for a child: a wait for any child would meet it. So the thread makes a
-/// process between, which makes the stub and ends, and the thread collects that one. The stub is then the
-/// child of whoever adopts orphans. If that is the borrowed process itself, the stub is its child from the
-/// start, without a signal to send at its end: a plain wait then passes it over.
+/// The program must not have it for a child: a wait for any child would meet it. So the thread
+/// makes a process between, which makes the stub and ends, and the thread collects that one. The
+/// stub is then the child of whoever adopts orphans. If that is the borrowed process itself, the
+/// stub is its child from the start, without a signal to send at its end: a plain wait then passes
+/// it over.
 fn clone_stub(
     thread: &mut Tracee,
     beside: &mut Beside,
@@ -128,7 +130,8 @@ fn collect_own(between: Tracee, there: i32, thread: &mut Tracee) {
     let _ = thread.syscall(libc::SYS_wait4, [there as u64, 0, libc::__WALL as u64, 0, 0, 0]);
 }
 
-/// `clone` in the thread, though the program's user may have no more processes: for that moment it may.
+/// `clone` in the thread, though the program's user may have no more processes: for that moment it
+/// may.
 fn clone_unlimited(thread: &mut Tracee, beside: &mut Beside, pid: i32) -> Result<(Tracee, i32), TraceError> {
     let first = thread.clone_process(beside);
     if !first.as_ref().is_err_and(|e| e.errno() == Some(libc::EAGAIN)) {
@@ -192,8 +195,8 @@ fn furnish(
     advise(child, staging_map.0, staging_map.1, libc::MADV_NOHUGEPAGE)?;
     child.call("munmap", libc::SYS_munmap, [scratch, 4096, 0, 0, 0, 0])?;
 
-    // Its neighbours stay inaccessible. So staging stays a mapping of its own when it is unregistered for a
-    // moment, and needs no new one to be registered again.
+    // Its neighbours stay inaccessible. So staging stays a mapping of its own when it is
+    // unregistered for a moment, and needs no new one to be registered again.
     let staging = staging_map.0.next_multiple_of(HUGE);
     child.call("mprotect", libc::SYS_mprotect, [staging, STAGING, READ_WRITE as u64, 0, 0, 0])?;
     let stub = Stub {
@@ -215,8 +218,8 @@ fn furnish(
     Ok(stub)
 }
 
-/// A page to write into, with room above it for all that the stub will have. The program may have mapped
-/// something where the gap was: then it lies further up.
+/// A page to write into, with room above it for all that the stub will have. The program may have
+/// mapped something where the gap was: then it lies further up.
 fn map_scratch(child: &mut Tracee, block: u64) -> Result<u64, TraceError> {
     let mut nth = 0;
     loop {
@@ -261,7 +264,8 @@ fn pass(child: &mut Tracee, pidfd: &OwnedFd, scratch: u64, fds: [BorrowedFd<'_>;
     sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(b"x")], &rights, MsgFlags::empty(), None)
         .map_err(|e| system("pass descriptors to the stub")(e.into()))?;
 
-    // struct msghdr, one iovec, one byte of data and the control buffer, at known offsets of the scratch page.
+    // struct msghdr, one iovec, one byte of data and the control buffer, at known offsets of the
+    // scratch page.
     let (iovec, data, control) = (scratch + 64, scratch + 80, scratch + 96);
     let header: [u64; 7] = [0, 0, iovec, 1, control, 64, 0];
     let bytes: Vec<u8> = header.iter().chain(&[0, data, 1]).flat_map(|w| w.to_le_bytes()).collect();

@@ -1,9 +1,12 @@
-//! The stub: a small process in the app's address space that makes the few system calls which only work from there.
+//! The stub: a small process in the app's address space that makes the few system calls which only
+//! work from there.
 //!
-//! It is cloned by the app's own (briefly stopped) thread with `CLONE_VM`, gets an empty descriptor table of its own, and then runs a
-//! loop of four dozen instructions ([`code`]): wait for the bell, make N raw system calls from a shared page, each if the [`gate`] is open, answer. It has no
-//! stack, no signal handlers, every signal blocked, and its code page is never writable: the code is poked in through
-//! ptrace. What lies in the app's address space for it, all of it invisible to fork children (`MADV_DONTFORK`):
+//! It is cloned by the app's own (briefly stopped) thread with `CLONE_VM`, gets an empty descriptor
+//! table of its own, and then runs a loop of four dozen instructions ([`code`]): wait for the bell,
+//! make N raw system calls from a shared page, each if the [`gate`] is open, answer. It has no
+//! stack, no signal handlers, every signal blocked, and its code page is never writable: the code
+//! is poked in through ptrace. What lies in the app's address space for it, all of it invisible to
+//! fork children (`MADV_DONTFORK`):
 //!
 //! | mapping | protection | use |
 //! | --- | --- | --- |
@@ -47,10 +50,12 @@ use std::time::{Duration, Instant};
 
 /// Bytes of staging. 2 MiB-aligned so that a transparent huge page can be moved whole.
 pub const STAGING: u64 = 8 << 20;
-/// Pages of it that the spans of one batch may cover. Batches follow each other there, so that it need not be emptied after each: that takes the program's CPU for as long as it takes
-/// to free the pages, and interrupts.
+/// Pages of it that the spans of one batch may cover. Batches follow each other there, so that it
+/// need not be emptied after each: that takes the program's CPU for as long as it takes to free the
+/// pages, and interrupts.
 pub const STAGING_PART: u64 = STAGING / PAGE_SIZE as u64 / 2;
-/// Pages in it from which on it is emptied after a batch: a quarter of a megabyte beyond the program's limit, and 50 us in which no fault of the program's CPU is served.
+/// Pages in it from which on it is emptied after a batch: a quarter of a megabyte beyond the
+/// program's limit, and 50 us in which no fault of the program's CPU is served.
 const MOST_HELD: u64 = 64;
 /// Calls that empty it.
 const RELEASE: usize = 4;
@@ -73,7 +78,8 @@ const LONGEST_LOOK: Duration = Duration::from_millis(10);
 pub const MAX_MOVES: usize = super::table::INTENT_RANGES;
 
 const HUGE: u64 = 2 << 20;
-/// Clock ticks of CPU (3 s) after which a MOVE, which takes milliseconds, will not come to an end any more.
+/// Clock ticks of CPU (3 s) after which a MOVE, which takes milliseconds, will not come to an end
+/// any more.
 const ENDLESS: u64 = 300;
 
 impl StubTraces {
@@ -157,7 +163,8 @@ pub struct Stub {
     comm_at: u64,
     staging_map: (u64, u64),
     staging: u64,
-    /// Pages from the start of staging that may have something in them, and how many of them have at most.
+    /// Pages from the start of staging that may have something in them, and how many of them have
+    /// at most.
     used: u64,
     held: u64,
     /// Staging is being emptied.
@@ -166,7 +173,8 @@ pub struct Stub {
     failed_releases: u32,
 }
 
-// SAFETY: the mapping is shared memory addressed through atomics and volatile accesses; nothing is tied to a thread.
+// SAFETY: the mapping is shared memory addressed through atomics and volatile accesses; nothing is
+// tied to a thread.
 unsafe impl Send for Stub {}
 
 impl Stub {
@@ -197,7 +205,8 @@ impl Stub {
         Mark { at: self.comm_at, inode: self.inode }
     }
 
-    /// Something that did not come by a MOVE is in staging: all of it is to be emptied before anything moves there.
+    /// Something that did not come by a MOVE is in staging: all of it is to be emptied before
+    /// anything moves there.
     pub fn is_soiled(&mut self) {
         self.used = STAGING / PAGE_SIZE as u64;
     }
@@ -287,7 +296,8 @@ impl Stub {
         self.gate.clone()
     }
 
-    /// The next empty part of staging, in pages from its start, for so many that hold so many at most: no more than [`STAGING_PART`]. It is used from here on.
+    /// The next empty part of staging, in pages from its start, for so many that hold so many at
+    /// most: no more than [`STAGING_PART`]. It is used from here on.
     pub fn take_part(&mut self, covered: u64, pages: usize) -> u64 {
         // A huge page is moved whole to where one can be only.
         let huge = HUGE / PAGE_SIZE as u64;
@@ -302,8 +312,9 @@ impl Stub {
         self.held >= MOST_HELD || self.used > STAGING_PART
     }
 
-    /// Makes ready to move each `(source, length)` into staging, one after the other from page `at` on; holes in a source stay holes. Nothing moves before
-    /// [`Stub::make_moves`]; from here on the gate is in use.
+    /// Makes ready to move each `(source, length)` into staging, one after the other from page `at`
+    /// on; holes in a source stay holes. Nothing moves before [`Stub::make_moves`]; from here on
+    /// the gate is in use.
     pub fn prepare_moves(&mut self, ranges: &[(u64, u64)], at: u64) {
         let mut dst = self.staging + at * PAGE_SIZE as u64;
         for (i, (src, len)) in ranges.iter().enumerate() {
@@ -317,9 +328,11 @@ impl Stub {
         self.gate.reset(ranges.len() as u32);
     }
 
-    /// Has the first `count` moves made that were prepared, and waits until they are, or are given up: the gate tells which were made, and what stopped
-    /// them. Where something did, only staging itself tells how much of a range arrived. The kernel's count does not: Linux 6.18's `move_pages` goes on after an
-    /// inner EAGAIN (the app touched the page just then) with the old error, so that it moves the page, or a run of them, without counting it, tries again and
+    /// Has the first `count` moves made that were prepared, and waits until they are, or are given
+    /// up: the gate tells which were made, and what stopped them. Where something did, only staging
+    /// itself tells how much of a range arrived. The kernel's count does not: Linux 6.18's
+    /// `move_pages` goes on after an inner EAGAIN (the app touched the page just then) with the old
+    /// error, so that it moves the page, or a run of them, without counting it, tries again and
     /// answers EEXIST.
     pub fn make_moves(&mut self, count: usize) -> Result<(), CallError> {
         self.ring(count);
@@ -327,7 +340,8 @@ impl Stub {
         self.await_moves()
     }
 
-    /// Waits until the moves that were prepared are made, or given up. Others ring for them, and `hurry` is asked to if that takes long, less and less often: it needs the space's lock.
+    /// Waits until the moves that were prepared are made, or given up. Others ring for them, and
+    /// `hurry` is asked to if that takes long, less and less often: it needs the space's lock.
     pub fn await_chunks(&mut self, mut hurry: impl FnMut() -> Hurry) -> Result<(), CallError> {
         let (mut watch, mut patience) = (Overdue::watch(), CHUNKS);
         while !self.gate.is_finished() {
@@ -361,7 +375,8 @@ impl Stub {
         }
     }
 
-    /// Ends a stub that is in an endless call; to be asked as long as it does not come to an end with what it was rung for.
+    /// Ends a stub that is in an endless call; to be asked as long as it does not come to an end
+    /// with what it was rung for.
     fn look_whether_overdue(&self, watch: &mut Overdue) {
         let seconds = watch.began.elapsed().as_secs();
         if seconds == watch.seconds {
@@ -386,12 +401,15 @@ impl Stub {
         );
     }
 
-    /// Makes ready to drop what lies in staging. Whoever rings the bell need not wait: the next [`Stub::wait`] sees to the end of it.
-    /// Staging is unregistered meanwhile: else the stub would have to wait until its REMOVE event is read, and nobody could install a
-    /// page as long. And it is unlocked: a program that locks its memory (mlockall) locks staging too, which is not emptied then.
+    /// Makes ready to drop what lies in staging. Whoever rings the bell need not wait: the next
+    /// [`Stub::wait`] sees to the end of it. Staging is unregistered meanwhile: else the stub would
+    /// have to wait until its REMOVE event is read, and nobody could install a page as long. And it
+    /// is unlocked: a program that locks its memory (mlockall) locks staging too, which is not
+    /// emptied then.
     pub fn prepare_release(&mut self) -> Gate {
         let slot = self.move_slot(0);
-        // SAFETY: the slot is in bounds and large enough, and the stub does not look at it before the doorbell.
+        // SAFETY: the slot is in bounds and large enough, and the stub does not look at it before
+        // the doorbell.
         unsafe { slot.cast::<RegisterArg>().write_volatile(RegisterArg::missing(self.staging, STAGING)) };
         let ioctl = |request| (libc::SYS_ioctl, [self.fds_there[1] as u64, request, self.there(slot), 0, 0, 0]);
         let used = self.used * PAGE_SIZE as u64;
@@ -417,7 +435,8 @@ impl Stub {
             self.failed_releases = 0;
             return Ok(());
         }
-        // What is still in there would be taken for the next batch, and nothing moves to where nothing is registered.
+        // What is still in there would be taken for the next batch, and nothing moves to where
+        // nothing is registered.
         self.failed_releases += 1;
         if self.failed_releases < RELEASES {
             self.is_soiled();
@@ -443,10 +462,13 @@ impl Stub {
         self.wait(limit).is_ok() && (0..mappings.len()).all(|nth| self.gate.answer(nth) == Some(0))
     }
 
-    /// Has these pages become the program's own, which a fork left shared: it populates them for writing, which changes no byte.
+    /// Has these pages become the program's own, which a fork left shared: it populates them for
+    /// writing, which changes no byte.
     ///
-    /// A pinning read gives the program copies too, but ones that the kernel takes for clean. Should a child that shares such a copy after another fork give it away
-    /// (MADV_FREE), and end, the kernel may drop it (MADV_PAGEOUT, memory pressure), and the parent finds zeros: seen on Linux 6.18.
+    /// A pinning read gives the program copies too, but ones that the kernel takes for clean.
+    /// Should a child that shares such a copy after another fork give it away (MADV_FREE), and end,
+    /// the kernel may drop it (MADV_PAGEOUT, memory pressure), and the parent finds zeros: seen on
+    /// Linux 6.18.
     pub fn populate(&mut self, pages: &[PageIdx], limit: Duration) -> Result<(), CallError> {
         self.wait(limit)?;
         let runs: Vec<&[PageIdx]> = pages.chunk_by(|page, next| page.plus(1) == *next).collect();
@@ -471,8 +493,9 @@ impl Stub {
         self.wait(limit)
     }
 
-    /// Reads staged pages; `runs` are (offset in staging, bytes), in the order of `into`. Through the stub, which is fast, or through what is
-    /// open of its address space if it has been killed: its PID may be somebody else's then.
+    /// Reads staged pages; `runs` are (offset in staging, bytes), in the order of `into`. Through
+    /// the stub, which is fast, or through what is open of its address space if it has been killed:
+    /// its PID may be somebody else's then.
     pub fn read_staging(&self, mm: &Mm, runs: &[(u64, u64)], into: &mut [u8]) -> io::Result<()> {
         if self.read_through(self.pid, runs, into).is_ok() && self.is_alive() {
             return Ok(());
@@ -505,9 +528,11 @@ impl Stub {
         Ok(())
     }
 
-    /// Ends the stub and takes everything of it out of the address space that a process, which lives, has.
+    /// Ends the stub and takes everything of it out of the address space that a process, which
+    /// lives, has.
     pub fn remove(self, process: i32, uffd: &Uffd) {
-        // Unregistered first: the unmapping would otherwise send an event to us and wait for ourselves.
+        // Unregistered first: the unmapping would otherwise send an event to us and wait for
+        // ourselves.
         let _ = uffd.unregister(self.staging, STAGING);
         self.kill();
         let mut fds = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];
@@ -520,7 +545,8 @@ impl Stub {
         self.releasing || !self.gate.is_idle()
     }
 
-    /// Kills the stub of an address space that is dead or abandoned (exec), so that its memory can go.
+    /// Kills the stub of an address space that is dead or abandoned (exec), so that its memory can
+    /// go.
     pub fn kill(&self) {
         let _ = process::pidfd_kill(self.pidfd.as_fd(), libc::SIGKILL);
     }

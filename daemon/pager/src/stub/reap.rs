@@ -12,9 +12,9 @@ const ENDING: Duration = Duration::from_secs(2);
 const COLLECTING: Duration = Duration::from_millis(50);
 const LOOK: Duration = Duration::from_millis(1);
 
-/// Unmaps what `stub` left in the address space of process `pid`, if that is still the stub's: when the
-/// process has called exec since, the same addresses are another program's. Then sees that the dead stub
-/// is collected. Best effort: the app may be gone.
+/// Unmaps what `stub` left in the address space of process `pid`, if that is still the stub's: when
+/// the process has called exec since, the same addresses are another program's. Then sees that the
+/// dead stub is collected. Best effort: the app may be gone.
 pub fn reap(pid: i32, suspend_seccomp: bool, stub: i32, mappings: &[(u64, u64)]) {
     let is_its_child = Stat::read(stub).is_some_and(|stat| stat.parent == pid);
     if is_its_child {
@@ -45,7 +45,8 @@ pub fn reap(pid: i32, suspend_seccomp: bool, stub: i32, mappings: &[(u64, u64)])
 /// What is to be done in the program itself.
 fn tidy(pid: i32, suspend_seccomp: bool, stub: i32, mappings: &[(u64, u64)]) -> Result<(), tracee::TraceError> {
     let (mut thread, mut beside) = tracee::borrow(pid, suspend_seccomp)?;
-    // Looked at while the thread is held: were another one calling exec, this one would be ended by that.
+    // Looked at while the thread is held: were another one calling exec, this one would be ended by
+    // that.
     let there = Lookup::open(thread.tid());
     let is_ours = |at: u64| {
         let found = there.as_ref().ok().and_then(|there| there.at(at).ok()).flatten();

@@ -25,7 +25,8 @@ pub(super) fn start(gate: &Gate) {
     text[..code().len()].copy_from_slice(code());
     let text = Box::leak(Box::new(text.make_exec().expect("executable memory")));
     let (entry, comm) = (text.as_ptr().addr(), Box::leak(Box::new(gate.clone())).comm.as_ptr().addr());
-    // SAFETY: the stub's loop, with the register it wants; it uses no stack, and all that it touches outlives it.
+    // SAFETY: the stub's loop, with the register it wants; it uses no stack, and all that it
+    // touches outlives it.
     std::thread::spawn(move || unsafe {
         std::arch::asm!("mov rbx, {comm}", "jmp {entry}", comm = in(reg) comm, entry = in(reg) entry, options(noreturn));
     });

@@ -5,10 +5,12 @@
 //! 8200         512 x {page u64, slot u32, slot before u32, place in staging (pages) u32, settled u32}
 //! ```
 //!
-//! - *Moving*: the stub may have moved any of the pages. A page that is in staging was moved; its record may still be the old one, unless the page is *settled*: then
-//!   its record has been put right since its move was over, and may have changed in any way after that.
-//! - *Moved*: the records name the slots, and the bytes are in staging. A page whose bytes go to another slot than noted first gets the new
-//!   one noted before its record changes; the slot before is kept beside it, for whoever inherited that.
+//! - *Moving*: the stub may have moved any of the pages. A page that is in staging was moved; its
+//!   record may still be the old one, unless the page is *settled*: then its record has been put
+//!   right since its move was over, and may have changed in any way after that.
+//! - *Moved*: the records name the slots, and the bytes are in staging. A page whose bytes go to
+//!   another slot than noted first gets the new one noted before its record changes; the slot
+//!   before is kept beside it, for whoever inherited that.
 //!
 //! The slots were reserved by this eviction, so no record outside it names one of them.
 
@@ -49,7 +51,8 @@ impl Intent {
     pub fn slots(&self) -> std::collections::HashMap<SlotIdx, usize> {
         let mut slots: std::collections::HashMap<_, _> =
             self.victims.iter().enumerate().map(|(i, v)| (v.slot, i)).collect();
-        // A slot that was given up may have become another page's; if not, somebody may still know it by its first owner.
+        // A slot that was given up may have become another page's; if not, somebody may still know
+        // it by its first owner.
         for (i, victim) in self.victims.iter().enumerate() {
             slots.entry(victim.before).or_insert(i);
         }

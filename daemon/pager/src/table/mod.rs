@@ -1,6 +1,7 @@
 //! The page table of one address space: where each of its pages is.
 //!
-//! It lies in a memfd, so that it outlives this process. All numbers little-endian, offsets in bytes:
+//! It lies in a memfd, so that it outlives this process. All numbers little-endian, offsets in
+//! bytes:
 //!
 //! ```text
 //! 0            header      magic "annexpgt" (8), version u32 = 5, chunks u32 (high-water mark),
@@ -20,7 +21,8 @@
 //! then         undo        2^29 x {offset / 4 u32, word before u32}, see `undo`
 //! ```
 //!
-//! The file is sparse: only what is used takes memory. A record is a 2-bit kind and 30 bits of slot:
+//! The file is sparse: only what is used takes memory. A record is a 2-bit kind and 30 bits of
+//! slot:
 //!
 //! | kind | payload | meaning |
 //! | --- | --- | --- |
@@ -30,18 +32,22 @@
 //! | 1 | slot | *evicted*: its bytes are in the slot and nowhere else |
 //! | 2 | slot | *clean*: resident, and unless written since, the slot has the same bytes |
 //!
-//! The policy nibble of a resident page is its heat, of an evicted one the clock lap it left in (see `policy`).
+//! The policy nibble of a resident page is its heat, of an evicted one the clock lap it left in
+//! (see `policy`).
 //!
 //! # A kill between any two instructions
-//! - A record that names a slot holds one reference to it. The counts are recounted from the records at a take-over, so only the records
-//!   must be right.
-//! - What a message changes is one transaction (`undo`): its successor sees all of it or none, and with it whether the message still has to be applied.
-//! - An install is noted before the COPY and the note taken back after the record: the pages in the note that are still *evicted* may be there
-//!   already, and a second COPY's EEXIST says so.
+//! - A record that names a slot holds one reference to it. The counts are recounted from the
+//!   records at a take-over, so only the records must be right.
+//! - What a message changes is one transaction (`undo`): its successor sees all of it or none, and
+//!   with it whether the message still has to be applied.
+//! - An install is noted before the COPY and the note taken back after the record: the pages in the
+//!   note that are still *evicted* may be there already, and a second COPY's EEXIST says so.
 //! - An eviction is noted with every page and its slot before the first MOVE (`intent`).
 //!
-//! Version 3 did not say which pages of an intent are settled: none was before all were. Version 2 knew no origin of doubts in its window: it is taken over where the window is empty, as it is but for moments, and refused otherwise. Version 1 had no
-//! undo log, no window and another intent, and nobody to take it over from.
+//! Version 3 did not say which pages of an intent are settled: none was before all were. Version 2
+//! knew no origin of doubts in its window: it is taken over where the window is empty, as it is but
+//! for moments, and refused otherwise. Version 1 had no undo log, no window and another intent, and
+//! nobody to take it over from.
 
 mod intent;
 mod notes;
@@ -200,7 +206,8 @@ pub struct Table {
     /// Keeps the memory reachable for a successor, who gets the descriptor.
     memfd: OwnedFd,
     map: MmapRaw,
-    /// Chunks given back, for use again. Recomputable: chunks below the mark that the directory does not name.
+    /// Chunks given back, for use again. Recomputable: chunks below the mark that the directory
+    /// does not name.
     free: Vec<u32>,
     /// Directory entries in use, for walks. Recomputable from the directory.
     used: std::collections::BTreeSet<u32>,
@@ -226,7 +233,8 @@ impl Table {
         Ok(Table { memfd, map, free: Vec::new(), used: Default::default(), evicted: 0, logging: false })
     }
 
-    /// The table of an annexd that is gone. A transaction that it left open is undone: its message is to be applied again.
+    /// The table of an annexd that is gone. A transaction that it left open is undone: its message
+    /// is to be applied again.
     pub fn open(memfd: OwnedFd) -> Result<Table, TableError> {
         let len = nix::sys::stat::fstat(&memfd).map_err(io::Error::from)?.st_size;
         if len < 4096 {
@@ -274,7 +282,8 @@ impl Table {
         Ok(())
     }
 
-    /// Directory entries that name a chunk. Skips what was never touched, which in a sparse file is nearly everything.
+    /// Directory entries that name a chunk. Skips what was never touched, which in a sparse file is
+    /// nearly everything.
     fn directory_entries(&self) -> Vec<u32> {
         let (mut at, end) = (DIRECTORY as i64, CHUNKS as i64);
         let mut found = Vec::new();
@@ -410,13 +419,15 @@ impl Table {
 
     pub fn policy(&self, page: PageIdx) -> u8 {
         match self.chunk_of(page) {
-            // SAFETY: in bounds of the mapping by construction; policy is only touched under the address space's lock.
+            // SAFETY: in bounds of the mapping by construction; policy is only touched under the
+            // address space's lock.
             Some(chunk) => unsafe { self.at(policy_at(chunk, page)).read() >> nibble_of(page) & 0xf },
             None => 0,
         }
     }
 
-    /// Sets the policy nibble (of `value`, the low 4 bits); without effect on a page whose neighbourhood has no records.
+    /// Sets the policy nibble (of `value`, the low 4 bits); without effect on a page whose
+    /// neighbourhood has no records.
     pub fn set_policy(&mut self, page: PageIdx, value: u8) {
         if let Some(chunk) = self.chunk_of(page) {
             let (at, shift) = (self.at(policy_at(chunk, page)), nibble_of(page));
@@ -448,7 +459,8 @@ impl Table {
         (PageIdx(0), PageIdx((DIRECTORY_ENTRIES * CHUNK_PAGES) as u64))
     }
 
-    /// Clears every record from `start` up to `end` (their slots go to `released`); chunks that are covered whole are given back.
+    /// Clears every record from `start` up to `end` (their slots go to `released`); chunks that are
+    /// covered whole are given back.
     pub fn clear(&mut self, start: PageIdx, end: PageIdx, mut released: impl FnMut(SlotIdx)) {
         if start >= end {
             return;

@@ -1,4 +1,5 @@
-//! What a successor must know of work under way that no record shows: installs, forks, suspects, the window.
+//! What a successor must know of work under way that no record shows: installs, forks, suspects,
+//! the window.
 
 use super::{
     CHANGES, FORKING, INHERITED, INSTALL, PageIdx, SUSPECT_RANGES, SUSPECTS, Table, WINDOW, WINDOW_ROOM, WINDOW_WORDS,
@@ -15,7 +16,8 @@ impl Table {
         self.write(INSTALL + 8, 0);
     }
 
-    /// Pages whose install was under way when their annexd ended: those that are evicted by their records may be there.
+    /// Pages whose install was under way when their annexd ended: those that are evicted by their
+    /// records may be there.
     pub fn half_installed(&self) -> impl Iterator<Item = PageIdx> + use<> {
         let first = self.read_u64(INSTALL);
         let pages = u64::from(self.read(INSTALL + 8));
@@ -47,7 +49,8 @@ impl Table {
         self.read_u64(CHANGES)
     }
 
-    /// Notes the suspects (see `space`), as ranges of first page and length. False: more than there is room for.
+    /// Notes the suspects (see `space`), as ranges of first page and length. False: more than there
+    /// is room for.
     pub fn note_suspects(&self, ranges: &[(PageIdx, u32)]) -> bool {
         self.write(SUSPECTS, 0);
         for (i, (first, pages)) in ranges.iter().take(SUSPECT_RANGES).enumerate() {
@@ -66,7 +69,8 @@ impl Table {
         })
     }
 
-    /// Numbers the change that is being applied; part of its transaction, so that it has the same number when it is applied again.
+    /// Numbers the change that is being applied; part of its transaction, so that it has the same
+    /// number when it is applied again.
     pub fn count_change(&self) -> u64 {
         let number = self.read_u64(CHANGES) + 1;
         self.write_u64(CHANGES, number);

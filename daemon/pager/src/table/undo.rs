@@ -1,10 +1,12 @@
 //! What a message changes, all or nothing.
 //!
-//! While a transaction is open, each word of the table that is overwritten goes to the undo log first. The word `progress` holds both the log's
-//! length and how many messages of the journal are applied, so that one store ends the transaction *and* takes its message off the
-//! list. A successor that finds entries writes them back, newest first, and applies the message again.
+//! While a transaction is open, each word of the table that is overwritten goes to the undo log
+//! first. The word `progress` holds both the log's length and how many messages of the journal are
+//! applied, so that one store ends the transaction *and* takes its message off the list. A
+//! successor that finds entries writes them back, newest first, and applies the message again.
 //!
-//! Order: the entry, then the log's length, then the word itself. Slots that a transaction lets go of are released after its end.
+//! Order: the entry, then the log's length, then the word itself. Slots that a transaction lets go
+//! of are released after its end.
 
 use super::{INTENT_PAGES, JOURNAL, JOURNAL_MESSAGES, Message, PROGRESS, Table, TableError, UNDO};
 use nix::fcntl::{FallocateFlags, fallocate};

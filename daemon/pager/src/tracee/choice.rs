@@ -1,9 +1,10 @@
 //! Which thread of a process is borrowed: one that stops soon.
 //!
-//! The main thread is asked first. One that has ended can't be stopped, and one in an uninterruptible
-//! call (waiting for its vfork child, or for a disk) can't be stopped yet. So a thread that does not stop
-//! within a short time stays asked, and the next one is asked beside it. The first that stops is taken.
-//! The others are let go as soon as they stop, or by the kernel when the tracing thread ends.
+//! The main thread is asked first. One that has ended can't be stopped, and one in an
+//! uninterruptible call (waiting for its vfork child, or for a disk) can't be stopped yet. So a
+//! thread that does not stop within a short time stays asked, and the next one is asked beside it.
+//! The first that stops is taken. The others are let go as soon as they stop, or by the kernel when
+//! the tracing thread ends.
 
 use super::{PTRACE_EVENT_STOP, TraceError, Tracee, find_syscall, interrupt_new, ptrace};
 use crate::process::{self, Stat};
@@ -156,7 +157,8 @@ impl Borrowing {
     }
 }
 
-/// The living threads of a process that are not asked yet: those that are likely to stop come first.
+/// The living threads of a process that are not asked yet: those that are likely to stop come
+/// first.
 fn candidates(pid: i32, asked: &[i32]) -> Vec<i32> {
     let mut found: Vec<(bool, bool, i32)> = process::threads(pid)
         .into_iter()

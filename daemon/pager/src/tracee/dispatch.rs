@@ -24,7 +24,8 @@ impl Dispatch {
     pub fn suspend(tid: i32) -> Result<Option<Dispatch>, TraceError> {
         let mut found = Dispatch::default();
         let (size, at) = (size_of::<Dispatch>(), &raw mut found as usize);
-        // Kernels before 6.4 don't know the request; there such a program can't be attached unharmed.
+        // Kernels before 6.4 don't know the request; there such a program can't be attached
+        // unharmed.
         let asked = ptrace(PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG, tid, size, at);
         if asked.is_err() || found.mode == OFF {
             return Ok(None);

@@ -1,13 +1,14 @@
 //! System calls that a stop would make fail with EINTR.
 //!
-//! Most calls say to the kernel how they are to be restarted when no signal handler ran (ERESTARTSYS
-//! and its kin, in rax at the stop). The calls here say EINTR at once, though no signal came: the
-//! program would see a failure that annex caused. Rax is then set to ERESTARTNOHAND, which means: a
-//! handler that runs now makes the call fail with EINTR, else the call is made again.
+//! Most calls say to the kernel how they are to be restarted when no signal handler ran
+//! (ERESTARTSYS and its kin, in rax at the stop). The calls here say EINTR at once, though no
+//! signal came: the program would see a failure that annex caused. Rax is then set to
+//! ERESTARTNOHAND, which means: a handler that runs now makes the call fail with EINTR, else the
+//! call is made again.
 //!
 //! EINTR from one of these calls means that it had no effect: a call that transferred something, or
-//! submitted an entry, says so instead. The one cost: a relative timeout starts anew, because only the
-//! kernel knows how much of it was over.
+//! submitted an entry, says so instead. The one cost: a relative timeout starts anew, because only
+//! the kernel knows how much of it was over.
 
 const EINTR: u64 = -(libc::EINTR as i64) as u64;
 const ERESTARTNOHAND: u64 = -514_i64 as u64;
@@ -91,8 +92,8 @@ fn can_be_made_again(regs: &libc::user_regs_struct) -> bool {
 
 #[cfg(test)]
 mod tests {
-    //! Each call waits in a process of its own for what does not come, or comes late. It is disturbed meanwhile, and must
-    //! answer what it answers to a program that nobody disturbs.
+    //! Each call waits in a process of its own for what does not come, or comes late. It is
+    //! disturbed meanwhile, and must answer what it answers to a program that nobody disturbs.
 
     use crate::tracee::tests::disturb;
     use nix::errno::Errno;
@@ -176,7 +177,8 @@ mod tests {
         assert!(wrong.is_empty(), "{wrong:#?}");
     }
 
-    /// What came instead of the right answer. A machine on which it was over before it could be disturbed gets further tries.
+    /// What came instead of the right answer. A machine on which it was over before it could be
+    /// disturbed gets further tries.
     fn tried(wait: &Wait) -> Option<String> {
         for _ in 0..10 {
             let mut child = Command::new(std::env::current_exe().unwrap())

@@ -1,8 +1,8 @@
 //! Restartable sequences (rseq(2)).
 //!
-//! A thread that is stopped inside a restartable sequence must start it anew. The kernel would see to
-//! that when the thread goes on. But the thread goes to our system call first, and the kernel takes
-//! that for the sequence's end. So it is sent to the sequence's abort address by us.
+//! A thread that is stopped inside a restartable sequence must start it anew. The kernel would see
+//! to that when the thread goes on. But the thread goes to our system call first, and the kernel
+//! takes that for the sequence's end. So it is sent to the sequence's abort address by us.
 
 use crate::process;
 

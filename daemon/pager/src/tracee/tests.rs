@@ -69,7 +69,8 @@ pub(super) fn disturb(pid: i32) -> Result<i32, TraceError> {
     .expect("the tracer does not panic")
 }
 
-/// Its vdso is elsewhere after every exec. A thread that was sent to where it was before got one SIGSEGV after another.
+/// Its vdso is elsewhere after every exec. A thread that was sent to where it was before got one
+/// SIGSEGV after another.
 #[test]
 fn a_process_that_calls_exec_all_the_time_is_stopped_and_makes_calls() {
     let dir = tempfile::tempdir().unwrap();

@@ -58,8 +58,8 @@ fn reading_never_waits_whatever_others_make_of_the_descriptor() {
     reading_never_waits(&context(FEATURES));
 }
 
-/// The kernel does not read the context of a fork's child without waiting, but for its flag. One such
-/// descriptor had all others read by their flags alone.
+/// The kernel does not read the context of a fork's child without waiting, but for its flag. One
+/// such descriptor had all others read by their flags alone.
 #[test]
 fn nor_does_reading_the_context_of_a_forks_child_and_its_parents_afterwards() {
     let uffd = context(FEATURES | feature::EVENT_FORK);
@@ -141,7 +141,8 @@ fn a_page_that_a_stopped_move_took_along_is_found_in_staging() {
             turn.store(round, SeqCst);
             spin(round % 89);
             let mut arg = MoveArg { dst, src, len: PAGE as u64, mode: MOVE_DONTWAKE | MOVE_SOURCE_HOLES, moved: 0 };
-            // SAFETY: `arg` is the struct this ioctl takes; both ranges are mappings of ours that nothing is borrowed from.
+            // SAFETY: `arg` is the struct this ioctl takes; both ranges are mappings of ours that
+            // nothing is borrowed from.
             let stopped = Errno::result(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_MOVE, &mut arg) }).err();
             while done.load(SeqCst) != round {
                 std::thread::yield_now();

@@ -1,7 +1,9 @@
-//! What a worker brings from the pool: pages that are asked for and come later, and those that are there at once.
+//! What a worker brings from the pool: pages that are asked for and come later, and those that are
+//! there at once.
 //!
-//! A page that comes alone from a donor on this host is read and installed without letting go of the space's lock: a copy of 4 KiB takes less time than a read under
-//! way is work. All else is asked for, and whoever has the lock meanwhile finds that nothing has changed yet.
+//! A page that comes alone from a donor on this host is read and installed without letting go of
+//! the space's lock: a copy of 4 KiB takes less time than a read under way is work. All else is
+//! asked for, and whoever has the lock meanwhile finds that nothing has changed yet.
 
 use super::super::fault::{Fault, Why};
 use super::super::fetch::{Fetch, Stretch};
@@ -33,8 +35,8 @@ impl Worker {
         ahead.map(|pending| pending.fault = Some(fault)).is_some()
     }
 
-    /// Asks the pool for what a fault brings: what is waited for first, the rest if there is room. Called under the
-    /// space's lock: from here on the lane holds references to the slots.
+    /// Asks the pool for what a fault brings: what is waited for first, the rest if there is room.
+    /// Called under the space's lock: from here on the lane holds references to the slots.
     pub(super) fn fetch(&mut self, space: &Arc<Space>, fault: Fault, fetch: &Fetch) {
         self.read(space, fault, fetch.asked);
         for stretch in fetch.apart() {
@@ -83,7 +85,8 @@ impl Worker {
         posted
     }
 
-    /// Installs a page that is to come alone from memory of this host: that takes less time than to ask for it and to come back. False: it is to be asked for.
+    /// Installs a page that is to come alone from memory of this host: that takes less time than to
+    /// ask for it and to come back. False: it is to be asked for.
     pub(super) fn install_at_once(&mut self, space: &Space, core: &mut Hold<'_>, fault: Fault, fetch: &Fetch) -> bool {
         let Some(page) = fetch.alone() else { return false };
         let why = fault.why();
@@ -124,7 +127,8 @@ impl Worker {
 
     pub(super) fn install(&mut self, pending: Pending, buf: Buf) {
         let Pending { space, stretch, fault } = &pending;
-        // What nobody waits for is dropped rather than that somebody waits for it, or the app is above its limit.
+        // What nobody waits for is dropped rather than that somebody waits for it, or the app is
+        // above its limit.
         if space.is_dead() || (fault.is_none() && space.app.room() == 0) {
             self.lane.free(buf);
             return;

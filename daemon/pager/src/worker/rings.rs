@@ -1,7 +1,10 @@
-//! Questions that threads put at the rings of their regions ([`ring`](super::super::ring)), served as faults are.
+//! Questions that threads put at the rings of their regions ([`ring`](super::super::ring)), served
+//! as faults are.
 //!
-//! A worker that polls a ring looks there for [`ROUND`] at a time, and then at its epoll set; after [`QUIET`] without a question it sleeps, and leaves word that the bell
-//! is to be rung. While it polls it is a thread like any other, which gives way between its rounds: it must not keep the evictor, or a program, off its CPU.
+//! A worker that polls a ring looks there for [`ROUND`] at a time, and then at its epoll set; after
+//! [`QUIET`] without a question it sleeps, and leaves word that the bell is to be rung. While it
+//! polls it is a thread like any other, which gives way between its rounds: it must not keep the
+//! evictor, or a program, off its CPU.
 
 use super::super::affinity;
 use super::super::fault::Fault;
@@ -15,7 +18,8 @@ use std::time::{Duration, Instant};
 pub(super) const BELL: u64 = 1 << 62;
 const ROUND: Duration = Duration::from_micros(5);
 const QUIET: Duration = Duration::from_millis(1);
-/// Rounds in which something was found, one after the other, until the worker looks at its epoll set all the same.
+/// Rounds in which something was found, one after the other, until the worker looks at its epoll
+/// set all the same.
 pub(super) const MOST_FOUND: u32 = 8;
 
 /// A space whose ring is polled.
@@ -89,7 +93,8 @@ impl Worker {
         self.serve_ring(&space);
     }
 
-    /// Takes what is asked and serves it. Changes that are unread are read only if they stand in the way.
+    /// Takes what is asked and serves it. Changes that are unread are read only if they stand in
+    /// the way.
     fn serve_ring(&mut self, space: &Arc<Space>) {
         let Some(ring) = space.uffd.ring() else { return };
         let mut faults = std::mem::take(&mut self.faults);

@@ -1,5 +1,6 @@
-//! Before whom a fault worker gets its CPU: the worker says what is due to it by what it does, and the thread that looks where faults come from has all of them be
-//! *patient* while they need not fight for their CPUs ([`contention`](super::super::contention)).
+//! Before whom a fault worker gets its CPU: the worker says what is due to it by what it does, and
+//! the thread that looks where faults come from has all of them be *patient* while they need not
+//! fight for their CPUs ([`contention`](super::super::contention)).
 
 use super::super::contention::{Contention, Waits};
 use annex_host::priority::Precedence;

@@ -1,4 +1,5 @@
-//! Donors that are not there: connections that end, operations that get no answer, and time in which this process did not run itself.
+//! Donors that are not there: connections that end, operations that get no answer, and time in
+//! which this process did not run itself.
 
 use super::members::MAX_STRIKES;
 use super::{Action, Book, DonorEntry};
@@ -20,8 +21,8 @@ impl Book {
         self.forget_plans(donor);
     }
 
-    /// Operations on it take far too long, and nothing comes from it. Its agent is asked; if that is silent as well, nothing waits for this donor
-    /// until it is heard again.
+    /// Operations on it take far too long, and nothing comes from it. Its agent is asked; if that
+    /// is silent as well, nothing waits for this donor until it is heard again.
     pub fn late(&mut self, donor: DonorId, now: Instant) {
         let entry = self.donors.entry(donor).or_default();
         if entry.up && !entry.silent && entry.asked_at.is_none() {
@@ -60,8 +61,9 @@ impl Book {
         }
     }
 
-    /// An operation had all its time and got no answer: nothing waits for this donor until it is heard again. A replica to which that happens
-    /// twice without its being live in between is lost: the agent may answer here and its memory not.
+    /// An operation had all its time and got no answer: nothing waits for this donor until it is
+    /// heard again. A replica to which that happens twice without its being live in between is
+    /// lost: the agent may answer here and its memory not.
     pub fn hung(&mut self, donor: DonorId, now: Instant) {
         self.silent(donor, now);
         self.strike(donor, MAX_STRIKES / 2);
@@ -69,7 +71,8 @@ impl Book {
         self.tick(now);
     }
 
-    /// This process, or the whole machine, did not run for a while. A donor could not have been heard in that time: absences are counted anew.
+    /// This process, or the whole machine, did not run for a while. A donor could not have been
+    /// heard in that time: absences are counted anew.
     pub fn stood_still(&mut self, now: Instant) {
         self.ran_since = Some(now);
         for (id, donor) in self.donors.iter_mut().filter(|(_, d)| !d.closing) {

@@ -1,16 +1,19 @@
 //! The spill file: when it is used, and when it is left.
 //!
-//! With two replicas and more, one in the file stands in for a donor's that can't be had, and takes part in every write as that would. It goes as soon as enough
-//! donors have the extent.
+//! With two replicas and more, one in the file stands in for a donor's that can't be had, and takes
+//! part in every write as that would. It goes as soon as enough donors have the extent.
 //!
-//! With a single replica every extent that has pages also has a *backup* there. It is *trailing*: no write waits for the disk, and the
-//! filler copies what was written meanwhile. When no donor's replica is there to take writes, or the one that does must leave and no donor takes its place, the backup is
-//! *joining*: written from then on, filled, and live. When a donor has the extent again it follows as before. If there is a deadline, a donor takes the place
-//! when its slab is there, not when it is asked for one.
+//! With a single replica every extent that has pages also has a *backup* there. It is *trailing*:
+//! no write waits for the disk, and the filler copies what was written meanwhile. When no donor's
+//! replica is there to take writes, or the one that does must leave and no donor takes its place,
+//! the backup is *joining*: written from then on, filled, and live. When a donor has the extent
+//! again it follows as before. If there is a deadline, a donor takes the place when its slab is
+//! there, not when it is asked for one.
 
 use super::*;
 
-/// How long the spill file may be out of reach before what lies there counts as lost. Disks try for long before they give up, and nobody else has the bytes.
+/// How long the spill file may be out of reach before what lies there counts as lost. Disks try for
+/// long before they give up, and nobody else has the bytes.
 const SPILL_LOST_AFTER: Duration = Duration::from_secs(120);
 
 impl Rules {
@@ -81,7 +84,8 @@ impl Book {
         self.state_for(extent, member.is_some_and(|m| m.is_last_tier), now)
     }
 
-    /// Backups follow when there is someone to follow, and take the writes themselves when there is not.
+    /// Backups follow when there is someone to follow, and take the writes themselves when there is
+    /// not.
     pub(super) fn turn_backups(&mut self, now: Instant) {
         if !self.has_backups() {
             return;
@@ -89,7 +93,8 @@ impl Book {
         let backup = |(extent, members): (&ExtentId, &Vec<Member>)| {
             let place = members.iter().position(|m| m.is_last_tier && m.placed.state.is_there())?;
             let state = match members[place].placed.state {
-                // Only when every write under way knows of the one that leads: the backup's part in them counts no more.
+                // Only when every write under way knows of the one that leads: the backup's part in
+                // them counts no more.
                 ReplicaState::Live | ReplicaState::Joining if self.leads(*extent, |m| m.is_settled(now)) => {
                     ReplicaState::Trailing
                 }

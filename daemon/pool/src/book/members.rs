@@ -1,24 +1,29 @@
 //! The life of a replica, as the book sees it.
 //!
-//! - Live until its donor is out of reach, or a lane could not write to it: then *away*. Lost at once if its donor says that the lease is gone.
-//! - Away until its donor is heard again: then *joining*, with what it missed still to be copied. Its donor may come back under a new
-//!   incarnation if the agent vouches that the bytes came through. Lost if that takes longer than `lost_after`, or if it fails again and again; if no replica
-//!   is live, longer than `last_copy_lost_after`.
+//! - Live until its donor is out of reach, or a lane could not write to it: then *away*. Lost at
+//!   once if its donor says that the lease is gone.
+//! - Away until its donor is heard again: then *joining*, with what it missed still to be copied.
+//!   Its donor may come back under a new incarnation if the agent vouches that the bytes came
+//!   through. Lost if that takes longer than `lost_after`, or if it fails again and again; if no
+//!   replica is live, longer than `last_copy_lost_after`.
 //! - Joining until the repair thread has copied what it lacks: then live.
 //! - Trailing: a backup (`last_tier`). Away and back like any other.
-//! - *Leaving* is a mark on any of them: another replica takes its place as soon as that one is live. If there is a deadline, the donor's first word after it
-//!   decides: the replica is lost if the donor has taken its slab back, and stays if the donor has not, since it wants it back no longer (a drain was
-//!   ended, say, which nobody is told).
+//! - *Leaving* is a mark on any of them: another replica takes its place as soon as that one is
+//!   live. If there is a deadline, the donor's first word after it decides: the replica is lost if
+//!   the donor has taken its slab back, and stays if the donor has not, since it wants it back no
+//!   longer (a drain was ended, say, which nobody is told).
 
 use super::*;
 
 /// What failed a write is tried again after this, doubled each time.
 const REJOIN_AFTER: Duration = Duration::from_millis(250);
-/// A replica that was away so often without having been live in between is lost, if another one is live.
+/// A replica that was away so often without having been live in between is lost, if another one is
+/// live.
 pub(super) const MAX_STRIKES: u8 = 6;
 /// A replica that was live for this long has taken part in every write under way.
 const SETTLED_AFTER: Duration = Duration::from_secs(1);
-/// An extent without a live replica is left so for this long before a joining one is made live as it is. Joining ones fill each other meanwhile.
+/// An extent without a live replica is left so for this long before a joining one is made live as
+/// it is. Joining ones fill each other meanwhile.
 const PROMOTE_AFTER: Duration = Duration::from_secs(10);
 
 /// A place of an extent.
@@ -215,7 +220,8 @@ impl Book {
         self.extents.get(&extent).into_iter().flatten().any(|m| m.placed.state == ReplicaState::Live)
     }
 
-    /// When nobody live is left and nobody away can come back, what a joining replica lacks and no other one has is gone for good, and the rest is worth having.
+    /// When nobody live is left and nobody away can come back, what a joining replica lacks and no
+    /// other one has is gone for good, and the rest is worth having.
     fn promote(&mut self, now: Instant) {
         let stuck = |members: &Vec<Member>| {
             let has = |state| members.iter().any(|m| m.placed.state == state);
@@ -239,7 +245,8 @@ impl Book {
         self.forsake(extent, place);
     }
 
-    /// The replica is lost: its extent is degraded, and its slab goes back if somebody is there to take it.
+    /// The replica is lost: its extent is degraded, and its slab goes back if somebody is there to
+    /// take it.
     fn forsake(&mut self, extent: ExtentId, place: u8) {
         let Some(member) = self.member(extent, place) else { return };
         member.placed.state = ReplicaState::Lost;
@@ -248,9 +255,10 @@ impl Book {
         self.weigh(extent);
     }
 
-    /// Replicas that are leaving may go when there are enough without them, and for long enough: a write that was under
-    /// way when a new one joined may still turn that one back. The donors of those must be there, and have said since
-    /// that they hold the slab: a lease may have run out and nobody heard.
+    /// Replicas that are leaving may go when there are enough without them, and for long enough: a
+    /// write that was under way when a new one joined may still turn that one back. The donors of
+    /// those must be there, and have said since that they hold the slab: a lease may have run out
+    /// and nobody heard.
     fn let_go(&mut self, extent: ExtentId, now: Instant) {
         let Some(members) = self.extents.get(&extent) else { return };
         let donor = |m: &Member| self.donors.get(&m.placed.donor);
@@ -278,7 +286,8 @@ impl Book {
         }
     }
 
-    /// What [`Action::Rejoin`] led to: one that was to follow is joining, if there is nobody live to follow.
+    /// What [`Action::Rejoin`] led to: one that was to follow is joining, if there is nobody live
+    /// to follow.
     pub fn rejoined(&mut self, extent: ExtentId, place: u8, state: ReplicaState, now: Instant) {
         let Some(member) = self.member(extent, place).filter(|m| m.placed.state.is_filled()) else { return };
         if member.placed.state != state {
@@ -287,7 +296,8 @@ impl Book {
         }
     }
 
-    /// What [`Action::Vacate`] led to: it is gone, or it is away since it turned out that too few others are live.
+    /// What [`Action::Vacate`] led to: it is gone, or it is away since it turned out that too few
+    /// others are live.
     pub fn vacated(&mut self, extent: ExtentId, place: u8, is_gone: bool, now: Instant) {
         let Some(member) = self.member(extent, place).filter(|m| m.placed.state.is_kept()) else { return };
         let placed = member.placed;
@@ -308,7 +318,8 @@ impl Book {
         }
     }
 
-    /// Whether the extent is whole: as many live replicas on donors as configured, none of which has a deadline. With one in the spill file it is next to that.
+    /// Whether the extent is whole: as many live replicas on donors as configured, none of which
+    /// has a deadline. With one in the spill file it is next to that.
     pub(super) fn weigh(&mut self, extent: ExtentId) {
         let Some(members) = self.extents.get(&extent) else { return };
         let counts = |m: &&Member| {

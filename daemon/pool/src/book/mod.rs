@@ -1,22 +1,30 @@
-//! The coordinator's book: which donors are there, which slabs are leased, which extents they make up, and what to do about it. Pure: what
-//! happened and the time go in, [`Action`]s come out. The coordinator carries them out and tells the outcome.
+//! The coordinator's book: which donors are there, which slabs are leased, which extents they make
+//! up, and what to do about it. Pure: what happened and the time go in, [`Action`]s come out. The
+//! coordinator carries them out and tells the outcome.
 //!
 //! # The life of an extent
-//! A *plan* names R donors. Each is asked for one slab; slabs that come in lie on the donor's *stock* until every donor of some plan has one,
-//! then the extent is published. A donor that refuses ends the plans it is in; stock that no plan wants goes back after a while. An empty
-//! extent beyond the spare one goes back after it was idle for a while; a degraded one as soon as it is empty.
+//! A *plan* names R donors. Each is asked for one slab; slabs that come in lie on the donor's
+//! *stock* until every donor of some plan has one, then the extent is published. A donor that
+//! refuses ends the plans it is in; stock that no plan wants goes back after a while. An empty
+//! extent beyond the spare one goes back after it was idle for a while; a degraded one as soon as
+//! it is empty.
 //!
-//! While fewer than R donors are there and lend, though as many are known, a plan names those that do. Such an extent is degraded from the first. It is
-//! planned only for pages that somebody asks for now, and is repaired like any other when donors are back.
+//! While fewer than R donors are there and lend, though as many are known, a plan names those that
+//! do. Such an extent is degraded from the first. It is planned only for pages that somebody asks
+//! for now, and is repaired like any other when donors are back.
 //!
 //! # The life of a replica
-//! `members` tells it: live, away, joining, lost; `absence` what makes a donor away. `repair` decides where to put another one when there are too few, when a donor wants its slabs
-//! back, or when donors are filled unevenly: a *join* names one donor for one extent, and is carried out when its slab is there.
+//! `members` tells it: live, away, joining, lost; `absence` what makes a donor away. `repair`
+//! decides where to put another one when there are too few, when a donor wants its slabs back, or
+//! when donors are filled unevenly: a *join* names one donor for one extent, and is carried out
+//! when its slab is there.
 //!
 //! # The last tier
-//! The spill file is a donor that no rule above ever chooses. A plan or a join takes it only when too few donors have room, and only for pages that somebody
-//! asks for now, not ahead of demand. A replica there counts as one, and never as one that lasts: a donor is looked for all the time, and once enough donors have the extent it goes.
-//! With a single replica, though, every extent keeps one there as a *backup* (`members`).
+//! The spill file is a donor that no rule above ever chooses. A plan or a join takes it only when
+//! too few donors have room, and only for pages that somebody asks for now, not ahead of demand. A
+//! replica there counts as one, and never as one that lasts: a donor is looked for all the time,
+//! and once enough donors have the extent it goes. With a single replica, though, every extent
+//! keeps one there as a *backup* (`members`).
 
 mod absence;
 mod last_tier;
@@ -75,7 +83,8 @@ pub(super) enum Grade {
 pub(super) enum Action {
     /// Ask the donor for one slab.
     Lease(DonorId),
-    /// Have the agent answer now, not at the next renewal: until it is heard, what is away there stays away.
+    /// Have the agent answer now, not at the next renewal: until it is heard, what is away there
+    /// stays away.
     Ask(DonorId),
     /// It does not answer at all: give up what is under way there. Or it does again.
     Silent(DonorId, bool),
@@ -89,13 +98,15 @@ pub(super) enum Action {
     Leave { extent: ExtentId, place: u8, why: &'static str },
     /// Put a replica without content there, in the state named, and have it filled.
     Join { extent: ExtentId, place: u8, placed: Placed },
-    /// What was away is written again, or follows as a backup, under this lease; what it missed is to be copied. Or a backup is written from now on, or the
-    /// other way round. Then say [`Book::rejoined`].
+    /// What was away is written again, or follows as a backup, under this lease; what it missed is
+    /// to be copied. Or a backup is written from now on, or the other way round. Then say
+    /// [`Book::rejoined`].
     Rejoin { extent: ExtentId, place: u8, placed: Placed },
-    /// If nobody has what this joining replica lacks, make it live as it is, and say [`Book::joined`].
+    /// If nobody has what this joining replica lacks, make it live as it is, and say
+    /// [`Book::joined`].
     Promote { extent: ExtentId, place: u8 },
-    /// Its bytes are elsewhere now: forget it unless fewer others are live than there should be, and say
-    /// [`Book::vacated`].
+    /// Its bytes are elsewhere now: forget it unless fewer others are live than there should be,
+    /// and say [`Book::vacated`].
     Vacate { extent: ExtentId, place: u8 },
     /// It is as good as that from now on; it was published as whole.
     Grade(ExtentId, Grade),
@@ -253,7 +264,8 @@ impl Book {
         self.dry && self.plans.is_empty()
     }
 
-    /// True from the moment the pool was found dry until it has room again. Donors are asked anew now and then meanwhile.
+    /// True from the moment the pool was found dry until it has room again. Donors are asked anew
+    /// now and then meanwhile.
     pub fn is_full(&self) -> bool {
         self.full
     }
@@ -263,7 +275,8 @@ impl Book {
         self.spills
     }
 
-    /// True while fewer donors are there than an extent has replicas, though enough are known. Pages go to degraded extents then.
+    /// True while fewer donors are there than an extent has replicas, though enough are known.
+    /// Pages go to degraded extents then.
     pub fn degrades(&self) -> bool {
         self.degrades
     }
@@ -448,7 +461,8 @@ impl Book {
         donors.chain(self.extents.values().flatten().filter_map(Member::due)).min()
     }
 
-    /// Takes extents ahead of demand, gives idle ones back, and has replicas put where they are missing.
+    /// Takes extents ahead of demand, gives idle ones back, and has replicas put where they are
+    /// missing.
     pub fn balance(&mut self, room: &Room, now: Instant) {
         let slots = u64::from(self.rules.slots_per_extent);
         if slots == 0 {
@@ -493,7 +507,8 @@ impl Book {
             let goes = match self.grade(*extent) {
                 // What comes next goes there while nothing better can be had.
                 Grade::Degraded => !(self.degrades && self.has_live(*extent)) || (idle && !demand),
-                // Donors have room, so the next pages go there; and nothing is held in the file ahead of demand.
+                // Donors have room, so the next pages go there; and nothing is held in the file
+                // ahead of demand.
                 Grade::LastTier => !self.spills || (idle && !demand),
                 Grade::Whole => idle && spare > 0,
             };
@@ -536,8 +551,9 @@ impl Book {
         chosen.into_iter().for_each(|id| self.ask(id));
     }
 
-    /// Fewer donors are there than an extent has replicas, and enough are known: some are away, or want back what they have lent (a drain, say). With too few
-    /// donors to begin with, nothing is written that never could have all its replicas.
+    /// Fewer donors are there than an extent has replicas, and enough are known: some are away, or
+    /// want back what they have lent (a drain, say). With too few donors to begin with, nothing is
+    /// written that never could have all its replicas.
     fn lacks_donors(&self, now: Instant) -> bool {
         let known = || self.donors.iter().filter(|(id, d)| !self.is_spill(**id) && !d.removing);
         let lends = |d: &DonorEntry| d.is_taking() && d.recalls_until.is_none_or(|until| until <= now);

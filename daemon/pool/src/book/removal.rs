@@ -1,4 +1,5 @@
-//! Donors that are not to be used any more: emptied first, then forgotten; and those that are wanted again.
+//! Donors that are not to be used any more: emptied first, then forgotten; and those that are
+//! wanted again.
 
 use super::members::Leaving;
 use super::*;

@@ -1,7 +1,9 @@
-//! Where further replicas go: for extents that have too few, for those that must leave their donor, and to even out donors.
+//! Where further replicas go: for extents that have too few, for those that must leave their donor,
+//! and to even out donors.
 //!
-//! Extents with the fewest live replicas come first. Few joins are under way at once, since each takes part in every write while one thread fills
-//! them in turn. Empty extents are not repaired but given back.
+//! Extents with the fewest live replicas come first. Few joins are under way at once, since each
+//! takes part in every write while one thread fills them in turn. Empty extents are not repaired
+//! but given back.
 
 use super::members::Leaving;
 use super::*;
@@ -9,7 +11,8 @@ use crate::placement::apart;
 
 /// New replicas that may be on their way or being filled at once.
 const MAX_JOINS: usize = 4;
-/// A donor is relieved when it is fuller than the emptiest by this part of their size (1/N), and by two slabs at least.
+/// A donor is relieved when it is fuller than the emptiest by this part of their size (1/N), and by
+/// two slabs at least.
 const UNEVEN_PART: u32 = 4;
 
 /// A replica on its way: it begins when its donor's slab is there.
@@ -69,7 +72,8 @@ impl Book {
         }
     }
 
-    /// Replicas that were to move only to even out donors stay: there is nowhere to go, since where they were to go is lost or removed. True if there were any.
+    /// Replicas that were to move only to even out donors stay: there is nowhere to go, since where
+    /// they were to go is lost or removed. True if there were any.
     fn stay(&mut self, extent: ExtentId) -> bool {
         let is_removed = |donor: &DonorId| self.donors.get(donor).is_some_and(|d| d.removing);
         let mut stays = false;

@@ -249,7 +249,8 @@ impl World {
                 assert!(places.len() <= PLACES && donors.len() == kept.len(), "two replicas on one donor: {kept:?}");
             }
             Action::Rejoin { extent, place, placed } => {
-                // A backup whose disk is not heard just now may be turned under a key that is over: its next hello tells.
+                // A backup whose disk is not heard just now may be turned under a key that is over:
+                // its next hello tells.
                 if self.up[placed.donor.0 as usize] {
                     self.check_slab(&placed);
                 }
@@ -351,7 +352,8 @@ fn a_restart_that_was_not_seen_in_between_is_a_loss() {
     let mut world = World::new(2, 2, 8);
     (0..2).for_each(|d| world.connect(d));
     world.settle(&nothing_free());
-    // Whose bytes the second one kept is not what we knew: between the two, anything may have happened to them.
+    // Whose bytes the second one kept is not what we knew: between the two, anything may have
+    // happened to them.
     world.restart(1, true);
     world.restart(1, true);
     world.connect(1);
@@ -375,8 +377,8 @@ fn a_lost_replica_is_made_anew_on_another_donor() {
 
 #[test]
 fn a_slab_that_is_lent_anew_is_not_the_one_that_it_was() {
-    // The lease had run out and the donor lent the same slab again, clean. When its agent was restarted with its bytes,
-    // they were taken for the replica's.
+    // The lease had run out and the donor lent the same slab again, clean. When its agent was
+    // restarted with its bytes, they were taken for the replica's.
     let mut world = World::new(2, 2, 8);
     (0..2).for_each(|d| world.connect(d));
     world.settle(&nothing_free());
@@ -394,8 +396,9 @@ fn a_slab_that_is_lent_anew_is_not_the_one_that_it_was() {
 
 #[test]
 fn a_slab_that_was_lent_anew_before_a_kill_is_not_the_one_that_it_was_after_its_agents_restart() {
-    // The annexd that asked for it was killed before it heard of it, so the table named the slab under the key of the lease
-    // before. When the agent was restarted too, with its bytes, the empty slab was taken for the replica.
+    // The annexd that asked for it was killed before it heard of it, so the table named the slab
+    // under the key of the lease before. When the agent was restarted too, with its bytes, the
+    // empty slab was taken for the replica.
     let mut world = World::new(2, 2, 8);
     (0..2).for_each(|d| world.connect(d));
     world.settle(&nothing_free());
@@ -460,7 +463,8 @@ proptest! {
                     if let Some(extent) = extent {
                         let place = (usize::from(n) % world.extents[&extent].len()) as u8;
                         let placed = world.extents[&extent][usize::from(place)];
-                        // A lane marks it in the table first, as the coordinator does for the book's own.
+                        // A lane marks it in the table first, as the coordinator does for the
+                        // book's own.
                         if n % 2 == 0 && placed.state.is_kept() {
                             world.set(extent, place, ReplicaState::Lost);
                             world.book.replica_lost(extent, place, placed.donor);

@@ -1,4 +1,5 @@
-//! The lane's ends: posting operations, taking completions, replacing broken endpoints, and what waits for either.
+//! The lane's ends: posting operations, taking completions, replacing broken endpoints, and what
+//! waits for either.
 
 use super::*;
 
@@ -210,7 +211,8 @@ impl Lane {
         self.unstall(now);
     }
 
-    /// What waits for an end looks again whether it should: reads go elsewhere when the end is gone, writes end when the replica is lost.
+    /// What waits for an end looks again whether it should: reads go elsewhere when the end is
+    /// gone, writes end when the replica is lost.
     pub(super) fn redistribute(&mut self, at: usize, now: Instant) {
         let mut queue = std::mem::take(&mut self.ends[at].waiting);
         while let Some(op) = queue.pop(&mut self.ops) {

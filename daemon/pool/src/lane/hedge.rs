@@ -1,12 +1,15 @@
-//! Reads that take too long get company: the same read from another replica, into spare pages of the arena. The first verified answer wins.
+//! Reads that take too long get company: the same read from another replica, into spare pages of
+//! the arena. The first verified answer wins.
 //!
 //! What too long is, and what is done about it, is decided in `pool/hedging`.
 //!
 //! # Whose bytes are whose
-//! A READ that is under way may write its piece of the arena at any time until it completes. So a piece is given to the lane's owner, or to anybody else,
-//! only when no operation on it is under way: the one who loses the race keeps its piece until it completes, without a job (an *orphan*), and
-//! then the piece goes back to the free list. If the winner read into spare pages, these become the job's buffer, after the pages
-//! verified before were copied to them. The lane's arena is larger than its owner asked for by the spare pages, so that the owner never misses any.
+//! A READ that is under way may write its piece of the arena at any time until it completes. So a
+//! piece is given to the lane's owner, or to anybody else, only when no operation on it is under
+//! way: the one who loses the race keeps its piece until it completes, without a job (an *orphan*),
+//! and then the piece goes back to the free list. If the winner read into spare pages, these become
+//! the job's buffer, after the pages verified before were copied to them. The lane's arena is
+//! larger than its owner asked for by the spare pages, so that the owner never misses any.
 
 use super::*;
 use crate::hedging::{Choice, Late, Patience, Verdict};
@@ -49,7 +52,8 @@ impl Timer {
     /// Takes the descriptor's readability away once its time has come.
     fn quiet(&mut self, now: Instant) {
         if self.set_for.is_some_and(|at| at <= now) {
-            // Unsetting clears what has gone off; reading could block nobody, but may find nothing yet.
+            // Unsetting clears what has gone off; reading could block nobody, but may find nothing
+            // yet.
             let _ = self.timer.unset();
             self.set_for = None;
         }
@@ -156,7 +160,8 @@ impl Lane {
         }
     }
 
-    /// An attempt brought verified pages: where it put them is the job's buffer from now on, and what else is under way goes on alone.
+    /// An attempt brought verified pages: where it put them is the job's buffer from now on, and
+    /// what else is under way goes on alone.
     pub(super) fn adopt(&mut self, op: &Pending) {
         let home = self.jobs[op.job].buf.page;
         let Work::Read(read) = self.jobs[op.job].work else { return };
@@ -178,7 +183,8 @@ impl Lane {
         let home = self.jobs[job].buf.page;
         let Work::Read(read) = self.jobs[job].work else { return };
         let verified = read.at as usize * PAGE_SIZE;
-        // SAFETY: operations under way on either piece begin after the verified pages, and the two pieces are disjoint.
+        // SAFETY: operations under way on either piece begin after the verified pages, and the two
+        // pieces are disjoint.
         let (from, to) = unsafe {
             let from = self.arena.bytes(home as usize * PAGE_SIZE, verified);
             (from, self.arena.bytes_mut(page as usize * PAGE_SIZE, verified))

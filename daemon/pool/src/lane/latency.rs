@@ -1,7 +1,9 @@
-//! How long a donor's reads take, as one lane sees them, and when one of them is late: a histogram that forgets.
+//! How long a donor's reads take, as one lane sees them, and when one of them is late: a histogram
+//! that forgets.
 //!
-//! *Late* is past the 99th percentile, but never past a multiple of the median: a donor that stood still for a moment answers all that had waited at once, and the percentile
-//! would stay that high for thousands of reads. If it is slow and not hung, its median says so.
+//! *Late* is past the 99th percentile, but never past a multiple of the median: a donor that stood
+//! still for a moment answers all that had waited at once, and the percentile would stay that high
+//! for thousands of reads. If it is slow and not hung, its median says so.
 
 /// Buckets per doubling.
 const STEPS: u32 = 4;
@@ -87,7 +89,8 @@ mod tests {
 
     #[test]
     fn a_donor_that_hung_for_a_moment_is_not_waited_for_as_long_the_next_time() {
-        // It was, for thousands of reads: a program stood still for as long as its donor was cut off, again and again.
+        // It was, for thousands of reads: a program stood still for as long as its donor was cut
+        // off, again and again.
         let mut quantile = Quantile::default();
         (0..1000).for_each(|_| quantile.observe(100_000));
         (0..64).for_each(|_| quantile.observe(1_000_000_000));

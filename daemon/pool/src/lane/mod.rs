@@ -1,15 +1,21 @@
-//! A lane: one thread's way into the pool. It owns an arena of page buffers and one fabric endpoint per donor.
+//! A lane: one thread's way into the pool. It owns an arena of page buffers and one fabric endpoint
+//! per donor.
 //!
-//! A *read* goes to one replica, the fastest live one, and every page's CRC32C is compared with the slot table before the owner may
-//! see it. A failed attempt or a wrong page makes the next replica's turn, from the first page that is not verified yet; one that is slow
-//! gets company (`hedge`). The spill file is asked last. Only when every live replica failed several times is the read an error. A wrong page is told to the repair thread.
+//! A *read* goes to one replica, the fastest live one, and every page's CRC32C is compared with the
+//! slot table before the owner may see it. A failed attempt or a wrong page makes the next
+//! replica's turn, from the first page that is not verified yet; one that is slow gets company
+//! (`hedge`). The spill file is asked last. Only when every live replica failed several times is
+//! the read an error. A wrong page is told to the repair thread.
 //!
-//! A *write* goes to all live and joining replicas. One that fails in passing is tried again, on a fresh endpoint if the old one broke, until the replica
-//! has it or is given up: lost by the donor's own word (remote access error), away by failing too often or by the coordinator when the
-//! donor is out of reach. It is done when every replica of every part is settled (`replicas` tells how), and well done if each part has a
-//! live replica that took it. So a replica that is live holds every write that was reported done, and of others it is known what they lack.
+//! A *write* goes to all live and joining replicas. One that fails in passing is tried again, on a
+//! fresh endpoint if the old one broke, until the replica has it or is given up: lost by the
+//! donor's own word (remote access error), away by failing too often or by the coordinator when the
+//! donor is out of reach. It is done when every replica of every part is settled (`replicas` tells
+//! how), and well done if each part has a live replica that took it. So a replica that is live
+//! holds every write that was reported done, and of others it is known what they lack.
 //!
-//! Nothing here blocks or allocates once the lane is made. Broken endpoints go to the donor's control thread, which sends a fresh one.
+//! Nothing here blocks or allocates once the lane is made. Broken endpoints go to the donor's
+//! control thread, which sends a fresh one.
 
 mod ends;
 mod hedge;
@@ -41,10 +47,12 @@ use std::time::{Duration, Instant};
 
 /// The most pages one fabric operation moves.
 const MAX_OP_PAGES: u32 = MAX_OP_LEN / PAGE_SIZE as u32;
-/// An endpoint with nothing outstanding is looked at this often, to notice that its connection closed.
+/// An endpoint with nothing outstanding is looked at this often, to notice that its connection
+/// closed.
 const IDLE_CHECK: Duration = Duration::from_millis(10);
 
-/// Lanes are numbered over the whole process, so that a buffer of one is never taken for another's, whatever its pool.
+/// Lanes are numbered over the whole process, so that a buffer of one is never taken for another's,
+/// whatever its pool.
 static NEXT_LANE: AtomicU32 = AtomicU32::new(0);
 
 /// See the module's header.
@@ -88,7 +96,8 @@ struct End {
     waiting: Queue,
     posted: bool,
     latency_ns: u64,
-    /// When something came from it last, or was posted while nothing was outstanding; and when the coordinator was told of its silence.
+    /// When something came from it last, or was posted while nothing was outstanding; and when the
+    /// coordinator was told of its silence.
     heard: Option<Instant>,
     told: Option<Instant>,
     /// Reads that are posted.
@@ -176,8 +185,9 @@ impl Lane {
     /// If the buffer is another lane's.
     pub fn bytes(&self, buf: &Buf) -> &[u8] {
         self.own(buf);
-        // SAFETY: the Buf exists outside the lane, so no operation on its range is in flight (operations take it by value), ranges of
-        // distinct Bufs are disjoint (FreeList), and a mutable view needs &mut self.
+        // SAFETY: the Buf exists outside the lane, so no operation on its range is in flight
+        // (operations take it by value), ranges of distinct Bufs are disjoint (FreeList), and a
+        // mutable view needs &mut self.
         unsafe { self.arena.bytes(buf.page as usize * PAGE_SIZE, buf.pages as usize * PAGE_SIZE) }
     }
 
@@ -191,8 +201,8 @@ impl Lane {
         unsafe { self.arena.bytes_mut(buf.page as usize * PAGE_SIZE, buf.pages as usize * PAGE_SIZE) }
     }
 
-    /// Reads the slots of a run into a buffer of at least its size. The run's slots are retained until it is done.
-    /// The buffer that comes back may be another one of the same size.
+    /// Reads the slots of a run into a buffer of at least its size. The run's slots are retained
+    /// until it is done. The buffer that comes back may be another one of the same size.
     pub fn read(&mut self, run: SlotRun, buf: Buf, token: u64) -> Result<(), Busy> {
         self.read_as(run, buf, token, None, None)
     }
@@ -202,8 +212,9 @@ impl Lane {
         self.read_as(run, buf, token, Some(place), None)
     }
 
-    /// Reads some bytes of a slot, and does not verify them: for those that carry a checksum of their own. If it is wrong, [`Lane::read`] brings the
-    /// slot from a replica that has it right. The bytes lie in the buffer where they lie in the slot.
+    /// Reads some bytes of a slot, and does not verify them: for those that carry a checksum of
+    /// their own. If it is wrong, [`Lane::read`] brings the slot from a replica that has it right.
+    /// The bytes lie in the buffer where they lie in the slot.
     pub fn read_piece(&mut self, slot: SlotIdx, piece: Range<u32>, buf: Buf, token: u64) -> Result<(), Busy> {
         if piece.is_empty() || piece.end > PAGE_SIZE as u32 {
             self.finished.push(Done { token, buf, result: Err(IoError::Misuse) });
@@ -236,8 +247,9 @@ impl Lane {
         Ok(())
     }
 
-    /// Writes parts of a buffer to slots that the caller has reserved and that nobody reads yet, on all live replicas. The slots'
-    /// checksums are computed and stored here; the slots are retained until it is done.
+    /// Writes parts of a buffer to slots that the caller has reserved and that nobody reads yet, on
+    /// all live replicas. The slots' checksums are computed and stored here; the slots are retained
+    /// until it is done.
     pub fn write(&mut self, parts: &[Part], buf: Buf, token: u64) -> Result<(), Busy> {
         self.own(&buf);
         let chunks = |p: &Part| p.run.count.div_ceil(MAX_OP_PAGES) as usize;
@@ -267,8 +279,8 @@ impl Lane {
         Ok(())
     }
 
-    /// Writes bytes that other replicas have already to one that lacks them. The slots are retained until it is done; it is well done if
-    /// the place still stands for that replica and took all.
+    /// Writes bytes that other replicas have already to one that lacks them. The slots are retained
+    /// until it is done; it is well done if the place still stands for that replica and took all.
     pub(super) fn heal(&mut self, run: SlotRun, place: u8, generation: u16, buf: Buf, token: u64) -> Result<(), Busy> {
         self.own(&buf);
         if self.jobs.room() == 0 || self.parts.room() == 0 || self.ops.room() < 2 {
@@ -366,7 +378,8 @@ impl Lane {
         self.jobs.used() + self.finished.len()
     }
 
-    /// Operations are over as soon as they are submitted: all donors are reached through shared memory.
+    /// Operations are over as soon as they are submitted: all donors are reached through shared
+    /// memory.
     pub fn is_instant(&self) -> bool {
         let mut open = self.ends.iter().filter_map(|end| end.endpoint.as_ref()).peekable();
         open.peek().is_some() && open.all(|endpoint| endpoint.event_fd().is_none())
@@ -377,7 +390,8 @@ impl Lane {
         self.is_served_here
     }
 
-    /// How long operations usually take on the quickest of the donors that have some to do; `None` if none has.
+    /// How long operations usually take on the quickest of the donors that have some to do; `None`
+    /// if none has.
     pub fn usual_wait(&self) -> Option<Duration> {
         let busy = self.ends.iter().filter(|e| e.outstanding > 0);
         busy.map(|e| Duration::from_nanos(e.latency_ns)).min()

@@ -1,12 +1,14 @@
-//! Reads that are over when the call returns: on donors whose memory is this host's. No job, no operation under way, nobody to wait for.
+//! Reads that are over when the call returns: on donors whose memory is this host's. No job, no
+//! operation under way, nobody to wait for.
 
 use super::*;
 use crate::hedging::Choice;
 
 impl Lane {
-    /// Reads some bytes of a slot here and now, and has `take` look at them: not verified, as with [`Lane::read_piece`]. The caller holds a reference to the
-    /// slot until this returns. `None`: the best replica can't be read like that or gave nothing, or `take` did not want what it gave; the ways that
-    /// wait find out more, and tell whom it concerns.
+    /// Reads some bytes of a slot here and now, and has `take` look at them: not verified, as with
+    /// [`Lane::read_piece`]. The caller holds a reference to the slot until this returns. `None`:
+    /// the best replica can't be read like that or gave nothing, or `take` did not want what it
+    /// gave; the ways that wait find out more, and tell whom it concerns.
     pub fn read_now<T>(
         &mut self,
         slot: SlotIdx,
@@ -24,7 +26,8 @@ impl Lane {
         taken
     }
 
-    /// Reads a page here and now, and has `take` look at it if it is as it was written. Otherwise as [`Lane::read_now`].
+    /// Reads a page here and now, and has `take` look at it if it is as it was written. Otherwise
+    /// as [`Lane::read_now`].
     pub fn read_page_now<T>(&mut self, slot: SlotIdx, take: impl FnOnce(&[u8]) -> Option<T>) -> Option<T> {
         let wanted = self.core.slots.checksum(slot);
         self.read_now(slot, 0..PAGE_SIZE as u32, |page| if checksum(page) == wanted { take(page) } else { None })
@@ -49,7 +52,8 @@ impl Lane {
         Some(())
     }
 
-    /// Says that some bytes of a slot will be read here and now, soon: what can be brought nearer is. Nothing depends on it.
+    /// Says that some bytes of a slot will be read here and now, soon: what can be brought nearer
+    /// is. Nothing depends on it.
     pub fn foresee(&mut self, slot: SlotIdx, piece: &Range<u32>) {
         let Some((replica, addr)) = self.nearest(slot, piece, false) else { return };
         let endpoint = self.ends.get_mut(usize::from(replica.donor.0)).and_then(|end| end.endpoint.as_mut());

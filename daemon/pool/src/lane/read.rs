@@ -1,4 +1,5 @@
-//! A read's way: choose a replica, verify what it brought, go on from the first page that is not good.
+//! A read's way: choose a replica, verify what it brought, go on from the first page that is not
+//! good.
 
 use super::*;
 use crate::hedging::{Asked, Candidate, Choice};
@@ -26,7 +27,8 @@ impl Lane {
         }
     }
 
-    /// Starts an attempt on the best replica that has none under way. The second one of a job reads into spare pages.
+    /// Starts an attempt on the best replica that has none under way. The second one of a job reads
+    /// into spare pages.
     pub(super) fn attempt(&mut self, job: u32, read: &ReadWork, now: Instant) -> Choice {
         let Some((extent, place)) = self.one_extent(read.run) else { return Choice::None };
         let Some(replicas) = self.core.extents.replicas(extent) else { return Choice::None };
@@ -36,7 +38,8 @@ impl Lane {
         let open = |(n, r): &(u8, &Replica)| asked.may_ask(*n, r.state, filled[usize::from(*n)]);
         let choice = match self.choose(&asked, replicas.iter().filter(open)) {
             Choice::Replica(n) => n,
-            // What is away or joining may be live again soon; the coordinator sees to it that this ends.
+            // What is away or joining may be live again soon; the coordinator sees to it that this
+            // ends.
             Choice::None if read.only.is_none() && self.may_come(extent, &replicas, place + read.at, read.mismatch) => {
                 return Choice::Wait;
             }
@@ -89,8 +92,8 @@ impl Lane {
         Choice::Replica(choice)
     }
 
-    /// Which places are of replicas that are being filled, have the slot all the same, and may be asked for it: those in the spill file, and, while
-    /// nobody is live, all.
+    /// Which places are of replicas that are being filled, have the slot all the same, and may be
+    /// asked for it: those in the spill file, and, while nobody is live, all.
     fn filled(&self, extent: ExtentId, replicas: &Replicas, at: u32) -> [bool; PLACES] {
         let nobody_else = replicas.live() == 0;
         let may_be_asked = |r: &Replica| r.state.is_filled() && (nobody_else || self.core.is_spill(r.donor));
@@ -101,8 +104,9 @@ impl Lane {
         filled
     }
 
-    /// A replica that can't be read now may bring the page: one that has it, though those that can be read do not, or any if there
-    /// are none of those. Not for the repair thread to wait for: it is the one that makes joining replicas live.
+    /// A replica that can't be read now may bring the page: one that has it, though those that can
+    /// be read do not, or any if there are none of those. Not for the repair thread to wait for: it
+    /// is the one that makes joining replicas live.
     fn may_come(&self, extent: ExtentId, replicas: &Replicas, at: u32, mismatch: bool) -> bool {
         let is_coming = replicas.has(ReplicaState::Away) || replicas.has(ReplicaState::Joining);
         let has_it = |(n, r): (u8, &Replica)| {
@@ -124,7 +128,8 @@ impl Lane {
         self.reads.is_multiple_of(PROBE_EVERY)
     }
 
-    /// The same, which may be done as often as one likes: the reads that are probes are counted by whoever reads.
+    /// The same, which may be done as often as one likes: the reads that are probes are counted by
+    /// whoever reads.
     pub(super) fn best<'a>(
         &self,
         asked: &Asked,
@@ -152,7 +157,8 @@ impl Lane {
             return self.finish_read(op.job, Ok(()));
         }
         let pages = op.len / PAGE_SIZE as u32;
-        // SAFETY: the READ into this range is complete, and the job holds the buffer, so nothing else moves it.
+        // SAFETY: the READ into this range is complete, and the job holds the buffer, so nothing
+        // else moves it.
         let bytes = unsafe { self.arena.bytes(op.local, op.len as usize) };
         let first = read.run.first.0 + read.at;
         let wanted = |i: u32| self.core.slots.checksum(SlotIdx(first + i));
@@ -174,7 +180,8 @@ impl Lane {
             read.tries[usize::from(op.place)] += 1;
             read.mismatch = true;
             read.good = None;
-            // The repair thread also looks at pages that are just being written for the first time: those are not wrong.
+            // The repair thread also looks at pages that are just being written for the first time:
+            // those are not wrong.
             if self.reports
                 && let Some(donor) = self.core.donor(op.donor)
             {
@@ -203,7 +210,8 @@ impl Lane {
         read.tries[usize::from(op.place)] += 1;
         match kind {
             ErrorKind::RemoteAccess => self.lose(&op, "its donor refuses access: the lease is gone"),
-            // Retried, since another attempt may still be writing into the job's buffer; it can't succeed.
+            // Retried, since another attempt may still be writing into the job's buffer; it can't
+            // succeed.
             ErrorKind::LocalProtection => tracing::error!("a read of {} pages is outside its lane's arena", op.buf.1),
             ErrorKind::RemoteOperation | ErrorKind::RetryExceeded | ErrorKind::Flushed => {}
         }

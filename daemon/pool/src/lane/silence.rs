@@ -1,9 +1,12 @@
-//! Donors from which nothing comes any more. A lane that has waited too long for anything from an end tells the coordinator, which has the donor's agent asked. If the
-//! agent is silent as well, writes go on without the donor at once: what is under way there is given up, long before its own time is over.
+//! Donors from which nothing comes any more. A lane that has waited too long for anything from an
+//! end tells the coordinator, which has the donor's agent asked. If the agent is silent as well,
+//! writes go on without the donor at once: what is under way there is given up, long before its own
+//! time is over.
 
 use super::*;
 
-/// Nothing came from an end for so long, though something is under way there: far beyond what an operation takes.
+/// Nothing came from an end for so long, though something is under way there: far beyond what an
+/// operation takes.
 pub(crate) const LATE: Duration = Duration::from_millis(50);
 
 impl End {

@@ -1,4 +1,5 @@
-//! A write's way: every part to every live and joining replica, again until it is there or the replica is given up.
+//! A write's way: every part to every live and joining replica, again until it is there or the
+//! replica is given up.
 
 use super::*;
 use crate::replicas::Took;
@@ -7,7 +8,8 @@ use std::sync::atomic::fence;
 
 /// A write's trouble on one replica may add up to this before the replica counts as away.
 const WRITE_TROUBLE: u8 = 32;
-/// What an error adds to it: eight refusals, eight time-outs, or 32 times swept away by another operation's failure.
+/// What an error adds to it: eight refusals, eight time-outs, or 32 times swept away by another
+/// operation's failure.
 const TROUBLE_OWN: u8 = 4;
 const TROUBLE_FLUSHED: u8 = 1;
 /// A refused write is tried again after this, doubled each time.
@@ -21,7 +23,8 @@ impl Lane {
         for (slot, page) in run.slots().zip(bytes.chunks_exact(PAGE_SIZE)) {
             self.core.slots.set_checksum(slot, checksum(page));
         }
-        // Who fills a replica that is published after this look sees the new checksums. See `replicas`.
+        // Who fills a replica that is published after this look sees the new checksums. See
+        // `replicas`.
         fence(SeqCst);
         let Some(part) = self.new_part(job, extent, run) else { return };
         if let Some(replicas) = self.core.extents.replicas(extent) {
@@ -43,7 +46,8 @@ impl Lane {
         self.settle(part, None);
     }
 
-    /// One more operation is counted as pending, for the caller to settle when it has added all: the part must not settle before.
+    /// One more operation is counted as pending, for the caller to settle when it has added all:
+    /// the part must not settle before.
     fn new_part(&mut self, job: u32, extent: ExtentId, run: SlotRun) -> Option<u32> {
         let Work::Write(work) = &mut self.jobs[job].work else { return None };
         let part = self.parts.insert(PartState {
@@ -88,7 +92,8 @@ impl Lane {
                 newer: NIL,
                 is_posted: false,
             };
-            // Room was checked for one replica more than configured. If there are still more, settling marks what this one misses.
+            // Room was checked for one replica more than configured. If there are still more,
+            // settling marks what this one misses.
             let Some(op) = self.ops.insert(pending) else { return };
             self.parts[part].pending += 1;
             self.enqueue(op, now);
@@ -109,7 +114,8 @@ impl Lane {
                 WRITE_TROUBLE
             }
             ErrorKind::RemoteOperation => TROUBLE_OWN,
-            // It had all its time and gave no answer: who waits for the next attempt waits as long again.
+            // It had all its time and gave no answer: who waits for the next attempt waits as long
+            // again.
             ErrorKind::RetryExceeded if now.saturating_duration_since(op.time) >= self.core.config.op_timeout.0 => {
                 self.core.tell(News::Hung { donor: op.donor });
                 WRITE_TROUBLE
@@ -175,7 +181,8 @@ impl Lane {
         let Work::Write(work) = job.work else { return };
         let mut next = work.parts;
         while let Some(part) = self.parts.remove(next) {
-            // A write that was swept away may still reach the donor. Its slots are kept from reuse until it can't any more.
+            // A write that was swept away may still reach the donor. Its slots are kept from reuse
+            // until it can't any more.
             match part.unknown {
                 true if work.error.is_some() && !part.heals => self.core.tell(News::Discard(part.run)),
                 true => self.core.tell(News::Quarantine(part.run)),

@@ -1,18 +1,23 @@
-//! The replica table, exhaustively: every order of a lane's, the filler's and the coordinator's steps on one extent with two slots, two replicas and three
-//! donors, with every fault that leaves a replica to go by.
+//! The replica table, exhaustively: every order of a lane's, the filler's and the coordinator's
+//! steps on one extent with two slots, two replicas and three donors, with every fault that leaves
+//! a replica to go by.
 //!
-//! The real table runs each step: a state's words are put into one that is kept for the search, and read back. States are told apart by what
-//! matters for what comes: of generations and keys only whether they are the present ones. The search goes as deep as each case says.
+//! The real table runs each step: a state's words are put into one that is kept for the search, and
+//! read back. States are told apart by what matters for what comes: of generations and keys only
+//! whether they are the present ones. The search goes as deep as each case says.
 //!
 //! # Covered
-//! Two writes at a time, with checksum, first look, each operation's end and second look as steps of their own, and operations that fail, or are carried out without
-//! their end being seen; a donor that goes out of reach and comes back with its bytes, with its bytes under new keys, or without them; replicas that
-//! leave, are lost, rejoin, resume, join anew or move elsewhere; a backup that follows, is filled and is written again; a second fault while the first is repaired;
-//! annexd killed between two steps.
+//! Two writes at a time, with checksum, first look, each operation's end and second look as steps
+//! of their own, and operations that fail, or are carried out without their end being seen; a donor
+//! that goes out of reach and comes back with its bytes, with its bytes under new keys, or without
+//! them; replicas that leave, are lost, rejoin, resume, join anew or move elsewhere; a backup that
+//! follows, is filled and is written again; a second fault while the first is repaired; annexd
+//! killed between two steps.
 //!
 //! # Not covered
-//! Kills and races inside one step (`tests`), the book that decides on the steps (`sim`: here the coordinator may do anything that is allowed), more
-//! slots and donors, rewrites of slots that a scrub found bad, and what `promote` gives up.
+//! Kills and races inside one step (`tests`), the book that decides on the steps (`sim`: here the
+//! coordinator may do anything that is allowed), more slots and donors, rewrites of slots that a
+//! scrub found bad, and what `promote` gives up.
 
 use super::*;
 use annex_shared::ids::{ClientId, DonorId};
@@ -52,7 +57,8 @@ enum Step {
     EndFill,
     GoLive(usize),
     Leave(usize),
-    /// The coordinator has learned that the donor is back, maybe under another key; or has a backup written.
+    /// The coordinator has learned that the donor is back, maybe under another key; or has a backup
+    /// written.
     Rejoin(usize),
     /// The coordinator believes that somebody else is live, so that the backup need only follow.
     Follow(usize),

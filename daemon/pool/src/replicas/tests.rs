@@ -1,4 +1,5 @@
-//! The replica table: what a kill between any two accesses leaves behind, and that racing lanes, filler and coordinator keep the rule.
+//! The replica table: what a kill between any two accesses leaves behind, and that racing lanes,
+//! filler and coordinator keep the rule.
 
 use super::*;
 use annex_shared::ids::{ClientId, DonorId};
@@ -69,7 +70,8 @@ fn a_replica_stays_if_it_turns_out_that_nobody_else_is_live() {
 
 #[test]
 fn a_replica_stays_while_fewer_others_are_live_than_there_should_be() {
-    // The coordinator had not heard yet that one of the others was away by then, and the last one's donor was gone as well.
+    // The coordinator had not heard yet that one of the others was away by then, and the last one's
+    // donor was gone as well.
     let t = table(3);
     assert!(t.leave(E, 2, generation(&t, 2)));
     assert!(!t.vacate(E, 0, generation(&t, 0), 2), "it was let go for two, of whom one is away");
@@ -132,7 +134,8 @@ fn a_replica_goes_live_only_when_it_lacks_nothing() {
     assert!(t.go_live(E, 1, g));
 }
 
-/// A copy was under way whenever it was tried, and made the replica joining again (seed 1385924 of the simulation).
+/// A copy was under way whenever it was tried, and made the replica joining again (seed 1385924 of
+/// the simulation).
 #[test]
 fn what_nobody_has_is_given_up_though_it_is_being_looked_for() {
     let t = table(1);
@@ -147,7 +150,8 @@ fn what_nobody_has_is_given_up_though_it_is_being_looked_for() {
     assert_eq!((state(&t, 1), missed(&t, 1)), (ReplicaState::Joining, vec![3]));
 }
 
-/// Both donors of an extent were silent one after the other, and the repair thread had no time for what each had to give the other.
+/// Both donors of an extent were silent one after the other, and the repair thread had no time for
+/// what each had to give the other.
 #[test]
 fn what_another_joining_replica_has_is_not_given_up() {
     let t = table(2);
@@ -255,7 +259,8 @@ fn a_kill_between_any_two_accesses_loses_no_mark() {
         step(&|t| _ = t.end_copy(E, 1, g, failed, &[]));
     };
 
-    // A failed write is marked before it counts as done; only from then on must the replica's lack be known.
+    // A failed write is marked before it counts as done; only from then on must the replica's lack
+    // be known.
     step(&|t| _ = t.leave(E, 1, generation(t, 1)));
     step(&|t| _ = t.settle(E, 3, 4, &took(t, &[0])));
     lacks(&[3, 4, 5, 6], false);
@@ -273,7 +278,8 @@ fn a_kill_between_any_two_accesses_loses_no_mark() {
     copy(&[21], &[]);
     step(&|t| _ = t.go_live(E, 1, generation(t, 1)));
     assert_eq!(state(&t, 1), ReplicaState::Live);
-    // A restarted agent. The fields pass through one mixture, which no agent will confirm but with what it says of the bytes.
+    // A restarted agent. The fields pass through one mixture, which no agent will confirm but with
+    // what it says of the bytes.
     truth.borrow_mut().leases = vec![(1, 101), (1, 202), (2, 202)];
     step(&|t| _ = t.resume(E, 1, Incarnation(2), Rkey(202)));
     step(&|t| _ = t.settle(E, 9, 1, &took(t, &[0])));

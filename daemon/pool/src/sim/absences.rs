@@ -1,8 +1,11 @@
-//! Donors that are there and do not do what they should: they hang, announce their end, or are not to be used any more.
+//! Donors that are there and do not do what they should: they hang, announce their end, or are not
+//! to be used any more.
 //!
-//! One that hangs neither answers nor breaks off: its memory alone, or the whole host, so that its agent says nothing either and leases run out unseen. It goes on where it was.
-//! An operation that waits there too long makes the lane tell the coordinator; it is given up when the agent is found silent, or when its time is over. If it was a write, the donor
-//! may still do it, until a new session fences the old one: its slot is kept from reuse as long as that is possible.
+//! One that hangs neither answers nor breaks off: its memory alone, or the whole host, so that its
+//! agent says nothing either and leases run out unseen. It goes on where it was. An operation that
+//! waits there too long makes the lane tell the coordinator; it is given up when the agent is found
+//! silent, or when its time is over. If it was a write, the donor may still do it, until a new
+//! session fences the old one: its slot is kept from reuse as long as that is possible.
 
 use super::donors::ANNEXD;
 use super::*;
@@ -190,7 +193,8 @@ impl World<'_> {
 
     // ---- ending ----
 
-    /// It tells its clients that its memory is gone after a while. One replica and a backup need the time for the backup to take over.
+    /// It tells its clients that its memory is gone after a while. One replica and a backup need
+    /// the time for the backup to take over.
     pub(super) fn close(&mut self, donor: usize) {
         let d = &mut self.donors[donor];
         if d.leases.is_closing() || d.absence.is_frozen() {

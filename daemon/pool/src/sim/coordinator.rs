@@ -1,4 +1,5 @@
-//! The coordinator's thread: what it hears goes to the real book, and what that wants is carried out on the real table.
+//! The coordinator's thread: what it hears goes to the real book, and what that wants is carried
+//! out on the real table.
 
 use super::*;
 
@@ -66,8 +67,8 @@ impl World<'_> {
         (now.generation == generation && now.state == state).then_some(now.donor)
     }
 
-    /// Of what was told before this moment it has heard all, like the real one; what is told just now it may hear after
-    /// it has looked.
+    /// Of what was told before this moment it has heard all, like the real one; what is told just
+    /// now it may hear after it has looked.
     pub(super) fn look(&mut self) {
         if self.now - self.looked >= STOOD_STILL {
             self.book.stood_still(self.now);

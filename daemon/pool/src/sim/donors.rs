@@ -1,6 +1,8 @@
-//! Donors: the agent's real lease book and pressure watch, what its lender does for them, and annexd's end of the control connection.
+//! Donors: the agent's real lease book and pressure watch, what its lender does for them, and
+//! annexd's end of the control connection.
 //!
-//! Another client leases and writes there too, so that a slab that is lent twice, or not cleaned, shows as wrong bytes.
+//! Another client leases and writes there too, so that a slab that is lent twice, or not cleaned,
+//! shows as wrong bytes.
 
 use super::absences::{Absence, GRACE};
 use super::*;
@@ -271,7 +273,8 @@ impl World<'_> {
         self.send(News::Renewed(donor, held, free, asked));
     }
 
-    /// Time passes, and all that are punctual do what is due meanwhile. One of annexd's threads may be held up.
+    /// Time passes, and all that are punctual do what is due meanwhile. One of annexd's threads may
+    /// be held up.
     pub(super) fn wait(&mut self, time: Duration, held_up: Option<usize>) {
         let end = self.now + time;
         while self.now < end {
@@ -342,7 +345,8 @@ impl World<'_> {
     /// Programs on the donor's host take memory or give it back.
     pub(super) fn press(&mut self, donor: usize) {
         let own = self.draw(HOST as usize) as u64;
-        // One replica and a backup that follows bear no recall that leaves the backup no time to take over.
+        // One replica and a backup that follows bear no recall that leaves the backup no time to
+        // take over.
         let shortest = if self.replicas == 1 { 2000 } else { 0 };
         let within = Duration::from_millis(shortest + self.draw(20_000) as u64);
         let now = self.moment;

@@ -23,8 +23,8 @@ impl World<'_> {
                 donors |= 1 << r.donor.0;
                 let is_used = &mut slabs[usize::from(r.donor.0)][r.slab.0 as usize];
                 assert!(!std::mem::replace(is_used, true), "{} of {} is used twice", r.slab, r.donor);
-                // What the donor does not have under this key is found out when it is asked; such a replica is as good
-                // as none.
+                // What the donor does not have under this key is found out when it is asked; such a
+                // replica is as good as none.
                 let Some(bytes) = self.bytes(r) else { continue };
                 let mut has = written;
                 if lacks_any(acknowledged, bytes) {
@@ -38,7 +38,8 @@ impl World<'_> {
                     );
                     assert!(state != ReplicaState::Live, "live replica {n} of {extent} lacks slots {lacks:#b}");
                 }
-                // One that is away or joining for the moment will be live again: its bytes are there.
+                // One that is away or joining for the moment will be live again: its bytes are
+                // there.
                 held |= has;
             }
             let lost = written & !held;
@@ -83,7 +84,8 @@ fn bits(contents: &Contents, is_so: impl Fn(usize, u32) -> bool) -> u64 {
     contents.iter().enumerate().fold(0, |bits, (n, content)| bits | u64::from(is_so(n, *content)) << n)
 }
 
-/// Something that was reported written is not there. Without a branch: most of what schedules do is look at this.
+/// Something that was reported written is not there. Without a branch: most of what schedules do is
+/// look at this.
 fn lacks_any(reported: &Contents, bytes: &Contents) -> bool {
     let lacks = |(reported, byte): (&u32, &u32)| if *reported == 0 { 0 } else { reported ^ byte };
     reported.iter().zip(bytes).map(lacks).fold(0, |all, one| all | one) != 0

@@ -78,8 +78,8 @@ impl World<'_> {
         }
     }
 
-    /// All there is of it is one slab that its donor wants back. Nothing is promised for what is put there if it turns
-    /// out that there is nowhere to go.
+    /// All there is of it is one slab that its donor wants back. Nothing is promised for what is
+    /// put there if it turns out that there is nowhere to go.
     fn is_doomed(&self, extent: ExtentId) -> bool {
         let Some(replicas) = self.table.replicas(extent) else { return false };
         let mut kept = replicas.iter().filter(|(_, r)| r.state.is_kept());

@@ -1,4 +1,5 @@
-//! Reads of pages that were reported written, by the rules of `hedging`: one whose donor hangs gets company, and is not told that its page is lost.
+//! Reads of pages that were reported written, by the rules of `hedging`: one whose donor hangs gets
+//! company, and is not told that its page is lost.
 
 use super::*;
 use crate::hedging::{Asked, Candidate, Choice, Late, Patience, Verdict};
@@ -7,7 +8,8 @@ use crate::lane::latency::Quantile;
 const PATIENCE: Patience = Patience { most: Duration::from_millis(500), least: Duration::from_millis(2) };
 /// Attempts beyond the first that all reads together have room for.
 const SPARE: usize = 4;
-/// A read whose page a donor in reach has, unasked, for so long waits in vain: two attempts had all their time, and the lane has looked.
+/// A read whose page a donor in reach has, unasked, for so long waits in vain: two attempts had all
+/// their time, and the lane has looked.
 const IN_VAIN: Duration = Duration::from_millis(2500);
 
 /// One READ under way.
@@ -183,7 +185,8 @@ impl World<'_> {
         let Read { slot, asked, .. } = &self.reader.reads[at];
         let (slot, asked) = (*slot, *asked);
         let extent = ExtentId(slot / SLOTS);
-        // The lane's own rule: while nobody is live it waits for what comes; else for whoever has it.
+        // The lane's own rule: while nobody is live it waits for what comes; else for whoever has
+        // it.
         let comes = |(_, r): (u8, &Replica)| is_unready(r.state);
         let has_it = |(n, r): (u8, &Replica)| {
             r.state.is_kept() && self.table.next_missed(extent, n, slot % SLOTS) != Some(slot % SLOTS)
@@ -293,7 +296,8 @@ impl World<'_> {
             true => _ = read.in_vain_since.get_or_insert(now),
             false => read.in_vain_since = None,
         }
-        // While all of annexd was held up it looked at nothing; from its next attempt on it has its time again.
+        // While all of annexd was held up it looked at nothing; from its next attempt on it has its
+        // time again.
         let since = read.in_vain_since.max(read.attempts.iter().map(|a| a.posted).max());
         assert!(
             !in_vain || since.is_none_or(|since| now - since < IN_VAIN),

@@ -1,4 +1,5 @@
-//! What schedules brought about: a search that nothing happens in finds nothing, however fast it is.
+//! What schedules brought about: a search that nothing happens in finds nothing, however fast it
+//! is.
 
 use super::super::book::Action;
 use std::fmt::{Display, Formatter};

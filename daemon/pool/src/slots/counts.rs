@@ -1,10 +1,13 @@
 //! How many references each slot has: four bits each, and what doesn't fit into them on the heap.
 //!
-//! 0 is free, 1 to 14 are so many, [`MANY`] is 15 and whatever `more` has beyond. Nearly all slots have one or two; a page that hundreds of forked children share has more.
-//! What is on the heap dies with annexd, which is no loss: the next one counts all references anew before it uses any (`recount`).
+//! 0 is free, 1 to 14 are so many, [`MANY`] is 15 and whatever `more` has beyond. Nearly all slots
+//! have one or two; a page that hundreds of forked children share has more. What is on the heap
+//! dies with annexd, which is no loss: the next one counts all references anew before it uses any
+//! (`recount`).
 //!
-//! Any number of threads count up and down at once. A slot with fewer than 15 references is counted by compare-and-swap on the byte that it shares with its neighbour;
-//! one with 15 or more only by who holds the lock of `more`, so that it leaves that state exactly when nothing is left beyond.
+//! Any number of threads count up and down at once. A slot with fewer than 15 references is counted
+//! by compare-and-swap on the byte that it shares with its neighbour; one with 15 or more only by
+//! who holds the lock of `more`, so that it leaves that state exactly when nothing is left beyond.
 
 use super::super::mapped::Mapped;
 use annex_shared::ids::SlotIdx;
@@ -123,7 +126,8 @@ impl Counts {
                     match more.get_mut(&slot) {
                         Some(beyond) if *beyond > 1 => *beyond -= 1,
                         Some(_) => drop(more.remove(&slot)),
-                        // Nobody else counts it down while we have the lock, and up it can't go without.
+                        // Nobody else counts it down while we have the lock, and up it can't go
+                        // without.
                         None => place.store(MANY - 1),
                     }
                     return Some(false);
@@ -134,7 +138,8 @@ impl Counts {
         }
     }
 
-    /// Takes the counts of a table of version 1 over: 16 bits each, `len` bytes from `old` on. Killed in the middle of it, it is done again: what was there goes last.
+    /// Takes the counts of a table of version 1 over: 16 bits each, `len` bytes from `old` on.
+    /// Killed in the middle of it, it is done again: what was there goes last.
     pub fn take_over(&self, map: &Mapped, old: usize, len: usize) -> std::io::Result<()> {
         let pages = map.touched(old, len);
         for page in &pages {
@@ -194,7 +199,8 @@ mod tests {
         assert_eq!(slots.map(|slot| counts.of(&map, slot)), [1, 13, 14, 16]);
     }
 
-    /// What counts while another thread is the last to leave what is beyond four bits must find that out when it is let in.
+    /// What counts while another thread is the last to leave what is beyond four bits must find
+    /// that out when it is let in.
     #[test]
     fn a_count_that_has_become_few_while_it_was_waited_for_is_one_of_few() {
         let (map, counts) = counts();

@@ -28,7 +28,8 @@ const RAMFS: FsType = FsType(0x8584_58f6);
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SpillConfig {
-    /// The file, on a local disk; empty = none. annexd makes it, and what is in it is nobody else's.
+    /// The file, on a local disk; empty = none. annexd makes it, and what is in it is nobody
+    /// else's.
     pub path: PathBuf,
     /// The most bytes of pages it takes.
     pub size: ByteSize,
@@ -110,8 +111,9 @@ pub struct Spill {
 struct Block([u8; HEADER]);
 
 impl Spill {
-    /// Opens the file, or makes it; `None` if none is configured. `kept` is the descriptor that the annexd before had. With `resume` what is in the file counts,
-    /// since there are tables that tell what it is; else it begins empty.
+    /// Opens the file, or makes it; `None` if none is configured. `kept` is the descriptor that the
+    /// annexd before had. With `resume` what is in the file counts, since there are tables that
+    /// tell what it is; else it begins empty.
     pub fn open(
         config: &SpillConfig,
         kept: Option<OwnedFd>,

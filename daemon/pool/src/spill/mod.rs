@@ -1,12 +1,17 @@
-//! The spill file: the last tier, for pages that no donor has room for, and for backups where there is one replica only.
+//! The spill file: the last tier, for pages that no donor has room for, and for backups where there
+//! is one replica only.
 //!
-//! It is driven like a donor, over a [`Link`] that ends in this process: slabs are ranges of the file (`fabric::file`), with leases, checksums, replicas, repair and listings
-//! like all others. What is special about it is when it is chosen (`book::last_tier`) and that it is read last.
+//! It is driven like a donor, over a [`Link`] that ends in this process: slabs are ranges of the
+//! file (`fabric::file`), with leases, checksums, replicas, repair and listings like all others.
+//! What is special about it is when it is chosen (`book::last_tier`) and that it is read last.
 //!
 //! # The file
-//! It belongs to one annexd: it has mode 0600, is locked while annexd or its keeper has it open, and grows by one slab at a time up to its size, each slab reserved on the
-//! disk when it is leased and given back when it is returned. What is in it is worth nothing without annexd's tables, so an annexd that starts without any begins with an empty file, and one that
-//! ends in order leaves an empty one. The next annexd after a kill goes on with the descriptor that was kept, or with the file of that name if it is the same one.
+//! It belongs to one annexd: it has mode 0600, is locked while annexd or its keeper has it open,
+//! and grows by one slab at a time up to its size, each slab reserved on the disk when it is leased
+//! and given back when it is returned. What is in it is worth nothing without annexd's tables, so
+//! an annexd that starts without any begins with an empty file, and one that ends in order leaves
+//! an empty one. The next annexd after a kill goes on with the descriptor that was kept, or with
+//! the file of that name if it is the same one.
 //!
 //! ```text
 //! 0     magic "annexspl"          8
@@ -121,7 +126,8 @@ impl SpillLink {
         self.disk.lent().into_iter().map(|(slab, rkey)| Lease { slab, rkey }).collect()
     }
 
-    /// Slabs that could be lent and slabs in all; what others have put on the disk meanwhile leaves less.
+    /// Slabs that could be lent and slabs in all; what others have put on the disk meanwhile leaves
+    /// less.
     fn room(&self) -> (u32, u32) {
         let capacity = self.spill.slabs(self.slab_size);
         let fits = u32::try_from(self.spill.available() / self.slab_size).unwrap_or(u32::MAX);

@@ -1,4 +1,5 @@
-//! A scripted agent: what it holds, and what becomes of its connections and of the operations on it.
+//! A scripted agent: what it holds, and what becomes of its connections and of the operations on
+//! it.
 
 use annex_fabric::{ErrorKind, Op};
 use annex_shared::ids::{Incarnation, RemoteAddr, Rkey, SlabId};
@@ -15,7 +16,8 @@ pub enum Fate {
     Fail(ErrorKind),
     /// Done, with one bit changed on the way (either way).
     Corrupt,
-    /// The connection breaks: this one and all others outstanding are flushed. The operation is done.
+    /// The connection breaks: this one and all others outstanding are flushed. The operation is
+    /// done.
     Break,
 }
 

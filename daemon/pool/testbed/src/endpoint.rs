@@ -142,7 +142,8 @@ impl ScriptedEndpoint {
         let slab = state.slabs.values_mut().find(|(rkey, _)| *rkey == op.rkey).ok_or(ErrorKind::RemoteAccess)?;
         let (at, len) = (op.addr.0 as usize, op.len as usize);
         let remote = slab.1.get_mut(at..at + len).ok_or(ErrorKind::RemoteAccess)?;
-        // SAFETY: the lane keeps the range for this operation alone until its completion, which comes after this.
+        // SAFETY: the lane keeps the range for this operation alone until its completion, which
+        // comes after this.
         let local = unsafe { self.arena.bytes_mut(op.local, len) };
         let (from, to): (&[u8], &mut [u8]) = match op.kind {
             OpKind::Read => (remote, local),

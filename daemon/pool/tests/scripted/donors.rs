@@ -1,4 +1,5 @@
-//! Donors that are lost, away, back, recalled, added and removed, and what becomes of their replicas.
+//! Donors that are lost, away, back, recalled, added and removed, and what becomes of their
+//! replicas.
 
 use super::donor_of;
 use annex_pool::{IoError, SlotRun};
@@ -156,8 +157,8 @@ fn with_a_single_replica_reads_wait_for_an_agent_that_restarts_with_its_bytes() 
 
 #[test]
 fn a_write_that_nobody_took_does_not_hold_up_the_pages_beside_it() {
-    // Both donors lacked slots that were nobody's, and each waited for the other: the extent could not be read for ten seconds, and then pages that nobody
-    // missed were said to be gone.
+    // Both donors lacked slots that were nobody's, and each waited for the other: the extent could
+    // not be read for ten seconds, and then pages that nobody missed were said to be gone.
     let bed = patient();
     let mut lane = bed.lane();
     let kept = bed.reserve(20);
@@ -286,7 +287,8 @@ fn a_read_that_takes_too_long_is_answered_by_another_replica() {
         });
     }
     assert!(bed.pool.info().hedged_reads > 0);
-    // The arena is whole: nothing was given away that a late answer could still write to, and nothing was lost.
+    // The arena is whole: nothing was given away that a late answer could still write to, and
+    // nothing was lost.
     let all = lane.alloc(256).expect("some pages of the arena are gone");
     lane.free(all);
 }

@@ -1,4 +1,5 @@
-//! The pool against scripted donors: what a lost, lying, slow or restarted donor does to pages. (Nothing.)
+//! The pool against scripted donors: what a lost, lying, slow or restarted donor does to pages.
+//! (Nothing.)
 
 mod donors;
 mod shares;
@@ -72,7 +73,8 @@ fn with_all_replicas_lost_a_read_is_an_error_and_no_bytes() {
     bed.agents.iter().for_each(|a| a.cut());
     assert_eq!(read(&mut lane, runs[0], 1), Err(IoError::Lost));
     assert!(bed.pool.info().lost_extents >= 1);
-    // They come back with everything; but what missed writes meanwhile can't be told from what did not.
+    // They come back with everything; but what missed writes meanwhile can't be told from what did
+    // not.
     bed.agents.iter().for_each(|a| a.mend());
     eventually("both are up again", || bed.pool.is_usable().is_ok());
     assert_eq!(read(&mut lane, runs[0], 1), Err(IoError::Lost));
@@ -150,7 +152,8 @@ fn the_scrubber_finds_and_heals_pages_that_nobody_reads() {
 
 #[test]
 fn a_page_that_is_yet_to_be_written_does_not_count_as_wrong() {
-    // The scrubber meets such pages all the time, and `annex status` said that their donors gave wrong bytes.
+    // The scrubber meets such pages all the time, and `annex status` said that their donors gave
+    // wrong bytes.
     let bed = Bed::with(&[8, 8], 2, |c| c.scrub_rate = ByteSize(64 << 20));
     let _reserved = bed.reserve(32);
     eventually("the scrubber has looked", || bed.pool.info().scrubbed_pages >= 32);
@@ -359,7 +362,8 @@ fn under_all_faults_at_once_no_read_that_succeeds_is_wrong() {
     while Instant::now() < until {
         generation += 1;
         let mut runs = Vec::new();
-        // Slots whose writes were swept away are kept back for a while, so there may be none now and then.
+        // Slots whose writes were swept away are kept back for a while, so there may be none now
+        // and then.
         if bed.pool.reserve(1 + generation as usize % 20, &mut runs) == 0 {
             held.drain(..5).for_each(|(run, _)| run.slots().for_each(|s| bed.pool.release(s)));
             continue;

@@ -200,7 +200,8 @@ fn a_take_over_without_the_spill_file_that_holds_pages_is_refused() {
     assert!(matches!(error, PoolError::SpillMissing), "{error}");
 }
 
-/// Bytes under an old table in a file that was begun anew since: nothing in it is what the table means.
+/// Bytes under an old table in a file that was begun anew since: nothing in it is what the table
+/// means.
 #[test]
 fn a_file_that_was_begun_anew_is_not_read_for_what_it_held_before() {
     let bed = Bed::spilling(&[0, 0], 2, 8, |_| ());

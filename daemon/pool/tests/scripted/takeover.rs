@@ -24,7 +24,8 @@ fn the_next_annexd_takes_the_pages_over() {
     assert_eq!(next.info().degraded_extents, 0);
 }
 
-/// A slot that the annexd before had in use and that no record names any more: a WRITE to it may still be on its way.
+/// A slot that the annexd before had in use and that no record names any more: a WRITE to it may
+/// still be on its way.
 #[test]
 fn at_a_take_over_what_nobody_refers_to_rests_and_references_are_counted_anew() {
     let bed = Bed::new(&[8, 8], 2);

@@ -1,7 +1,8 @@
 //! An endpoint that spoils some of the operations it passes on.
 //!
-//! Every operation takes a slot here, whose index is its tag on the wrapped endpoint. An operation's slot goes with it until its completion
-//! is delivered, so the wrapped endpoint, which is as deep, always has room for the two that follow a corrupted WRITE.
+//! Every operation takes a slot here, whose index is its tag on the wrapped endpoint. An
+//! operation's slot goes with it until its completion is delivered, so the wrapped endpoint, which
+//! is as deep, always has room for the two that follow a corrupted WRITE.
 
 use super::plan::{Fault, Faults, scramble};
 use crate::{Arena, Completion, Endpoint, ErrorKind, Op, OpKind, QueueFull, Transport};
@@ -41,7 +42,8 @@ struct Slot {
 }
 
 pub(super) struct FaultyEndpoint {
-    /// `None` once broken by a dropped operation: nothing may reach the donor or the arena any more.
+    /// `None` once broken by a dropped operation: nothing may reach the donor or the arena any
+    /// more.
     inner: Option<Box<dyn Endpoint>>,
     transport: Transport,
     arena: Arc<Arena>,
@@ -127,7 +129,8 @@ impl FaultyEndpoint {
             }
             Fault::Corrupt if is_ok && op.kind == OpKind::Read && op.len > 0 => {
                 let at = op.local + (scramble(number) % u64::from(op.len)) as usize;
-                // SAFETY: in the READ's own range, which is the endpoint's until the completion is delivered.
+                // SAFETY: in the READ's own range, which is the endpoint's until the completion is
+                // delivered.
                 let byte = unsafe { &mut self.arena.bytes_mut(at, 1)[0] };
                 *byte ^= flip(number).to_le_bytes()[0];
                 add(&self.faults.corrupted_reads);
@@ -141,7 +144,8 @@ impl FaultyEndpoint {
         self.deliver(index, completion, done);
     }
 
-    /// Posts a COMPARE_SWAP on one aligned word of what the slot's WRITE wrote; false if there is none.
+    /// Posts a COMPARE_SWAP on one aligned word of what the slot's WRITE wrote; false if there is
+    /// none.
     fn swap_word(&mut self, index: usize, expect: u64, swap: u64) -> bool {
         let Slot { op, number, .. } = self.slots[index];
         let word = self.faults.spoils().word(op.addr.0..op.addr.0 + u64::from(op.len), number);

@@ -1,6 +1,7 @@
 //! A fabric that misbehaves on purpose, for tests of everything above it.
 //!
-//! [`FaultyConnector`] wraps any connector; its endpoints let most operations through and spoil some, by a [`FaultPlan`]:
+//! [`FaultyConnector`] wraps any connector; its endpoints let most operations through and spoil
+//! some, by a [`FaultPlan`]:
 //!
 //! | fault | what the lane sees | what happened at the donor |
 //! | --- | --- | --- |
@@ -9,9 +10,9 @@
 //! | corrupt | success | a READ's local bytes, or a WRITE's bytes in the slab, have a few bits flipped |
 //! | delay | success, later | done at once |
 //!
-//! A WRITE's bytes are spoilt where they arrived, by two COMPARE_SWAPs that follow it: the arena is the caller's, and is
-//! never written but as a READ's destination. Which operations are hit depends on the plan and on their count only, so that
-//! a failure can be repeated.
+//! A WRITE's bytes are spoilt where they arrived, by two COMPARE_SWAPs that follow it: the arena is
+//! the caller's, and is never written but as a READ's destination. Which operations are hit depends
+//! on the plan and on their count only, so that a failure can be repeated.
 
 mod endpoint;
 mod plan;

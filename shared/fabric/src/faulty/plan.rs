@@ -14,10 +14,12 @@ pub struct Rate {
     pub every: u32,
 }
 
-/// What to spoil. Read from a string such as `fail=1/97,drop=1/5003,corrupt=1/1009,delay=1/211:2ms,seed=7,timeout=200ms`; every part may
-/// be left out. With `seed=0` (the default) and `1/N`, every Nth operation is hit; another seed shifts each fault's
-/// turn. `corrupt=1/1009:even` leaves WRITEs to odd pages of the slab alone, `:odd` those to even ones: two donors with one each never spoil both
-/// copies of a page. If several faults fall on one operation, the gravest is taken (drop, fail, corrupt, delay).
+/// What to spoil. Read from a string such as
+/// `fail=1/97,drop=1/5003,corrupt=1/1009,delay=1/211:2ms,seed=7,timeout=200ms`; every part may be
+/// left out. With `seed=0` (the default) and `1/N`, every Nth operation is hit; another seed shifts
+/// each fault's turn. `corrupt=1/1009:even` leaves WRITEs to odd pages of the slab alone, `:odd`
+/// those to even ones: two donors with one each never spoil both copies of a page. If several
+/// faults fall on one operation, the gravest is taken (drop, fail, corrupt, delay).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FaultPlan {
     pub fail: Option<Rate>,
@@ -57,8 +59,9 @@ pub(super) enum Fault {
     Delay(Duration),
 }
 
-/// A plan being carried out: how many operations there were, and how many of them were spoilt. A fault counts when it
-/// takes effect; one that finds nothing to spoil (an operation that failed by itself) does not.
+/// A plan being carried out: how many operations there were, and how many of them were spoilt. A
+/// fault counts when it takes effect; one that finds nothing to spoil (an operation that failed by
+/// itself) does not.
 #[derive(Debug)]
 pub struct Faults {
     plan: FaultPlan,

@@ -28,7 +28,8 @@ pub struct Disk {
     base: Instant,
     pub(super) reads: Lineup,
     pub(super) writes: Lineup,
-    /// For each thread: nanoseconds after `base` at which its present I/O began, plus one; 0 = it is in none.
+    /// For each thread: nanoseconds after `base` at which its present I/O began, plus one; 0 = it
+    /// is in none.
     since: Box<[AtomicU64]>,
     /// Operations handed over and not back from the kernel.
     in_flight: AtomicUsize,
@@ -38,8 +39,8 @@ pub struct Disk {
     /// Readable while it is cut off.
     cut: EventFd,
     stopping: AtomicBool,
-    /// Seconds after `base` at which an error was last logged, plus one.
-    /// The region after the one that was lent last: a bad place on the disk is not tried again at once.
+    /// Seconds after `base` at which an error was last logged, plus one. The region after the one
+    /// that was lent last: a bad place on the disk is not tried again at once.
     next: AtomicU32,
     /// A test that holds it makes the disk hang.
     #[cfg(test)]
@@ -55,8 +56,9 @@ struct Region {
 }
 
 impl Disk {
-    /// Starts the threads. `regions` of `region_len` bytes lie in the file from `first` on, none of them lent; all of these are multiples of 4096.
-    /// One I/O that takes longer than `patience` cuts the disk off. `name` is for messages. The threads end with [`Disk::stop`].
+    /// Starts the threads. `regions` of `region_len` bytes lie in the file from `first` on, none of
+    /// them lent; all of these are multiples of 4096. One I/O that takes longer than `patience`
+    /// cuts the disk off. `name` is for messages. The threads end with [`Disk::stop`].
     pub fn start(
         file: OwnedFd,
         name: &str,
@@ -87,7 +89,8 @@ impl Disk {
         Ok(disk)
     }
 
-    /// Has the threads end, each when it is back from the kernel. Operations are refused from now on.
+    /// Has the threads end, each when it is back from the kernel. Operations are refused from now
+    /// on.
     pub fn stop(&self) {
         self.stopping.store(true, SeqCst);
         self.era.fetch_add(1, SeqCst);
@@ -97,7 +100,8 @@ impl Disk {
 
     // ---- regions ----
 
-    /// Lends a region below `limit`, with its room on the disk reserved if the file system can do that; `None` if none is free.
+    /// Lends a region below `limit`, with its room on the disk reserved if the file system can do
+    /// that; `None` if none is free.
     pub fn lend(&self, limit: u32) -> io::Result<Option<(SlabId, Rkey)>> {
         let count = limit.min(self.regions.len() as u32);
         if count == 0 || self.is_cut_off() {
@@ -118,7 +122,8 @@ impl Disk {
         known.is_some_and(|r| r.rkey.compare_exchange(0, rkey.0, SeqCst, SeqCst).is_ok())
     }
 
-    /// Ends a loan: no operation under its key begins from now on. The room on the disk is given back.
+    /// Ends a loan: no operation under its key begins from now on. The room on the disk is given
+    /// back.
     pub fn take_back(&self, slab: SlabId) {
         let Some(region) = self.regions.get(slab.0 as usize) else { return };
         region.rkey.store(0, SeqCst);
@@ -175,7 +180,8 @@ impl Disk {
 
     // ---- operations ----
 
-    /// Where the bytes of an operation lie in the file, and its region; the region is busy from then on.
+    /// Where the bytes of an operation lie in the file, and its region; the region is busy from
+    /// then on.
     pub(super) fn begin(&self, era: u64, rkey: Rkey, addr: RemoteAddr, len: u32) -> Result<(u64, u32), ErrorKind> {
         let index = rkey.0 as u32;
         let region = self.regions.get(index as usize).ok_or(ErrorKind::RemoteAccess)?;
@@ -183,7 +189,8 @@ impl Disk {
         if !inside || !addr.0.is_multiple_of(annex_shared::page::PAGE_SIZE as u64) {
             return Err(ErrorKind::RemoteAccess);
         }
-        // Counted first, looked at afterwards: whoever ends the loan or cuts the disk off does it in the other order, so that one of both sees the other.
+        // Counted first, looked at afterwards: whoever ends the loan or cuts the disk off does it
+        // in the other order, so that one of both sees the other.
         self.in_flight.fetch_add(1, SeqCst);
         region.busy.fetch_add(1, SeqCst);
         let refused = if self.era.load(SeqCst) != era {
@@ -241,7 +248,8 @@ impl Disk {
         Duration::from_nanos(taken.max().unwrap_or(0))
     }
 
-    /// Cuts the disk off if an I/O takes too long. To be called now and then while something is under way.
+    /// Cuts the disk off if an I/O takes too long. To be called now and then while something is
+    /// under way.
     pub fn look(&self) {
         if !self.is_cut.load(Relaxed) && self.slowest() > self.patience {
             self.cut_off();

@@ -160,7 +160,8 @@ impl Endpoint for FileEndpoint {
 impl Drop for FileEndpoint {
     /// From here on no thread touches the arena for this endpoint.
     fn drop(&mut self) {
-        // What was posted and not rung would stay in line, and in the count of what is in flight, for ever.
+        // What was posted and not rung would stay in line, and in the count of what is in flight,
+        // for ever.
         self.ring();
         for ticket in (0..DEPTH as u32).filter(|t| self.open[*t as usize].is_some()) {
             while !self.desk.give_up(ticket) && !self.desk.is_over(ticket) {

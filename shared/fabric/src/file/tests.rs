@@ -130,7 +130,8 @@ fn a_region_beyond_the_limit_is_not_lent() {
     assert_eq!((bed.disk.free(1), bed.disk.free(4)), (0, 3));
 }
 
-/// A write that hangs in the kernel while its place is written anew would bring old bytes back when it gets through at last.
+/// A write that hangs in the kernel while its place is written anew would bring old bytes back when
+/// it gets through at last.
 #[test]
 fn a_disk_that_hangs_is_cut_off_until_all_is_back_from_it() {
     let mut bed = bed();

@@ -13,7 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 
-/// So many reads may be in the kernel at once: page faults, each a thread of someone's program that stands still.
+/// So many reads may be in the kernel at once: page faults, each a thread of someone's program that
+/// stands still.
 const READERS: usize = 4;
 /// Writes are long and come in batches.
 const WRITERS: usize = 2;
@@ -103,7 +104,8 @@ impl Desk {
         self.turn(ticket, OVER, IDLE);
     }
 
-    /// Takes an operation from the threads for good. False: not now, one of them copies its bytes, or it is over.
+    /// Takes an operation from the threads for good. False: not now, one of them copies its bytes,
+    /// or it is over.
     pub fn give_up(&self, ticket: u32) -> bool {
         self.turn(ticket, IDLE, GIVEN_UP)
     }
@@ -132,8 +134,9 @@ impl Desk {
         let arena = self.arena.ptr(task.local + done, len);
         let own = buffer.0.ptr(0, len);
         let (from, to) = if task.kind == OpKind::Read { (own, arena) } else { (arena, own) };
-        // SAFETY: both ranges are in bounds (`ptr` checks) and in different mappings. The arena's belongs to this operation (its range was checked when it was
-        // posted) while the claim is held; the buffer is this thread's.
+        // SAFETY: both ranges are in bounds (`ptr` checks) and in different mappings. The arena's
+        // belongs to this operation (its range was checked when it was posted) while the claim is
+        // held; the buffer is this thread's.
         unsafe { std::ptr::copy_nonoverlapping(from.cast_const(), to, len) };
         self.turn(task.ticket, CLAIMED, IDLE)
     }

@@ -1,7 +1,8 @@
 //! The lease board: how a client on the same host knows, without asking, that a lease still holds.
 //!
-//! The agent owns a memfd with one entry of 64 bytes (a cache line) per slab. Clients get it through a descriptor that was opened
-//! read-only, which can't be mapped to write. (A seal against writing would bind the agent's own successor as well.)
+//! The agent owns a memfd with one entry of 64 bytes (a cache line) per slab. Clients get it
+//! through a descriptor that was opened read-only, which can't be mapped to write. (A seal against
+//! writing would bind the agent's own successor as well.)
 //!
 //! ```text
 //!  0  rkey         8   of the lease; 0 = never lent
@@ -9,15 +10,18 @@
 //! 16  incarnation  8   of the agent that granted it
 //! 24  zeros       40
 //! ```
-//! Little-endian, each number written and read whole. A new lease is written with its expiry last, a revocation clears
-//! the expiry first; rkeys are random and never come back. So an entry that shows the expected rkey and incarnation and an
-//! expiry in the future is that lease, and it holds. A client looks before an operation and again after it: the bytes that it read
-//! in between were those of its own lease.
+//! Little-endian, each number written and read whole. A new lease is written with its expiry last,
+//! a revocation clears the expiry first; rkeys are random and never come back. So an entry that
+//! shows the expected rkey and incarnation and an expiry in the future is that lease, and it holds.
+//! A client looks before an operation and again after it: the bytes that it read in between were
+//! those of its own lease.
 //!
-//! An agent that dies renews nothing: its leases run out on the board by themselves. Until then its client may go on: what it writes
-//! lies in the slab's memfd, which an agent that is restarted takes over. That one takes the board over too, and before it does anything
-//! else it revokes every entry ([`Board::reopen`]): no operation under an old key succeeds from then on. Without a board that outlives the
-//! agent, the memory is gone with it, and what clients still write reaches nobody.
+//! An agent that dies renews nothing: its leases run out on the board by themselves. Until then its
+//! client may go on: what it writes lies in the slab's memfd, which an agent that is restarted
+//! takes over. That one takes the board over too, and before it does anything else it revokes every
+//! entry ([`Board::reopen`]): no operation under an old key succeeds from then on. Without a board
+//! that outlives the agent, the memory is gone with it, and what clients still write reaches
+//! nobody.
 
 use annex_shared::ids::{Incarnation, Rkey};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
@@ -45,7 +49,8 @@ const _: () = assert!(size_of::<Entry>() == ENTRY_LEN);
 #[inline]
 pub fn monotonic_ns() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `now` is a valid timespec; CLOCK_MONOTONIC exists on every Linux, so the call can't fail.
+    // SAFETY: `now` is a valid timespec; CLOCK_MONOTONIC exists on every Linux, so the call can't
+    // fail.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
@@ -115,7 +120,8 @@ impl Board {
         self.entry(slot).expiry.store(expiry_ns.to_le(), Ordering::Release);
     }
 
-    /// Ends the lease at once. After this no operation of a client that starts is executed, and none that is under way succeeds.
+    /// Ends the lease at once. After this no operation of a client that starts is executed, and
+    /// none that is under way succeeds.
     pub fn revoke(&self, slot: u32) {
         let entry = self.entry(slot);
         entry.expiry.store(0, Ordering::SeqCst);
@@ -201,8 +207,8 @@ impl Mapping {
 
     #[inline]
     fn entry(&self, slot: u32) -> Option<&Entry> {
-        // SAFETY: in bounds of the mapping, which is page-aligned, lives as long as self and can't be truncated (sealed);
-        // all fields are atomics, for which any bytes are valid.
+        // SAFETY: in bounds of the mapping, which is page-aligned, lives as long as self and can't
+        // be truncated (sealed); all fields are atomics, for which any bytes are valid.
         (slot < self.slots()).then(|| unsafe { &*self.base.add(slot as usize) })
     }
 }

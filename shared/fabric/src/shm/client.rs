@@ -46,7 +46,8 @@ pub enum PrepareError {
 }
 
 impl ShmConnector {
-    /// Connects to the agent's Unix socket and fetches the lease board. `timeout` is for each answer.
+    /// Connects to the agent's Unix socket and fetches the lease board. `timeout` is for each
+    /// answer.
     pub fn connect(
         path: &Path,
         client: ClientId,
@@ -94,7 +95,8 @@ impl ShmConnector {
         self
     }
 
-    /// Maps the slab leased under `rkey` for all endpoints, those already open too. Nothing to do if it is.
+    /// Maps the slab leased under `rkey` for all endpoints, those already open too. Nothing to do
+    /// if it is.
     pub fn prepare(&self, rkey: Rkey) -> Result<(), PrepareError> {
         let mut socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
         if self.slabs.mapped.contains(rkey) {
@@ -103,7 +105,8 @@ impl ShmConnector {
         let peer = || self.peer.display().to_string();
         let answer = Request::Slab(rkey).write_to(&mut *socket).and_then(|()| receive_answer(&socket));
         let answer = answer.map_err(|source| {
-            // An answer that comes late would be taken for the next one's: no more questions on this connection.
+            // An answer that comes late would be taken for the next one's: no more questions on
+            // this connection.
             let _ = socket.shutdown(Shutdown::Both);
             PrepareError::Io { peer: peer(), source }
         })?;
@@ -113,8 +116,8 @@ impl ShmConnector {
         Ok(())
     }
 
-    /// Drops a slab that is returned or lost: from now on operations on it are refused. It is unmapped
-    /// when every endpoint has been polled once more.
+    /// Drops a slab that is returned or lost: from now on operations on it are refused. It is
+    /// unmapped when every endpoint has been polled once more.
     pub fn forget(&self, rkey: Rkey) {
         // The lock makes changes of the table one at a time.
         let _socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);

@@ -63,8 +63,9 @@ impl ShmEndpoint {
         }
         let mut value = 0;
         match op.kind {
-            // SAFETY: `remote` is good for `len` bytes (checked by `at`) while the table lives, the local range too (checked by
-            // `fits`) and it belongs to this operation. They can't overlap: one is the agent's memfd, the other anonymous.
+            // SAFETY: `remote` is good for `len` bytes (checked by `at`) while the table lives, the
+            // local range too (checked by `fits`) and it belongs to this operation. They can't
+            // overlap: one is the agent's memfd, the other anonymous.
             OpKind::Read => unsafe {
                 std::ptr::copy_nonoverlapping(remote.cast_const(), self.arena.ptr(op.local, len), len)
             },
@@ -81,14 +82,16 @@ impl ShmEndpoint {
                 if !op.addr.0.is_multiple_of(8) {
                     return Err(ErrorKind::RemoteAccess);
                 }
-                // SAFETY: good for 8 bytes (`fits` has checked that len is 8) and aligned, since the slab is page-aligned.
+                // SAFETY: good for 8 bytes (`fits` has checked that len is 8) and aligned, since
+                // the slab is page-aligned.
                 let word = unsafe { AtomicU64::from_ptr(remote.cast()) };
                 let (expect, swap) = (expect.to_le(), swap.to_le());
                 let (Ok(old) | Err(old)) = word.compare_exchange(expect, swap, Ordering::SeqCst, Ordering::SeqCst);
                 value = u64::from_le(old);
             }
         }
-        // The look at the board that follows must not be satisfied before the copy is done, in either direction.
+        // The look at the board that follows must not be satisfied before the copy is done, in
+        // either direction.
         fence(Ordering::SeqCst);
         let now = monotonic_ns();
         if holds(now) { Ok((value, Duration::from_nanos(now - begun))) } else { Err(ErrorKind::RemoteAccess) }

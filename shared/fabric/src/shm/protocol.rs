@@ -1,4 +1,5 @@
-//! The bytes of a shm connection after its preamble and answer, over the agent's Unix socket. Little-endian.
+//! The bytes of a shm connection after its preamble and answer, over the agent's Unix socket.
+//! Little-endian.
 //!
 //! ```text
 //!  request, 16 bytes                       answer, 24 bytes
@@ -9,8 +10,9 @@
 //!                                           8  offset in the memfd (slab)         8
 //!                                          16  length                             8
 //! ```
-//! An answer of status 0 carries exactly one descriptor (`SCM_RIGHTS`). One request is outstanding at a time. The connection
-//! stays open while the client uses the memory: its end tells each side that the other is gone.
+//! An answer of status 0 carries exactly one descriptor (`SCM_RIGHTS`). One request is outstanding
+//! at a time. The connection stays open while the client uses the memory: its end tells each side
+//! that the other is gone.
 
 use crate::ErrorKind;
 use annex_host::rights;

@@ -18,7 +18,8 @@ pub(super) struct Slabs {
     pub(super) incarnation: Incarnation,
     /// False once the agent is gone.
     pub(super) is_alive: AtomicBool,
-    /// Unmapped when no endpoint sees them any more: 64 MiB are no work for a thread that serves faults.
+    /// Unmapped when no endpoint sees them any more: 64 MiB are no work for a thread that serves
+    /// faults.
     pub(super) mapped: Prepared<Arc<Slab>>,
 }
 
@@ -30,7 +31,8 @@ pub(super) struct Slab {
     pub(super) board_slot: u32,
 }
 
-// SAFETY: the mapping is plain shared memory without thread affinity; it is accessed through raw pointers and atomics only.
+// SAFETY: the mapping is plain shared memory without thread affinity; it is accessed through raw
+// pointers and atomics only.
 unsafe impl Send for Slab {}
 // SAFETY: as above.
 unsafe impl Sync for Slab {}
@@ -42,8 +44,9 @@ impl Slabs {
 }
 
 impl Slab {
-    /// Maps a slab, every page present and writable, so that no operation takes a first-touch fault. (MAP_POPULATE touches shared memory for reading only: each
-    /// page's first WRITE would fault.)
+    /// Maps a slab, every page present and writable, so that no operation takes a first-touch
+    /// fault. (MAP_POPULATE touches shared memory for reading only: each page's first WRITE would
+    /// fault.)
     pub(super) fn map(fd: &OwnedFd, region: Region) -> io::Result<Slab> {
         let refuse = |what| io::Error::new(io::ErrorKind::InvalidData, what);
         let end = region.offset.checked_add(region.len).ok_or_else(|| refuse("the slab's range overflows"))?;
@@ -59,7 +62,8 @@ impl Slab {
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the range was just mapped. A child of annexd has no use for it; that an advice fails is no harm.
+        // SAFETY: the range was just mapped. A child of annexd has no use for it; that an advice
+        // fails is no harm.
         unsafe {
             libc::madvise(base, len, libc::MADV_DONTFORK);
             libc::madvise(base, len, libc::MADV_POPULATE_WRITE);
@@ -82,7 +86,8 @@ impl Slab {
 
 impl Drop for Slab {
     fn drop(&mut self) {
-        // SAFETY: mapped in `map` with this length; whoever could have a pointer into it would hold the table, and so this slab.
+        // SAFETY: mapped in `map` with this length; whoever could have a pointer into it would hold
+        // the table, and so this slab.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }

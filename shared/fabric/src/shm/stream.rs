@@ -1,10 +1,12 @@
 //! Copying to memory that nobody is about to read.
 //!
-//! An ordinary store first fetches the cache line that it changes. A streaming store fetches nothing and leaves the caches to what is in use. Two copies
-//! of 16 KiB to places long out of every cache took 3.2 µs so in place of 5.4, of 4 KiB 1.5 in place of 1.9; of 1 KiB neither is quicker.
+//! An ordinary store first fetches the cache line that it changes. A streaming store fetches
+//! nothing and leaves the caches to what is in use. Two copies of 16 KiB to places long out of
+//! every cache took 3.2 µs so in place of 5.4, of 4 KiB 1.5 in place of 1.9; of 1 KiB neither is
+//! quicker.
 //!
-//! It is for those who say so: a page that is evicted and soon wanted back comes from the cache if it was written as usual, and the pager's p99 was a
-//! sixth longer without that.
+//! It is for those who say so: a page that is evicted and soon wanted back comes from the cache if
+//! it was written as usual, and the pager's p99 was a sixth longer without that.
 
 /// Shorter ranges are copied as usual.
 const SHORTEST: usize = 4096;
@@ -21,7 +23,8 @@ pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     if len >= SHORTEST && len.is_multiple_of(STEP) && to.addr().is_multiple_of(16) {
         use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
         for at in (0..len).step_by(STEP) {
-            // SAFETY: `at + STEP` is within `len`, for which the caller answers; the target is aligned to 16, which is looked at above.
+            // SAFETY: `at + STEP` is within `len`, for which the caller answers; the target is
+            // aligned to 16, which is looked at above.
             unsafe {
                 let (from, to) = (from.add(at).cast::<__m128i>(), to.add(at).cast::<__m128i>());
                 let parts = [0, 1, 2, 3].map(|n| _mm_loadu_si128(from.add(n)));

@@ -5,8 +5,8 @@
 //!     │ wholly sent,  │ to be sent  │ posted,   │
 //!     │ not answered  │             │ not rung  │
 //! ```
-//! The agent answers in order, so the ring needs no other index. An operation that fails before it is sent keeps its place and
-//! completes when it becomes the first.
+//! The agent answers in order, so the ring needs no other index. An operation that fails before it
+//! is sent keeps its place and completes when it becomes the first.
 
 use super::frame::{ANSWER_LEN, Answer, FrameError, REQUEST_LEN, Request, Verb};
 use crate::ledger::Link;
@@ -60,8 +60,8 @@ pub(super) struct TcpEndpoint {
     events: Epoll,
     /// The event descriptor also watches for room to send.
     watches_room: bool,
-    /// Look at the socket in the next poll even if nothing is outstanding: the lane slept on it and must not sleep again
-    /// over a connection that is dead.
+    /// Look at the socket in the next poll even if nothing is outstanding: the lane slept on it and
+    /// must not sleep again over a connection that is dead.
     must_look: bool,
     is_served_here: bool,
     arena: Arc<Arena>,
@@ -166,7 +166,8 @@ impl TcpEndpoint {
             let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
             message.msg_iov = pieces.as_mut_ptr();
             message.msg_iovlen = count;
-            // SAFETY: the pieces point into the header table and the arena, in bounds, and both outlive the call.
+            // SAFETY: the pieces point into the header table and the arena, in bounds, and both
+            // outlive the call.
             let sent = unsafe { libc::sendmsg(stream.as_raw_fd(), &message, libc::MSG_NOSIGNAL) };
             if sent < 0 {
                 match io::Error::last_os_error() {
@@ -183,7 +184,8 @@ impl TcpEndpoint {
         Ok(())
     }
 
-    /// Collects what is to be sent next: the pieces' count and total length. Headers of neighbours make one piece.
+    /// Collects what is to be sent next: the pieces' count and total length. Headers of neighbours
+    /// make one piece.
     fn gather(&self, pieces: &mut [libc::iovec; PIECES]) -> (usize, usize) {
         let (mut count, mut total, mut skip) = (0, 0, self.sent);
         let mut header_end: *const u8 = std::ptr::null();
@@ -263,8 +265,8 @@ impl TcpEndpoint {
                 let slot = *self.slot(self.first);
                 let n = (slot.len as usize - placed).min(self.end - self.start);
                 let to = self.arena.ptr(slot.local + placed, n);
-                // SAFETY: `to` is good for n bytes (ptr checks) and the range belongs to this READ until it completes;
-                // `received` is a buffer of its own.
+                // SAFETY: `to` is good for n bytes (ptr checks) and the range belongs to this READ
+                // until it completes; `received` is a buffer of its own.
                 unsafe { std::ptr::copy_nonoverlapping(self.received[self.start..].as_ptr(), to, n) };
                 self.start += n;
                 if placed + n < slot.len as usize {
@@ -295,8 +297,8 @@ impl TcpEndpoint {
         }
     }
 
-    /// One read: into the rest of the payload that is coming, and behind it into the buffer. True if the socket is
-    /// empty now.
+    /// One read: into the rest of the payload that is coming, and behind it into the buffer. True
+    /// if the socket is empty now.
     fn fill(&mut self) -> Result<bool, Broken> {
         let Some((stream, _)) = &self.connection else { return Ok(true) };
         // What is left is less than an answer's header, or nothing while a payload is coming.
@@ -313,8 +315,8 @@ impl TcpEndpoint {
         let free = &mut self.received[self.end..];
         pieces[1] = libc::iovec { iov_base: free.as_mut_ptr().cast(), iov_len: free.len() };
         let (pieces, room) = (if rest > 0 { &pieces[..] } else { &pieces[1..] }, rest + free.len());
-        // SAFETY: the pieces are in bounds of the arena and of `received`; the arena's range belongs to the READ that is being
-        // answered, until it completes.
+        // SAFETY: the pieces are in bounds of the arena and of `received`; the arena's range
+        // belongs to the READ that is being answered, until it completes.
         let n = unsafe { libc::readv(stream.as_raw_fd(), pieces.as_ptr(), pieces.len() as libc::c_int) };
         if n == 0 {
             return Err(Broken::Closed);

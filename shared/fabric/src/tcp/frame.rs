@@ -11,13 +11,14 @@
 //!  32  COMPARE_SWAP: expect       8
 //!  40  COMPARE_SWAP: swap         8
 //! ```
-//! A WRITE's request is followed by `length` bytes; a READ's answer of status 0 likewise; nothing else carries a payload. A refused
-//! WRITE's payload is read and dropped. Sequence numbers grow by one per operation and come back in order: an answer that is
-//! out of order, or to a request that was not wholly sent, means that the stream can't be trusted, and ends it. Fences come before the first operation, one at a time, and are numbered
-//! for themselves.
+//! A WRITE's request is followed by `length` bytes; a READ's answer of status 0 likewise; nothing
+//! else carries a payload. A refused WRITE's payload is read and dropped. Sequence numbers grow by
+//! one per operation and come back in order: an answer that is out of order, or to a request that
+//! was not wholly sent, means that the stream can't be trusted, and ends it. Fences come before the
+//! first operation, one at a time, and are numbered for themselves.
 //!
-//! All requests have one size, so that the headers of a batch of READs lie side by side in the client's table and go out as
-//! one piece; the 16 bytes it costs are noise next to a page.
+//! All requests have one size, so that the headers of a batch of READs lie side by side in the
+//! client's table and go out as one piece; the 16 bytes it costs are noise next to a page.
 
 use crate::{ErrorKind, OpKind};
 use annex_shared::ids::{RemoteAddr, Rkey};
@@ -27,7 +28,8 @@ pub const REQUEST_LEN: usize = 48;
 /// Bytes of an answer's header.
 pub const ANSWER_LEN: usize = 24;
 
-/// A fence's address that stands for all connections of the client that were opened in another session.
+/// A fence's address that stands for all connections of the client that were opened in another
+/// session.
 pub const ALL_EARLIER: u64 = 0;
 
 /// What a request asks for.
@@ -37,8 +39,8 @@ pub enum Verb {
     Read = 1,
     Write = 2,
     CompareSwap = 3,
-    /// Closes the connection whose number is the address ([`ALL_EARLIER`]: all that this client opened in another session)
-    /// and answers when nothing more will be executed for it.
+    /// Closes the connection whose number is the address ([`ALL_EARLIER`]: all that this client
+    /// opened in another session) and answers when nothing more will be executed for it.
     Fence = 4,
 }
 

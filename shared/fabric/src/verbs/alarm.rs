@@ -1,14 +1,16 @@
 //! When a completion queue is armed, and when its event is fetched. Pure.
 //!
-//! With Soft-RoCE each is a system call, with hardware an event is an interrupt. So neither is done in vain:
-//! - A queue that is armed makes one event, and stays armed until then. Before that one is fetched there is no other,
-//!   and arming once more changes nothing.
-//! - An event comes after the completion that made it. Where none has been seen since the queue was armed, there is no
-//!   event to be fetched.
+//! With Soft-RoCE each is a system call, with hardware an event is an interrupt. So neither is done
+//! in vain:
+//! - A queue that is armed makes one event, and stays armed until then. Before that one is fetched
+//!   there is no other, and arming once more changes nothing.
+//! - An event comes after the completion that made it. Where none has been seen since the queue was
+//!   armed, there is no event to be fetched.
 //! - While nothing is under way nobody has to be woken.
 //!
-//! A completion that was seen may have come before the queue was armed, and then makes no event; or its event is late.
-//! Which it is can't be told, so the event is looked for each time until it is there.
+//! A completion that was seen may have come before the queue was armed, and then makes no event; or
+//! its event is late. Which it is can't be told, so the event is looked for each time until it is
+//! there.
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Alarm {
@@ -60,7 +62,8 @@ mod tests {
         flight: u8,
         queue: u8,
         is_armed: bool,
-        /// Events that were made and are on their way to the descriptor, and those that make it readable.
+        /// Events that were made and are on their way to the descriptor, and those that make it
+        /// readable.
         late: u8,
         events: u8,
     }

@@ -1,4 +1,5 @@
-//! Reaches an agent's memory over RDMA: a control connection for what must be agreed on, and a queue pair for each endpoint.
+//! Reaches an agent's memory over RDMA: a control connection for what must be agreed on, and a
+//! queue pair for each endpoint.
 
 use super::device::{Device, DeviceChoice, DeviceError};
 use super::endpoint::{PROOF_LEN, Parts, Shared, VerbsEndpoint};
@@ -28,9 +29,11 @@ use std::time::{Duration, Instant};
 const DEPTH: usize = 256;
 /// WRITEs of at most this many bytes travel in the work request, if the device has room for it.
 const INLINE: u32 = 256;
-/// In the ledger: what connectors of earlier sessions left behind. No queue pair for data has this number.
+/// In the ledger: what connectors of earlier sessions left behind. No queue pair for data has this
+/// number.
 const ALL_EARLIER: u64 = 0;
-/// How often it is looked whether the device is still there, and for tables that no endpoint uses any more; in milliseconds.
+/// How often it is looked whether the device is still there, and for tables that no endpoint uses
+/// any more; in milliseconds.
 const SWEEP: u16 = 1000;
 
 /// Completions with an error, by status, over all connections to one donor.
@@ -104,7 +107,8 @@ struct Talk {
 }
 
 impl VerbsConnector {
-    /// Opens the device, connects to the agent, and reads a few bytes over RDMA to see that data flows.
+    /// Opens the device, connects to the agent, and reads a few bytes over RDMA to see that data
+    /// flows.
     pub fn connect(dial: &Dial) -> Result<VerbsConnector, VerbsError> {
         let device = Device::open(&dial.device)?;
         let connector = VerbsConnector::connect_with(&device, dial)?;
@@ -172,7 +176,8 @@ impl VerbsConnector {
         &self.shared.counts
     }
 
-    /// Has the agent register the slab leased under `rkey`, for all endpoints, those already open too. Nothing to do if it has.
+    /// Has the agent register the slab leased under `rkey`, for all endpoints, those already open
+    /// too. Nothing to do if it has.
     pub fn prepare(&self, rkey: Rkey) -> Result<(), PrepareError> {
         let mut talk = self.talk();
         if self.shared.slabs.contains(rkey) {
@@ -191,7 +196,8 @@ impl VerbsConnector {
         }
     }
 
-    /// Makes a slab known that the agent registered for somebody: what a thief of keys would do. For tests.
+    /// Makes a slab known that the agent registered for somebody: what a thief of keys would do.
+    /// For tests.
     #[doc(hidden)]
     pub fn pretend(&self, rkey: Rkey, window: Window) {
         let _talk = self.talk();
@@ -210,7 +216,8 @@ impl VerbsConnector {
         self.shared.slabs.remove(rkey);
     }
 
-    /// False once the agent has hung up or the device is gone, broken or without its port: nothing will work again through this connector.
+    /// False once the agent has hung up or the device is gone, broken or without its port: nothing
+    /// will work again through this connector.
     pub fn is_alive(&self) -> bool {
         self.shared.is_alive.load(Ordering::Acquire)
     }
@@ -300,7 +307,8 @@ impl VerbsConnector {
         Err(ConnectError::Refused { peer: self.peer(), reason })
     }
 
-    /// Asks the agent to end what is over: its ends of queue pairs, and first of all the connections of earlier sessions.
+    /// Asks the agent to end what is over: its ends of queue pairs, and first of all the
+    /// connections of earlier sessions.
     fn fence(&self, talk: &mut Talk) -> Result<(), ConnectError> {
         for number in self.ledger.over() {
             let asked = match number {
@@ -316,7 +324,8 @@ impl VerbsConnector {
         Ok(())
     }
 
-    /// Registers an arena, once for all endpoints that use it and as long as anybody holds the region.
+    /// Registers an arena, once for all endpoints that use it and as long as anybody holds the
+    /// region.
     pub fn register(&self, arena: &Arc<Arena>) -> Result<Arc<MemoryRegion>, RegisterError> {
         let mut regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
         regions.retain(|(_, region)| region.strong_count() > 0);
@@ -362,7 +371,8 @@ impl Talk {
         io::Error::new(io::ErrorKind::InvalidData, "it gave an answer that does not fit the question")
     }
 
-    /// An answer that comes late would be taken for the next one's: no more questions on this connection.
+    /// An answer that comes late would be taken for the next one's: no more questions on this
+    /// connection.
     fn end(&mut self) {
         // An error means that the agent closed it first.
         let _ = self.frames.stream().shutdown(Shutdown::Both);

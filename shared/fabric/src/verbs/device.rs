@@ -21,7 +21,8 @@ pub struct DeviceChoice {
     pub device: Option<String>,
     /// From 1. Left out: the first that is up.
     pub port: Option<u8>,
-    /// Index in the port's table of GIDs (`ibv_devinfo -v`). Left out: RoCE v2 with an IPv4 address, or the nearest to that.
+    /// Index in the port's table of GIDs (`ibv_devinfo -v`). Left out: RoCE v2 with an IPv4
+    /// address, or the nearest to that.
     pub gid_index: Option<u8>,
 }
 
@@ -79,7 +80,8 @@ fn port_remedy(state: &str) -> &'static str {
     }
 }
 
-/// An open device with the port and GID to use. Everything made of it holds it, so that it is closed last.
+/// An open device with the port and GID to use. Everything made of it holds it, so that it is
+/// closed last.
 pub struct Device {
     pub(super) library: &'static Library,
     context: NonNull<ibv_context>,
@@ -122,7 +124,8 @@ impl Device {
         for (name, device) in candidates {
             match Device::open_one(library, device, name, choice) {
                 Ok(device) => return Ok(Arc::new(device)),
-                // The first one's trouble is told: it is the one that was meant, where there is only one.
+                // The first one's trouble is told: it is the one that was meant, where there is
+                // only one.
                 Err(e) => first = first.or(Some(e)),
             }
         }
@@ -231,8 +234,8 @@ impl Device {
     fn query_port(&self, port: u8) -> Result<ibv_port_attr, DeviceError> {
         // SAFETY: all zeros is a valid value of this plain structure.
         let mut attr: ibv_port_attr = unsafe { std::mem::zeroed() };
-        // SAFETY: the context is open. What the library fills here is the beginning of `ibv_port_attr`, up to its flags: verbs.h calls it the
-        // same way.
+        // SAFETY: the context is open. What the library fills here is the beginning of
+        // `ibv_port_attr`, up to its flags: verbs.h calls it the same way.
         let error = unsafe { (self.library.ibv_query_port)(self.context(), port, (&raw mut attr).cast()) };
         match error {
             0 => Ok(attr),
@@ -284,7 +287,8 @@ impl Drop for Device {
     }
 }
 
-/// `link_layer` of an InfiniBand port (`IBV_LINK_LAYER_INFINIBAND`, which is an anonymous enum's). Devices that don't say are that, too.
+/// `link_layer` of an InfiniBand port (`IBV_LINK_LAYER_INFINIBAND`, which is an anonymous enum's).
+/// Devices that don't say are that, too.
 const LINK_INFINIBAND: u8 = 1;
 
 fn port_state(state: ibv_port_state::Type) -> &'static str {
@@ -319,7 +323,8 @@ impl List {
 
     fn devices(&self) -> impl Iterator<Item = (String, *mut ibv_device)> {
         (0..self.len).map(|at| {
-            // SAFETY: the list has `len` devices, each good until the list is freed; a name ends with a zero.
+            // SAFETY: the list has `len` devices, each good until the list is freed; a name ends
+            // with a zero.
             unsafe {
                 let device = *self.list.as_ptr().add(at);
                 (CStr::from_ptr((*device).name.as_ptr()).to_string_lossy().into_owned(), device)

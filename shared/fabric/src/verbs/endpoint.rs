@@ -4,12 +4,14 @@
 //!   first            rung           next       (sequence numbers; a slot is seq % depth; a work request's id is its seq)
 //!     │ with the device │ posted       │
 //! ```
-//! A reliable connection's send queue completes in order. So the completion of one operation says that all before it are done, and WRITEs
-//! ask for one only now and then ([`QUIET_WRITES`]) and at the end of each ring. READs and COMPARE_SWAPs always ask: somebody waits for
-//! each. An operation that is refused on this side keeps its place, and completes when it becomes the first.
+//! A reliable connection's send queue completes in order. So the completion of one operation says
+//! that all before it are done, and WRITEs ask for one only now and then ([`QUIET_WRITES`]) and at
+//! the end of each ring. READs and COMPARE_SWAPs always ask: somebody waits for each. An operation
+//! that is refused on this side keeps its place, and completes when it becomes the first.
 //!
-//! Whatever goes wrong with the device or the peer ends the queue pair. It is destroyed at once, which makes sure that no late packet is written to
-//! the arena, and then what is left in the ring completes as `Flushed`.
+//! Whatever goes wrong with the device or the peer ends the queue pair. It is destroyed at once,
+//! which makes sure that no late packet is written to the arena, and then what is left in the ring
+//! completes as `Flushed`.
 
 use super::alarm::Alarm;
 use super::client::Counts;
@@ -172,7 +174,8 @@ impl VerbsEndpoint {
         })
     }
 
-    /// READs the agent's proof: the first packets of this connection, and by them it is known whether the network lets RDMA through.
+    /// READs the agent's proof: the first packets of this connection, and by them it is known
+    /// whether the network lets RDMA through.
     pub(super) fn prove(&mut self, at: Window, nonce: &Nonce) -> io::Result<()> {
         let Some((qp, _)) = &mut self.connection else { return Err(io::ErrorKind::NotConnected.into()) };
         let local = self.words.len() - PROOF_LEN;
@@ -187,7 +190,8 @@ impl VerbsEndpoint {
         request.opcode = ibv_wr_opcode::IBV_WR_RDMA_READ;
         request.send_flags = ibv_send_flags::IBV_SEND_SIGNALED.0;
         request.wr.rdma = rdma_t { remote_addr: at.addr, rkey: at.key };
-        // SAFETY: one request; its range lies in the words' arena, which is registered, and nobody else uses its end.
+        // SAFETY: one request; its range lies in the words' arena, which is registered, and nobody
+        // else uses its end.
         unsafe { qp.post(&mut request) }.map_err(|(e, _)| e)?;
         let until = Instant::now() + self.timeout;
         loop {
@@ -287,7 +291,8 @@ impl VerbsEndpoint {
         }
     }
 
-    /// What a COMPARE_SWAP found. Devices put it there in this machine's byte order; the memory holds little-endian numbers.
+    /// What a COMPARE_SWAP found. Devices put it there in this machine's byte order; the memory
+    /// holds little-endian numbers.
     fn word(&self, index: usize) -> u64 {
         let mut bytes = [0; 8];
         // SAFETY: the operation that wrote the word is complete, and the word is its slot's own.
@@ -314,7 +319,8 @@ impl VerbsEndpoint {
         Ok((window.key, addr))
     }
 
-    /// Takes completions from the device, all earlier ones having been looked at; how many there were.
+    /// Takes completions from the device, all earlier ones having been looked at; how many there
+    /// were.
     fn refill(&mut self) -> io::Result<usize> {
         (self.at, self.end) = (0, self.cq.poll(&mut self.taken)?);
         if self.end > 0 {
@@ -453,8 +459,8 @@ impl Endpoint for VerbsEndpoint {
             (*requests.add(last)).send_flags |= ibv_send_flags::IBV_SEND_SIGNALED.0;
         }
         self.quiet = 0;
-        // SAFETY: requests and ranges of these slots are whole, their local memory is registered and theirs until they complete. Each is in
-        // the chain once.
+        // SAFETY: requests and ranges of these slots are whole, their local memory is registered
+        // and theirs until they complete. Each is in the chain once.
         if let Err((error, _)) = unsafe { qp.post(chain) } {
             self.break_off(&Broken::Device(error));
         }

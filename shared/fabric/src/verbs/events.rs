@@ -1,6 +1,8 @@
-//! What a device says unasked: its port went down, its driver gave it up. Nobody has to wait for operations to time out then.
+//! What a device says unasked: its port went down, its driver gave it up. Nobody has to wait for
+//! operations to time out then.
 //!
-//! Events that nobody fetches pile up in the kernel, so all are, also those that mean nothing to annex.
+//! Events that nobody fetches pile up in the kernel, so all are, also those that mean nothing to
+//! annex.
 
 use super::device::Device;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
@@ -15,7 +17,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 pub enum DeviceEvent {
     PortUp(u8),
     PortDown(u8),
-    /// The driver has given the device up, or a completion queue of ours: what is outstanding there never completes.
+    /// The driver has given the device up, or a completion queue of ours: what is outstanding there
+    /// never completes.
     Broken(&'static str),
     /// Addresses on the network changed.
     Renamed(&'static str),
@@ -41,7 +44,8 @@ impl DeviceEvent {
         }
     }
 
-    /// True if nothing comes through this port of this device any more, or not before it is opened anew.
+    /// True if nothing comes through this port of this device any more, or not before it is opened
+    /// anew.
     pub fn ends(self, device: &Device) -> bool {
         match self {
             DeviceEvent::PortDown(port) => port == device.port,
@@ -75,7 +79,8 @@ impl fmt::Display for DeviceEvent {
 }
 
 impl Device {
-    /// Makes [`Device::next_event`] return when there is none. To be called once, before anybody asks.
+    /// Makes [`Device::next_event`] return when there is none. To be called once, before anybody
+    /// asks.
     pub(super) fn hush(&self) -> io::Result<()> {
         let fd = self.async_fd();
         let flags = OFlag::from_bits_retain(fcntl(fd, FcntlArg::F_GETFL)?);
@@ -83,7 +88,8 @@ impl Device {
         Ok(())
     }
 
-    /// Readable when there is an event. A descriptor of its own: the device can be dropped meanwhile.
+    /// Readable when there is an event. A descriptor of its own: the device can be dropped
+    /// meanwhile.
     pub fn events(&self) -> io::Result<OwnedFd> {
         self.async_fd().try_clone_to_owned()
     }
@@ -97,10 +103,12 @@ impl Device {
             return None;
         }
         let at = event.as_mut_ptr();
-        // SAFETY: filled by now. The type is read as the number that it is in C, since ours has no value for a newer library's; the port shares its
-        // place with pointers that are not followed.
+        // SAFETY: filled by now. The type is read as the number that it is in C, since ours has no
+        // value for a newer library's; the port shares its place with pointers that are not
+        // followed.
         let (number, port) = unsafe { ((&raw const (*at).event_type).cast::<u32>().read(), (*at).element.port_num) };
-        // SAFETY: it came from ibv_get_async_event, and is acknowledged once. What it is about can't be destroyed before.
+        // SAFETY: it came from ibv_get_async_event, and is acknowledged once. What it is about
+        // can't be destroyed before.
         unsafe { (self.library.ibv_ack_async_event)(at) };
         Some(DeviceEvent::new(number, u8::try_from(port).unwrap_or(0)))
     }

@@ -1,4 +1,5 @@
-//! Ports' addresses (GIDs) and which of them to use. The kernel lists them under `/sys/class/infiniband/DEVICE/ports/PORT`.
+//! Ports' addresses (GIDs) and which of them to use. The kernel lists them under
+//! `/sys/class/infiniband/DEVICE/ports/PORT`.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -91,7 +92,8 @@ impl fmt::Display for GidEntry {
     }
 }
 
-/// The configured one, or the best: RoCE v2 before v1, an IPv4 address before IPv6, a routable one before a link's own, the first of equals.
+/// The configured one, or the best: RoCE v2 before v1, an IPv4 address before IPv6, a routable one
+/// before a link's own, the first of equals.
 pub fn choose(table: &[GidEntry], configured: Option<u8>) -> Result<GidEntry, GidError> {
     if let Some(index) = configured {
         let found = table.iter().find(|e| e.index == index);
@@ -105,7 +107,8 @@ pub fn choose(table: &[GidEntry], configured: Option<u8>) -> Result<GidEntry, Gi
 pub fn table(port: &Path) -> Vec<GidEntry> {
     let read = |name: String| fs::read_to_string(port.join(name)).ok();
     let entries = (0..=u8::MAX).map_while(|index| {
-        // An index past the end has no file; one that is not in use has zeros, and its type can't be read.
+        // An index past the end has no file; one that is not in use has zeros, and its type can't
+        // be read.
         let gid = parse_gid(&read(format!("gids/{index}"))?)?;
         let kind = read(format!("gid_attrs/types/{index}")).and_then(|word| parse_kind(&word));
         Some(kind.filter(|_| !gid.is_zero()).map(|kind| GidEntry { index, gid, kind }))

@@ -1,7 +1,9 @@
-//! libibverbs, loaded when it is first needed: a machine without it runs annex all the same, over the other providers.
+//! libibverbs, loaded when it is first needed: a machine without it runs annex all the same, over
+//! the other providers.
 //!
-//! Types and inline verbs (`ibv_post_send`, `ibv_poll_cq`, …, which call into the device's driver through its context) come from rdma-sys. All
-//! that libibverbs exports is called through this table. Nothing of annex is linked with libibverbs: a test of each program checks it.
+//! Types and inline verbs (`ibv_post_send`, `ibv_poll_cq`, …, which call into the device's driver
+//! through its context) come from rdma-sys. All that libibverbs exports is called through this
+//! table. Nothing of annex is linked with libibverbs: a test of each program checks it.
 
 use rdma_sys::*;
 use std::ffi::{c_int, c_uint, c_void};
@@ -27,18 +29,19 @@ macro_rules! exported {
 
         impl Library {
             fn load() -> Result<Library, libloading::Error> {
-                // SAFETY: loading libibverbs runs its initialisers, which only prepare its own state.
+                // SAFETY: loading libibverbs runs its initialisers, which only prepare its own
+                // state.
                 let handle = unsafe { libloading::Library::new(FILE) }?;
                 Ok(Library {
-                    // SAFETY: the type is that of rdma-sys's declaration, as `declared_so` makes sure; the pointer is kept no longer
-                    // than the handle.
+                    // SAFETY: the type is that of rdma-sys's declaration, as `declared_so` makes
+                    // sure; the pointer is kept no longer than the handle.
                     $($name: *unsafe { handle.get(concat!(stringify!($name), "\0").as_bytes()) }?,)*
                     _handle: handle,
                 })
             }
 
-            /// Compiles only if the table's types are those that rdma-sys declares. Generic and never called, so that no code is made
-            /// of it, which would not link.
+            /// Compiles only if the table's types are those that rdma-sys declares. Generic and
+            /// never called, so that no code is made of it, which would not link.
             #[allow(dead_code, clippy::extra_unused_type_parameters)]
             fn declared_so<T>() {
                 $(let _: unsafe extern "C" fn($($argument),*) $(-> $result)? = rdma_sys::$name;)*

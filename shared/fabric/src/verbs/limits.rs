@@ -7,7 +7,8 @@ pub struct DeviceLimits {
     pub queue: u32,
     /// Entries in one completion queue.
     pub completions: u32,
-    /// READs and atomics that one queue pair may have in flight toward its peer, and have answered for its peer.
+    /// READs and atomics that one queue pair may have in flight toward its peer, and have answered
+    /// for its peer.
     pub reads_out: u32,
     pub reads_in: u32,
     /// Bytes in one message.
@@ -52,8 +53,9 @@ pub fn reads_answered(limits: &DeviceLimits) -> u8 {
     limits.reads_in.clamp(1, READS) as u8
 }
 
-/// The device's code for the time after which it sends a packet anew, so that all its tries together take about `patience`. The code stands for
-/// 4.096 µs times two to its power; a device may take up to four times as long.
+/// The device's code for the time after which it sends a packet anew, so that all its tries
+/// together take about `patience`. The code stands for 4.096 µs times two to its power; a device
+/// may take up to four times as long.
 pub fn ack_timeout(patience: std::time::Duration, tries: u8) -> u8 {
     let units = patience.as_nanos() / u128::from(tries.max(1)) / 4096;
     units.max(2).ilog2().clamp(8, 21) as u8

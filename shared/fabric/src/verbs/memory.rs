@@ -1,4 +1,5 @@
-//! Protection domains and the memory registered in them. Each holds what it was made of, so that no order of dropping is a wrong one.
+//! Protection domains and the memory registered in them. Each holds what it was made of, so that no
+//! order of dropping is a wrong one.
 
 use super::device::Device;
 use crate::Arena;
@@ -88,7 +89,8 @@ pub enum Rights {
     RemoteAll,
 }
 
-/// Registered memory. The device reads and writes it until this is dropped, and not any more afterwards.
+/// Registered memory. The device reads and writes it until this is dropped, and not any more
+/// afterwards.
 #[derive(Debug)]
 pub struct MemoryRegion {
     domain: Arc<ProtectionDomain>,
@@ -110,8 +112,8 @@ impl MemoryRegion {
         rights: Rights,
     ) -> Result<MemoryRegion, RegisterError> {
         let base = arena.ptr(0, arena.len());
-        // A fork would copy it, page by page, for a child that has no use for it. That the advice fails is no harm.
-        // SAFETY: the range is the arena's own mapping.
+        // A fork would copy it, page by page, for a child that has no use for it. That the advice
+        // fails is no harm. SAFETY: the range is the arena's own mapping.
         unsafe { libc::madvise(base.cast(), arena.len(), libc::MADV_DONTFORK) };
         // SAFETY: the region holds the arena.
         let mut region = unsafe { MemoryRegion::new(domain, base, arena.len(), rights) }?;
@@ -122,8 +124,9 @@ impl MemoryRegion {
     /// Registers any memory.
     ///
     /// # Safety
-    /// `base` must be good for `len` bytes as long as the region lives, and its bytes only be reached through raw pointers: the peer reads and
-    /// writes them at any time, as far as its rights go.
+    /// `base` must be good for `len` bytes as long as the region lives, and its bytes only be
+    /// reached through raw pointers: the peer reads and writes them at any time, as far as its
+    /// rights go.
     pub unsafe fn new(
         domain: &Arc<ProtectionDomain>,
         base: *mut u8,
@@ -142,7 +145,8 @@ impl MemoryRegion {
         if rights == Rights::RemoteAll && device.limits().swaps {
             access |= ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC;
         }
-        // SAFETY: the memory is good for as long as the region (the caller's promise); the kernel checks the rest.
+        // SAFETY: the memory is good for as long as the region (the caller's promise); the kernel
+        // checks the rest.
         let mr = unsafe { (device.library.ibv_reg_mr)(domain.as_ptr(), base.cast(), len, access.0 as i32) };
         let mr = NonNull::new(mr).ok_or_else(|| RegisterError {
             device: device.name().to_owned(),
@@ -175,7 +179,8 @@ impl Drop for MemoryRegion {
     }
 }
 
-/// A device that was removed has forgotten everything already (`EIO`); any other trouble at the end of something is a leak, and is said.
+/// A device that was removed has forgotten everything already (`EIO`); any other trouble at the end
+/// of something is a leak, and is said.
 pub(super) fn report(what: &str, error: i32) {
     if error != 0 && error.abs() != libc::EIO && error.abs() != libc::ENODEV {
         tracing::error!("failed to free {what}: {}", io::Error::from_raw_os_error(error.abs()));

@@ -1,7 +1,9 @@
-//! What client and agent say to each other about RDMA, over a TCP connection of its own (`Role::Verbs`). The data go past it.
+//! What client and agent say to each other about RDMA, over a TCP connection of its own
+//! (`Role::Verbs`). The data go past it.
 //!
-//! After preamble and answer the client asks and the agent answers, one at a time, in the frames of [`annex_shared::wire`]. The agent keeps a protection
-//! domain for the connection: queue pairs and registered slabs live in it, and with the connection they end.
+//! After preamble and answer the client asks and the agent answers, one at a time, in the frames of
+//! [`annex_shared::wire`]. The agent keeps a protection domain for the connection: queue pairs and
+//! registered slabs live in it, and with the connection they end.
 
 use super::queue::Party;
 use crate::ErrorKind;
@@ -18,11 +20,12 @@ pub enum Request {
     Open(Party),
     /// Register the slab leased under this key; answered by `Mapped`.
     Map { rkey: Rkey },
-    /// End all connections, of any provider, that I opened in another session; answered by `Closed` when nothing is executed for them any
-    /// more. Slabs are registered before that, so that the client is without a connection for a moment only.
+    /// End all connections, of any provider, that I opened in another session; answered by `Closed`
+    /// when nothing is executed for them any more. Slabs are registered before that, so that the
+    /// client is without a connection for a moment only.
     Fence,
-    /// Destroy that queue pair of yours; answered by `Closed` when nothing that came through it will touch memory any more. One
-    /// that is unknown is closed already.
+    /// Destroy that queue pair of yours; answered by `Closed` when nothing that came through it
+    /// will touch memory any more. One that is unknown is closed already.
     Close { number: u32 },
 }
 
@@ -74,7 +77,8 @@ pub struct Window {
 }
 
 impl Window {
-    /// Where `addr..addr + len` of the slab lies for the device; `None` if it does not lie in the slab.
+    /// Where `addr..addr + len` of the slab lies for the device; `None` if it does not lie in the
+    /// slab.
     #[inline]
     pub(super) fn at(&self, addr: u64, len: u32) -> Option<u64> {
         let end = addr.checked_add(u64::from(len))?;

@@ -1,6 +1,8 @@
-//! Completion queues and queue pairs. A queue pair's state is its type: what is no step of RESET → INIT → RTR → RTS does not compile.
+//! Completion queues and queue pairs. A queue pair's state is its type: what is no step of RESET →
+//! INIT → RTR → RTS does not compile.
 //!
-//! The agent's queue pairs stop at RTR: they answer, and can start nothing. The client's go on to RTS.
+//! The agent's queue pairs stop at RTR: they answer, and can start nothing. The client's go on to
+//! RTS.
 
 use super::device::Device;
 use super::gid::{Gid, GidEntry, GidKind};
@@ -13,7 +15,8 @@ use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// How often a packet is sent anew before the operation fails; the most there is. Seven tries after the first.
+/// How often a packet is sent anew before the operation fails; the most there is. Seven tries after
+/// the first.
 pub(super) const RETRIES: u8 = 7;
 
 /// One end of a connection, as the other must know it.
@@ -85,7 +88,8 @@ impl CompletionQueue {
         usize::try_from(n).map_err(|_| io::Error::from_raw_os_error(libc::EIO))
     }
 
-    /// Has the next completion make the descriptor readable. One that is there already does not: poll afterwards.
+    /// Has the next completion make the descriptor readable. One that is there already does not:
+    /// poll afterwards.
     pub fn arm(&self) -> io::Result<()> {
         // SAFETY: the queue is good.
         match unsafe { ibv_req_notify_cq(self.cq.as_ptr(), 0) } {
@@ -111,7 +115,8 @@ impl CompletionQueue {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        // SAFETY: queue pairs held this queue, and are gone; its events were acknowledged as they were taken.
+        // SAFETY: queue pairs held this queue, and are gone; its events were acknowledged as they
+        // were taken.
         unsafe {
             report("a completion queue", (self.device.library.ibv_destroy_cq)(self.cq.as_ptr()));
             report("a completion channel", (self.device.library.ibv_destroy_comp_channel)(self.channel.as_ptr()));
@@ -137,7 +142,8 @@ pub(super) struct QueuePair<State> {
     state: PhantomData<State>,
 }
 
-/// Destroys the queue pair in whatever state it is. After that its device neither reads nor writes anything for it.
+/// Destroys the queue pair in whatever state it is. After that its device neither reads nor writes
+/// anything for it.
 #[derive(Debug)]
 struct Handle {
     domain: Arc<ProtectionDomain>,
@@ -170,12 +176,14 @@ impl Handle {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Room {
     pub sends: u32,
-    /// Bytes of a WRITE that the queue itself holds, so that the device need not fetch them. Less if the device has less.
+    /// Bytes of a WRITE that the queue itself holds, so that the device need not fetch them. Less
+    /// if the device has less.
     pub inline: u32,
 }
 
 impl QueuePair<Init> {
-    /// A new one, its completions in `cq`; RESET → INIT. A target's peer may read and write; else it may do nothing.
+    /// A new one, its completions in `cq`; RESET → INIT. A target's peer may read and write; else
+    /// it may do nothing.
     pub fn new(
         domain: &Arc<ProtectionDomain>,
         cq: &Arc<CompletionQueue>,
@@ -254,8 +262,8 @@ impl QueuePair<Init> {
     }
 }
 
-/// For RoCE the kernel looks for the peer's hardware address at this step, as for any packet from the one address to
-/// the other.
+/// For RoCE the kernel looks for the peer's hardware address at this step, as for any packet from
+/// the one address to the other.
 fn no_way(error: io::Error, ours: &GidEntry, peer: &Party) -> io::Error {
     let is_of_network = matches!(
         error.raw_os_error(),
@@ -284,7 +292,8 @@ fn no_way(error: io::Error, ours: &GidEntry, peer: &Party) -> io::Error {
 }
 
 impl QueuePair<ReadyToReceive> {
-    /// RTR → RTS, with `reads` READs and atomics in flight; `timeout` is the device's code for the time between two tries.
+    /// RTR → RTS, with `reads` READs and atomics in flight; `timeout` is the device's code for the
+    /// time between two tries.
     pub fn send(self, reads: u8, timeout: u8) -> io::Result<QueuePair<ReadyToSend>> {
         let mut attr = zeroed();
         attr.qp_state = ibv_qp_state::IBV_QPS_RTS;
@@ -305,11 +314,12 @@ impl QueuePair<ReadyToReceive> {
 }
 
 impl QueuePair<ReadyToSend> {
-    /// Rings the doorbell once for a whole chain of work requests. On an error none from the `bad` one on was taken.
+    /// Rings the doorbell once for a whole chain of work requests. On an error none from the `bad`
+    /// one on was taken.
     ///
     /// # Safety
-    /// `first` must be a chain of valid requests whose memory is registered and stays so until they are done; what they read must not
-    /// change and what they write must not be used meanwhile.
+    /// `first` must be a chain of valid requests whose memory is registered and stays so until they
+    /// are done; what they read must not change and what they write must not be used meanwhile.
     #[inline]
     pub unsafe fn post(&mut self, first: *mut ibv_send_wr) -> Result<(), (io::Error, *mut ibv_send_wr)> {
         let mut bad = std::ptr::null_mut();

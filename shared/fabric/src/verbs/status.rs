@@ -25,7 +25,8 @@ impl std::fmt::Display for Status {
 /// Statuses there are, success included.
 pub const STATUSES: usize = 24;
 
-/// What the status of this number means; `None` = success. Numbers that no verbs.h knows count as general errors.
+/// What the status of this number means; `None` = success. Numbers that no verbs.h knows count as
+/// general errors.
 pub fn status(code: u32) -> Option<&'static Status> {
     match code {
         ibv_wc_status::IBV_WC_SUCCESS => None,

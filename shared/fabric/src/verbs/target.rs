@@ -1,4 +1,5 @@
-//! The agent's side of one control connection, as far as the device is concerned: its protection domain, its queue pairs, the proof.
+//! The agent's side of one control connection, as far as the device is concerned: its protection
+//! domain, its queue pairs, the proof.
 
 use super::DeviceChoice;
 use super::device::{Device, DeviceError};
@@ -11,10 +12,12 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 
-/// Queue pairs one connection may have: lanes of all its client's workers, with room for those that are being replaced.
+/// Queue pairs one connection may have: lanes of all its client's workers, with room for those that
+/// are being replaced.
 const QUEUE_PAIRS: usize = 256;
 
-/// Something of what serves a connection could not be made. `Display` says what failed on this machine.
+/// Something of what serves a connection could not be made. `Display` says what failed on this
+/// machine.
 #[derive(Debug, thiserror::Error)]
 pub enum TargetError {
     #[error(transparent)]
@@ -76,7 +79,8 @@ impl Target {
         Ok(Answer::Opened { party, proof: self.proof.window(), nonce: self.nonce })
     }
 
-    /// Destroys a queue pair. When this returns, nothing that came through it touches memory any more.
+    /// Destroys a queue pair. When this returns, nothing that came through it touches memory any
+    /// more.
     pub fn close(&mut self, number: u32) {
         self.pairs.remove(&number);
     }

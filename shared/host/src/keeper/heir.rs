@@ -1,8 +1,9 @@
 //! How a starting annexd comes by what the one before has left.
 //!
-//! Keepers are found by their sockets. One whose annexd lives says so and is left alone. Of the others the one with the highest
-//! generation counts; those before it have handed over already and are told to go. Descriptors are fetched by `pidfd_getfd`, so until
-//! [`Inheritance::settle`] the keeper goes on holding all of them, and the next annexd would find the same.
+//! Keepers are found by their sockets. One whose annexd lives says so and is left alone. Of the
+//! others the one with the highest generation counts; those before it have handed over already and
+//! are told to go. Descriptors are fetched by `pidfd_getfd`, so until [`Inheritance::settle`] the
+//! keeper goes on holding all of them, and the next annexd would find the same.
 
 use super::index::Index;
 use super::process::{BUSY, DONE, MINE, TAKE, read_pid};
@@ -67,7 +68,8 @@ pub fn find(socket: &Path) -> Result<Option<Inheritance>, HeirError> {
     }
     let mut fds = HashMap::new();
     for (kept, number) in last.index.entries() {
-        // A descriptor that is named and not there was being entered or dropped when its annexd ended.
+        // A descriptor that is named and not there was being entered or dropped when its annexd
+        // ended.
         if let Ok(fd) = pidfd_getfd(&last.pidfd, number) {
             fds.insert(kept, fd);
         }
@@ -90,7 +92,8 @@ impl Inheritance {
         self.fds.keys().copied().filter_map(select).collect()
     }
 
-    /// A userfaultfd by the number it had in the table of the annexd before: it came with a message that was not applied.
+    /// A userfaultfd by the number it had in the table of the annexd before: it came with a message
+    /// that was not applied.
     pub fn by_number(&self, number: RawFd) -> Option<OwnedFd> {
         let (_, pidfd) = self.keeper.as_ref()?;
         pidfd_getfd(pidfd, number).ok()
@@ -145,7 +148,8 @@ fn ask(path: &Path) -> io::Result<Answer> {
         (BUSY, _) => Ok(Answer::Busy),
         (MINE, Some(fd)) => {
             let Some(index) = Index::open(fd)? else { return Ok(Answer::Unknown) };
-            // The socket's credentials are those of the annexd that made it; the keeper says its own PID.
+            // The socket's credentials are those of the annexd that made it; the keeper says its
+            // own PID.
             let pidfd = pidfd_open(read_pid(&mut stream)?)?;
             Ok(Answer::Index(Found { stream, pidfd, index }))
         }

@@ -1,4 +1,5 @@
-//! Which descriptor is what: a table in a memfd, which annexd writes and whoever comes after it reads.
+//! Which descriptor is what: a table in a memfd, which annexd writes and whoever comes after it
+//! reads.
 //!
 //! # Layout, version 1 (little-endian, offsets in bytes)
 //! ```text
@@ -57,7 +58,8 @@ impl Index {
         self.map.fd()
     }
 
-    /// Enters a descriptor, in place of what is at `place` if there is one. `None`: the index is full.
+    /// Enters a descriptor, in place of what is at `place` if there is one. `None`: the index is
+    /// full.
     pub fn add(&mut self, kept: Kept, fd: RawFd, place: Option<usize>) -> Option<usize> {
         let place = place.or_else(|| self.free.pop()).or_else(|| {
             let next = self.used;

@@ -1,12 +1,16 @@
 //! What outlives annexd: the descriptors that programs' memory depends on, and who takes them over.
 //!
-//! When the last descriptor of a userfaultfd closes, its evicted pages read as zeros. So each userfaultfd, each page table and the pool's
-//! tables are *kept*: named in an [`index`] that lies in a memfd, and held by
+//! When the last descriptor of a userfaultfd closes, its evicted pages read as zeros. So each
+//! userfaultfd, each page table and the pool's tables are *kept*: named in an [`index`] that lies
+//! in a memfd, and held by
 //!
-//! - the keeper, a child of annexd that shares its descriptor table ([`process`]). Whatever annexd opens the keeper has at that very moment, the
-//!   userfaultfd that arrives with a FORK message included. When annexd ends, the keeper closes all that is not named (but no userfaultfd), and waits
-//!   for a successor. If none comes in time, it ends the programs, and says so: they never run on with zeros.
-//! - systemd's fd store, if annexd is a service with one ([`store`]): it outlives a kill of the whole service, keeper and all.
+//! - the keeper, a child of annexd that shares its descriptor table ([`process`]). Whatever annexd
+//!   opens the keeper has at that very moment, the userfaultfd that arrives with a FORK message
+//!   included. When annexd ends, the keeper closes all that is not named (but no userfaultfd), and
+//!   waits for a successor. If none comes in time, it ends the programs, and says so: they never
+//!   run on with zeros.
+//! - systemd's fd store, if annexd is a service with one ([`store`]): it outlives a kill of the
+//!   whole service, keeper and all.
 //!
 //! A starting annexd looks for both ([`heir`]), keeper first, since that has more.
 
@@ -48,17 +52,20 @@ pub enum Kept {
     Spill,
     /// The KV API's sheet table.
     Sheets,
-    /// The userfaultfd that a space's FORK brought, which was read and not applied; by the space's number and the change's.
+    /// The userfaultfd that a space's FORK brought, which was read and not applied; by the space's
+    /// number and the change's.
     Forked(u32, u32),
     /// The ring of a region, and its bell, by the space's number.
     Ring(u64),
     Bell(u64),
-    /// What is open of an address space (`/proc/PID/mem`, `/proc/PID/pagemap`), by the space's number.
+    /// What is open of an address space (`/proc/PID/mem`, `/proc/PID/pagemap`), by the space's
+    /// number.
     Memory(u64),
     Pagemap(u64),
     /// A space's stub (a pidfd), by the space's number: it is ended once its program is.
     Stub(u64),
-    /// A process of an app that has nothing evicted, by its PID: it needs no successor, but is to be known to one.
+    /// A process of an app that has nothing evicted, by its PID: it needs no successor, but is to
+    /// be known to one.
     Member(i32),
 }
 
@@ -84,7 +91,8 @@ impl Kept {
         }
     }
 
-    /// Whether it is of use without the processes that it is about: only then does the service manager get it too.
+    /// Whether it is of use without the processes that it is about: only then does the service
+    /// manager get it too.
     fn is_for_store(self) -> bool {
         use Kept::{Forked, Member, Memory, Pagemap, Process, Stub};
         !matches!(self, Process(_) | Forked(..) | Memory(_) | Pagemap(_) | Stub(_) | Member(_))
@@ -122,8 +130,9 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Starts the keeper process; `socket` is the control socket's path, beside which the keeper has its own, and `patience` how long it waits for a
-    /// successor. Call it while annexd has one thread.
+    /// Starts the keeper process; `socket` is the control socket's path, beside which the keeper
+    /// has its own, and `patience` how long it waits for a successor. Call it while annexd has one
+    /// thread.
     pub fn start(socket: &Path, patience: Duration) -> io::Result<Keeper> {
         let index = Index::create()?;
         let path = keeper_socket(socket, std::process::id());
@@ -131,7 +140,8 @@ impl Keeper {
         let _ = std::fs::remove_file(&path);
         let listener = UnixListener::bind(&path)?;
         let process = process::start(&index, &listener, &path, patience)?;
-        // From here on the keeper listens; the descriptor is in the table they share, and must stay there.
+        // From here on the keeper listens; the descriptor is in the table they share, and must stay
+        // there.
         std::mem::forget(listener);
         Ok(Keeper {
             index: Mutex::new((index, HashMap::new())),
@@ -141,7 +151,8 @@ impl Keeper {
         })
     }
 
-    /// Keeps a descriptor under that name. It must stay open, under the same number, until it is dropped here.
+    /// Keeps a descriptor under that name. It must stay open, under the same number, until it is
+    /// dropped here.
     pub fn keep(&self, kept: Kept, fd: BorrowedFd<'_>) {
         {
             let mut index = self.index.lock();
@@ -172,7 +183,8 @@ impl Keeper {
         }
     }
 
-    /// All that a successor needs is in the index: from now on the keeper waits for one if annexd ends.
+    /// All that a successor needs is in the index: from now on the keeper waits for one if annexd
+    /// ends.
     pub fn complete(&self, generation: u64) {
         self.index.lock().0.complete(generation);
     }

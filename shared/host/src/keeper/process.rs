@@ -1,11 +1,14 @@
 //! The keeper process: a child of annexd that shares its descriptor table and nothing else.
 //!
-//! It is cloned with `CLONE_FILES` and without an exec (which would end the sharing), sleeps while annexd lives, and costs a few pages. It
-//! listens on a socket of its own: a connection sends [`TAKE`] and is answered [`BUSY`], or, once annexd has ended, [`MINE`] with the
-//! index's descriptor and then its PID (4 bytes, little-endian). [`DONE`] ends it; a connection that breaks before leaves all as it was.
+//! It is cloned with `CLONE_FILES` and without an exec (which would end the sharing), sleeps while
+//! annexd lives, and costs a few pages. It listens on a socket of its own: a connection sends
+//! [`TAKE`] and is answered [`BUSY`], or, once annexd has ended, [`MINE`] with the index's
+//! descriptor and then its PID (4 bytes, little-endian). [`DONE`] ends it; a connection that breaks
+//! before leaves all as it was.
 //!
-//! If no successor has come in time (`takeover_wait`) it ends the programs, and holds the userfaultfds until their address spaces are gone: whoever touches an
-//! evicted page meanwhile waits, and never sees zeros.
+//! If no successor has come in time (`takeover_wait`) it ends the programs, and holds the
+//! userfaultfds until their address spaces are gone: whoever touches an evicted page meanwhile
+//! waits, and never sees zeros.
 
 use super::Kept;
 use super::index::Index;
@@ -40,13 +43,15 @@ const SILENCE: Duration = Duration::from_secs(30);
 /// Starts the process; its pidfd. The caller must have one thread.
 pub fn start(index: &Index, listener: &UnixListener, path: &Path, patience: Duration) -> io::Result<OwnedFd> {
     let annexd = pidfd_open(std::process::id() as i32)?;
-    // SAFETY: a fork without a new stack. The child has a copy of this one thread and of all memory; it runs on from here as its own process.
+    // SAFETY: a fork without a new stack. The child has a copy of this one thread and of all
+    // memory; it runs on from here as its own process.
     let child = unsafe { libc::syscall(libc::SYS_clone, libc::CLONE_FILES | libc::SIGCHLD, 0, 0, 0, 0) };
     match Errno::result(child)? {
         0 => {
             let code = live(index, listener, &annexd, path, patience);
             let _ = std::fs::remove_file(path);
-            // SAFETY: ends this process at once: what it has in memory is a copy of annexd's, not to be taken down a second time.
+            // SAFETY: ends this process at once: what it has in memory is a copy of annexd's, not
+            // to be taken down a second time.
             unsafe { libc::_exit(code) }
         }
         pid => {
@@ -73,7 +78,8 @@ fn live(index: &Index, listener: &UnixListener, annexd: &OwnedFd, path: &Path, p
     let holds_keys = kept.iter().any(|(kept, _)| matches!(kept, Kept::Sheets));
     let has = |is_it: fn(&Kept) -> bool| kept.iter().any(|(kept, _)| is_it(kept));
     let depends = holds_keys || has(|kept| matches!(kept, Kept::Userfaultfd(_) | Kept::Member(_)));
-    // An index that was not completed is that of an annexd which had not taken over yet: who kept for it before does so still.
+    // An index that was not completed is that of an annexd which had not taken over yet: who kept
+    // for it before does so still.
     if !index.is_complete() || !depends {
         return 0;
     }
@@ -101,7 +107,8 @@ fn settle_in() {
     nix::unistd::setsid().ok();
     // SAFETY: the name is a C string.
     unsafe { libc::prctl(libc::PR_SET_NAME, c"annexd-keeper".as_ptr()) };
-    // Signals to annexd's group or unit are not for the keeper: it ends by itself when there is nothing to keep.
+    // Signals to annexd's group or unit are not for the keeper: it ends by itself when there is
+    // nothing to keep.
     for kind in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT, Signal::SIGPIPE] {
         // SAFETY: ignoring a signal installs no handler.
         let _ = unsafe { signal(kind, SigHandler::SigIgn) };
@@ -126,8 +133,9 @@ fn wait_for_end(listener: &UnixListener, annexd: &OwnedFd) {
     }
 }
 
-/// Closes what annexd had open (its connections and sockets end now, as if the table had been annexd's alone), but for what is kept, for the standard
-/// streams, and for every userfaultfd: one may have come with a message that was not applied yet.
+/// Closes what annexd had open (its connections and sockets end now, as if the table had been
+/// annexd's alone), but for what is kept, for the standard streams, and for every userfaultfd: one
+/// may have come with a message that was not applied yet.
 fn close_others(own: &[RawFd], kept: &[(Kept, RawFd)]) {
     let keep: HashSet<RawFd> = own.iter().copied().chain([0, 1, 2]).chain(kept.iter().map(|(_, fd)| *fd)).collect();
     let open: Vec<RawFd> = std::fs::read_dir("/proc/self/fd")
@@ -139,7 +147,8 @@ fn close_others(own: &[RawFd], kept: &[(Kept, RawFd)]) {
     for fd in open.into_iter().filter(|fd| !keep.contains(fd)) {
         let what = std::fs::read_link(format!("/proc/self/fd/{fd}"));
         if what.is_ok_and(|what| what.as_os_str() != "anon_inode:[userfaultfd]") {
-            // SAFETY: annexd, whose descriptor it was, is no more; nothing in this process refers to it.
+            // SAFETY: annexd, whose descriptor it was, is no more; nothing in this process refers
+            // to it.
             unsafe { libc::close(fd) };
         }
     }
@@ -166,7 +175,8 @@ fn await_successor(
             since = Instant::now();
         }
         if !any_lives(kept) {
-            // A stub alone keeps nothing alive but memory that nobody needs. One whose program lives on after all gets a successor.
+            // A stub alone keeps nothing alive but memory that nobody needs. One whose program
+            // lives on after all gets a successor.
             end_stubs(kept);
         }
         if !holds_keys && !any_lives(kept) && contexts(kept).all(is_over) {
@@ -213,7 +223,8 @@ fn hand_over(index: &Index, mut stream: UnixStream) -> bool {
     sent.is_ok() && stream.read_exact(&mut word).is_ok() && word[0] == DONE
 }
 
-/// No successor came: ends every kept process and its children, and holds the userfaultfds until nobody can read through them.
+/// No successor came: ends every kept process and its children, and holds the userfaultfds until
+/// nobody can read through them.
 fn end_programs(kept: &[(Kept, RawFd)]) {
     eprintln!(
         "annexd keeper: annexd ended without letting go of its programs and no annexd came to take them over; ending them, since they can't \
@@ -262,13 +273,14 @@ fn parents() -> Vec<(i32, i32)> {
     found
 }
 
-/// True if the address space behind a userfaultfd is gone: a question about an address that nobody maps says so. Also if the number is
-/// no userfaultfd's (any more): then annexd had closed it.
+/// True if the address space behind a userfaultfd is gone: a question about an address that nobody
+/// maps says so. Also if the number is no userfaultfd's (any more): then annexd had closed it.
 fn is_over(uffd: RawFd) -> bool {
     /// `UFFDIO_ZEROPAGE`.
     const ZEROPAGE: libc::c_ulong = 0xC020_AA04;
     let mut arg = [1u64 << 16, 4096, 1, 0];
-    // SAFETY: `arg` is the struct this ioctl takes (start, length, mode, result) and outlives the call.
+    // SAFETY: `arg` is the struct this ioctl takes (start, length, mode, result) and outlives the
+    // call.
     let result = unsafe { libc::ioctl(uffd, ZEROPAGE, arg.as_mut_ptr()) };
     result < 0 && matches!(Errno::last(), Errno::ESRCH | Errno::EBADF | Errno::ENOTTY)
 }

@@ -1,4 +1,5 @@
-//! systemd's fd store: descriptors that the service manager holds while annexd is away (`FileDescriptorStoreMax=` in its unit).
+//! systemd's fd store: descriptors that the service manager holds while annexd is away
+//! (`FileDescriptorStoreMax=` in its unit).
 
 use super::Kept;
 use sd_notify::NotifyState;
@@ -6,7 +7,8 @@ use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 
 /// True if a service manager would take descriptors.
 pub fn exists() -> bool {
-    // Set by systemd 254 and newer for services with a store; older ones only have the socket, and ignore what they can't take.
+    // Set by systemd 254 and newer for services with a store; older ones only have the socket, and
+    // ignore what they can't take.
     std::env::var_os("NOTIFY_SOCKET").is_some()
 }
 
@@ -15,7 +17,8 @@ pub fn put(kept: Kept, fd: BorrowedFd<'_>) {
         return;
     }
     let name = name(kept);
-    // Not polled: a userfaultfd whose process has just ended would be taken out in silence, and under another's eyes.
+    // Not polled: a userfaultfd whose process has just ended would be taken out in silence, and
+    // under another's eyes.
     let state = [NotifyState::FdStore, NotifyState::FdName(&name), NotifyState::Custom("FDPOLL=0")];
     if let Err(error) = sd_notify::notify_with_fds(&state, &[fd]) {
         tracing::warn!(%error, "the service manager does not keep {name}: if the whole service is killed, a program is lost with it");
@@ -32,12 +35,14 @@ pub fn remove(kept: Kept) {
     }
 }
 
-/// What the store had for us, and takes it out of the environment. Call it while annexd has one thread.
+/// What the store had for us, and takes it out of the environment. Call it while annexd has one
+/// thread.
 pub fn take() -> Vec<(Kept, OwnedFd)> {
     // SAFETY: there is no other thread that could read the environment meanwhile.
     let Ok(found) = (unsafe { sd_notify::listen_fds_with_names_and_unset_env() }) else { return Vec::new() };
     let own = |(fd, name): (i32, String)| {
-        // SAFETY: the service manager passed the descriptor to this process; nobody else here owns it.
+        // SAFETY: the service manager passed the descriptor to this process; nobody else here owns
+        // it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         Some((parse(&name)?, fd))
     };

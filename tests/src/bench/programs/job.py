@@ -1,4 +1,5 @@
-# A data job as people write them: rows made, grouped, joined and sorted, all in Python's own objects.
+# A data job as people write them: rows made, grouped, joined and sorted, all in Python's own
+# objects.
 import random
 import sys
 

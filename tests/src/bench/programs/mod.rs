@@ -1,5 +1,5 @@
-//! Real programs from beginning to end, with a part of the memory they use natively: under annex, on zram, and natively.
-//! What a program came to must be the same each time.
+//! Real programs from beginning to end, with a part of the memory they use natively: under annex,
+//! on zram, and natively. What a program came to must be the same each time.
 //!
 //! - [`program`]: the programs. [`place`]: where they run.
 
@@ -30,7 +30,8 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How often a program's memory is looked at.
 const LOOK: Duration = Duration::from_millis(10);
-/// As many clients as memtier has threads' worth of; each waits for its answer before it asks again.
+/// As many clients as memtier has threads' worth of; each waits for its answer before it asks
+/// again.
 const REDIS: Load = Load { mix: Mix::Mixed, bytes: 1024, pipeline: 1, connections: 50 };
 
 #[derive(Clone, Debug)]
@@ -274,7 +275,8 @@ fn ask(address: SocketAddr, duration: Duration, seed: u64) -> anyhow::Result<Tal
     driver.run(&mut requests, Until::Time(duration))
 }
 
-/// In a small cgroup that refaults fast, the kernel sometimes finds every page too young to swap out.
+/// In a small cgroup that refaults fast, the kernel sometimes finds every page too young to swap
+/// out.
 fn killed(status: ExitStatus, place: &Place) -> bool {
     matches!(place, Place::Zram(_)) && status.signal() == Some(libc::SIGKILL)
 }

@@ -27,7 +27,8 @@ pub enum Program {
 }
 
 impl Program {
-    /// Those that are soon done first, the one that a bar is about last: it has what time they leave.
+    /// Those that are soon done first, the one that a bar is about last: it has what time they
+    /// leave.
     pub const ALL: [Program; 5] = [Program::Graph, Program::Sqlite, Program::Sort, Program::Python, Program::Redis];
 
     pub fn name(self) -> &'static str {
@@ -40,7 +41,8 @@ impl Program {
         }
     }
 
-    /// The command that runs in `directory`, where what it needs is laid out. `size` is in percent of the usual.
+    /// The command that runs in `directory`, where what it needs is laid out. `size` is in percent
+    /// of the usual.
     pub fn command(self, directory: &Path, size: u64) -> anyhow::Result<Command> {
         let sized = |usual: u64| usual * size / 100;
         let mut command = match self {

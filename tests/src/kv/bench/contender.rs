@@ -1,5 +1,5 @@
-//! Who answers the requests. Each is started afresh for each size of values, so that none carries over what an earlier
-//! size left in its memory.
+//! Who answers the requests. Each is started afresh for each size of values, so that none carries
+//! over what an earlier size left in its memory.
 
 use super::driver::{Driver, Tally, Until};
 use super::load::{Load, Mix, Requests, keys};
@@ -115,8 +115,8 @@ impl Server {
             Contender::Memcached => alone("memcached", |port| {
                 let mut memcached = Command::new("memcached");
                 memcached.args(["-l", "127.0.0.1", "-p", port, "-m", "1024", "-t", "2"]);
-                // As nobody, from outside: with -u it would change over by itself, and then outlive us if we are
-                // killed.
+                // As nobody, from outside: with -u it would change over by itself, and then outlive
+                // us if we are killed.
                 memcached.uid(65534).gid(65534);
                 memcached
             })?,

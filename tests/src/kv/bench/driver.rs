@@ -1,5 +1,6 @@
-//! The client that all contenders get: one thread, some connections, and on each of them one pipeline of requests after
-//! the other. Every answer is checked to be that of its request and of the right length.
+//! The client that all contenders get: one thread, some connections, and on each of them one
+//! pipeline of requests after the other. Every answer is checked to be that of its request and of
+//! the right length.
 
 use super::load::{Load, Requests};
 use super::protocol::{Answers, Batch, Protocol};

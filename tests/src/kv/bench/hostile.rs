@@ -41,7 +41,8 @@ struct Kind {
     waits: Duration,
 }
 
-/// Runs all of them against the KV API over shared memory, and against redis-server, which has no other bounds; Markdown.
+/// Runs all of them against the KV API over shared memory, and against redis-server, which has no
+/// other bounds; Markdown.
 ///
 /// # Errors
 /// The honest client is not answered.

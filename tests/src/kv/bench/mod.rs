@@ -1,12 +1,14 @@
-//! The KV API beside redis-server and memcached on the same machine, with the same client for all: throughput and
-//! latency, by mix of requests, size of the values, length of the pipeline and number of connections. The contenders of
-//! a cell take turns, and each figure is the median of the rounds.
+//! The KV API beside redis-server and memcached on the same machine, with the same client for all:
+//! throughput and latency, by mix of requests, size of the values, length of the pipeline and
+//! number of connections. The contenders of a cell take turns, and each figure is the median of the
+//! rounds.
 //!
 //! - [`contender`]: who is measured, and how each is started. [`raw`]: the bare floor.
-//! - [`load`]: which requests for which keys. [`protocol`]: what they and their answers look like. [`driver`]: the
-//!   client.
+//! - [`load`]: which requests for which keys. [`protocol`]: what they and their answers look like.
+//!   [`driver`]: the client.
 //! - [`peer`]: redis-benchmark, which must not be faster than our client. [`report`]: the table.
-//! - [`fairness`]: what one client's large requests cost another one. [`hostile`]: what clients cost it that mean harm.
+//! - [`fairness`]: what one client's large requests cost another one. [`hostile`]: what clients
+//!   cost it that mean harm.
 
 pub mod contender;
 pub mod driver;
@@ -115,7 +117,8 @@ pub fn run(plan: &Plan) -> anyhow::Result<Results> {
                 began.elapsed().as_secs(),
                 report::name(load)
             );
-            // No round draws the keys of another: what that one left in a cache would be all that this one asks for.
+            // No round draws the keys of another: what that one left in a cache would be all that
+            // this one asks for.
             let seed = (done * cells.len() + nth) * plan.rounds;
             results.rows.extend(measure(plan, load, zipf, seed as u64, &servers)?);
         }

@@ -1,4 +1,5 @@
-//! redis-benchmark on redis-server: if our own client were the slower one, it would hold up all that are fast.
+//! redis-benchmark on redis-server: if our own client were the slower one, it would hold up all
+//! that are fast.
 
 use super::Figure;
 use super::load::{Load, keys};

@@ -1,6 +1,7 @@
-//! What the driver says to each kind of server, and what it must hear, byte by byte. Requests of a pipeline are
-//! composed once; from round to round only the keys in them change, unless reads and writes are mixed. A value begins
-//! with its key, so that an answer of the wrong key is noticed too.
+//! What the driver says to each kind of server, and what it must hear, byte by byte. Requests of a
+//! pipeline are composed once; from round to round only the keys in them change, unless reads and
+//! writes are mixed. A value begins with its key, so that an answer of the wrong key is noticed
+//! too.
 
 use anyhow::ensure;
 use std::io::Write as _;
@@ -32,11 +33,11 @@ pub enum Kind {
 pub enum Protocol {
     /// Redis' protocol, version 2.
     Resp,
-    /// memcached's text protocol. Reads in a row are one `get` of many keys, as its clients do: it sends the answer to
-    /// each command by itself.
+    /// memcached's text protocol. Reads in a row are one `get` of many keys, as its clients do: it
+    /// sends the answer to each command by itself.
     Memcached,
-    /// See [`super::raw`]: two lengths (of what follows, of what is to be answered; `u32`, little-endian), then the key
-    /// and the value if any.
+    /// See [`super::raw`]: two lengths (of what follows, of what is to be answered; `u32`,
+    /// little-endian), then the key and the value if any.
     Raw,
 }
 

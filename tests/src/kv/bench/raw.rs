@@ -1,5 +1,5 @@
-//! The floor of a request and its answer over loopback: a thread that reads what it is told to read, and answers as
-//! many bytes as it is asked for.
+//! The floor of a request and its answer over loopback: a thread that reads what it is told to
+//! read, and answers as many bytes as it is asked for.
 
 use anyhow::Context;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};

@@ -1,5 +1,5 @@
-//! The table: each contender's throughput beside redis-server's, memcached's and the bare floor's of the same cell, and its
-//! tail beside redis-server's.
+//! The table: each contender's throughput beside redis-server's, memcached's and the bare floor's
+//! of the same cell, and its tail beside redis-server's.
 
 use super::contender::Contender;
 use super::load::Load;

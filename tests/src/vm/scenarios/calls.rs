@@ -1,5 +1,5 @@
-//! System calls of the fault workers for each page that comes over verbs, counted by strace, while READs take longer
-//! than a worker polls for them.
+//! System calls of the fault workers for each page that comes over verbs, counted by strace, while
+//! READs take longer than a worker polls for them.
 
 use super::verbs::{VERBS, over};
 use crate::vm::lab::Lab;
@@ -12,9 +12,10 @@ use std::collections::BTreeMap;
 const WARM: u64 = 300;
 /// Pages that are to be installed while it is.
 const PAGES: u64 = 300;
-/// What it takes is seven: two sleeps, reading the fault, posting the READ, arming the completion queue and fetching
-/// its event, installing the page; and a timer now and then. Soft-RoCE's post and arm are system calls, those of
-/// hardware are not. An endpoint that is armed and looked at anew before each sleep makes it 14.
+/// What it takes is seven: two sleeps, reading the fault, posting the READ, arming the completion
+/// queue and fetching its event, installing the page; and a timer now and then. Soft-RoCE's post
+/// and arm are system calls, those of hardware are not. An endpoint that is armed and looked at
+/// anew before each sleep makes it 14.
 const AT_MOST: f64 = 10.0;
 
 /// A worker arms nothing that is armed, and looks for no event that is not there.

@@ -7,11 +7,12 @@ use anyhow::ensure;
 /// Faults that are to be served between one disturbance and the next.
 const FAULTS: u64 = 200;
 
-/// A donor that is gone is to be noticed. Emulated machines that share two CPUs are silent for seconds without being gone, all of them together.
+/// A donor that is gone is to be noticed. Emulated machines that share two CPUs are silent for
+/// seconds without being gone, all of them together.
 pub(super) const LOST_AFTER: &str = "15s";
 
-/// With two copies of each page on three donors, a donor that goes without a word costs nothing: its pages are read from the other copy and made anew on
-/// the third.
+/// With two copies of each page on three donors, a donor that goes without a word costs nothing:
+/// its pages are read from the other copy and made anew on the third.
 pub fn lost(lab: &mut Lab) -> anyhow::Result<()> {
     lab.start(3, &Settings { lost_after: LOST_AFTER, ..Settings::default() })?;
     let stress = Load::stress(lab.client()?, 12)?.name();

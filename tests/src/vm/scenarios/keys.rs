@@ -15,7 +15,8 @@ const VALUES: Redis = Redis { megabytes: 2, store: true, verify: 1, times: 1, kv
 /// The values are stored so often while the donor goes.
 const TIMES: u8 = 20;
 
-/// Values that are stored and verified again and again while a donor's power goes: none is lost, and none is one that was there before.
+/// Values that are stored and verified again and again while a donor's power goes: none is lost,
+/// and none is one that was there before.
 pub fn over_verbs(lab: &mut Lab) -> anyhow::Result<()> {
     lab.start(3, &VERBS)?;
     let stored = load::values(lab.client()?, &VALUES)?;

@@ -1,4 +1,5 @@
-//! What is done to the guests, each a script of its own. One that returns without an error has shown what it says.
+//! What is done to the guests, each a script of its own. One that returns without an error has
+//! shown what it says.
 
 mod calls;
 mod donors;

@@ -4,7 +4,8 @@ use crate::vm::lab::{Lab, Settings};
 use crate::vm::load::Load;
 use anyhow::ensure;
 
-/// Without libibverbs and without kernel modules for RDMA, both programs start, say what they use, and page.
+/// Without libibverbs and without kernel modules for RDMA, both programs start, say what they use,
+/// and page.
 pub fn without_libibverbs(lab: &mut Lab) -> anyhow::Result<()> {
     lab.up(2)?;
     for guest in [lab.client()?, lab.donor(1)?, lab.donor(2)?] {

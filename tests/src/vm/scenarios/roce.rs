@@ -13,7 +13,8 @@ pub fn devices(lab: &mut Lab) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The row of numbers that one of perftest's programs ends with, served by one guest and run on the other.
+/// The row of numbers that one of perftest's programs ends with, served by one guest and run on the
+/// other.
 pub(super) fn perftest(server: &Guest, client: &Guest, server_is_at: &str, program: &str) -> anyhow::Result<String> {
     let program = program.replacen(' ', &format!(" -d {DEVICE} -x 1 "), 1);
     server.sh(&format!("systemd-run --quiet --collect -p LimitMEMLOCK=infinity timeout 60 {program}; sleep 2"))?;

@@ -1,5 +1,6 @@
-//! How fast our way over verbs is beside the device's own tools, as ratios of runs that take turns in the same guests: emulated machines are slow, and no
-//! two runs alike. It prints, and holds nothing against a bar.
+//! How fast our way over verbs is beside the device's own tools, as ratios of runs that take turns
+//! in the same guests: emulated machines are slow, and no two runs alike. It prints, and holds
+//! nothing against a bar.
 
 use super::roce;
 use crate::access::Measured;
@@ -11,7 +12,8 @@ use std::time::Duration;
 
 const ROUNDS: usize = 5;
 const READ: &str = "ib_read_lat -s 4096 -n 500";
-/// The same one after another at the pace of a program's faults, and slept for as annexd does. The gap is part of what it reports.
+/// The same one after another at the pace of a program's faults, and slept for as annexd does. The
+/// gap is part of what it reports.
 const PACED: &str = "ib_read_lat -s 4096 -n 500 -e --latency_gap=1500";
 const GAP_US: f64 = 1500.0;
 const WRITE: &str = "ib_write_bw -s 65536 -n 500";
@@ -57,7 +59,8 @@ pub fn ratios(lab: &mut Lab) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Our endpoint against an agent's, both in this guest: microseconds of a READ, and 10^6 bytes written per second.
+/// Our endpoint against an agent's, both in this guest: microseconds of a READ, and 10^6 bytes
+/// written per second.
 fn ours(guest: &Guest) -> anyhow::Result<(f64, f64)> {
     let said = guest.sh_within(
         Duration::from_secs(120),

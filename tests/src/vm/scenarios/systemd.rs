@@ -1,4 +1,5 @@
-//! annexd and annex-agent under a real systemd: killed, upgraded, restarted, while programs page at full rate.
+//! annexd and annex-agent under a real systemd: killed, upgraded, restarted, while programs page at
+//! full rate.
 
 use crate::vm::guest::Guest;
 use crate::vm::lab::{Lab, Settings};
@@ -9,7 +10,8 @@ use anyhow::{Context, ensure};
 const FAULTS: u64 = 250;
 const TCP: Settings = Settings { of_donors: "transport = \"tcp\"", lost_after: "60s", kv: false };
 
-/// However annexd ends, systemd's store has what the program's memory depends on, and the next annexd goes on with it.
+/// However annexd ends, systemd's store has what the program's memory depends on, and the next
+/// annexd goes on with it.
 pub fn annexd(lab: &mut Lab) -> anyhow::Result<()> {
     lab.start(2, &TCP)?;
     let client = lab.client()?;
@@ -36,7 +38,8 @@ pub fn annexd(lab: &mut Lab) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// However an agent ends, the next one has the same slabs with the same bytes: nothing is made anew.
+/// However an agent ends, the next one has the same slabs with the same bytes: nothing is made
+/// anew.
 pub fn agent(lab: &mut Lab) -> anyhow::Result<()> {
     lab.start(2, &TCP)?;
     let (client, donor) = (lab.client()?, lab.donor(1)?);

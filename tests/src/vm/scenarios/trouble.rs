@@ -28,7 +28,8 @@ const AT_THE_DONOR: [(&str, &str); 2] = [
 ];
 const DROP_IN: &str = "/run/systemd/system/annexd.service.d/unlocked.conf";
 
-/// Each time the pages go on over TCP, `annex status` says why, and RDMA is back when the trouble is over.
+/// Each time the pages go on over TCP, `annex status` says why, and RDMA is back when the trouble
+/// is over.
 pub fn of_verbs(lab: &mut Lab) -> anyhow::Result<()> {
     lab.up(2)?;
     [1, 2].iter().try_for_each(|nth| lab.lend(*nth, ""))?;
@@ -64,7 +65,8 @@ pub fn of_verbs(lab: &mut Lab) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is configured wrongly, on either side, is said with what to set it to, and TCP makes do meanwhile.
+/// What is configured wrongly, on either side, is said with what to set it to, and TCP makes do
+/// meanwhile.
 pub fn of_settings(lab: &mut Lab) -> anyhow::Result<()> {
     lab.start(1, &Settings::default())?;
     lab.wait_status("verbs to the donor", |s| over(s, Transport::Verbs) == 1)?;
@@ -119,7 +121,8 @@ fn is_said(lab: &Lab, of: &str, words: &str) -> anyhow::Result<()> {
     says(&status, Transport::Tcp, words)
 }
 
-/// Without the right to lock memory, and to raise the limit on it, annexd does not start, and says what it needs: what a device works on is locked too.
+/// Without the right to lock memory, and to raise the limit on it, annexd does not start, and says
+/// what it needs: what a device works on is locked too.
 fn unlockable(lab: &Lab) -> anyhow::Result<()> {
     let client = lab.client()?;
     client.put(DROP_IN, "[Service]\nCapabilityBoundingSet=~CAP_IPC_LOCK CAP_SYS_RESOURCE\nLimitMEMLOCK=64K\n")?;

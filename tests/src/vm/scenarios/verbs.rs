@@ -1,4 +1,5 @@
-//! The same over real verbs: Soft-RoCE has queue pairs, keys and completions, and the kernel checks them.
+//! The same over real verbs: Soft-RoCE has queue pairs, keys and completions, and the kernel checks
+//! them.
 
 use crate::vm::guest::Guest;
 use crate::vm::inside::Redis;
@@ -14,7 +15,8 @@ pub(super) const VERBS: Settings = Settings { of_donors: "transport = \"verbs\""
 /// Faults that are to be served before something is measured or disturbed.
 const FAULTS: u64 = 200;
 
-/// No byte is wrong, for the stress program and a redis-server that nobody has changed; nor when annexd brings the latter's memory back and ends.
+/// No byte is wrong, for the stress program and a redis-server that nobody has changed; nor when
+/// annexd brings the latter's memory back and ends.
 pub fn workloads(lab: &mut Lab) -> anyhow::Result<()> {
     lab.start(2, &VERBS)?;
     let client = lab.client()?;
@@ -35,7 +37,8 @@ pub fn workloads(lab: &mut Lab) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Keys that were stolen, and keys of leases that are over, open nothing: the fabric's own tests, on a real device.
+/// Keys that were stolen, and keys of leases that are over, open nothing: the fabric's own tests,
+/// on a real device.
 pub fn keys(lab: &mut Lab) -> anyhow::Result<()> {
     lab.up(1)?;
     let client = lab.client()?;
@@ -51,7 +54,8 @@ pub fn keys(lab: &mut Lab) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A donor that loses its device is reached over TCP, and over RDMA again when it has it back; without leave to do so it is down meanwhile.
+/// A donor that loses its device is reached over TCP, and over RDMA again when it has it back;
+/// without leave to do so it is down meanwhile.
 pub fn device_lost(lab: &mut Lab) -> anyhow::Result<()> {
     lab.start(2, &Settings::default())?;
     lab.wait_status("verbs to both donors", |s| over(s, Transport::Verbs) == 2)?;
@@ -80,8 +84,8 @@ pub fn device_lost(lab: &mut Lab) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// While pages come and go over RDMA, the donors' programs do no more than at rest. The same load over TCP is the
-/// control: there they do.
+/// While pages come and go over RDMA, the donors' programs do no more than at rest. The same load
+/// over TCP is the control: there they do.
 pub fn one_sided(lab: &mut Lab) -> anyhow::Result<()> {
     const REST: Duration = Duration::from_secs(15);
     lab.start(2, &VERBS)?;
@@ -105,7 +109,8 @@ pub fn one_sided(lab: &mut Lab) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Not the stress program's: what that gives up and takes makes slabs come and go, and agents zero those.
+/// Not the stress program's: what that gives up and takes makes slabs come and go, and agents zero
+/// those.
 fn work_under_load(lab: &Lab, agents: [&Guest; 2]) -> anyhow::Result<Work> {
     let load = Load::accesses(lab.client()?, 12)?;
     lab.wait_faults("load", FAULTS)?;
@@ -126,7 +131,8 @@ struct Work {
 }
 
 impl Work {
-    /// What each operation cost the agents beyond what they do at rest: wake-ups, and seconds of an emulated CPU.
+    /// What each operation cost the agents beyond what they do at rest: wake-ups, and seconds of an
+    /// emulated CPU.
     fn per_operation(&self, rested: &Work) -> (f64, f64) {
         let rests = self.time.as_secs_f64() / rested.time.as_secs_f64();
         let beyond = |work: f64, rest: f64| (work - rest * rests).max(0.0) / self.operations as f64;

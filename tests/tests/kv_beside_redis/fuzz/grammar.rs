@@ -1,12 +1,13 @@
-//! Random sequences: every command the KV API has, with arguments that fit and such as nobody would send.
+//! Random sequences: every command the KV API has, with arguments that fit and such as nobody would
+//! send.
 
 use super::step::{Sent, Step, WIRES};
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
-/// A command, and words that may follow. Capital letters alone stand for random words, see [`word`]; `a|b` is one of several; a last word with `+` may be
-/// repeated.
+/// A command, and words that may follow. Capital letters alone stand for random words, see
+/// [`word`]; `a|b` is one of several; a last word with `+` may be repeated.
 type Form = (&'static str, &'static [&'static str]);
 
 const EXPIRES: &[&str] = &["EX T", "PX T", "EXAT S", "PXAT M"];

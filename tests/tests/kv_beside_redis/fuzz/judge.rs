@@ -1,4 +1,5 @@
-//! Whether two answers are the same, but for what differs between any two servers or two moments: see `reasons`.
+//! Whether two answers are the same, but for what differs between any two servers or two moments:
+//! see `reasons`.
 
 use super::peer::Answer;
 use super::step::Step;

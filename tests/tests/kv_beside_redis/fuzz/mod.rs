@@ -1,12 +1,16 @@
-//! Random sessions beside a real Redis: commands of all kinds with odd arguments, over several connections, with transactions, expiries, both protocols,
-//! lines of text and requests that are none. Every reply must be the same, and so must what is there in the end.
+//! Random sessions beside a real Redis: commands of all kinds with odd arguments, over several
+//! connections, with transactions, expiries, both protocols, lines of text and requests that are
+//! none. Every reply must be the same, and so must what is there in the end.
 //!
 //! - `grammar` makes a sequence up from a seed; `step` is how a sequence is written down.
-//! - `peer` sends it to a server and gathers the answers; `judge` compares them; `reasons` lists the differences that are meant.
-//! - `shrink` makes a failing sequence short. What comes out is printed as `cases.txt` has it: every finding becomes a case there.
+//! - `peer` sends it to a server and gathers the answers; `judge` compares them; `reasons` lists
+//!   the differences that are meant.
+//! - `shrink` makes a failing sequence short. What comes out is printed as `cases.txt` has it:
+//!   every finding becomes a case there.
 //!
-//! `ANNEX_FUZZ_SECONDS` sets for how long, and `ANNEX_FUZZ_SEED` with which sequence it begins: a failure names the seed. Without it the same sequences are run each
-//! time; `make kv-fuzz` runs an hour of new ones.
+//! `ANNEX_FUZZ_SECONDS` sets for how long, and `ANNEX_FUZZ_SEED` with which sequence it begins: a
+//! failure names the seed. Without it the same sequences are run each time; `make kv-fuzz` runs an
+//! hour of new ones.
 
 mod grammar;
 mod judge;
@@ -22,7 +26,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use step::Step;
 
-/// A sequence that failed is repeated so often. What tells the time may differ once, if the host was busy just then.
+/// A sequence that failed is repeated so often. What tells the time may differ once, if the host
+/// was busy just then.
 const REPEATS: usize = 3;
 
 /// Bytes of a reply that a failure repeats.
@@ -150,7 +155,8 @@ fn random_sessions_are_as_beside_redis() {
     assert!(once <= 1 + sequences / 1000, "{once} of {sequences} sequences differed once and not again");
 }
 
-/// What the fuzzer and others found. A line that begins with `#` names the case that follows, up to the next empty line.
+/// What the fuzzer and others found. A line that begins with `#` names the case that follows, up to
+/// the next empty line.
 #[test]
 fn what_once_differed_is_as_beside_redis() {
     let Some(redis) = Redis::start("cases", false) else { return };

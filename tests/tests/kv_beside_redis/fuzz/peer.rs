@@ -8,12 +8,14 @@ use std::time::{Duration, Instant};
 
 /// No answer takes longer, however busy the host is.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// The rest of a reply that has begun to come comes within this, unless it never will: what EXEC ran may have muted it.
+/// The rest of a reply that has begun to come comes within this, unless it never will: what EXEC
+/// ran may have muted it.
 const REST: Duration = Duration::from_millis(300);
 
 pub struct Peer {
     socket: PathBuf,
-    /// Over this one nobody sees, the server is put in order, and asked whether it is done with all before.
+    /// Over this one nobody sees, the server is put in order, and asked whether it is done with all
+    /// before.
     control: Wire,
     /// Answered when all that was sent to the server before is done.
     barrier: &'static [&'static str],
@@ -24,7 +26,8 @@ struct Wire {
     stream: UnixStream,
     input: Vec<u8>,
     is_closed: bool,
-    /// It may not be told from what is sent how many replies come: there was a CLIENT REPLY, or half a request.
+    /// It may not be told from what is sent how many replies come: there was a CLIENT REPLY, or
+    /// half a request.
     is_odd: bool,
 }
 
@@ -133,7 +136,8 @@ impl Peer {
 
     /// Waits until the server has done all that it was sent.
     fn settle(&mut self) {
-        // It looks at every connection at least once between two questions, and gives their replies away before the third.
+        // It looks at every connection at least once between two questions, and gives their replies
+        // away before the third.
         for question in [&["PING"][..], self.barrier, &["PING"]] {
             self.ask(question);
         }
@@ -154,7 +158,8 @@ impl Wire {
         let _ = self.stream.write_all(&bytes);
     }
 
-    /// Waits for so many replies, the end of the connection being one, and takes all that have come.
+    /// Waits for so many replies, the end of the connection being one, and takes all that have
+    /// come.
     fn take(&mut self, expected: usize, patience: Duration) -> Answer {
         let mut until = Instant::now() + patience;
         let mut answer = Answer::default();

@@ -1,4 +1,5 @@
-//! Differences that are meant, each with its reason. A sequence ends at one: what follows may differ because of it.
+//! Differences that are meant, each with its reason. A sequence ends at one: what follows may
+//! differ because of it.
 
 use super::peer::Answer;
 use super::step::{Sent, Step};

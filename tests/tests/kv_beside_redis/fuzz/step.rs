@@ -1,7 +1,8 @@
 //! What is sent, and how that is written down: a failure prints it so, and `cases.txt` is read so.
 //!
-//! A line is what one connection sends at a time: `0: "SET" "k" "\x00" ; "GET" "k"` are two commands in one go over the first connection, and
-//! `1: raw "*x\r\n"` is any bytes over the second one. The connections are made when they are first used, and again after one was closed.
+//! A line is what one connection sends at a time: `0: "SET" "k" "\x00" ; "GET" "k"` are two
+//! commands in one go over the first connection, and `1: raw "*x\r\n"` is any bytes over the second
+//! one. The connections are made when they are first used, and again after one was closed.
 
 use std::fmt;
 use std::iter::Peekable;

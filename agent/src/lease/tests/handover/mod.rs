@@ -1,19 +1,28 @@
-//! The hand-over of leases, exhaustively: the real [`Book`] with every order of events that a few clients, a few slabs and a few ticks of time allow.
+//! The hand-over of leases, exhaustively: the real [`Book`] with every order of events that a few
+//! clients, a few slabs and a few ticks of time allow.
 //!
-//! Around the book stand what the [`Lender`](crate::lender) does with its actions (keys, chores, the saved leases) and clients that follow
-//! the protocol, in `world`. States are told apart by what matters for what comes: moments relative to now, keys and incarnations by
-//! which ones are equal. So histories of any length fold into finitely many states, and the search ends by itself where no depth is given.
+//! Around the book stand what the [`Lender`](crate::lender) does with its actions (keys, chores,
+//! the saved leases) and clients that follow the protocol, in `world`. States are told apart by
+//! what matters for what comes: moments relative to now, keys and incarnations by which ones are
+//! equal. So histories of any length fold into finitely many states, and the search ends by itself
+//! where no depth is given.
 //!
 //! # Covered
-//! - Requests that arrive late, on a connection that the client has given up, or never; answers that never arrive; a hello that arrives after a newer one;
-//!   connections whose end is seen late or not at all; clients that are silent for longer than their leases last, and then go on.
-//! - Recalls with and without time, a drain and its end, memory that can't be had, free slabs trimmed, a janitor that is late.
-//! - The agent is killed after any of an event's actions was carried out, before it answers, and the next one resumes from what was saved.
+//! - Requests that arrive late, on a connection that the client has given up, or never; answers
+//!   that never arrive; a hello that arrives after a newer one; connections whose end is seen late
+//!   or not at all; clients that are silent for longer than their leases last, and then go on.
+//! - Recalls with and without time, a drain and its end, memory that can't be had, free slabs
+//!   trimmed, a janitor that is late.
+//! - The agent is killed after any of an event's actions was carried out, before it answers, and
+//!   the next one resumes from what was saved.
 //!
 //! # Not covered
-//! - More clients, slabs and ticks than each case says. The same client id on two machines, `close` and `revoke_all`: see `histories` and the single steps.
-//! - Operations that are under way when a key dies (the lender's guards), and the lease board: `agent/tests/lending`.
-//! - Two kills of the agent before a client has taken up the first one's successor: that client counts its slabs as lost, which is allowed.
+//! - More clients, slabs and ticks than each case says. The same client id on two machines, `close`
+//!   and `revoke_all`: see `histories` and the single steps.
+//! - Operations that are under way when a key dies (the lender's guards), and the lease board:
+//!   `agent/tests/lending`.
+//! - Two kills of the agent before a client has taken up the first one's successor: that client
+//!   counts its slabs as lost, which is allowed.
 
 mod world;
 

@@ -1,4 +1,5 @@
-//! One state of the search: the book, what its owner does for it, and clients that follow the protocol.
+//! One state of the search: the book, what its owner does for it, and clients that follow the
+//! protocol.
 
 mod state;
 
@@ -39,7 +40,8 @@ pub(super) enum Chore {
     StopDraining,
 }
 
-/// One step. The agent lives on, or dies after so many of the actions that the step brought, before it answers.
+/// One step. The agent lives on, or dies after so many of the actions that the step brought, before
+/// it answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Event {
     /// A request on the client's connection is answered.
@@ -438,7 +440,8 @@ impl World {
         true
     }
 
-    /// Carries out what the book wants. False if the agent can't die there, since there is nothing more to be done.
+    /// Carries out what the book wants. False if the agent can't die there, since there is nothing
+    /// more to be done.
     fn carry_out(&mut self, fate: Fate, ticked: bool) -> bool {
         let actions = self.book.take_actions();
         match fate {

@@ -1,7 +1,8 @@
-//! The commands, one by one, over a store of their own: each option, each error, and what is left behind.
+//! The commands, one by one, over a store of their own: each option, each error, and what is left
+//! behind.
 //!
-//! A [`Client`] takes a line as one would type it and gives the reply as one would read it: `+OK`, `-ERR …`, `:1`,
-//! `"text"`, `nil`, `[…]`, `{…}`.
+//! A [`Client`] takes a line as one would type it and gives the reply as one would read it: `+OK`,
+//! `-ERR …`, `:1`, `"text"`, `nil`, `[…]`, `{…}`.
 
 mod bits;
 mod expiry;
@@ -26,7 +27,8 @@ impl Client {
         Client(Alone::new())
     }
 
-    /// Calls a command in database 0. Words are parted by spaces; `''` is the empty word, `\x00` a byte.
+    /// Calls a command in database 0. Words are parted by spaces; `''` is the empty word, `\x00` a
+    /// byte.
     fn run(&self, line: &str) -> String {
         self.run_in(0, line)
     }

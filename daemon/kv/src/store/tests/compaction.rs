@@ -30,7 +30,8 @@ fn compaction_gives_space_back_and_changes_no_value() {
     world.with(async |store| assert_eq!(store.len(DB).0, 2000));
 }
 
-/// Records that are written anew all over the place, three times what the pool can take: sheets of which most is in use fill it, and no sheet comes back by itself.
+/// Records that are written anew all over the place, three times what the pool can take: sheets of
+/// which most is in use fill it, and no sheet comes back by itself.
 #[test]
 fn a_pool_that_is_nearly_full_is_compacted_before_writers_are_refused() {
     let slabs = 40;
@@ -97,7 +98,8 @@ fn with_room_left_half_of_what_is_held_may_be_unused() {
     });
 }
 
-/// What a limit lets records take is no more than a third above it in the pool, whatever room that has; a sheet of which a part is in use counts as one.
+/// What a limit lets records take is no more than a third above it in the pool, whatever room that
+/// has; a sheet of which a part is in use counts as one.
 #[test]
 fn a_limit_bounds_what_is_held_for_it() {
     let limit = 8 << 20;

@@ -29,7 +29,8 @@ impl World {
         Self::over(Bed::with(&[slabs, slabs], 2, |config| config.lost_after = PoolConfig::default().lost_after))
     }
 
-    /// Room for `lives` that follow each other quickly: what each had in stock, and what it had just asked for, rests for longer than all of them take.
+    /// Room for `lives` that follow each other quickly: what each had in stock, and what it had
+    /// just asked for, rests for longer than all of them take.
     fn of_lives(slabs: u32, lives: u32) -> World {
         Self::new(slabs + lives * 2 * slot_reserve::MOST_AHEAD as u32 / annex_pool_testbed::SLOTS)
     }
@@ -39,7 +40,8 @@ impl World {
         World { bed, pool, table: Arc::new(SheetTable::create().unwrap()) }
     }
 
-    /// Runs with a store that is opened for it, and ends as a kill would: whatever is under way stays so, and the next one takes the pool's tables over.
+    /// Runs with a store that is opened for it, and ends as a kill would: whatever is under way
+    /// stays so, and the next one takes the pool's tables over.
     fn run<T, F: Future<Output = T>>(&self, cache: u64, settings: Settings, run: impl FnOnce(Store) -> F) -> T {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let tasks = LocalSet::new();

@@ -38,7 +38,8 @@ fn an_operation_without_an_answer_costs_no_replica_when_the_agent_answers() {
     (0..2).for_each(|d| world.connect(d));
     world.settle(&nothing_free());
     let extents: Vec<ExtentId> = world.extents.keys().copied().collect();
-    // Both at once, long before the next renewal, and again and again: nobody else has what they have.
+    // Both at once, long before the next renewal, and again and again: nobody else has what they
+    // have.
     for _ in 0..4 {
         (0..2).for_each(|d| world.book.hung(World::id(d), world.now));
         world.act();
@@ -52,7 +53,8 @@ fn an_operation_without_an_answer_costs_no_replica_when_the_agent_answers() {
     }
     world.fill_all();
     assert!(extents.iter().all(|e| world.live(*e) == 2));
-    // One answers, but what is read and written there does not: with the other one live it is given up.
+    // One answers, but what is read and written there does not: with the other one live it is given
+    // up.
     for times in 1..=2 {
         world.book.hung(World::id(0), world.now);
         world.act();
@@ -99,7 +101,8 @@ fn a_donor_that_is_late_is_away_as_soon_as_its_agent_owes_an_answer() {
     assert!(extents.iter().all(|e| world.live(*e) == 2));
 }
 
-/// A replica that failed some writes waits for its next try for longer than `lost_after`. That its donor is not heard for a moment meanwhile is no loss.
+/// A replica that failed some writes waits for its next try for longer than `lost_after`. That its
+/// donor is not heard for a moment meanwhile is no loss.
 #[test]
 fn a_replica_that_waits_for_its_next_try_is_not_absent_for_as_long() {
     for interruption in [|w: &mut World| w.book.hung(World::id(0), w.now), |w: &mut World| w.disconnect(0)] {
@@ -202,7 +205,8 @@ fn wanted() -> Room {
     Room { wanted: 1, ..nothing_free() }
 }
 
-/// Writes stopped as soon as fewer donors were there than an extent has replicas, however much room these had.
+/// Writes stopped as soon as fewer donors were there than an extent has replicas, however much room
+/// these had.
 #[test]
 fn with_too_few_donors_left_new_extents_lie_on_those_there_are_until_the_others_are_back() {
     for (donors, replicas, away) in [(2, 2, 1), (3, 3, 1), (3, 3, 2), (3, 2, 2), (4, 3, 2), (4, 3, 3)] {

@@ -1,4 +1,5 @@
-//! The spill file, which is the last of the donors: used when nothing else is left, and left when something is.
+//! The spill file, which is the last of the donors: used when nothing else is left, and left when
+//! something is.
 
 use super::*;
 
@@ -169,7 +170,8 @@ fn a_recalled_slab_whose_pages_no_other_donor_takes_is_returned_when_the_backup_
 
 #[test]
 fn a_backup_takes_the_writes_from_a_recall_until_the_next_donor_does() {
-    // It followed as soon as a donor was asked. That one was in no hurry, and what was written last went with the slab.
+    // It followed as soon as a donor was asked. That one was in no hurry, and what was written last
+    // went with the slab.
     let (mut world, extent, donor) = with_backup();
     let room = Room { free: SLOTS, ..nothing_free() };
     let slabs: Vec<SlabId> = world.lent[donor].keys().copied().collect();

@@ -1,4 +1,5 @@
-//! Replicas that are to leave their donor: when they may go, and what becomes of those that could not in time.
+//! Replicas that are to leave their donor: when they may go, and what becomes of those that could
+//! not in time.
 
 use super::*;
 
@@ -48,7 +49,8 @@ fn a_drain_for_which_nobody_has_room_is_stuck_until_somebody_has() {
     assert_eq!((world.book.moving(), world.book.stuck(world.now)), (0, 0));
 }
 
-/// What was free in the extents there were was all that could be written, however much room the other donor had.
+/// What was free in the extents there were was all that could be written, however much room the
+/// other donor had.
 #[test]
 fn while_a_donor_is_drained_and_too_few_others_are_there_new_extents_lie_on_those() {
     for (donors, replicas, drained) in [(2, 2, 1), (3, 3, 2), (3, 2, 2)] {
@@ -80,8 +82,9 @@ fn while_a_donor_is_drained_and_too_few_others_are_there_new_extents_lie_on_thos
 
 #[test]
 fn a_drain_that_was_ended_loses_nothing_at_its_deadline() {
-    // Nobody is told that a drain has ended. What could not be moved meanwhile was taken for lost at the deadline, though its donor went on lending it: with
-    // one replica that was the end of its pages.
+    // Nobody is told that a drain has ended. What could not be moved meanwhile was taken for lost
+    // at the deadline, though its donor went on lending it: with one replica that was the end of
+    // its pages.
     let mut world = World::new(1, 1, 1);
     world.connect(0);
     world.settle(&nothing_free());
@@ -114,7 +117,8 @@ fn one_of_three_is_removed() -> (World, DonorId) {
     (world, victim)
 }
 
-/// An extent whose replica in a place is to leave, and the donor of the one that joins in its stead.
+/// An extent whose replica in a place is to leave, and the donor of the one that joins in its
+/// stead.
 fn moving() -> (World, ExtentId, usize, usize) {
     let (world, victim) = one_of_three_is_removed();
     let moving = world.extents.iter().find(|(_, places)| places.iter().any(|p| p.state == ReplicaState::Joining));
@@ -129,7 +133,8 @@ fn a_replica_is_not_let_go_while_those_that_are_to_stay_are_on_donors_out_of_rea
     let (mut world, extent, leaves, third) = moving();
     world.fill_all();
     world.now += Duration::from_millis(900);
-    // From now on the new one has been live for long enough, and it takes a moment until it counts as away.
+    // From now on the new one has been live for long enough, and it takes a moment until it counts
+    // as away.
     world.disconnect(third);
     world.now += Duration::from_millis(200);
     world.settle(&Room { free: SLOTS, ..nothing_free() });
@@ -190,7 +195,8 @@ fn a_donor_that_was_added_takes_its_share_of_replicas() {
 
 #[test]
 fn what_a_removed_donor_had_still_to_say_brings_it_not_back() {
-    // Its thread was just connecting when it was removed. Slabs were asked for there from then on, nobody answered, and extents waited for theirs without end.
+    // Its thread was just connecting when it was removed. Slabs were asked for there from then on,
+    // nobody answered, and extents waited for theirs without end.
     let (mut world, victim) = one_of_three_is_removed();
     world.fill_and_settle();
     assert_eq!(world.removed, [victim]);
@@ -209,7 +215,8 @@ fn what_a_removed_donor_had_still_to_say_brings_it_not_back() {
 
 #[test]
 fn a_donor_that_is_removed_is_emptied_though_it_wanted_its_slabs_back_and_wants_them_no_longer() {
-    // The deadline took the place of the mark that they are to leave for good, and when it was over and the drain ended they stayed: the removal never ended.
+    // The deadline took the place of the mark that they are to leave for good, and when it was over
+    // and the drain ended they stayed: the removal never ended.
     let (mut world, victim) = one_of_three_is_removed();
     let slabs: Vec<SlabId> = world.lent[usize::from(victim.0)].keys().copied().collect();
     world.book.recalled(victim, &slabs, world.now + Duration::from_secs(1));
@@ -222,7 +229,8 @@ fn a_donor_that_is_removed_is_emptied_though_it_wanted_its_slabs_back_and_wants_
 
 #[test]
 fn a_replica_that_was_to_move_to_a_donor_that_is_removed_stays_where_it_is() {
-    // It was marked to leave for the balance's sake. When the donor that was to have it was to be removed, too few were to stay, nobody else could take one, and neither ended.
+    // It was marked to leave for the balance's sake. When the donor that was to have it was to be
+    // removed, too few were to stay, nobody else could take one, and neither ended.
     let mut world = World::new(3, 2, 12);
     (0..2).for_each(|d| world.connect(d));
     world.settle(&nothing_free());
@@ -240,7 +248,8 @@ fn a_replica_that_was_to_move_to_a_donor_that_is_removed_stays_where_it_is() {
 
 #[test]
 fn the_removal_of_a_donor_that_wants_its_slabs_back_forgets_not_until_when() {
-    // The replica counted as one that lasts until it has gone elsewhere. With one replica the backup only followed it from then on, and at the deadline what it had not got was gone.
+    // The replica counted as one that lasts until it has gone elsewhere. With one replica the
+    // backup only followed it from then on, and at the deadline what it had not got was gone.
     let mut world = World::new(3, 2, 8);
     (0..2).for_each(|d| world.connect(d));
     world.settle(&nothing_free());

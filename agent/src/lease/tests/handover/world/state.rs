@@ -1,5 +1,6 @@
-//! A state as the search wants it: copied, shown, and told from others by what matters for what comes: moments relative to now, and keys, connections,
-//! incarnations and sessions by which ones are equal.
+//! A state as the search wants it: copied, shown, and told from others by what matters for what
+//! comes: moments relative to now, and keys, connections, incarnations and sessions by which ones
+//! are equal.
 
 use super::*;
 use std::fmt::{self, Debug, Formatter};
