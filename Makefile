@@ -15,7 +15,7 @@ CARGO_DENY_VERSION := 0.20.2
 TOOLS := $(CURDIR)/target/tools
 # annexd reaches into other processes: what runs it runs as root.
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo -E)
-RUNNER := $(if $(SUDO),--config "target.'cfg(all())'.runner='$(SUDO)'",)
+RUNNER := --config "target.'cfg(all())'.runner='$(SUDO) $(CURDIR)/tests/timed'"
 
 # package:command, where having the command is enough.
 PACKAGES := build-essential:cc libclang-dev pkg-config:pkg-config curl:curl python3:python3 redis-server:redis-server \
@@ -60,9 +60,11 @@ demo: setup build
 
 # Every `cargo test` here is of the whole workspace: for one package alone cargo would build what it
 # depends on anew, with fewer features. Test programs run one after the other; those that need the
-# machine for themselves take turns through a lock.
+# machine for themselves take turns through a lock. Most wait for something most of the time: more
+# of them run side by side than there are CPUs.
 test: build
-	ANNEX_STRESS_SECONDS=$${ANNEX_STRESS_SECONDS:-15} $(CARGO) test --release --workspace --no-fail-fast $(RUNNER)
+	RUST_TEST_THREADS=4 ANNEX_STRESS_SECONDS=$${ANNEX_STRESS_SECONDS:-15} \
+	  $(CARGO) test --release --workspace --no-fail-fast $(RUNNER)
 
 # Redis' own suite against the KV API; its sources come from the Debian mirror that this machine
 # uses.

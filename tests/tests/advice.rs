@@ -10,7 +10,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 /// 32 MiB at a time in a program that may keep 14: Python itself has some.
 fn tried(trials: &[&str]) -> Outcome {
-    let bed = Testbed::builder().beside_another().mixed();
+    let bed = Testbed::builder().mixed();
     let mut python = Command::new("python3");
     python.arg(bins::script("advice.py")).arg("32").args(trials);
     let outcome = bed.run("advice", "14M", python).wait(4 * MINUTE).succeeded().was_paged(10_000, 5_000);
@@ -51,7 +51,7 @@ fn locked_and_inaccessible_memory_has_its_bytes_afterwards() {
 /// removed they had their old bytes.
 #[test]
 fn guards_over_evicted_pages_hold_and_leave_zeros_behind() {
-    let bed = Testbed::builder().beside_another().mixed();
+    let bed = Testbed::builder().mixed();
     let mut python = Command::new("python3");
     python.arg(bins::script("guards.py")).arg("48");
     let mut job = bed.run("guards", "20M", python);

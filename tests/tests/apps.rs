@@ -31,7 +31,7 @@ fn system(name: &str) -> Command {
 
 #[test]
 fn redis_keeps_every_value_through_a_background_save() {
-    let bed = Testbed::builder().beside_another().mixed();
+    let bed = Testbed::builder().mixed();
     let values = Values::of_total(192 << 20, 1024);
     let go_on = |_| Ok(());
     let job = bed.run("redis", "56M", redis::server(bed.path()));
@@ -74,7 +74,7 @@ fn wait_to_write(pipe: &Path) -> File {
 
 #[test]
 fn sort_of_a_file_larger_than_its_limit_is_that_of_a_native_run() {
-    let bed = Testbed::builder().beside_another().tcp();
+    let bed = Testbed::builder().tcp();
     let mut text = Vec::new();
     let mut dice = annex_tests::stress::content::Dice::new(5);
     while text.len() < 16 << 20 {
@@ -105,7 +105,7 @@ fn sort_of_a_file_larger_than_its_limit_is_that_of_a_native_run() {
 
 #[test]
 fn python_finds_its_dicts_and_arrays_as_it_left_them() {
-    let bed = Testbed::builder().beside_another().shm();
+    let bed = Testbed::builder().shm();
     let mut python = system("python3");
     python.arg(bins::script("dicts.py")).arg("160");
     let outcome =
@@ -115,7 +115,7 @@ fn python_finds_its_dicts_and_arrays_as_it_left_them() {
 
 #[test]
 fn stress_ng_verifies_its_memory() {
-    let bed = Testbed::builder().beside_another().mixed();
+    let bed = Testbed::builder().mixed();
     let mut stress = system("stress-ng");
     stress.args([
         "--vm",
@@ -136,7 +136,7 @@ fn stress_ng_verifies_its_memory() {
 
 #[test]
 fn sqlite_in_memory_answers_as_natively() {
-    let bed = Testbed::builder().beside_another().tcp();
+    let bed = Testbed::builder().tcp();
     let sqlite = || {
         let mut command = system("sqlite3");
         // `.read` instead of standard input, which the testbed closes.
@@ -152,7 +152,7 @@ fn sqlite_in_memory_answers_as_natively() {
 
 #[test]
 fn node_finds_its_objects_after_its_garbage_collector_moved_them() {
-    let bed = Testbed::builder().beside_another().shm();
+    let bed = Testbed::builder().shm();
     let mut node = system("node");
     node.args(["--expose-gc", "--max-old-space-size=1024"]).arg(bins::script("objects.js")).arg("96");
     let outcome =
@@ -162,7 +162,7 @@ fn node_finds_its_objects_after_its_garbage_collector_moved_them() {
 
 #[test]
 fn a_shell_script_and_all_it_starts_share_one_limit() {
-    let bed = Testbed::builder().beside_another().mixed();
+    let bed = Testbed::builder().mixed();
     let work = bed.path().join("work");
     std::fs::create_dir(&work).unwrap();
     let mut script = Command::new(bins::script("several.sh"));
@@ -174,7 +174,7 @@ fn a_shell_script_and_all_it_starts_share_one_limit() {
 
 #[test]
 fn a_preforking_server_with_long_lived_workers_serves_and_keeps_what_each_worker_has() {
-    let bed = Testbed::builder().beside_another().mixed();
+    let bed = Testbed::builder().mixed();
     let mut server = system("python3");
     server.arg(bins::script("prefork.py")).args(["96", "12"]);
     let outcome =
@@ -187,7 +187,7 @@ fn a_preforking_server_with_long_lived_workers_serves_and_keeps_what_each_worker
 /// forked stayed above its limit.
 #[test]
 fn a_program_that_has_forked_stays_below_its_limit() {
-    let bed = Testbed::builder().beside_another().mixed();
+    let bed = Testbed::builder().mixed();
     let mut forked = system("python3");
     forked.arg(bins::script("forked.py")).args(["128", "2"]);
     let mut job = bed.run("forked", "256M", forked);
@@ -202,7 +202,7 @@ fn a_program_that_has_forked_stays_below_its_limit() {
 
 #[test]
 fn a_program_behind_a_strict_seccomp_filter_is_paged_like_any_other() {
-    let bed = Testbed::builder().beside_another().shm();
+    let bed = Testbed::builder().shm();
     let mut sealed = Command::new(bins::find("annex-sealed"));
     sealed.args(["96", "6"]);
     let outcome =
@@ -212,7 +212,7 @@ fn a_program_behind_a_strict_seccomp_filter_is_paged_like_any_other() {
 
 #[test]
 fn a_program_that_is_sealed_already_can_be_attached() {
-    let bed = Testbed::builder().beside_another().shm();
+    let bed = Testbed::builder().shm();
     let mut sealed = Command::new(bins::find("annex-sealed"));
     sealed.args(["96", "10"]);
     let mut job = bed.natively("sealed-late", sealed);
@@ -231,7 +231,7 @@ fn for_everyone(bed: &Testbed) -> (PathBuf, PathBuf, PathBuf) {
 
 #[test]
 fn a_program_that_drops_to_an_ordinary_user_is_paged() {
-    let bed = Testbed::builder().beside_another().shm();
+    let bed = Testbed::builder().shm();
     let (stress, _, scratch) = for_everyone(&bed);
     let mut command = nobody::command();
     command.arg(stress).args(["--size", "128M", "--seconds", "8", "--dir"]).arg(scratch);
@@ -240,7 +240,7 @@ fn a_program_that_drops_to_an_ordinary_user_is_paged() {
 
 #[test]
 fn an_ordinary_user_runs_annex_for_their_own_program() {
-    let bed = Testbed::builder().beside_another().mixed();
+    let bed = Testbed::builder().mixed();
     let (stress, annex, scratch) = for_everyone(&bed);
     let mut command = nobody::command();
     command.arg(annex).args(["run", "--socket"]).arg(&bed.socket).args(["--name", "own", "--local", "32M", "--"]);
@@ -252,7 +252,7 @@ fn an_ordinary_user_runs_annex_for_their_own_program() {
 /// Where annex could do nothing for a program, nobody was told.
 #[test]
 fn memory_that_is_not_paged_is_told_of() {
-    let bed = Testbed::builder().beside_another().shm();
+    let bed = Testbed::builder().shm();
     let python = |script: &str| {
         let mut python = system("python3");
         python.args(["-c", script]);

@@ -58,7 +58,7 @@ fn a_hundred_attaches_and_detaches_under_load_leave_a_process_as_it_was() {
 
 #[test]
 fn attach_and_detach_while_mappings_threads_and_children_come_and_go() {
-    let bed = Testbed::builder().beside_another().shm();
+    let bed = Testbed::builder().shm();
     let job = busy(&bed, "rw,churn,remap,discard,protect,huge,threads,exec", "64M");
     for _ in 0..30 {
         attach(&bed, job.pid(), "50%");
@@ -70,7 +70,7 @@ fn attach_and_detach_while_mappings_threads_and_children_come_and_go() {
 
 #[test]
 fn detach_brings_back_the_children_too() {
-    let bed = Testbed::builder().beside_another().mixed();
+    let bed = Testbed::builder().mixed();
     let job = busy(&bed, "rw,discard,fork", "64M");
     let mut with_children = 0;
     let started = Instant::now();
@@ -94,7 +94,7 @@ fn detach_brings_back_the_children_too() {
 
 #[test]
 fn a_process_with_children_is_attached_with_them() {
-    let bed = Testbed::builder().beside_another().shm();
+    let bed = Testbed::builder().shm();
     let mut command = Command::new("python3");
     let programs = concat!(env!("CARGO_MANIFEST_DIR"), "/programs/prefork.py");
     command.arg(programs).args(["64", "12"]);
@@ -109,7 +109,7 @@ fn a_process_with_children_is_attached_with_them() {
 /// processors.
 #[test]
 fn a_fault_wakes_the_worker_on_its_cpu_and_no_other() {
-    let bed = Testbed::shm();
+    let bed = Testbed::builder().alone().shm();
     let mut command = Command::new("taskset");
     command.args(["-c", "1"]).arg(bins::find("annex-access"));
     command.args(["pattern", "random", "--size", "64M", "--seconds", "6"]);
@@ -126,7 +126,7 @@ fn a_fault_wakes_the_worker_on_its_cpu_and_no_other() {
 
 #[test]
 fn a_limit_can_be_changed_while_the_app_runs() {
-    let bed = Testbed::builder().beside_another().shm();
+    let bed = Testbed::builder().shm();
     let job = busy(&bed, "rw", "128M");
     const MIB: u64 = 1 << 20;
     attach(&bed, job.pid(), "100M");
@@ -150,7 +150,7 @@ fn a_units_cgroup_is_attached_with_all_its_processes() {
     let join = |job: &Job| {
         std::fs::write(cgroup.join("cgroup.procs"), job.pid().to_string()).expect("root may move processes")
     };
-    let bed = Testbed::builder().beside_another().shm();
+    let bed = Testbed::builder().shm();
     let first = busy(&bed, "rw", "64M");
     join(&first);
     bed.ask("attach", ["--unit", &unit, "--local", "24M"]).succeeded();

@@ -10,7 +10,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 #[test]
 fn a_bench_shows_memory_in_ram_beside_memory_with_donors() {
-    let bed = Testbed::builder().donor(Donor::shm()).donor(Donor::tcp()).start();
+    let bed = Testbed::builder().alone().donor(Donor::shm()).donor(Donor::tcp()).start();
     let short =
         ["--json", "--size", "48M", "--local", "25%", "--patterns", "random,zipf", "--seconds", "0.5", "--rounds", "2"];
     let outcome = bed.ask("bench", short).succeeded();

@@ -42,7 +42,7 @@ fn is_clean(bed: &Testbed) {
 }
 
 fn donors(donors: [Donor; 2]) -> Testbed {
-    donors.into_iter().fold(Testbed::builder().beside_another(), |bed, donor| bed.donor(donor.lease_ttl("10s"))).start()
+    donors.into_iter().fold(Testbed::builder(), |bed, donor| bed.donor(donor.lease_ttl("10s"))).start()
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn four_threads_on_a_region_four_times_its_limit_find_every_byte() {
 
 #[test]
 fn more_threads_than_slots_take_turns() {
-    let bed = Testbed::builder().beside_another().shm();
+    let bed = Testbed::builder().shm();
     let job = paged(&bed, &["--threads", "100"]);
     ends_well(&bed, job);
 }
@@ -102,7 +102,7 @@ fn annexd_killed_again_and_again_loses_no_page_of_a_region() {
 
 #[test]
 fn a_program_goes_on_with_all_of_its_region_when_it_is_detached_and_limits_can_be_changed() {
-    let bed = Testbed::builder().beside_another().shm();
+    let bed = Testbed::builder().shm();
     let mut job = paged(&bed, &[]);
     bed.ask("limit", [NAME, "32M"]).succeeded();
     bed.wait_app(NAME, MINUTE, |app| app.resident > 28 << 20);
@@ -115,7 +115,7 @@ fn a_program_goes_on_with_all_of_its_region_when_it_is_detached_and_limits_can_b
 
 #[test]
 fn a_region_is_closed_and_opened_again_and_there_is_one_at_a_time() {
-    let bed = Testbed::builder().beside_another().shm();
+    let bed = Testbed::builder().shm();
     let outcome = start(&bed, &["--twice"]).wait(MINUTE).succeeded();
     assert_eq!(outcome.stdout, "this process has a region already: there can be one; close it first\n");
     is_clean(&bed);
@@ -123,7 +123,7 @@ fn a_region_is_closed_and_opened_again_and_there_is_one_at_a_time() {
 
 #[test]
 fn a_child_has_no_region_and_a_system_call_finds_what_was_touched() {
-    let bed = Testbed::builder().beside_another().shm();
+    let bed = Testbed::builder().shm();
     let outcome = start(&bed, &["--limits"]).wait(MINUTE).succeeded();
     assert_eq!(outcome.stdout, "child: SIGSEGV\nmissed and then written: true\n");
 }
@@ -139,7 +139,7 @@ fn a_page_that_no_donor_has_is_sigbus_and_not_zeros() {
 
 #[test]
 fn who_can_not_have_a_region_is_told_why() {
-    let bed = Testbed::builder().beside_another().shm();
+    let bed = Testbed::builder().shm();
     let refused = |outcome: annex_tests::testbed::Outcome, why: &str| {
         assert!(outcome.code() == 1 && outcome.stderr.contains(why), "{outcome}");
     };
@@ -157,7 +157,7 @@ fn who_can_not_have_a_region_is_told_why() {
 
 #[test]
 fn a_c_program_uses_the_header_and_the_library() {
-    let bed = Testbed::builder().beside_another().shm();
+    let bed = Testbed::builder().shm();
     let library = bins::find("libannex_client.so");
     let (place, program) = (library.parent().expect("a file has a folder"), bed.path().join("region"));
     let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("../client/c/include");

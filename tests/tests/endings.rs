@@ -51,7 +51,7 @@ impl Scene {
             SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |since| since.as_millis() as u64);
         let seed = std::env::var("ANNEX_SHAPES_SEED").map_or(clock, |seed| seed.parse().expect("a seed"));
         println!("ANNEX_SHAPES_SEED={seed}");
-        let bed = Testbed::builder().beside_another().shm();
+        let bed = Testbed::builder().shm();
         let mut stress = Command::new(bins::find("annex-stress"));
         stress.args(["--size", "48M", "--threads", "3", "--seconds", "0", "--stall", "60"]);
         stress.args(["--seed", &seed.to_string(), "--dir"]).arg(directory());

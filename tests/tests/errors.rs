@@ -55,7 +55,7 @@ fn attach(bed: &Testbed, pid: i32) -> Outcome {
 
 #[test]
 fn a_process_that_does_not_exist_is_named() {
-    let bed = Testbed::builder().beside_another().shm();
+    let bed = Testbed::builder().shm();
     // Above pid_max, which is at most 2^22.
     refused(&attach(&bed, 5_000_000), NOT_FOUND, &["5000000"]);
     refused(&bed.ask("detach", ["nothing-of-that-name"]), NOT_FOUND, &["nothing-of-that-name"]);
@@ -64,14 +64,14 @@ fn a_process_that_does_not_exist_is_named() {
 
 #[test]
 fn a_limit_that_makes_no_sense_is_named() {
-    let bed = Testbed::builder().beside_another().shm();
+    let bed = Testbed::builder().shm();
     refused(&bed.ask("run", ["--local", "many", "--", "true"]), NOT_STARTED, &["many"]);
     refused(&bed.ask("attach", ["1", "--local", "0%"]), BAD_REQUEST, &["0%"]);
 }
 
 #[test]
 fn a_run_without_a_name_is_named_after_its_program_and_the_next_one_after_its_process_too() {
-    let bed = Testbed::builder().beside_another().shm();
+    let bed = Testbed::builder().shm();
     let run = |job| bed.natively(job, bed.annex("run", ["--local", "16M", "--", "sleep", "600"]));
     let first = run("first");
     bed.wait_app("sleep", MINUTE, |app| app.pids == [first.pid()]);
@@ -99,7 +99,7 @@ fn a_donor_that_is_removed_already_is_removed_when_asked_again() {
 
 #[test]
 fn a_process_is_attached_once() {
-    let bed = Testbed::builder().beside_another().shm();
+    let bed = Testbed::builder().shm();
     let job = busy(&bed);
     attach(&bed, job.pid()).succeeded();
     refused(&attach(&bed, job.pid()), ALREADY, &[&job.pid().to_string()]);
@@ -119,7 +119,7 @@ fn as_nobody(bed: &Testbed, args: &[&str]) -> Command {
 
 #[test]
 fn another_users_process_is_not_attached() {
-    let bed = Testbed::builder().beside_another().shm();
+    let bed = Testbed::builder().shm();
     let job = busy(&bed);
     let pid = job.pid().to_string();
     let outcome = bed.natively("nobody", as_nobody(&bed, &["attach", &pid])).wait(MINUTE);
@@ -166,7 +166,7 @@ fn tiny_32_bit_program(dir: &std::path::Path) -> PathBuf {
 
 #[test]
 fn a_32_bit_process_is_refused() {
-    let bed = Testbed::builder().beside_another().shm();
+    let bed = Testbed::builder().shm();
     let path = tiny_32_bit_program(bed.path());
     match Command::new(&path).spawn() {
         // Kernels without IA32 emulation can't have such a process at all.
@@ -187,7 +187,7 @@ fn a_32_bit_process_is_refused() {
 
 #[test]
 fn a_process_that_a_debugger_has_is_refused_and_goes_on() {
-    let bed = Testbed::builder().beside_another().shm();
+    let bed = Testbed::builder().shm();
     let job = busy(&bed);
     let pid = nix::unistd::Pid::from_raw(job.pid());
     nix::sys::ptrace::seize(pid, nix::sys::ptrace::Options::empty()).expect("root may trace");
@@ -202,7 +202,7 @@ fn a_process_that_a_debugger_has_is_refused_and_goes_on() {
 
 #[test]
 fn kernel_threads_and_annexd_itself_are_refused() {
-    let bed = Testbed::builder().beside_another().shm();
+    let bed = Testbed::builder().shm();
     refused(&attach(&bed, 2), UNSUITABLE, &["2"]);
     let outcome = attach(&bed, bed.annexd.pid());
     assert!(!outcome.status.success(), "annexd must not page itself: {outcome}");
@@ -211,7 +211,7 @@ fn kernel_threads_and_annexd_itself_are_refused() {
 
 #[test]
 fn without_donors_nothing_is_attached_and_the_reason_is_said() {
-    let bed = Testbed::builder().beside_another().donor(Donor::tcp().absent()).donor(Donor::tcp().absent()).start();
+    let bed = Testbed::builder().donor(Donor::tcp().absent()).donor(Donor::tcp().absent()).start();
     let outcome = bed.ask("run", ["--", "true"]);
     refused(&outcome, NOT_STARTED, &["donor"]);
     let job = busy(&bed);
@@ -223,7 +223,7 @@ fn without_donors_nothing_is_attached_and_the_reason_is_said() {
 
 #[test]
 fn with_one_donor_of_two_missing_the_missing_one_is_named() {
-    let bed = Testbed::builder().beside_another().donor(Donor::shm()).donor(Donor::tcp().absent()).start();
+    let bed = Testbed::builder().donor(Donor::shm()).donor(Donor::tcp().absent()).start();
     let job = busy(&bed);
     refused(&attach(&bed, job.pid()), NO_DONORS, &["tcp1"]);
     end(job);
@@ -231,11 +231,7 @@ fn with_one_donor_of_two_missing_the_missing_one_is_named() {
 
 #[test]
 fn when_the_pool_is_full_the_app_keeps_its_pages_and_stays_right() {
-    let bed = Testbed::builder()
-        .beside_another()
-        .donor(Donor::shm().capacity("128M"))
-        .donor(Donor::tcp().capacity("128M"))
-        .start();
+    let bed = Testbed::builder().donor(Donor::shm().capacity("128M")).donor(Donor::tcp().capacity("128M")).start();
     // No children: what they share with their parent is in the pool once and counted for each.
     let mut greedy = stress(15, "320M");
     greedy.args(["--without", "fork,exec"]);
@@ -324,7 +320,7 @@ fn annex_without_annexd_says_so() {
 
 #[test]
 fn exit_codes_and_signals_pass_through_annex_run() {
-    let bed = Testbed::builder().beside_another().shm();
+    let bed = Testbed::builder().shm();
     let shell = |script: &str| {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
@@ -349,7 +345,7 @@ fn exit_codes_and_signals_pass_through_annex_run() {
 
 #[test]
 fn a_killed_app_leaves_nothing_in_the_pool() {
-    let bed = Testbed::builder().beside_another().mixed();
+    let bed = Testbed::builder().mixed();
     let mut job = bed.run("victim", "24M", stress(0, "96M"));
     job.wait_says("ready", MINUTE);
     bed.wait_app("victim", MINUTE, |app| app.pages_evicted > 5000);
@@ -361,7 +357,7 @@ fn a_killed_app_leaves_nothing_in_the_pool() {
 
 #[test]
 fn an_orderly_stop_of_annexd_brings_every_page_back() {
-    let mut bed = Testbed::builder().beside_another().mixed();
+    let mut bed = Testbed::builder().mixed();
     let mut job = bed.run("survivor", "24M", stress(0, "96M"));
     job.wait_says("ready", MINUTE);
     bed.wait_app("survivor", MINUTE, |app| app.pages_evicted > 5000 && app.faults.major > 1000);
@@ -377,12 +373,7 @@ fn an_orderly_stop_of_annexd_brings_every_page_back() {
 /// nor stand still without a word.
 #[test]
 fn when_annexd_is_killed_and_none_follows_its_programs_are_ended_and_it_is_said() {
-    let mut bed = Testbed::builder()
-        .beside_another()
-        .donor(Donor::shm())
-        .donor(Donor::tcp())
-        .daemon_arg("--takeover-wait=2s")
-        .start();
+    let mut bed = Testbed::builder().donor(Donor::shm()).donor(Donor::tcp()).daemon_arg("--takeover-wait=2s").start();
     let mut job = bed.run("victim", "24M", stress(0, "96M"));
     job.wait_says("ready", MINUTE);
     bed.wait_app("victim", MINUTE, |app| app.pages_evicted > 5000);
@@ -479,8 +470,7 @@ fn a_program_that_is_frozen_while_its_pages_move_holds_up_nobody_else() {
 
 #[test]
 fn a_donor_killed_while_in_use_loses_no_page() {
-    let mut bed =
-        Testbed::builder().beside_another().donor(Donor::shm()).donor(Donor::tcp()).donor(Donor::shm()).start();
+    let mut bed = Testbed::builder().donor(Donor::shm()).donor(Donor::tcp()).donor(Donor::shm()).start();
     let mut job = bed.run("survivor", "24M", stress(0, "96M"));
     job.wait_says("ready", MINUTE);
     bed.wait_app("survivor", MINUTE, |app| app.pages_evicted > 5000);

@@ -32,17 +32,17 @@ fn ended_well(bed: &Testbed, args: &[&str]) -> Outcome {
 
 #[test]
 fn programs_that_replace_each_other_while_evicted_find_their_bytes() {
-    ended_well(&Testbed::builder().beside_another().mixed(), &["32", "chain", "4"]);
+    ended_well(&Testbed::builder().mixed(), &["32", "chain", "4"]);
 }
 
 #[test]
 fn a_thread_replaces_the_program_while_others_fault() {
-    ended_well(&Testbed::builder().beside_another().shm(), &["32", "threads"]);
+    ended_well(&Testbed::builder().shm(), &["32", "threads"]);
 }
 
 #[test]
 fn a_program_that_starts_others_by_vfork_keeps_its_bytes() {
-    let outcome = ended_well(&Testbed::builder().beside_another().mixed(), &["32", "spawn", "3"]);
+    let outcome = ended_well(&Testbed::builder().mixed(), &["32", "spawn", "3"]);
     assert!(outcome.seen.processes >= 2, "what it starts belongs to the app: {outcome}");
 }
 
@@ -50,7 +50,7 @@ fn a_program_that_starts_others_by_vfork_keeps_its_bytes() {
 /// and whoever attaches a program right after its start meets these.
 #[test]
 fn a_program_that_becomes_another_while_it_is_attached_is_attached_all_the_same() {
-    let bed = Testbed::builder().beside_another().shm();
+    let bed = Testbed::builder().shm();
     for round in 0..10 {
         let mut wrapped = Command::new("bash");
         let becoming = "[ $1 = 0 ] && exec sleep 30; exec bash -c \"$0\" \"$0\" $(($1 - 1))";
@@ -72,7 +72,7 @@ fn a_program_that_becomes_another_while_it_is_attached_is_attached_all_the_same(
 
 #[test]
 fn a_detach_with_long_lived_children_leaves_each_as_it_was() {
-    let bed = Testbed::builder().beside_another().mixed();
+    let bed = Testbed::builder().mixed();
     let mut job = bed.natively("server", family(&["48", "serve", "3"]));
     // It fills its memory, and waits until that is evicted before it forks.
     bed.ask("attach", [&job.pid().to_string(), "--name", "server", "--local", "40%", "--no-wait"]).succeeded();
@@ -113,7 +113,7 @@ fn runs(program: &Path) -> bool {
 /// nobody's yet: it may run on, but not with zeros.
 #[test]
 fn a_program_that_forks_where_its_marks_can_not_be_read_is_stopped_and_its_child_finds_no_zeros() {
-    let bed = Testbed::builder().beside_another().shm();
+    let bed = Testbed::builder().shm();
     let (program, file) = (bed.path().join("fork"), bed.path().join("found"));
     let compiled = Command::new("cc")
         .args(["-Wall", "-Wextra", "-Werror", "-O2", "-o"])

@@ -23,7 +23,7 @@ fn read_in_pattern(pattern: &str, bed: &Testbed) -> Outcome {
 /// Over and over: what one pass leaves resident must not break the next one into pieces.
 #[test]
 fn a_scan_faults_once_in_a_window() {
-    let outcome = read_in_pattern("sequential", &Testbed::shm());
+    let outcome = read_in_pattern("sequential", &Testbed::builder().alone().shm());
     let per_fault = pages_per_fault(&outcome);
     assert!(per_fault >= 20.0, "{per_fault} pages for each fault: {outcome}");
 }
@@ -31,7 +31,7 @@ fn a_scan_faults_once_in_a_window() {
 /// Every page carries its number, which is checked at each read.
 #[test]
 fn a_strided_reader_faults_on_few_of_its_pages() {
-    let outcome = read_in_pattern("strided", &Testbed::shm());
+    let outcome = read_in_pattern("strided", &Testbed::builder().alone().shm());
     let per_fault = pages_per_fault(&outcome);
     assert!(per_fault >= 4.0, "{per_fault} pages for each fault: {outcome}");
     let app = outcome.seen.last.expect("it was seen");
@@ -41,7 +41,7 @@ fn a_strided_reader_faults_on_few_of_its_pages() {
 
 #[test]
 fn a_program_that_goes_backwards_faults_on_few_pages_and_finds_each_as_it_left_it() {
-    let bed = Testbed::shm();
+    let bed = Testbed::builder().alone().shm();
     let mut python = Command::new(bins::system("python3").expect("python3 is installed by `make setup`"));
     python.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/backwards.py")).args(["128", "6"]);
     let outcome = bed.run("backwards", "32M", python).wait(3 * MINUTE).succeeded().was_paged(20_000, 20_000);

@@ -27,7 +27,7 @@ fn classes(pid: i32, name: &str) -> Vec<(i32, i32)> {
 
 #[test]
 fn a_stub_comes_before_ordinary_threads() {
-    let bed = Testbed::builder().beside_another().shm();
+    let bed = Testbed::builder().shm();
     let mut stress = Command::new(bins::find("annex-stress"));
     stress.args(["--size", "64M", "--seconds", "20", "--features", "rw"]);
     let job = bed.run("busy", "32M", stress);
@@ -43,7 +43,7 @@ fn a_stub_comes_before_ordinary_threads() {
 /// faulted waited for that too: half of each fault of a program with two threads.
 #[test]
 fn fault_workers_interrupt_nobody_while_nobody_keeps_them_from_their_cpus() {
-    let bed = Testbed::shm();
+    let bed = Testbed::builder().alone().shm();
     let classes = || classes(bed.annexd.pid(), "annex-fault-");
     let all = |class: i32| classes().iter().all(|(policy, nice)| (*policy, *nice) == (class, -20));
     let mut access = Command::new(bins::find("annex-access"));
@@ -72,7 +72,7 @@ fn fault_workers_interrupt_nobody_while_nobody_keeps_them_from_their_cpus() {
 
 #[test]
 fn fault_workers_come_first_and_so_do_the_agents_they_ask() {
-    let bed = Testbed::builder().beside_another().shm();
+    let bed = Testbed::builder().shm();
     let workers = || classes(bed.annexd.pid(), "annex-fault-");
     wait_for("both donors", MINUTE, || {
         bed.status().donors.iter().flat_map(|donor| &donor.traffic).filter(|traffic| traffic.connections > 0).count()
@@ -84,7 +84,7 @@ fn fault_workers_come_first_and_so_do_the_agents_they_ask() {
     drop(bed);
 
     // An agent on this host needs the CPU of the worker that asks it.
-    let bed = Testbed::builder().beside_another().tcp();
+    let bed = Testbed::builder().tcp();
     wait_for("workers to notice that their donors are here", MINUTE, || {
         classes(bed.annexd.pid(), "annex-fault-").iter().all(|class| *class == (ORDINARY, -20))
     });

@@ -1,7 +1,7 @@
 //! One copy of each page, three, four, and donors that lend pages of 2 MiB: no byte is wrong, and
 //! losing all donors but one loses nothing.
 
-use annex_tests::testbed::{Donor, Job, Testbed, bins, directory, wait_for};
+use annex_tests::testbed::{Donor, Job, Testbed, Turn, bins, directory, wait_for};
 use nix::sys::signal::Signal;
 use std::process::Command;
 use std::time::Duration;
@@ -36,8 +36,7 @@ fn outlives_all_but_one_of(replicas: u8) {
     // Slots that were being written on a donor that died are kept from use for one and a half times
     // this.
     let donor = |nth| kind(nth).lease_ttl("10s");
-    let start =
-        (0..replicas).fold(Testbed::builder().beside_another().replicas(replicas), |bed, nth| bed.donor(donor(nth)));
+    let start = (0..replicas).fold(Testbed::builder().replicas(replicas), |bed, nth| bed.donor(donor(nth)));
     let mut bed = start.start();
     let job = stress(&bed);
     // Every page has as many copies as there are donors before any is killed.
@@ -56,7 +55,7 @@ fn outlives_all_but_one_of(replicas: u8) {
 
 #[test]
 fn one_replica_is_enough_while_its_donor_lives() {
-    let bed = Testbed::builder().beside_another().replicas(1).donor(Donor::tcp()).donor(Donor::shm()).start();
+    let bed = Testbed::builder().replicas(1).donor(Donor::tcp()).donor(Donor::shm()).start();
     let job = stress(&bed);
     ends_well(&bed, job);
     all_is_given_back(&bed);
@@ -76,7 +75,7 @@ fn four_replicas_outlive_three_donors() {
 /// lost anything.
 #[test]
 fn donors_that_are_all_silent_for_a_while_are_waited_for() {
-    let bed = Testbed::builder().beside_another().tcp();
+    let bed = Testbed::builder().tcp();
     let job = stress(&bed);
     bed.agents.iter().for_each(|agent| agent.signal(Signal::SIGSTOP));
     wait_for("no replica to be within reach", MINUTE, || {
@@ -132,10 +131,11 @@ const SMALL_SLABS: [&str; 4] = ["--slab-size", "32M", "--hugepages", "auto"];
 #[test]
 fn donors_lend_huge_pages_while_there_are_some_and_small_ones_after_that() {
     let donor = || Donor::shm().agent_args(&SMALL_SLABS);
+    let _turn = Turn::alone();
     // Room for two slabs, of which each donor sets four aside when it starts.
     let reserve = Reserve::of(32);
     let free = huge_pages("HugePages_Free:");
-    let mut bed = Testbed::builder().donor(donor()).donor(donor()).start();
+    let mut bed = Testbed::builder().beside_others().donor(donor()).donor(donor()).start();
     let job = stress(&bed);
     let left = huge_pages("HugePages_Free:");
     assert!(left + 16 <= free, "no slab was made of huge pages: {left} of {free} are free");

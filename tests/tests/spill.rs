@@ -50,7 +50,7 @@ fn ends_well(bed: &Testbed, job: Job) {
 #[test]
 fn no_wrong_byte_when_donors_have_room_for_a_third() {
     let tiny = || Donor::shm().capacity("64M");
-    let bed = Testbed::builder().beside_another().donor(tiny()).donor(tiny()).spill("2G").start();
+    let bed = Testbed::builder().donor(tiny()).donor(tiny()).spill("2G").start();
     let job = spilling(&bed, 61);
     let status = bed.status();
     assert!(status.warnings.iter().any(|w| w.contains("the last tier is in use")), "{:?}", status.warnings);
@@ -65,7 +65,7 @@ fn no_wrong_byte_when_donors_have_room_for_a_third() {
 
 #[test]
 fn no_wrong_byte_when_the_only_donor_dies_and_the_backup_has_its_pages() {
-    let mut bed = Testbed::builder().beside_another().donor(Donor::shm()).replicas(1).spill("2G").start();
+    let mut bed = Testbed::builder().donor(Donor::shm()).replicas(1).spill("2G").start();
     // One process: it is stopped as a whole below.
     let mut command = stress(0, 62);
     command.args(["--features", "rw,scan"]);
@@ -94,7 +94,7 @@ fn no_wrong_byte_when_the_only_donor_dies_and_the_backup_has_its_pages() {
 #[test]
 fn annexd_killed_with_pages_in_the_file_loses_none() {
     let tiny = || Donor::shm().capacity("64M").lease_ttl("10s");
-    let mut bed = Testbed::builder().beside_another().donor(tiny()).donor(tiny()).spill("2G").start();
+    let mut bed = Testbed::builder().donor(tiny()).donor(tiny()).spill("2G").start();
     let mut job = spilling(&bed, 63);
     for round in 0..10u64 {
         bed.annexd.kill();
@@ -113,7 +113,7 @@ fn annexd_killed_with_pages_in_the_file_loses_none() {
 
 #[test]
 fn a_spill_file_that_can_not_be_is_said_and_annexd_does_not_start() {
-    let mut bed = Testbed::builder().beside_another().donor(Donor::shm()).donor(Donor::shm()).spill("2G").start();
+    let mut bed = Testbed::builder().donor(Donor::shm()).donor(Donor::shm()).spill("2G").start();
     bed.annexd.kill();
     std::fs::write(bed.path().join("spill"), "somebody's letters").expect("the testbed's directory is ours");
     let (code, said) = bed.start_in_vain();

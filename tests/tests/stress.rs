@@ -49,20 +49,20 @@ fn not_one_wrong_byte_in(bed: &Testbed, threads: u32, seed: u64) {
 
 #[test]
 fn no_wrong_byte_over_shm() {
-    not_one_wrong_byte(&Testbed::builder().beside_another().shm(), 11);
+    not_one_wrong_byte(&Testbed::builder().shm(), 11);
 }
 
 /// Moves are made in portions, where the one thread runs that faults.
 #[test]
 fn no_wrong_byte_in_a_program_with_one_thread() {
-    not_one_wrong_byte_in(&Testbed::builder().beside_another().shm(), 1, 18);
+    not_one_wrong_byte_in(&Testbed::builder().shm(), 1, 18);
 }
 
 /// What is left resident lies apart, so a batch is many moves of few pages. They are made by a stub
 /// that has the program's CPU, a few after each fault, and changes come in between.
 #[test]
 fn no_wrong_byte_where_the_stub_has_the_programs_cpu() {
-    let bed = Testbed::builder().beside_another().shm();
+    let bed = Testbed::builder().shm();
     let mut command = Command::new("taskset");
     let stress = stress_with(1, 128 * MIB, 19, stress_seconds());
     command.args(["-c", "0"]).arg(stress.get_program()).args(stress.get_args());
@@ -89,7 +89,7 @@ fn no_wrong_byte_where_the_stub_has_the_programs_cpu() {
 /// read beside the stub's moves is that change, for which nothing may move.
 #[test]
 fn no_wrong_byte_where_signals_take_faults_away_while_pages_move() {
-    let bed = Testbed::builder().beside_another().linger_at("faults-counted:3000").shm();
+    let bed = Testbed::builder().linger_at("faults-counted:3000").shm();
     // annexd lingers before it reads, and the stub goes on: what has moved by then may have been
     // something else already, which ends the program. Before it can read something wrong.
     let is_stopped = (0..8).any(|nth| {
@@ -137,7 +137,7 @@ fn not_one_wrong_byte_beside_holes(bed: &Testbed, open: &str, rest: &str) {
 /// registered, was moved out, and read as zeros. annexd lingers where that had to happen.
 #[test]
 fn no_wrong_byte_in_mappings_with_holes_that_come_and_go() {
-    let bed = Testbed::builder().beside_another().linger_at("mapping-looked-up:10000").shm();
+    let bed = Testbed::builder().linger_at("mapping-looked-up:10000").shm();
     not_one_wrong_byte_beside_holes(&bed, "15000", "0");
 }
 
@@ -145,18 +145,18 @@ fn no_wrong_byte_in_mappings_with_holes_that_come_and_go() {
 /// is another mapping by then, of which annexd knows nothing.
 #[test]
 fn no_wrong_byte_where_holes_come_and_go_while_pages_move() {
-    let bed = Testbed::builder().beside_another().linger_at("moves-begin:20000").shm();
+    let bed = Testbed::builder().linger_at("moves-begin:20000").shm();
     not_one_wrong_byte_beside_holes(&bed, "0", "100");
 }
 
 #[test]
 fn no_wrong_byte_over_tcp() {
-    not_one_wrong_byte(&Testbed::builder().beside_another().tcp(), 12);
+    not_one_wrong_byte(&Testbed::builder().tcp(), 12);
 }
 
 #[test]
 fn no_wrong_byte_on_mixed_donors() {
-    not_one_wrong_byte(&Testbed::builder().beside_another().mixed(), 13);
+    not_one_wrong_byte(&Testbed::builder().mixed(), 13);
 }
 
 /// Two donors promise to outlive one fault, so no page meets two here: one donor spoils even pages
@@ -165,7 +165,7 @@ fn no_wrong_byte_on_mixed_donors() {
 fn no_wrong_byte_when_the_fabric_fails_corrupts_and_delays() {
     let faulty = |pages| format!("fail=1/97,corrupt=1/499:{pages},delay=1/211:2ms,seed=7");
     let (even, odd) = (Donor::tcp().faults(&faulty("even")), Donor::shm().faults(&faulty("odd")));
-    let bed = Testbed::builder().beside_another().donor(even).donor(odd).start();
+    let bed = Testbed::builder().donor(even).donor(odd).start();
     not_one_wrong_byte(&bed, 14);
     let status = bed.status();
     let checksum_errors: u64 = status.donors.iter().map(|d| d.checksum_errors).sum();
@@ -181,11 +181,7 @@ fn no_wrong_byte_when_the_fabric_fails_corrupts_and_delays() {
 #[test]
 fn no_wrong_byte_and_no_lost_donor_when_operations_get_no_answer() {
     let faulty = "fail=1/97,drop=1/4001,delay=1/211:2ms,seed=7,timeout=3100ms";
-    let bed = Testbed::builder()
-        .beside_another()
-        .donor(Donor::tcp().faults(faulty))
-        .donor(Donor::shm().faults(faulty))
-        .start();
+    let bed = Testbed::builder().donor(Donor::tcp().faults(faulty)).donor(Donor::shm().faults(faulty)).start();
     not_one_wrong_byte(&bed, 17);
     let log = bed.annexd_logs();
     let lost: Vec<&str> = log.lines().filter(|line| line.contains("was out of reach for too long")).collect();
@@ -199,7 +195,7 @@ fn no_wrong_byte_and_no_lost_donor_when_operations_get_no_answer() {
 /// one's was a moment ago, and what they tell us of it comes in another order than it happened.
 #[test]
 fn no_wrong_byte_where_mappings_move_over_each_other() {
-    let bed = Testbed::builder().beside_another().mixed();
+    let bed = Testbed::builder().mixed();
     let mut command = Command::new(bins::find("annex-stress"));
     command.args(["--features", "remap,churn", "--size", "8M", "--threads", "6", "--seed", "18"]);
     command.args(["--seconds", &stress_seconds().to_string()]).arg("--dir").arg(directory());
@@ -216,7 +212,7 @@ fn no_wrong_byte_where_mappings_move_over_each_other() {
 /// and the evictor must not be among them. It lingers before it reads.
 #[test]
 fn no_hang_where_mappings_move_over_pages_that_a_fork_left_shared() {
-    let bed = Testbed::builder().beside_another().linger_at("pages-shared:20000").shm();
+    let bed = Testbed::builder().linger_at("pages-shared:20000").shm();
     let mut over = Command::new("python3");
     over.arg(bins::script("over.py")).arg(stress_seconds().div_ceil(2).to_string());
     let limit = Duration::from_secs(stress_seconds() * 4 + 60);
@@ -252,7 +248,7 @@ fn no_wrong_byte_and_no_hang_wherever_annexd_lingers() {
     for (n, linger) in LINGERS.into_iter().enumerate() {
         let slow = "delay=1/20:30ms,fail=1/301,seed=7";
         let (tcp, shm) = (Donor::tcp().faults(slow), Donor::shm().faults(slow));
-        let bed = Testbed::builder().beside_another().linger_at(linger).donor(tcp).donor(shm).start();
+        let bed = Testbed::builder().linger_at(linger).donor(tcp).donor(shm).start();
         let mut command = stress(16 * MIB, 40 + n as u64, stress_seconds().div_ceil(8));
         command.args(["--stall", "20"]);
         let outcome = bed.run("lingers", "6M", command).wait(Duration::from_secs(stress_seconds() + 120)).succeeded();

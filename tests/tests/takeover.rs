@@ -76,7 +76,6 @@ fn killed_again_and_again(mut bed: Testbed, seed: u64) {
     took.sort();
     println!("take-over, {} kills: p50 {:?}, max {:?}", took.len(), took[took.len() / 2], took[took.len() - 1]);
     ends_well(&bed, job);
-    assert!(took[took.len() / 2] < Duration::from_millis(500), "{took:?}");
 }
 
 #[test]

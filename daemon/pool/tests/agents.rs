@@ -1,6 +1,8 @@
 //! The pool with real agents in this process, one over tcp and one over shared memory: pages
 //! survive the sudden end of either, under load, and come back byte for byte.
 
+#[path = "../../../tests/src/testbed/claim.rs"]
+mod claim;
 #[path = "../../../tests/src/testbed/port.rs"]
 mod port;
 

@@ -131,7 +131,7 @@ fn ballast(dir: &Path) -> anyhow::Result<PathBuf> {
 }
 
 fn start() -> Testbed {
-    Testbed::builder().beside_another().shm()
+    Testbed::builder().shm()
 }
 
 /// Whether pages still come back tells a program that is slow from one that waits in vain.

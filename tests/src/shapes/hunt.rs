@@ -63,7 +63,7 @@ pub fn bed(fabric: Fabric) -> Testbed {
     };
     // Longer than annexd is away on a machine that has a lot else to do.
     let donor = || donor().capacity("1G").lease_ttl("60s");
-    Testbed::builder().beside_another().donor(donor()).donor(donor()).start()
+    Testbed::builder().donor(donor()).donor(donor()).start()
 }
 
 impl Hunt {

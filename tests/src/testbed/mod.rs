@@ -1,8 +1,8 @@
 //! Real agents and a real annexd on loopback, for tests, the demo and the benchmarks.
 //!
 //! A [`Testbed`] has a directory of its own on a disk (O_DIRECT needs one), an agent per donor, an
-//! annexd that knows them, and ends all of it when dropped. Machine-wide it is alone, or has half
-//! of the machine: locks make testbeds take turns, because each wants CPUs and memory for itself.
+//! annexd that knows them, and ends all of it when dropped. It has a part of the machine, or all
+//! of it: locks make testbeds take turns, because each wants CPUs and memory for itself.
 //!
 //! - [`bins`]: where the programs are. [`census`]: what a process consists of. [`process`]:
 //!   children with a time limit that don't outlive the test.
@@ -14,6 +14,7 @@
 pub mod api;
 pub mod bins;
 pub mod census;
+mod claim;
 pub mod job;
 pub mod meminfo;
 pub mod nobody;
@@ -146,10 +147,10 @@ impl Builder {
         self
     }
 
-    /// Another testbed may have the other half of the machine. For all that does not look at the
-    /// time.
-    pub fn beside_another(mut self) -> Builder {
-        self.company = Company::Another;
+    /// No other testbed has a part of the machine meanwhile. For what looks at time, at rates or at
+    /// something that the whole machine has.
+    pub fn alone(mut self) -> Builder {
+        self.company = Company::Nobody;
         self
     }
 
@@ -207,10 +208,7 @@ impl Builder {
         let mut args: Vec<OsString> = vec!["--socket".into(), socket.clone().into()];
         args.extend(["--replicas".into(), self.replicas.to_string().into()]);
         for (i, donor) in self.donors.iter().enumerate() {
-            let wire = donor.wired.then(|| match self.company {
-                Company::Others => Wire::lay_beside_others(),
-                Company::Nobody | Company::Another => Wire::lay(i),
-            });
+            let wire = donor.wired.then(Wire::lay);
             let address = wire.as_ref().map_or_else(|| port::free().to_string(), |wire| wire.address(7411));
             let name = format!("{}{i}", donor.transport);
             let meminfo = donor.pressable.then(|| Meminfo::new(dir.path().join(format!("{name}-meminfo"))));
@@ -263,7 +261,7 @@ pub struct Testbed {
 impl Testbed {
     /// No donors yet, two replicas.
     pub fn builder() -> Builder {
-        let (donors, daemon_args, company) = (Vec::new(), Vec::new(), Company::Nobody);
+        let (donors, daemon_args, company) = (Vec::new(), Vec::new(), Company::Another);
         Builder { donors, replicas: 2, daemon_args, spill: None, kv: None, company, linger_at: None }
     }
 
@@ -557,7 +555,10 @@ enum Company {
     Others,
 }
 
-/// The halves of the machine that a testbed has, each a machine-wide lock.
+/// So many testbeds may run at a time.
+const PARTS: usize = 3;
+
+/// The parts of the machine that a testbed has, each a machine-wide lock.
 pub struct Turn(#[expect(dead_code, reason = "the locks are the open files")] Vec<File>);
 
 impl Turn {
@@ -567,20 +568,20 @@ impl Turn {
     }
 
     fn take(company: Company) -> Turn {
-        let half = |nth| {
+        let part = |nth| {
             let path = std::env::temp_dir().join(format!("annex-testbed-{nth}.lock"));
             File::create(path).expect("the lock file is writable")
         };
-        let halves = match company {
+        let parts = match company {
             Company::Others => Vec::new(),
-            Company::Nobody => (0..2).map(half).inspect(|half| half.lock().expect("flock works")).collect(),
+            Company::Nobody => (0..PARTS).map(part).inspect(|part| part.lock().expect("flock works")).collect(),
             Company::Another => loop {
-                if let Some(half) = (0..2).map(half).find(|half| half.try_lock().is_ok()) {
-                    break vec![half];
+                if let Some(part) = (0..PARTS).map(part).find(|part| part.try_lock().is_ok()) {
+                    break vec![part];
                 }
                 std::thread::sleep(Duration::from_millis(20));
             },
         };
-        Turn(halves)
+        Turn(parts)
     }
 }

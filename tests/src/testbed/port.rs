@@ -3,9 +3,9 @@
 //!
 //! A port that was bound a moment ago and given up can be given to somebody else before the server
 //! binds it: to another server, or to any connection that goes out. So they come from below the
-//! kernel's ephemeral range, and a locked file says that one is taken.
+//! kernel's ephemeral range, and a [`Claim`] says that one is taken.
 
-use std::fs::File;
+use super::claim::Claim;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Mutex;
 
@@ -13,16 +13,14 @@ use std::sync::Mutex;
 /// otherwise), above what services use.
 const PORTS: std::ops::Range<u16> = 20_000..32_000;
 
-/// The locks of the ports that this process has, and where it looks next.
-static TAKEN: Mutex<(Vec<File>, u16)> = Mutex::new((Vec::new(), 0));
+/// The ports that this process has, and where it looks next.
+static TAKEN: Mutex<(Vec<Claim>, u16)> = Mutex::new((Vec::new(), 0));
 
 /// A loopback address that nobody listens on, and that nobody else is given.
 ///
 /// # Panics
-/// When there is none, or the directory for temporary files can't be written.
+/// When there is none.
 pub fn free() -> SocketAddr {
-    let directory = std::env::temp_dir().join("annex-test-ports");
-    std::fs::create_dir_all(&directory).expect("the directory for temporary files is writable");
     let (taken, tried) = &mut *TAKEN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     // Processes begin at different places, so that they seldom meet.
     let start = std::process::id().wrapping_mul(61) % u32::from(PORTS.end - PORTS.start);
@@ -30,9 +28,9 @@ pub fn free() -> SocketAddr {
         let at = (start + u32::from(*tried)) % u32::from(PORTS.end - PORTS.start);
         *tried += 1;
         let port = PORTS.start + u16::try_from(at).expect("less than the range is long");
-        let file = File::create(directory.join(port.to_string())).expect("the lock of a port is writable");
-        if file.try_lock().is_ok() && TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).is_ok() {
-            taken.push(file);
+        let Some(claim) = Claim::of(&format!("port-{port}")) else { continue };
+        if TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).is_ok() {
+            taken.push(claim);
             return SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         }
     }

@@ -1,37 +1,33 @@
 //! A donor in a network namespace of its own, at the end of a wire that can be cut: packets vanish,
 //! and nobody is told.
 
+use super::claim::Claim;
 use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::{AtomicUsize, Ordering};
-
-/// Wires of testbeds side by side have numbers from here on, each another one.
-const BESIDE: std::ops::Range<usize> = 64..256;
 
 /// Laid when made, taken up when dropped.
 pub struct Wire {
     namespace: String,
     ours: String,
     nth: usize,
+    _number: Claim,
 }
 
 impl Wire {
-    /// One beside those of other testbeds.
-    pub fn lay_beside_others() -> Wire {
-        static NEXT: AtomicUsize = AtomicUsize::new(0);
-        Wire::lay(BESIDE.start + NEXT.fetch_add(1, Ordering::Relaxed) % BESIDE.len())
-    }
-
     /// # Panics
     /// When the kernel or `ip` refuses: network namespaces need root.
-    pub fn lay(nth: usize) -> Wire {
+    pub fn lay() -> Wire {
         take_up_abandoned();
+        let (nth, number) = (0..256)
+            .find_map(|nth| Some((nth, Claim::of(&format!("wire-{nth}"))?)))
+            .expect("there are fewer than 256 wires");
         let wire = Wire {
             namespace: format!("annex-{}-{nth}", std::process::id()),
             // Interface names have 15 characters.
             ours: format!("ax{}-{nth}", std::process::id()),
             nth,
+            _number: number,
         };
         ip(&["netns", "add", &wire.namespace]);
         ip(&["link", "add", &wire.ours, "type", "veth", "peer", "name", "wire", "netns", &wire.namespace]);

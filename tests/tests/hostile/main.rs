@@ -53,7 +53,7 @@ fn goes_on(name: &str, bed: &Testbed) {
 /// starts.
 #[test]
 fn a_stub_whose_descriptors_wait_holds_up_its_own_program_only() {
-    let mut bed = Testbed::builder().beside_another().shm();
+    let mut bed = Testbed::builder().shm();
     let (hostile, other) = (stress("hostile", &bed), stress("other", &bed));
     let stubs = || -> Vec<i32> {
         let app = bed.app("hostile").expect("it runs");
@@ -93,7 +93,7 @@ fn a_stub_whose_descriptors_wait_holds_up_its_own_program_only() {
 /// program's memory would be away.
 #[test]
 fn a_stubs_shared_page_keeps_its_size() {
-    let bed = Testbed::builder().beside_another().shm();
+    let bed = Testbed::builder().shm();
     let job = stress("victim", &bed);
     let app = bed.app("victim").expect("it runs");
     let stubs: Vec<i32> = app.pids.iter().flat_map(|pid| stubs_of(*pid)).collect();
@@ -115,7 +115,7 @@ fn a_stubs_shared_page_keeps_its_size() {
 /// that user's limit, nor is anything of ours put into it.
 #[test]
 fn a_program_with_more_rights_than_its_user_leaves_the_app() {
-    let bed = Testbed::builder().beside_another().shm();
+    let bed = Testbed::builder().shm();
     let (stress, annex) = (nobody::copy("annex-stress", bed.path(), 0o4755), nobody::copy("annex", bed.path(), 0o755));
     let scratch = nobody::scratch(bed.path());
     // In place of the program that was attached, and as its child.

@@ -114,7 +114,7 @@ pub fn bed_that_lingers(place: &'static str) -> Testbed {
 
 fn builder_of(donor: fn() -> Donor) -> Builder {
     let donor = || donor().capacity("1G").lease_ttl("10s");
-    Testbed::builder().beside_another().donor(donor()).donor(donor())
+    Testbed::builder().donor(donor()).donor(donor())
 }
 
 /// Plays the cases, so many side by side, and says of each what came.
