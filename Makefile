@@ -11,7 +11,8 @@ VM ?=
 PROGRAMS ?=
 
 CARGO ?= cargo
-CARGO_DENY_VERSION := 0.20.2
+CARGO_deny_VERSION := 0.20.2
+CARGO_machete_VERSION := 0.9.2
 TOOLS := $(CURDIR)/target/tools
 # annexd reaches into other processes: what runs it runs as root.
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo -E)
@@ -118,24 +119,25 @@ bench: setup build
 	$(SUDO) target/release/annex-bench $(BENCH)
 	$(SUDO) target/release/annex-kv-bench $(if $(findstring --quick,$(BENCH)),--quick)
 
-check: $(TOOLS)/bin/cargo-deny
+check: $(TOOLS)/bin/cargo-deny $(TOOLS)/bin/cargo-machete
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
 	@# Module headers link to the private modules they tell about.
 	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" $(CARGO) doc --release --workspace --no-deps --document-private-items
 	systemd/verify.sh
 	tests/check-docs.py
-	$< check bans licenses sources
+	$(TOOLS)/bin/cargo-machete --skip-target-dir
+	$(TOOLS)/bin/cargo-deny check bans licenses sources
 	@# The advisory database is on GitHub. Not reaching it is said, and is no fault of the tree; all else is.
-	@said=$$($< check advisories 2>&1) && echo "$$said" || case "$$said" in \
+	@said=$$($(TOOLS)/bin/cargo-deny check advisories 2>&1) && echo "$$said" || case "$$said" in \
 	  *"failed to fetch advisory database"*) echo "ADVISORIES WERE NOT CHECKED: the database can't be reached";; \
 	  *) echo "$$said"; exit 1;; esac
 
-$(TOOLS)/bin/cargo-deny:
+$(TOOLS)/bin/cargo-%:
 	@mkdir -p $(@D)
-	@if command -v cargo-deny >/dev/null; then ln -sf "$$(command -v cargo-deny)" $@; else \
+	@if command -v $(@F) >/dev/null; then ln -sf "$$(command -v $(@F))" $@; else \
 	  CARGO_PROFILE_DEV_DEBUG=false CARGO_TARGET_DIR=$(TOOLS)/build \
-	  $(CARGO) install --quiet --debug --locked --root $(TOOLS) cargo-deny --version $(CARGO_DENY_VERSION); fi
+	  $(CARGO) install --quiet --debug --locked --root $(TOOLS) $(@F) --version $(CARGO_$*_VERSION); fi
 
 clean:
 	$(CARGO) clean
