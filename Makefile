@@ -126,6 +126,7 @@ check: $(TOOLS)/bin/cargo-deny $(TOOLS)/bin/cargo-machete
 	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" $(CARGO) doc --release --workspace --no-deps --document-private-items
 	systemd/verify.sh
 	tests/check-docs.py
+	tests/check-house.py
 	$(TOOLS)/bin/cargo-machete --skip-target-dir
 	$(TOOLS)/bin/cargo-deny check bans licenses sources
 	@# The advisory database is on GitHub. Not reaching it is said, and is no fault of the tree; all else is.

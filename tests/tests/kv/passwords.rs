@@ -30,9 +30,9 @@ fn guesses_are_slowed_and_logged_and_who_knows_the_password_is_not() {
         honest.push(asked.elapsed());
     }
     assert!(begun.elapsed() > Duration::from_secs(5), "{guesses} guesses in {:?}", begun.elapsed());
-    // Nobody's answer waited for another's penalty, unless the host had no time for it.
-    honest.sort();
-    assert!(honest[honest.len() / 2] < Duration::from_secs(1), "{honest:?}");
+    // Nobody's answer waited for another's penalty.
+    let (all, honest_took) = (begun.elapsed(), honest.iter().sum::<Duration>());
+    assert!(honest_took < all / 2, "{honest:?} of {all:?}");
     let log = server.bed.annexd.log();
     let lines: Vec<&str> = log.lines().filter(|line| line.contains("wrong password")).collect();
     assert!(!lines.is_empty() && lines.len() < guesses, "{lines:?}");
