@@ -1,8 +1,8 @@
 //! One call of a command, and what comes of it.
 
 use super::blocking::GivenUp;
+use super::locks::Ticket;
 use super::reply::Reply;
-use super::server::Ticket;
 use super::store::{Db, Store, StoreError};
 use bytes::Bytes;
 use futures::future::LocalBoxFuture;

@@ -2,9 +2,10 @@
 //! those that help it send.
 
 use super::config::{KvConfig, PasswordError};
+use super::connection::{BindError, Listener, serve};
 use super::sections;
-use super::server::{Config, Hooks, IoThreads, Listener, Server, serve};
-use super::session::Facts;
+use super::server::{Config, Facts, Hooks, IoThreads, Server};
+use super::session;
 use super::store::{OpenError, Policy, Settings, SheetTable, Stats, Store};
 use annex_pool::{Pool, Terms};
 use annex_shared::api::KvInfo;
@@ -182,7 +183,8 @@ fn run(
         let _ = ready.send(Ok(()));
         let loads = store.clone();
         tokio::task::spawn_local(async move { loads.load().await });
-        let server = Server::new(store.clone(), settings_of(config), hooks(&store, of_donors), io_threads);
+        let server =
+            Server::new(store.clone(), session::commands(), settings_of(config), hooks(&store, of_donors), io_threads);
         follow(&server.config, &store);
         tokio::task::spawn_local(report(Rc::downgrade(&server), told.clone()));
         serve(server, listeners(config, places), stop.notified()).await;
@@ -230,7 +232,7 @@ fn listeners(config: &KvConfig, places: &Arc<Places>) -> Vec<Pin<Box<dyn Future<
     listeners
 }
 
-async fn tried<F: Future<Output = Result<Listener, super::server::BindError>>>(
+async fn tried<F: Future<Output = Result<Listener, BindError>>>(
     place: String,
     places: Arc<Places>,
     open: impl Fn() -> F,

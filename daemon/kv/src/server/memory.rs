@@ -13,10 +13,9 @@
 //!   clients. CLIENT NO-EVICT spares one. If those that have not authenticated hold more than a
 //!   [`STRANGERS`]th, they go first.
 
-use super::{CommandId, Server, Statistics};
+use super::{Client, CommandId, Server, Statistics};
 use crate::arguments::{integer, is};
 use crate::call::Failure;
-use crate::session::Client;
 use crate::store::Db;
 use crate::turn;
 use annex_host::repeated;
@@ -214,45 +213,6 @@ impl Server {
         let longest = self.config.live.max_bulk.get() as usize;
         there.max(Some(grown(command.spec.name, args)).filter(|grown| *grown <= longest).unwrap_or(0))
     }
-}
-
-/// Commands that bring whole values here.
-pub fn brings_values(name: &str) -> bool {
-    const NAMES: [&str; 32] = [
-        "get",
-        "getdel",
-        "getset",
-        "getex",
-        "getrange",
-        "substr",
-        "mget",
-        "lcs",
-        "append",
-        "setrange",
-        "set",
-        "rename",
-        "renamenx",
-        "copy",
-        "move",
-        "expire",
-        "pexpire",
-        "expireat",
-        "pexpireat",
-        "persist",
-        "incr",
-        "decr",
-        "incrby",
-        "decrby",
-        "incrbyfloat",
-        "setbit",
-        "bitcount",
-        "bitpos",
-        "bitop",
-        "bitfield",
-        "bitfield_ro",
-        "dump",
-    ];
-    NAMES.contains(&name)
 }
 
 /// The most that a command brings here of a value.

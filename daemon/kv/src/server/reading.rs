@@ -1,8 +1,7 @@
 //! Reads that are answered on the spot: no task, and no lock that anybody would see held.
 
-use super::{CommandId, Server};
+use super::{Client, CommandId, Server};
 use crate::reply::Reply;
-use crate::session::Client;
 use bytes::Bytes;
 use std::time::Instant;
 

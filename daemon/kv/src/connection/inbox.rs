@@ -3,9 +3,9 @@
 //! Room is made as bytes come, and given back: when the client is quiet, and when most of a large
 //! buffer has been worked off.
 
-use super::stream::Stream;
 use crate::blocking;
 use crate::resp::{Ahead, Limits, Parser, ProtocolError, ahead};
+use crate::server::Stream;
 use bytes::{Bytes, BytesMut};
 use std::io;
 use std::task::{Context, Poll, ready};

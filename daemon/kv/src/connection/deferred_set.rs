@@ -2,10 +2,10 @@
 //! it.
 
 use super::flights::Placement;
-use super::{CommandId, Server, Ticket};
 use crate::call::Failure;
+use crate::locks::Ticket;
 use crate::reply::Reply;
-use crate::session::Client;
+use crate::server::{Client, CommandId, Server};
 use crate::store::{StoreError, WriteListener};
 use bytes::Bytes;
 use std::rc::{Rc, Weak};
