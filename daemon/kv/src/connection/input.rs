@@ -16,6 +16,7 @@ use std::time::Instant;
 const MAX_STRANGER: usize = 32 << 10;
 
 impl Connection {
+    #[inline]
     pub fn parse(&mut self) -> Result<Option<Vec<Bytes>>, ProtocolError> {
         let limits = Limits {
             bulk: self.session.server.config.live.max_bulk.get(),

@@ -17,6 +17,7 @@ const PLACED_ALONE: usize = 8;
 
 impl Connection {
     /// Drives the commands under way and gathers the replies whose turn it is.
+    #[inline]
     pub fn collect(&mut self, context: &mut Context<'_>) {
         if self.flights.is_empty() {
             return;

@@ -81,11 +81,13 @@ impl Connection {
         }
     }
 
+    #[inline]
     pub fn has_room(&self) -> bool {
         !self.is_busy() && !self.is_owed_much()
     }
 
     /// Enough is under way; it comes to its end whatever the client does.
+    #[inline]
     pub fn is_busy(&self) -> bool {
         self.flights.len() >= MAX_FLIGHTS
             || self.flights.bytes() >= MAX_FLIGHT_BYTES
@@ -93,6 +95,7 @@ impl Connection {
     }
 
     /// The client is to read before more is begun.
+    #[inline]
     pub fn is_owed_much(&self) -> bool {
         if self.streaming.is_some() {
             return true;
@@ -105,6 +108,7 @@ impl Connection {
     }
 
     /// Whether a command can't begin while others of this connection are under way.
+    #[inline]
     pub fn must_wait(&self, found: Option<CommandId>, words: usize) -> bool {
         let Some(id) = found else { return false };
         let command = self.session.server.commands.get(id);
@@ -113,6 +117,7 @@ impl Connection {
         lags || !is_on_keys || words > MANY || self.session.server.pause.holds_up(command.spec.flags.write)
     }
 
+    #[inline]
     pub fn answer(&mut self, reply: Reply) {
         if self.flights.is_empty() {
             self.outbox.push(&reply, self.session.client.protocol.get());

@@ -75,6 +75,7 @@ impl Commands {
         });
     }
 
+    #[inline]
     pub fn get(&self, id: CommandId) -> &Command {
         &self.all[usize::from(id.0)]
     }

@@ -34,6 +34,7 @@ impl Socket {
 
     /// A parcel of this connection. The task is told of its end if that `is_awaited`, or if it was
     /// not sent whole.
+    #[inline]
     pub fn parcel(self: &Arc<Self>, output: Output, task: Waker, is_awaited: bool) -> Parcel {
         *self.desk.lock() = Desk { is_awaited, ..Desk::default() };
         Parcel { socket: self.clone(), output, task }
@@ -41,6 +42,7 @@ impl Socket {
 
     /// What was not sent of the parcel, and how it ended. `None`: it is still away; if the task
     /// `waits` for it, it is told.
+    #[inline]
     pub fn take_back(&self, waits: bool) -> Option<(Output, io::Result<()>)> {
         let mut desk = self.desk.lock();
         let back = desk.back.take();

@@ -168,6 +168,7 @@ impl Session {
     }
 
     /// Whether the next reply is not to be sent; that of one command after CLIENT REPLY SKIP.
+    #[inline]
     pub fn mutes(&mut self) -> bool {
         match self.replies {
             Replies::On => false,

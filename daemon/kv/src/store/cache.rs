@@ -1,8 +1,8 @@
 //! Values that were read lately, in annexd's own memory, up to a budget. Known by their record's
 //! place: a record never changes, and whoever removes one removes it here too.
 
-use super::Value;
 use super::sheets::Place;
+use super::value::Value;
 use quick_cache::unsync::Cache as Quick;
 use quick_cache::{DefaultHashBuilder, Weighter};
 

@@ -8,19 +8,26 @@
 //! any comes back: so writers are *held up* when little is left, until there is more again or
 //! nothing to be had, and it moves nothing while the log waits for room.
 
-use super::fetch::{Missed, checked};
-use super::log::Completion;
-use super::sheets::UNITS;
+use super::completion::{Completion, WriteListener};
+use super::engine::Engine;
+use super::error::StoreError;
+use super::fetch::{Missed, Reader, checked};
+use super::flush;
+use super::index::{Entry, at};
+use super::record::{HEADER, Header};
+use super::sheets::{Place, SheetIdx, UNITS, fits_log};
 use super::space::FILLS;
-use super::*;
+use super::write::Writer;
 use annex_host::repeated;
+use annex_shared::page::PAGE_SIZE;
 use futures::future::{join_all, poll_fn};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
 use std::task::{Poll, Waker};
+use std::time::Duration;
 
 /// How often it looks whether there is something to do.
-pub(super) const EVERY: Duration = Duration::from_millis(100);
-/// So many sheets more than at the last look are a reason for the next one.
-const LOOK_AFTER: u64 = 64;
+pub const EVERY: Duration = Duration::from_millis(100);
 /// Below so many sheets nothing is compacted.
 const LEAST: u64 = 256;
 /// How long one may take: its donors may go while it is read.
@@ -128,25 +135,28 @@ impl Drop for Moves {
     }
 }
 
-impl Store {
+/// See the module's header.
+pub struct Compaction<'a>(pub &'a Rc<Engine>);
+
+impl Compaction<'_> {
     /// One step. False: there is nothing to do.
-    pub(super) async fn compact(&self) -> bool {
+    pub async fn compact(&self) -> bool {
         let sheets = self.to_empty();
         if sheets.is_empty() {
             return false;
         }
         let moves = Rc::new(Moves {
-            moving: self.0.moving.clone(),
+            moving: self.0.records().moving.clone(),
             units: Cell::new(0),
             under_way: Cell::new(0),
             moved: Cell::new(0),
             waker: RefCell::new(None),
         });
         join_all(sheets.into_iter().map(|sheet| tokio::time::timeout(PATIENCE, self.empty(sheet, &moves)))).await;
-        self.forward();
+        flush::forward(self.0);
         let moved = moves.over().await;
-        self.count(|s| s.moved += moved);
-        self.0.slot_reserve.ask_again();
+        self.0.keys.count(|s| s.moved += moved);
+        self.0.records().slot_reserve.ask_again();
         if moved == 0 {
             self.hold_up(false);
         }
@@ -157,7 +167,7 @@ impl Store {
     /// must not take more before.
     fn to_empty(&self) -> Vec<SheetIdx> {
         let look = self.look();
-        let most = if self.0.slot_reserve.is_out() || self.0.loading.get() { 0 } else { look.step() };
+        let most = if self.0.records().slot_reserve.is_out() || self.0.loading.get() { 0 } else { look.step() };
         let sheets = if most > 0 { self.sparse(most) } else { Vec::new() };
         self.hold_up(!sheets.is_empty() && look.is_scarce());
         sheets
@@ -169,37 +179,30 @@ impl Store {
         }
     }
 
-    /// Writers have taken sheets since the last look.
-    pub(super) fn look_soon(&self) {
-        if self.0.space.borrow().sheets() >= self.0.looked.get() + LOOK_AFTER {
-            self.0.work.notify_one();
-        }
-    }
-
     fn look(&self) -> Look {
         let (held, used) = {
-            let space = self.0.space.borrow();
+            let space = self.0.records().space.borrow();
             (space.sheets(), space.units().div_ceil(u64::from(UNITS)))
         };
         let grown = held.saturating_sub(self.0.looked.replace(held));
         let waiting = self.0.log.borrow().dirty() as u64;
-        let room = (self.0.slot_reserve.slots() + self.0.pool.room_for_kv()).saturating_sub(waiting);
+        let room = (self.0.records().slot_reserve.slots() + self.0.pool.room_for_kv()).saturating_sub(waiting);
         // As much is held for a limit's worth of records as an eager compaction leaves of them.
-        let limit = Some(self.settings().limit / PAGE_SIZE as u64).filter(|limit| *limit > 0);
+        let limit = Some(self.0.keys.settings().limit / PAGE_SIZE as u64).filter(|limit| *limit > 0);
         let below_limit = limit.map(|limit| (limit + limit / (EAGER.unused - 1)).saturating_sub(held));
         Look { held, used, grown, room, below_limit }
     }
 
     /// Some sheets that are to be emptied, of the emptiest.
     fn sparse(&self, most: usize) -> Vec<SheetIdx> {
-        let space = self.0.space.borrow();
-        let (first, mut sheets) = (self.random() as usize, Vec::new());
+        let space = self.0.records().space.borrow();
+        let (first, mut sheets) = (self.0.keys.random() as usize, Vec::new());
         // Of those that are full but for some units nothing is to be gained.
         for fill in 1..FILLS {
             space.filled(fill, first, most, &mut sheets);
             // A record that goes on in other sheets begins in none of them. What is out of reach
             // can't be read.
-            sheets.retain(|sheet| self.0.table.starts(*sheet) != 0 && self.is_within_reach(*sheet));
+            sheets.retain(|sheet| self.0.records().table.starts(*sheet) != 0 && self.0.is_within_reach(*sheet));
             if sheets.len() == most {
                 break;
             }
@@ -209,14 +212,14 @@ impl Store {
 
     /// Appends the records anew that begin in a sheet.
     async fn empty(&self, sheet: SheetIdx, moves: &Rc<Moves>) {
-        while self.is_full() {
+        while self.0.is_full() {
             self.0.drained.notified().await;
         }
-        let (slot, places) = (|| self.0.table.slot(sheet), self.0.table.places(sheet));
+        let (slot, places) = (|| self.0.records().table.slot(sheet), self.0.records().table.places(sheet));
         let look = |bytes: &[u8]| places.filter_map(|place| self.move_within(place, bytes, moves)).collect::<Vec<_>>();
         let Ok(Some(going_on)) = self.0.pool_io.read_slot(slot, look).await else { return };
         for (place, units) in going_on {
-            match self.record(place, units, None).await {
+            match Reader(self.0).record(place, units, None).await {
                 Ok((header, key, value)) => self.move_record(place, &header, &key, &value, moves),
                 Err(Missed::Bad(error)) => {
                     repeated!(ERROR, "a record can't be moved" of "", "a record can't be moved: {error}")
@@ -235,7 +238,7 @@ impl Store {
             && HEADER + header.body() > bytes.len()
         {
             // One that is too large for the log has its sheets for itself.
-            return Some((place, header.units())).filter(|(_, units)| log::takes(*units));
+            return Some((place, header.units())).filter(|(_, units)| fits_log(*units));
         }
         match checked(bytes, None) {
             Ok((header, body)) => {
@@ -248,12 +251,12 @@ impl Store {
     }
 
     fn move_record(&self, place: Place, header: &Header, key: &[u8], value: &[u8], moves: &Rc<Moves>) {
-        let found = self.0.indexes.borrow()[at(header.db)].find(header.hash).copied();
+        let found = self.0.keys.indexes.borrow()[at(header.db)].find(header.hash).copied();
         let is_it = |entry: &Entry| entry.place() == place && entry.tag().is_none_or(|tag| tag == header.tag());
         let Some(entry) = found.filter(is_it) else { return };
         let hearer: Rc<dyn WriteListener> = moves.clone();
         let told = Completion::Hearer(Rc::downgrade(&hearer), u64::from(header.units()));
-        if self.append(header, key, value, entry.access(), Some(place), told).is_ok() {
+        if Writer(self.0).append(header, key, value, entry.access(), Some(place), told).is_ok() {
             moves.begin(header.units());
         }
     }

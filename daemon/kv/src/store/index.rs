@@ -6,10 +6,11 @@
 //! grows by itself, so that no growth moves more than a small part of all keys, and SCAN goes
 //! through keys in the order of their hash, which no growth changes.
 
+use super::clock::UnixMs;
+use super::db::{DATABASES, Db};
 use super::hash::KeyHash;
-use super::record::{Header, UNIT};
-use super::sheets::{Place, SheetIdx};
-use super::{Db, UnixMs, log};
+use super::record::{HEADER, Header, UNIT};
+use super::sheets::{Place, SheetIdx, units_of};
 use hashbrown::HashTable;
 use std::ops::Range;
 
@@ -71,7 +72,7 @@ impl Entry {
 
     /// Units that the record has to itself.
     pub fn units(&self) -> u32 {
-        log::room(self.bytes)
+        units_of(self.bytes)
     }
 
     pub fn expires(&self) -> Option<UnixMs> {
@@ -95,6 +96,11 @@ impl Entry {
 
     pub fn set_access(&mut self, access: u32) {
         self.meta = access << ACCESS_SHIFT | (self.meta & UNIT_MASK);
+    }
+
+    /// Bytes of the value of the key whose entry this is.
+    pub fn value_bytes(&self, key: &[u8]) -> u64 {
+        u64::from(self.bytes).saturating_sub((HEADER + key.len()) as u64)
     }
 
     fn cursor(&self) -> u64 {
@@ -223,11 +229,11 @@ impl Index {
 }
 
 /// The indexes of all databases.
-pub type Indexes = [Index; super::DATABASES as usize];
+pub type Indexes = [Index; DATABASES as usize];
 
 /// Where a database's index is.
 pub fn at(db: Db) -> usize {
-    usize::from(db.0 % super::DATABASES)
+    usize::from(db.0 % DATABASES)
 }
 
 #[cfg(test)]

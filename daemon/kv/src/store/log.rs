@@ -10,25 +10,22 @@
 //! A flight that no replica took, since all donors of its slots are away, is written again to other
 //! slots, before anything that came after it.
 
+use super::completion::Completion;
+use super::db::Db;
 use super::index::Entry;
 use super::pool_io::PoolIo;
-use super::sheets::{Place, SheetIdx, UNITS};
+use super::record::UNIT;
+use super::sheets::{BATCH, Place, SheetIdx};
 use super::slot_reserve::SlotReserve;
-use super::{Db, StoreError, WriteListener};
-use crate::store::record::UNIT;
 use annex_pool::{Buf, IoError, Part, SlotRun};
 use annex_shared::ids::SlotIdx;
 use annex_shared::page::PAGE_SIZE;
 use std::collections::VecDeque;
-use std::rc::Weak;
-use tokio::sync::oneshot;
 
-/// Sheets of one flight at most.
-const BATCH: usize = 256;
 /// Flights under way at most.
 const MAX_FLIGHTS: usize = 8;
 /// How often a write is tried that no replica takes.
-pub(super) const TRIES: u8 = 8;
+pub const TRIES: u8 = 8;
 
 /// Tails whose memory is kept for the next ones.
 const SPARE: usize = 64;
@@ -40,28 +37,6 @@ pub struct Change {
     /// A record that is moved: it counts only if the key's record is still here.
     pub from: Option<Place>,
     pub told: Completion,
-}
-
-/// Who hears what became of a record.
-pub enum Completion {
-    Nobody,
-    Task(oneshot::Sender<Result<(), StoreError>>),
-    Hearer(Weak<dyn WriteListener>, u64),
-}
-
-impl Completion {
-    pub fn tell(self, outcome: Result<(), StoreError>) {
-        match self {
-            Completion::Nobody => {}
-            // Who asked may have gone.
-            Completion::Task(done) => drop(done.send(outcome)),
-            Completion::Hearer(hears, number) => {
-                if let Some(hears) = hears.upgrade() {
-                    hears.hear(number, outcome);
-                }
-            }
-        }
-    }
 }
 
 struct Tail {
@@ -301,17 +276,4 @@ impl Log {
             self.first += 1;
         }
     }
-}
-
-/// Units that a record of so many bytes has to itself: one that is too large for the log has whole
-/// sheets.
-pub fn room(bytes: u32) -> u32 {
-    let units = bytes.div_ceil(UNIT as u32);
-    if takes(units) { units } else { units.next_multiple_of(UNITS) }
-}
-
-/// Whether a record of so many units goes through the log. Larger ones are written by whoever has
-/// them.
-pub fn takes(units: u32) -> bool {
-    units <= BATCH as u32 * UNITS
 }

@@ -4,13 +4,21 @@
 //! sheet that is read the pool knows what was written. That these sheets are the record's is told
 //! by its first one, which is read too: header, tag and key are there.
 
-use super::*;
+use super::db::Db;
+use super::error::StoreError;
+use super::fetch::Reader;
+use super::hash::KeyHash;
+use super::index::Entry;
+use super::record::{HEADER, Header, UNIT};
+use super::sheets::SheetIdx;
+use annex_shared::page::PAGE_SIZE;
+use bytes::Bytes;
 use std::ops::Range;
 
 /// Below so many bytes a record is read whole.
 const LARGE: u32 = 64 << 10;
 
-impl Store {
+impl Reader<'_> {
     /// Reads the bytes of a value that `wanted` names, which is told how many there are. `None`:
     /// there is no such key. Counts as a use.
     pub async fn read_part(
@@ -19,11 +27,11 @@ impl Store {
         key: &[u8],
         wanted: impl Fn(u64) -> Range<u64>,
     ) -> Result<Option<Bytes>, StoreError> {
-        if !self.is_loading()
+        if !self.0.is_loading()
             && let Some(part) = self.part(db, key, &wanted).await
         {
-            self.use_key(self.0.table.database(db), self.hash(key));
-            self.count_answer(true);
+            self.0.keys.use_key(self.0.records().table.database(db), self.0.keys.hash(key));
+            self.0.keys.count_answer(true);
             return Ok(Some(part));
         }
         let whole = self.read(db, key).await?.map(|value| value.bytes);
@@ -35,13 +43,13 @@ impl Store {
 
     /// `None`: there is nothing to be gained, or the whole record has to tell what is wrong.
     async fn part(&self, db: Db, key: &[u8], wanted: &impl Fn(u64) -> Range<u64>) -> Option<Bytes> {
-        let hash = self.hash(key);
-        let entry = self.find(db, hash).filter(|entry| entry.bytes() >= LARGE)?;
-        let (place, wanted) = (entry.place(), wanted(length(&entry, key)));
+        let hash = self.0.keys.hash(key);
+        let entry = self.0.keys.find(db, hash).filter(|entry| entry.bytes() >= LARGE)?;
+        let (place, wanted) = (entry.place(), wanted(entry.value_bytes(key)));
         // From the beginning of the record's first sheet.
         let value_at = usize::from(place.unit) * UNIT + HEADER + key.len();
         let bytes = value_at + wanted.start as usize..value_at + wanted.end as usize;
-        let is_near = self.0.cache.borrow().find(place, key).is_some();
+        let is_near = self.0.records().cache.borrow().find(place, key).is_some();
         if is_near || value_at > PAGE_SIZE || bytes.len() as u64 > u64::from(entry.bytes() / 2) {
             return None;
         }
@@ -49,7 +57,7 @@ impl Store {
         let wanted = std::iter::once(0).chain(sheets.clone()).map(|nth| SheetIdx(place.sheet.0 + nth as u32));
         let read = self.sheets(wanted).await.ok()?;
         let is_it = is_of(&read[..PAGE_SIZE], &entry, hash, key);
-        if !is_it || self.find(db, hash).is_none_or(|entry| entry.place() != place) {
+        if !is_it || self.0.keys.find(db, hash).is_none_or(|entry| entry.place() != place) {
             return None;
         }
         // What was left out between the first sheet and the others.
@@ -62,7 +70,7 @@ impl Store {
 }
 
 /// Whether a sheet is the first one of a key's record.
-pub(super) fn is_of(sheet: &[u8], entry: &Entry, hash: KeyHash, key: &[u8]) -> bool {
+pub fn is_of(sheet: &[u8], entry: &Entry, hash: KeyHash, key: &[u8]) -> bool {
     let Ok(header) = Header::decode(entry.place().within(sheet)) else { return false };
     let key_at = usize::from(entry.place().unit) * UNIT + HEADER;
     header.hash == hash

@@ -137,7 +137,7 @@ impl PoolIo {
     }
 
     /// Says that [`Way::read_now`] will be asked for these bytes soon.
-    pub fn foresee(&self, slot: SlotIdx, piece: &Range<u32>) {
+    pub fn prefetch_hint(&self, slot: SlotIdx, piece: &Range<u32>) {
         self.lane.borrow_mut().foresee(slot, piece);
     }
 

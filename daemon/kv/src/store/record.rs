@@ -23,8 +23,9 @@
 //! A record begins at a multiple of [`UNIT`] within a sheet, and its header never crosses a sheet's
 //! end.
 
-use super::{Db, UnixMs};
-use crate::store::hash::KeyHash;
+use super::clock::UnixMs;
+use super::db::Db;
+use super::hash::KeyHash;
 
 /// Records begin at multiples of this, in bytes.
 pub const UNIT: usize = 64;

@@ -24,9 +24,9 @@
 //! sheet; the pool finds that at the take-over, and lets them rest until nothing can arrive in them
 //! any more.
 
+use super::db::{DATABASES, Db};
 use super::hash::HashKey;
 use super::record::UNIT;
-use super::{DATABASES, Db};
 use annex_host::mapped::{MapError, Mapped};
 use annex_shared::ids::SlotIdx;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -34,6 +34,8 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
 /// Units per sheet.
 pub const UNITS: u32 = 64;
+/// Sheets that one write of the log has at most.
+pub const BATCH: usize = 256;
 /// Sheets per segment.
 pub const SEGMENT: u32 = 1024;
 pub const SEGMENTS: u32 = 1 << 20;
@@ -70,6 +72,19 @@ impl Place {
     pub fn within(self, sheet: &[u8]) -> &[u8] {
         &sheet[usize::from(self.unit) * UNIT..]
     }
+}
+
+/// Units that a record of so many bytes has to itself: one that is too large for the log has whole
+/// sheets.
+pub fn units_of(bytes: u32) -> u32 {
+    let units = bytes.div_ceil(UNIT as u32);
+    if fits_log(units) { units } else { units.next_multiple_of(UNITS) }
+}
+
+/// Whether a record of so many units goes through the log. Larger ones are written by whoever has
+/// them.
+pub fn fits_log(units: u32) -> bool {
+    units <= BATCH as u32 * UNITS
 }
 
 /// The kept table can't be used.

@@ -1,8 +1,9 @@
 //! A store over a pool of scripted donors, for the tests of what stands on it.
 
-use super::*;
+use super::{Policy, Settings, SheetTable, Store};
 use annex_pool_testbed::Bed;
 use std::future::Future;
+use std::sync::Arc;
 use tokio::runtime::Runtime;
 use tokio::task::LocalSet;
 

@@ -84,7 +84,7 @@ fn with_room_left_half_of_what_is_held_may_be_unused() {
         // Four of ten, of every sheet some.
         (0..20_000u64).filter(|n| n % 10 < 4).for_each(|n| assert!(store.remove(DB, &n.to_le_bytes())));
         for _ in 0..5 {
-            store.0.work.notify_one();
+            store.0.records().work.notify_one();
             tokio::time::sleep(compact::EVERY).await;
         }
         assert_eq!((store.stats().moved, store.stats().held), (0, held));

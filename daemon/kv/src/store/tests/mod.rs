@@ -4,12 +4,18 @@ mod compaction;
 mod reading;
 
 use super::*;
-use annex_pool::{PoolConfig, PoolState};
+use annex_pool::{Pool, PoolConfig, PoolState};
 use annex_pool_testbed::Bed;
 use annex_shared::ids::SlotIdx;
+use annex_shared::page::PAGE_SIZE;
+use bytes::Bytes;
 use proptest::prelude::*;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::future::Future;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
 use tokio::task::LocalSet;
 
 const SETTINGS: Settings =

@@ -5,8 +5,18 @@
 //! more room that would free nothing: slots come back only by whole sheets. So then all keys go
 //! that lie in one sheet with such a key.
 
-use super::super::turn;
-use super::*;
+use super::clock::now;
+use super::db::Db;
+use super::engine::Engine;
+use super::error::StoreError;
+use super::hash::KeyHash;
+use super::index::{Entry, Index, SHARDS, at};
+use super::record::UNIT;
+use super::settings::Settings;
+use super::usage::Policy;
+use crate::turn;
+use std::rc::Rc;
+use std::time::Duration;
 
 /// Keys looked at before one is chosen, if there are as many. Whole shards are looked at.
 const SAMPLE: usize = 16;
@@ -26,10 +36,13 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// How long a slot takes from one who frees it to one who waits, at most.
 const WAIT: Duration = Duration::from_millis(100);
 
-impl Store {
+/// See the module's header.
+pub struct Eviction<'a>(pub &'a Rc<Engine>);
+
+impl Eviction<'_> {
     /// Makes room for so many bytes of records.
-    pub(super) async fn make_room(&self, bytes: u64) -> Result<(), StoreError> {
-        let policy = self.settings().policy;
+    pub async fn make_room(&self, bytes: u64) -> Result<(), StoreError> {
+        let policy = self.0.keys.settings().policy;
         for _ in 0..AT_ONCE / IN_A_ROW {
             if self.evict_some(bytes, IN_A_ROW) != Some(false) {
                 break;
@@ -40,44 +53,45 @@ impl Store {
             return Err(StoreError::NoRoom);
         }
         let mut tries = 0;
-        while self.0.slot_reserve.is_out() {
+        while self.0.records().slot_reserve.is_out() {
             // With no donor within reach, what a key leaves free can't be taken.
             if policy == Policy::NoEviction || tries == TRIES || !self.0.pool.takes_writes() {
                 return Err(StoreError::NoRoom);
             }
-            let sheets = (self.0.space.borrow().sheets() / SHEETS_PART).clamp(SHEETS_LEAST, SHEETS_MOST);
+            let sheets = (self.0.records().space.borrow().sheets() / SHEETS_PART).clamp(SHEETS_LEAST, SHEETS_MOST);
             for _ in 0..sheets {
                 self.evict_sheet(policy).await;
             }
             tries += 1;
             // Nothing may have come: the next look tells.
-            let _ = tokio::time::timeout(WAIT, self.0.slot_reserve.changed.notified()).await;
+            let _ = tokio::time::timeout(WAIT, self.0.records().slot_reserve.changed.notified()).await;
         }
         Ok(())
     }
 
     /// Whether anything at all could be written now. Keys go for it, if the policy lets them.
     pub fn has_room(&self) -> bool {
-        let is_full = self.0.slot_reserve.is_out() && self.settings().policy == Policy::NoEviction;
+        let is_full = self.0.records().slot_reserve.is_out() && self.0.keys.settings().policy == Policy::NoEviction;
         !is_full && self.evict_for(UNIT as u64)
     }
 
     /// Has keys go until so many bytes more are within the limit. False: the policy allows not
     /// enough to go.
-    pub(super) fn evict_for(&self, bytes: u64) -> bool {
+    fn evict_for(&self, bytes: u64) -> bool {
         self.evict_some(bytes, AT_ONCE) == Some(true)
     }
 
     /// The same with a few keys only.
-    pub(super) fn has_room_for(&self, bytes: u64) -> bool {
+    #[inline]
+    pub fn has_room_for(&self, bytes: u64) -> bool {
         self.evict_some(bytes, IN_A_ROW) == Some(true)
     }
 
     /// Has at most so many keys go until so many bytes more are within the limit. False: more have
     /// to go. `None`: the policy allows none.
     fn evict_some(&self, bytes: u64, most: usize) -> Option<bool> {
-        let Settings { limit, policy, .. } = self.settings();
-        let fits = || limit == 0 || self.used_bytes() + bytes <= limit;
+        let Settings { limit, policy, .. } = self.0.keys.settings();
+        let fits = || limit == 0 || self.0.records().used_bytes() + bytes <= limit;
         for _ in 0..most {
             if fits() {
                 return Some(true);
@@ -97,8 +111,8 @@ impl Store {
     }
 
     fn evict(&self, db: Db, hash: KeyHash) {
-        self.count(|s| s.evicted += 1);
-        self.forget(self.name_of(db), hash);
+        self.0.keys.count(|s| s.evicted += 1);
+        self.0.keys.forget(self.0.keys.name_of(db), hash);
     }
 
     /// Removes the keys whose records begin in one sheet, as far as the policy allows.
@@ -106,26 +120,21 @@ impl Store {
         let Some((_, victim)) = self.victim(policy) else { return };
         let sheet = victim.place().sheet;
         // What lies out of reach would free nothing that can be taken.
-        if !self.is_within_reach(sheet) {
+        if !self.0.is_within_reach(sheet) {
             return;
         }
         // A record that is added while the sheet is on its way is not in what comes.
-        let (slot, places) = (|| self.0.table.slot(sheet), self.0.table.places(sheet));
-        let look = |bytes: &[u8]| self.headers_in(places, bytes);
+        let (slot, places) = (|| self.0.records().table.slot(sheet), self.0.records().table.places(sheet));
+        let look = |bytes: &[u8]| self.0.keys.headers_in(places, bytes);
         let read = tokio::time::timeout(PATIENCE, self.0.pool_io.read_slot(slot, look));
         let Ok(Ok(Some(headers))) = read.await else { return };
         for (place, header) in headers {
-            let found = self.0.indexes.borrow()[at(header.db)].find(header.hash).copied();
+            let found = self.0.keys.indexes.borrow()[at(header.db)].find(header.hash).copied();
             let goes = |entry: &Entry| entry.place() == place && !(policy.is_volatile() && entry.expires().is_none());
             if found.is_some_and(|entry| goes(&entry)) {
                 self.evict(header.db, header.hash);
             }
         }
-    }
-
-    /// A donor that has the sheet takes reads and writes now, or it has no slot.
-    pub(super) fn is_within_reach(&self, sheet: SheetIdx) -> bool {
-        self.0.table.slot(sheet).is_none_or(|slot| self.0.pool.takes_writes_to(slot))
     }
 
     /// The least useful of some keys.
@@ -134,26 +143,26 @@ impl Store {
             return None;
         }
         let now = now();
-        let indexes = self.0.indexes.borrow();
+        let indexes = self.0.keys.indexes.borrow();
         let eligible = |index: &Index| if policy.is_volatile() { index.volatile() } else { index.len() };
         let all: u64 = indexes.iter().map(eligible).sum();
         // A database is drawn by how many of its keys may go.
-        let mut drawn = self.random().checked_rem(all)?;
+        let mut drawn = self.0.keys.random().checked_rem(all)?;
         let nth = indexes.iter().position(|index| {
             let is_it = drawn < eligible(index);
             drawn = drawn.saturating_sub(eligible(index));
             is_it
         })?;
-        let first = self.random() as usize;
+        let first = self.0.keys.random() as usize;
         let mut seen = 0;
         let mut best: Option<(u64, Entry)> = None;
-        for shard in 0..index::SHARDS {
+        for shard in 0..SHARDS {
             for entry in indexes[nth].shard(first.wrapping_add(shard)) {
                 if policy.is_volatile() && entry.expires().is_none() {
                     continue;
                 }
                 seen += 1;
-                let rank = policy.rank(entry, now, self.random() as u32);
+                let rank = policy.rank(entry, now, self.0.keys.random() as u32);
                 if best.is_none_or(|(of_best, _)| rank > of_best) {
                     best = Some((rank, *entry));
                 }

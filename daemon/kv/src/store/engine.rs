@@ -1,0 +1,86 @@
+//! What a store is made of: its requests and its background tasks share it.
+
+use super::error::StoreError;
+use super::keyspace::Keyspace;
+use super::log::Log;
+use super::pool_io::PoolIo;
+use super::prefetch_hint::Announced;
+use super::records::Records;
+use super::sheets::SheetIdx;
+use annex_pool::Pool;
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+use tokio::sync::Notify;
+
+/// Sheets that wait to be written before writers wait too.
+const MAX_DIRTY: usize = 1024;
+/// So many sheets more than at compaction's last look are a reason for the next one.
+const LOOK_AFTER: u64 = 64;
+
+/// See the module's header.
+pub struct Engine {
+    pub pool: Arc<Pool>,
+    pub keys: Keyspace,
+    pub log: RefCell<Log>,
+    pub pool_io: PoolIo,
+    pub announced: Announced,
+    pub loading: Cell<bool>,
+    /// Keys are being evicted so that what waits can be written.
+    pub making_room: Cell<bool>,
+    /// Fewer sheets wait to be written, or compaction has made room.
+    pub drained: Notify,
+    /// Sheets held when it was last looked whether there is something to compact.
+    pub looked: Cell<u64>,
+    /// Compaction needs what room is left: writers wait.
+    pub held_up: Cell<bool>,
+}
+
+impl Engine {
+    pub fn new(pool: Arc<Pool>, keys: Keyspace, pool_io: PoolIo) -> Engine {
+        Engine {
+            pool,
+            keys,
+            log: RefCell::default(),
+            pool_io,
+            announced: Announced::default(),
+            loading: Cell::new(true),
+            making_room: Cell::new(false),
+            drained: Notify::new(),
+            looked: Cell::new(0),
+            held_up: Cell::new(false),
+        }
+    }
+
+    #[inline]
+    pub fn records(&self) -> &Records {
+        &self.keys.records
+    }
+
+    #[inline]
+    pub fn is_loading(&self) -> bool {
+        self.loading.get()
+    }
+
+    #[inline]
+    pub fn is_loaded(&self) -> Result<(), StoreError> {
+        if self.loading.get() { Err(StoreError::Loading) } else { Ok(()) }
+    }
+
+    /// Too much waits to be written.
+    #[inline]
+    pub fn is_full(&self) -> bool {
+        self.log.borrow().dirty() > MAX_DIRTY
+    }
+
+    /// Writers have taken sheets: compaction is to look if they are many.
+    pub fn look_soon(&self) {
+        if self.records().space.borrow().sheets() >= self.looked.get() + LOOK_AFTER {
+            self.records().work.notify_one();
+        }
+    }
+
+    /// A donor that has the sheet takes reads and writes now, or it has no slot.
+    pub fn is_within_reach(&self, sheet: SheetIdx) -> bool {
+        self.records().table.slot(sheet).is_none_or(|slot| self.pool.takes_writes_to(slot))
+    }
+}
