@@ -3,6 +3,7 @@
 
 use super::flights::Placement;
 use crate::call::Failure;
+use crate::commands::defer_set;
 use crate::locks::Ticket;
 use crate::reply::Reply;
 use crate::server::{Client, CommandId, Server};
@@ -37,8 +38,7 @@ impl Placed {
 
     /// Puts the record into the log, if that can be done at once.
     pub fn place(&self, hears: &Weak<dyn WriteListener>, number: u64) -> bool {
-        let [_, key, value] = &self.args[..] else { return false };
-        let is_placed = self.server.store.place(self.client.db.get(), key, value, hears, number);
+        let is_placed = defer_set(&self.server.store, self.client.db.get(), &self.args, hears, number);
         if is_placed {
             self.ticket.placed();
         }

@@ -120,7 +120,7 @@ impl Server {
     /// Asks for the locks a command needs. It has its place among the others when this returns.
     pub fn lock(&self, id: CommandId, args: &[Bytes]) -> Ticket {
         let spec = self.commands.get(id).spec;
-        let mode = match (spec.flags.write, (spec.blind)(args.len())) {
+        let mode = match (spec.flags.write, spec.is_deferred(args.len())) {
             (true, true) => Mode::Place,
             (true, false) => Mode::Write,
             (false, _) => Mode::Read,
