@@ -1,7 +1,8 @@
 //! The KV API: a Redis-protocol store whose values live in the pool.
 //!
 //! A request goes down this list, and its reply goes up:
-//! - `connection`: sockets; requests that come in, commands under way together, replies that go out.
+//! - `connection`: sockets; requests that come in, commands under way together, replies that go
+//!   out.
 //! - [`session`]: what a connection is beside that, the checks before a command, and the commands
 //!   of a connection and of the server: HELLO, AUTH, MULTI, CONFIG, INFO, ….
 //! - [`server`]: what connections share; it dispatches commands on keys. `locks` keeps those on one
@@ -13,7 +14,8 @@
 //! Used by all of them:
 //! - [`resp`]: the protocol, RESP2 and RESP3; [`reply`] is what a client is answered.
 //! - [`text`]: what needs no store; `arguments`: what all commands read alike.
-//! - `turn`: how long requests leave each other the thread; `blocking`: what is done on another one.
+//! - `turn`: how long requests leave each other the thread; `blocking`: what is done on another
+//!   one.
 //!
 //! [`service`] is the thread that all of it runs on, and its start and end; `sections` is what it
 //! adds to INFO.

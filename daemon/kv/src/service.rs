@@ -6,7 +6,7 @@ use super::connection::{BindError, Listener, serve};
 use super::sections;
 use super::server::{Config, Facts, Hooks, IoThreads, Server};
 use super::session;
-use super::store::{OpenError, Policy, Settings, SheetTable, Stats, Store};
+use super::store::{LogPageTable, OpenError, Policy, Settings, Stats, Store};
 use annex_pool::{Pool, Terms};
 use annex_shared::api::KvInfo;
 use parking_lot::Mutex;
@@ -45,7 +45,7 @@ pub struct Kv {
     thread: Mutex<Option<JoinHandle<()>>>,
     stop: Arc<Notify>,
     told: Arc<Mutex<Told>>,
-    table: Arc<SheetTable>,
+    table: Arc<LogPageTable>,
     pool: Arc<Pool>,
     places: Arc<Places>,
 }
@@ -93,10 +93,10 @@ struct Clients {
 impl Kv {
     /// Starts it over a table, which is empty or another annexd's. While what is there is taken
     /// over, commands on keys are answered with LOADING.
-    pub fn start(config: &KvConfig, pool: Arc<Pool>, table: Arc<SheetTable>) -> Result<Kv, KvError> {
+    pub fn start(config: &KvConfig, pool: Arc<Pool>, table: Arc<LogPageTable>) -> Result<Kv, KvError> {
         let config = KvConfig { password: config.secret()?, ..config.clone() };
         let terms = Terms { min: config.pool_min, max: config.pool_max };
-        pool.divide(terms, table.sheets().count() as u64);
+        pool.divide(terms, table.log_pages().count() as u64);
         let stop = Arc::new(Notify::new());
         let told = Arc::new(Mutex::new(Told {
             stats: Stats::default(),
@@ -142,7 +142,7 @@ impl Kv {
             client_memory: clients.memory,
             client_memory_limit: clients.limit,
             clients_evicted: clients.evicted,
-            donors: self.pool.bytes_by_donor(self.table.sheets().map(|(_, slot)| slot)),
+            donors: self.pool.bytes_by_donor(self.table.log_pages().map(|(_, slot)| slot)),
         }
     }
 
@@ -159,7 +159,7 @@ type Ready = mpsc::Sender<Result<(), KvError>>;
 
 fn run(
     config: &KvConfig,
-    (pool, table): (Arc<Pool>, Arc<SheetTable>),
+    (pool, table): (Arc<Pool>, Arc<LogPageTable>),
     stop: &Notify,
     told: &Arc<Mutex<Told>>,
     places: &Arc<Places>,
@@ -205,7 +205,7 @@ fn settings_at_start(config: &KvConfig) -> Settings {
     }
 }
 
-fn open(config: &KvConfig, pool: Arc<Pool>, table: Arc<SheetTable>) -> Result<Store, OpenError> {
+fn open(config: &KvConfig, pool: Arc<Pool>, table: Arc<LogPageTable>) -> Result<Store, OpenError> {
     let (store, deliveries) = Store::open(pool, table, config.cache.0, settings_at_start(config))?;
     store.start(deliveries)?;
     Ok(store)

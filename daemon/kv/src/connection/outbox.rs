@@ -1,10 +1,10 @@
 //! What a client is still to be sent, and who sends it: the connection's own task, or an I/O
 //! thread.
 //!
-//! Whatever is due goes either way as a whole. While a [`Parcel`](crate::server::Parcel) is with an I/O thread, replies
-//! are gathered for the next one. It comes back when it is sent, or when the socket takes no more:
-//! the rest is sent by the task then, which can wait for the client. Nobody is told of a parcel
-//! that was sent, unless there is something that waits for it.
+//! Whatever is due goes either way as a whole. While a [`Parcel`](crate::server::Parcel) is with an
+//! I/O thread, replies are gathered for the next one. It comes back when it is sent, or when the
+//! socket takes no more: the rest is sent by the task then, which can wait for the client. Nobody
+//! is told of a parcel that was sent, unless there is something that waits for it.
 
 use crate::reply::{Protocol, Reply};
 use crate::resp::Output;

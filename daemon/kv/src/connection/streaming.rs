@@ -3,10 +3,10 @@
 //! piece.
 //!
 //! It begins when all before it is answered, and nothing behind it begins before it is over. The
-//! key's lock is held until the value's sheets are pinned (`store::Pieces`). It is not held while
-//! anything is read, nor until the client has taken it: a reader keeps no writer waiting. While the
-//! key has another value the pool keeps this one for its reader alone. That counts as the client's
-//! memory, so `maxmemory-clients` limits it.
+//! key's lock is held until the value's log pages are pinned (`store::Pieces`). It is not held
+//! while anything is read, nor until the client has taken it: a reader keeps no writer waiting.
+//! While the key has another value the pool keeps this one for its reader alone. That counts as the
+//! client's memory, so `maxmemory-clients` limits it.
 
 use super::outbox::Outbox;
 use crate::call::Outcome;

@@ -116,7 +116,7 @@ fn a_pipeline_is_looked_at_ahead_and_answered_as_if_it_was_not() {
             wire.expect(&format!("$3002\r\n2:{large}\r\n")).await;
         }
         assert_eq!(foreseen(), 2);
-        // The last sheet, in which the last key lies, is here.
+        // The last log page, in which the last key lies, is here.
         let gets: String = (0..39).map(|nth| request(&["get", &format!("key{nth}")])).collect();
         wire.send(&gets).await;
         for nth in 0..39 {
@@ -147,7 +147,7 @@ fn what_is_answered_on_the_spot_is_counted_and_logged_as_any_other_command() {
         wire.send("CONFIG SET slowlog-log-slower-than 0\r\nSET k v\r\n").await;
         wire.expect("+OK\r\n+OK\r\n").await;
         server.slow.clear();
-        // What lies in the last sheet takes no READ.
+        // What lies in the last log page takes no READ.
         wire.send("GET k\r\nGET none\r\nMULTI\r\nGET k\r\nEXEC\r\nCLIENT REPLY SKIP\r\nGET k\r\nGET k\r\n").await;
         wire.expect("$1\r\nv\r\n$-1\r\n+OK\r\n+QUEUED\r\n*1\r\n$1\r\nv\r\n$1\r\nv\r\n").await;
         let get = server.commands.by_full_name(b"get").unwrap();

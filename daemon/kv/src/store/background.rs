@@ -92,7 +92,7 @@ impl Background {
         }
     }
 
-    /// Gives back what was cleared, and empties sheets that are mostly holes.
+    /// Gives back what was cleared, and empties log pages that are mostly holes.
     async fn tidy(&self) {
         loop {
             if self.0.records().free_some() {

@@ -1,7 +1,7 @@
 //! Values that were read lately, in annexd's own memory, up to a budget. Known by their record's
 //! place: a record never changes, and whoever removes one removes it here too.
 
-use super::sheets::Place;
+use super::log_pages::Place;
 use super::value::Value;
 use quick_cache::unsync::Cache as Quick;
 use quick_cache::{DefaultHashBuilder, Weighter};
@@ -59,13 +59,13 @@ impl Cache {
 
 #[cfg(test)]
 mod tests {
-    use super::super::sheets::SheetIdx;
+    use super::super::log_pages::LogPageIdx;
     use super::*;
 
     #[test]
     fn the_budget_is_kept_and_what_is_used_again_stays() {
         let mut cache = Cache::new(64 << 10);
-        let place = |n| Place { sheet: SheetIdx(n), unit: 0 };
+        let place = |n| Place { log_page: LogPageIdx(n), unit: 0 };
         let value = Value { bytes: bytes::Bytes::from(vec![1; 900]), expires: None, encoding: Default::default() };
         for n in 0..1000 {
             cache.insert(place(n), b"k", &value);
@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn without_a_budget_nothing_is_kept() {
         let mut cache = Cache::new(0);
-        let place = Place { sheet: SheetIdx(1), unit: 0 };
+        let place = Place { log_page: LogPageIdx(1), unit: 0 };
         cache.insert(place, b"", &Value { bytes: bytes::Bytes::new(), expires: None, encoding: Default::default() });
         assert!(cache.find(place, b"").is_none());
     }

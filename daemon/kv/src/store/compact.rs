@@ -1,10 +1,10 @@
-//! Compaction: records that are left in sheets of which most is unused are appended anew, and the
-//! sheets' slots go back to the pool.
+//! Compaction: records that are left in log pages of which most is unused are appended anew, and
+//! the log pages' slots go back to the pool.
 //!
-//! While the pool has room to give, half of what is held may be unused: the emptier the sheets are,
-//! the less there is to move for each that comes back. When room runs short it is a quarter. It
-//! moves few records at a time, together, so that a request waits behind no more than one such
-//! step, and more of them the faster writers take sheets. What is moved needs room itself before
+//! While the pool has room to give, half of what is held may be unused: the emptier the log pages
+//! are, the less there is to move for each that comes back. When room runs short it is a quarter.
+//! It moves few records at a time, together, so that a request waits behind no more than one such
+//! step, and more of them the faster writers take log pages. What is moved needs room itself before
 //! any comes back: so writers are *held up* when little is left, until there is more again or
 //! nothing to be had, and it moves nothing while the log waits for room.
 
@@ -14,8 +14,8 @@ use super::error::StoreError;
 use super::fetch::{Missed, Reader, checked};
 use super::flush;
 use super::index::{Entry, at};
+use super::log_pages::{LogPageIdx, Place, UNITS, fits_log};
 use super::record::{HEADER, Header};
-use super::sheets::{Place, SheetIdx, UNITS, fits_log};
 use super::space::FILLS;
 use super::write::Writer;
 use annex_host::repeated;
@@ -28,11 +28,11 @@ use std::time::Duration;
 
 /// How often it looks whether there is something to do.
 pub const EVERY: Duration = Duration::from_millis(100);
-/// Below so many sheets nothing is compacted.
+/// Below so many log pages nothing is compacted.
 const LEAST: u64 = 256;
 /// How long one may take: its donors may go while it is read.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// Sheets emptied in one step at most.
+/// Log pages emptied in one step at most.
 const MOST: u64 = 128;
 /// Room is short when no more than one part in so many of what could be held is left.
 const SHORT: u64 = 8;
@@ -43,9 +43,9 @@ const EAGER: Pace = Pace { unused: 4, least: 16 };
 
 /// How compaction goes about it.
 struct Pace {
-    /// What is unused of the sheets held, at most: one part in so many.
+    /// What is unused of the log pages held, at most: one part in so many.
     unused: u64,
-    /// Sheets emptied in one step.
+    /// Log pages emptied in one step.
     least: u64,
 }
 
@@ -54,7 +54,7 @@ fn is_left(room: u64, held: u64, part: u64) -> bool {
     room * part < held + room
 }
 
-/// What there is to go by, in sheets.
+/// What there is to go by, in log pages.
 struct Look {
     held: u64,
     /// As many would do for what is in them.
@@ -72,7 +72,7 @@ impl Look {
         is_left(self.room, self.held, SCARCE)
     }
 
-    /// How many sheets are to be emptied in one step.
+    /// How many log pages are to be emptied in one step.
     fn step(&self) -> usize {
         let is_short = is_left(self.room.min(self.below_limit.unwrap_or(u64::MAX)), self.held, SHORT);
         let pace = if is_short { EAGER } else { LAX };
@@ -141,8 +141,8 @@ pub struct Compaction<'a>(pub &'a Rc<Engine>);
 impl Compaction<'_> {
     /// One step. False: there is nothing to do.
     pub async fn compact(&self) -> bool {
-        let sheets = self.to_empty();
-        if sheets.is_empty() {
+        let log_pages = self.to_empty();
+        if log_pages.is_empty() {
             return false;
         }
         let moves = Rc::new(Moves {
@@ -152,7 +152,8 @@ impl Compaction<'_> {
             moved: Cell::new(0),
             waker: RefCell::new(None),
         });
-        join_all(sheets.into_iter().map(|sheet| tokio::time::timeout(PATIENCE, self.empty(sheet, &moves)))).await;
+        join_all(log_pages.into_iter().map(|log_page| tokio::time::timeout(PATIENCE, self.empty(log_page, &moves))))
+            .await;
         flush::forward(self.0);
         let moved = moves.over().await;
         self.0.keys.count(|s| s.moved += moved);
@@ -163,14 +164,14 @@ impl Compaction<'_> {
         moved > 0
     }
 
-    /// The sheets of the next step, which begins at once. Writers are held up until then if they
+    /// The log pages of the next step, which begins at once. Writers are held up until then if they
     /// must not take more before.
-    fn to_empty(&self) -> Vec<SheetIdx> {
+    fn to_empty(&self) -> Vec<LogPageIdx> {
         let look = self.look();
         let most = if self.0.records().slot_reserve.is_out() || self.0.loading.get() { 0 } else { look.step() };
-        let sheets = if most > 0 { self.sparse(most) } else { Vec::new() };
-        self.hold_up(!sheets.is_empty() && look.is_scarce());
-        sheets
+        let log_pages = if most > 0 { self.sparse(most) } else { Vec::new() };
+        self.hold_up(!log_pages.is_empty() && look.is_scarce());
+        log_pages
     }
 
     fn hold_up(&self, holds: bool) {
@@ -182,7 +183,7 @@ impl Compaction<'_> {
     fn look(&self) -> Look {
         let (held, used) = {
             let space = self.0.records().space.borrow();
-            (space.sheets(), space.units().div_ceil(u64::from(UNITS)))
+            (space.log_pages(), space.units().div_ceil(u64::from(UNITS)))
         };
         let grown = held.saturating_sub(self.0.looked.replace(held));
         let waiting = self.0.log.borrow().dirty() as u64;
@@ -193,29 +194,30 @@ impl Compaction<'_> {
         Look { held, used, grown, room, below_limit }
     }
 
-    /// Some sheets that are to be emptied, of the emptiest.
-    fn sparse(&self, most: usize) -> Vec<SheetIdx> {
+    /// Some log pages that are to be emptied, of the emptiest.
+    fn sparse(&self, most: usize) -> Vec<LogPageIdx> {
         let space = self.0.records().space.borrow();
-        let (first, mut sheets) = (self.0.keys.random() as usize, Vec::new());
+        let (first, mut log_pages) = (self.0.keys.random() as usize, Vec::new());
         // Of those that are full but for some units nothing is to be gained.
         for fill in 1..FILLS {
-            space.filled(fill, first, most, &mut sheets);
-            // A record that goes on in other sheets begins in none of them. What is out of reach
+            space.filled(fill, first, most, &mut log_pages);
+            // A record that goes on in other log pages begins in none of them. What is out of reach
             // can't be read.
-            sheets.retain(|sheet| self.0.records().table.starts(*sheet) != 0 && self.0.is_within_reach(*sheet));
-            if sheets.len() == most {
+            log_pages
+                .retain(|log_page| self.0.records().table.starts(*log_page) != 0 && self.0.is_within_reach(*log_page));
+            if log_pages.len() == most {
                 break;
             }
         }
-        sheets
+        log_pages
     }
 
-    /// Appends the records anew that begin in a sheet.
-    async fn empty(&self, sheet: SheetIdx, moves: &Rc<Moves>) {
+    /// Appends the records anew that begin in a log page.
+    async fn empty(&self, log_page: LogPageIdx, moves: &Rc<Moves>) {
         while self.0.is_full() {
             self.0.drained.notified().await;
         }
-        let (slot, places) = (|| self.0.records().table.slot(sheet), self.0.records().table.places(sheet));
+        let (slot, places) = (|| self.0.records().table.slot(log_page), self.0.records().table.places(log_page));
         let look = |bytes: &[u8]| places.filter_map(|place| self.move_within(place, bytes, moves)).collect::<Vec<_>>();
         let Ok(Some(going_on)) = self.0.pool_io.read_slot(slot, look).await else { return };
         for (place, units) in going_on {
@@ -229,15 +231,15 @@ impl Compaction<'_> {
         }
     }
 
-    /// Moves a record that begins here. If it goes on in the sheets that follow, tells how many
+    /// Moves a record that begins here. If it goes on in the log pages that follow, tells how many
     /// units it has.
-    fn move_within(&self, place: Place, sheet: &[u8], moves: &Rc<Moves>) -> Option<(Place, u32)> {
-        let bytes = place.within(sheet);
+    fn move_within(&self, place: Place, log_page: &[u8], moves: &Rc<Moves>) -> Option<(Place, u32)> {
+        let bytes = place.within(log_page);
         let header = Header::decode(bytes);
         if let Ok(header) = &header
             && HEADER + header.body() > bytes.len()
         {
-            // One that is too large for the log has its sheets for itself.
+            // One that is too large for the log has its log pages for itself.
             return Some((place, header.units())).filter(|(_, units)| fits_log(*units));
         }
         match checked(bytes, None) {

@@ -3,18 +3,18 @@
 use super::error::StoreError;
 use super::keyspace::Keyspace;
 use super::log::Log;
+use super::log_pages::LogPageIdx;
 use super::pool_io::PoolIo;
 use super::prefetch_hint::Announced;
 use super::records::Records;
-use super::sheets::SheetIdx;
 use annex_pool::Pool;
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use tokio::sync::Notify;
 
-/// Sheets that wait to be written before writers wait too.
+/// Log pages that wait to be written before writers wait too.
 const MAX_DIRTY: usize = 1024;
-/// So many sheets more than at compaction's last look are a reason for the next one.
+/// So many log pages more than at compaction's last look are a reason for the next one.
 const LOOK_AFTER: u64 = 64;
 
 /// See the module's header.
@@ -27,9 +27,9 @@ pub struct Engine {
     pub loading: Cell<bool>,
     /// Keys are being evicted so that what waits can be written.
     pub making_room: Cell<bool>,
-    /// Fewer sheets wait to be written, or compaction has made room.
+    /// Fewer log pages wait to be written, or compaction has made room.
     pub drained: Notify,
-    /// Sheets held when it was last looked whether there is something to compact.
+    /// Log pages held when it was last looked whether there is something to compact.
     pub looked: Cell<u64>,
     /// Compaction needs what room is left: writers wait.
     pub held_up: Cell<bool>,
@@ -72,15 +72,15 @@ impl Engine {
         self.log.borrow().dirty() > MAX_DIRTY
     }
 
-    /// Writers have taken sheets: compaction is to look if they are many.
+    /// Writers have taken log pages: compaction is to look if they are many.
     pub fn look_soon(&self) {
-        if self.records().space.borrow().sheets() >= self.looked.get() + LOOK_AFTER {
+        if self.records().space.borrow().log_pages() >= self.looked.get() + LOOK_AFTER {
             self.records().work.notify_one();
         }
     }
 
-    /// A donor that has the sheet takes reads and writes now, or it has no slot.
-    pub fn is_within_reach(&self, sheet: SheetIdx) -> bool {
-        self.records().table.slot(sheet).is_none_or(|slot| self.pool.takes_writes_to(slot))
+    /// A donor that has the log page takes reads and writes now, or it has no slot.
+    pub fn is_within_reach(&self, log_page: LogPageIdx) -> bool {
+        self.records().table.slot(log_page).is_none_or(|slot| self.pool.takes_writes_to(slot))
     }
 }

@@ -1,6 +1,6 @@
 //! Why the store can't do something.
 
-use super::sheets::SheetsError;
+use super::log_pages::LogPagesError;
 use annex_pool::IoError;
 
 /// Why the store could not do it. Display is the RESP error, with its code.
@@ -20,7 +20,7 @@ pub enum StoreError {
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     #[error(transparent)]
-    Sheets(#[from] SheetsError),
+    LogPages(#[from] LogPagesError),
     #[error("failed to start the key-value store's way to the pool: {0}")]
     Lane(#[from] annex_pool::LaneError),
     #[error("failed to start the key-value store: {0}")]

@@ -2,8 +2,8 @@
 //! that the policy allows to go.
 //!
 //! Over the limit single keys go, the least useful ones of a sample. When the pool itself has no
-//! more room that would free nothing: slots come back only by whole sheets. So then all keys go
-//! that lie in one sheet with such a key.
+//! more room that would free nothing: slots come back only by whole log pages. So then all keys go
+//! that lie in one log page with such a key.
 
 use super::clock::now;
 use super::db::Db;
@@ -25,13 +25,13 @@ const SAMPLE: usize = 16;
 const AT_ONCE: usize = 10_000;
 /// Keys that go in one turn, at least.
 const IN_A_ROW: usize = 32;
-/// Sheets that are emptied at a time when the pool is full: one in so many, and at least and at
+/// Log pages that are emptied at a time when the pool is full: one in so many, and at least and at
 /// most these; and how often for one write.
-const SHEETS_PART: u64 = 64;
-const SHEETS_LEAST: u64 = 16;
-const SHEETS_MOST: u64 = 512;
+const LOG_PAGES_PART: u64 = 64;
+const LOG_PAGES_LEAST: u64 = 16;
+const LOG_PAGES_MOST: u64 = 512;
 const TRIES: usize = 20;
-/// How long a sheet may take to be read: its donors may go meanwhile.
+/// How long a log page may take to be read: its donors may go meanwhile.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// How long a slot takes from one who frees it to one who waits, at most.
 const WAIT: Duration = Duration::from_millis(100);
@@ -58,9 +58,10 @@ impl Eviction<'_> {
             if policy == Policy::NoEviction || tries == TRIES || !self.0.pool.takes_writes() {
                 return Err(StoreError::NoRoom);
             }
-            let sheets = (self.0.records().space.borrow().sheets() / SHEETS_PART).clamp(SHEETS_LEAST, SHEETS_MOST);
-            for _ in 0..sheets {
-                self.evict_sheet(policy).await;
+            let log_pages =
+                (self.0.records().space.borrow().log_pages() / LOG_PAGES_PART).clamp(LOG_PAGES_LEAST, LOG_PAGES_MOST);
+            for _ in 0..log_pages {
+                self.evict_log_page(policy).await;
             }
             tries += 1;
             // Nothing may have come: the next look tells.
@@ -115,16 +116,16 @@ impl Eviction<'_> {
         self.0.keys.forget(self.0.keys.name_of(db), hash);
     }
 
-    /// Removes the keys whose records begin in one sheet, as far as the policy allows.
-    async fn evict_sheet(&self, policy: Policy) {
+    /// Removes the keys whose records begin in one log page, as far as the policy allows.
+    async fn evict_log_page(&self, policy: Policy) {
         let Some((_, victim)) = self.victim(policy) else { return };
-        let sheet = victim.place().sheet;
+        let log_page = victim.place().log_page;
         // What lies out of reach would free nothing that can be taken.
-        if !self.0.is_within_reach(sheet) {
+        if !self.0.is_within_reach(log_page) {
             return;
         }
-        // A record that is added while the sheet is on its way is not in what comes.
-        let (slot, places) = (|| self.0.records().table.slot(sheet), self.0.records().table.places(sheet));
+        // A record that is added while the log page is on its way is not in what comes.
+        let (slot, places) = (|| self.0.records().table.slot(log_page), self.0.records().table.places(log_page));
         let look = |bytes: &[u8]| self.0.keys.headers_in(places, bytes);
         let read = tokio::time::timeout(PATIENCE, self.0.pool_io.read_slot(slot, look));
         let Ok(Ok(Some(headers))) = read.await else { return };

@@ -11,6 +11,7 @@ use super::eviction::Eviction;
 use super::fetch::Reader;
 use super::flush;
 use super::keyspace::{Keyspace, Spot};
+use super::log_pages::LogPageTable;
 use super::pieces::Pieces;
 use super::pool_io::PoolIo;
 use super::prefetch_hint::Soon;
@@ -18,7 +19,6 @@ use super::records::Records;
 use super::recover::Recovery;
 use super::scan::Scan;
 use super::settings::Settings;
-use super::sheets::SheetTable;
 use super::slot_reserve::{Delivery, SlotReserve};
 use super::statistics::Stats;
 use super::value::{Known, Value};
@@ -45,7 +45,7 @@ impl Store {
     /// [`Store::load`] make it usable.
     pub fn open(
         pool: Arc<Pool>,
-        table: Arc<SheetTable>,
+        table: Arc<LogPageTable>,
         cache: u64,
         settings: Settings,
     ) -> Result<(Store, UnboundedReceiver<Delivery>), OpenError> {
@@ -265,7 +265,7 @@ impl Store {
     pub fn stats(&self) -> Stats {
         let (mut stats, records, log) = (self.0.keys.stats(), self.0.records(), self.0.log.borrow());
         let space = records.space.borrow();
-        stats.held = space.sheets() * PAGE_SIZE as u64;
+        stats.held = space.log_pages() * PAGE_SIZE as u64;
         stats.local += space.bytes() + records.table.resident();
         stats.cached = records.cache.borrow().bytes();
         (stats.waiting, stats.flights) = (log.dirty() as u64, log.flights() as u64);

@@ -4,8 +4,8 @@ use super::db::Db;
 use super::engine::Engine;
 use super::error::StoreError;
 use super::index::Entry;
+use super::log_pages::{LogPageIdx, Place};
 use super::record::{HEADER, Header, RecordError};
-use super::sheets::{Place, SheetIdx};
 use super::space::parts;
 use super::value::Value;
 use crate::{blocking, turn};
@@ -23,7 +23,7 @@ use std::sync::Arc;
 const PIECE: u32 = 32;
 /// READs of one record under way at a time.
 const TOGETHER: usize = 64;
-/// Records of at most so many bytes are read alone, not with the sheet they lie in.
+/// Records of at most so many bytes are read alone, not with the log page they lie in.
 const SMALL: u32 = 2048;
 /// Bytes of a record that is read on the spot, at most: nobody else is served meanwhile.
 const AT_ONCE: usize = 64 << 10;
@@ -131,26 +131,26 @@ impl Reader<'_> {
             return split_shared(self.whole_now(entry)?, Some(key)).ok().filter(is_it);
         }
         let as_written = |bytes: &[u8]| split(bytes, Some(key)).ok().filter(is_it);
-        if self.0.records().space.borrow().is_open(place.sheet)
-            && let Some(sheet) = self.0.log.borrow().bytes(place.sheet)
+        if self.0.records().space.borrow().is_open(place.log_page)
+            && let Some(log_page) = self.0.log.borrow().bytes(place.log_page)
         {
-            return as_written(place.within(sheet));
+            return as_written(place.within(log_page));
         }
-        self.0.pool_io.read_now(self.0.records().table.slot(place.sheet)?, piece, as_written)
+        self.0.pool_io.read_now(self.0.records().table.slot(place.log_page)?, piece, as_written)
     }
 
-    /// The bytes of a record that lies in several sheets. Not verified: only its sum tells that all
-    /// of them are its own.
+    /// The bytes of a record that lies in several log pages. Not verified: only its sum tells that
+    /// all of them are its own.
     fn whole_now(&self, entry: &Entry) -> Option<Bytes> {
         let (mut from, len) = (entry.span().start, entry.bytes() as usize);
         if len > AT_ONCE {
             return None;
         }
         let mut whole = BytesMut::with_capacity(len);
-        for (sheet, _) in parts(entry.place(), entry.units()) {
+        for (log_page, _) in parts(entry.place(), entry.units()) {
             let to = (from + (len - whole.len()) as u32).min(PAGE_SIZE as u32);
             let slot =
-                self.0.records().table.slot(sheet).filter(|_| !self.0.records().space.borrow().is_open(sheet))?;
+                self.0.records().table.slot(log_page).filter(|_| !self.0.records().space.borrow().is_open(log_page))?;
             self.0.pool_io.read_now(slot, from..to, |bytes| {
                 whole.extend_from_slice(bytes);
                 Some(())
@@ -201,32 +201,34 @@ impl Reader<'_> {
     }
 
     /// Reads a small record and nothing beside it, from one replica. `None` if it isn't found there
-    /// as it was written: then whole sheets are read, of which the pool knows what was written.
+    /// as it was written: then whole log pages are read, of which the pool knows what was written.
     async fn piece(&self, entry: &Entry, key: &[u8]) -> Option<Record> {
         let (place, tag, piece) = (entry.place(), entry.tag()?, entry.span());
-        if entry.bytes() > SMALL || piece.end > PAGE_SIZE as u32 || self.0.records().space.borrow().is_open(place.sheet)
+        if entry.bytes() > SMALL
+            || piece.end > PAGE_SIZE as u32
+            || self.0.records().space.borrow().is_open(place.log_page)
         {
             return None;
         }
-        let slot = || self.0.records().table.slot(place.sheet);
+        let slot = || self.0.records().table.slot(place.log_page);
         let as_written = |bytes: &[u8]| split(bytes, Some(key)).ok().filter(|(header, ..)| header.tag() == tag);
         self.0.pool_io.read_piece(slot, piece, as_written).await.ok().flatten()?
     }
 
     /// Reads a record. With `of`, it must be that key's.
     pub async fn record(&self, place: Place, units: u32, of: Option<&[u8]>) -> Result<Record, Missed> {
-        let mut sheets = parts(place, units);
-        let (first, _) = sheets.next().ok_or(Missed::Gone)?;
-        if sheets.next().is_none() {
-            // A sheet that is not the last one may stand in the tail for one that had its number
+        let mut log_pages = parts(place, units);
+        let (first, _) = log_pages.next().ok_or(Missed::Gone)?;
+        if log_pages.next().is_none() {
+            // A log page that is not the last one may stand in the tail for one that had its number
             // before.
             if self.0.records().space.borrow().is_open(first)
-                && let Some(sheet) = self.0.log.borrow().bytes(first)
+                && let Some(log_page) = self.0.log.borrow().bytes(first)
             {
-                return split(place.within(sheet), of).map_err(Missed::Bad);
+                return split(place.within(log_page), of).map_err(Missed::Bad);
             }
             let slot = || self.0.records().table.slot(first);
-            let read = self.0.pool_io.read_slot(slot, |sheet| split(place.within(sheet), of)).await;
+            let read = self.0.pool_io.read_slot(slot, |log_page| split(place.within(log_page), of)).await;
             return read.map_err(Missed::Io)?.ok_or(Missed::Gone)?.map_err(Missed::Bad);
         }
         let whole = self.whole(place, units).await?;
@@ -236,16 +238,16 @@ impl Reader<'_> {
         split.map_err(|_| Missed::Gone)?.map_err(Missed::Bad)
     }
 
-    /// All bytes of the sheets that a record lies in.
+    /// All bytes of the log pages that a record lies in.
     async fn whole(&self, place: Place, units: u32) -> Result<Bytes, Missed> {
-        self.sheets(parts(place, units).map(|(sheet, _)| sheet)).await
+        self.log_pages(parts(place, units).map(|(log_page, _)| log_page)).await
     }
 
-    /// All bytes of some sheets, one after the other.
-    pub async fn sheets(&self, sheets: impl Iterator<Item = SheetIdx>) -> Result<Bytes, Missed> {
+    /// All bytes of some log pages, one after the other.
+    pub async fn log_pages(&self, log_pages: impl Iterator<Item = LogPageIdx>) -> Result<Bytes, Missed> {
         let mut pinned = Pinned::new(&self.0.pool);
-        for (nth, sheet) in sheets.enumerate() {
-            pinned.add(self.0.records().table.slot(sheet).ok_or(Missed::Gone)?);
+        for (nth, log_page) in log_pages.enumerate() {
+            pinned.add(self.0.records().table.slot(log_page).ok_or(Missed::Gone)?);
             if nth % turn::STEP == 0 {
                 // If the record goes meanwhile, what is read is not it, and its entry tells.
                 turn::pause().await;

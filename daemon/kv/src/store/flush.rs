@@ -29,7 +29,7 @@ pub fn step(engine: &Rc<Engine>) -> bool {
         let mut log = engine.log.borrow_mut();
         let Some(flight) = log.launch(&engine.pool_io, &engine.records().slot_reserve) else { break };
         let mut space = engine.records().space.borrow_mut();
-        flight.landings.iter().for_each(|landing| space.hold(landing.sheet));
+        flight.landings.iter().for_each(|landing| space.hold(landing.log_page));
     }
     let (pool_io, slot_reserve) = (&engine.pool_io, &engine.records().slot_reserve);
     let any = pool_io.step(|token, outcome| engine.log.borrow_mut().landed(token, outcome, pool_io, slot_reserve));
@@ -55,7 +55,7 @@ pub fn step(engine: &Rc<Engine>) -> bool {
 fn commit(engine: &Engine, flight: Flight, result: Result<(), IoError>) {
     if result.is_ok() {
         // If not, its slots were given back already.
-        flight.landings.iter().for_each(|landing| engine.records().put(landing.sheet, landing.slot));
+        flight.landings.iter().for_each(|landing| engine.records().put(landing.log_page, landing.slot));
     }
     for _ in 0..flight.changes {
         let next = engine.log.borrow_mut().next_change();
@@ -67,8 +67,8 @@ fn commit(engine: &Engine, flight: Flight, result: Result<(), IoError>) {
         change.told.tell(result.map_err(StoreError::Unwritten));
     }
     for landing in &flight.landings {
-        engine.records().free_sheet(landing.sheet);
-        engine.records().let_go(landing.sheet);
+        engine.records().free_log_page(landing.log_page);
+        engine.records().let_go(landing.log_page);
     }
 }
 

@@ -7,10 +7,10 @@ use super::clock::{about_now, now};
 use super::db::{DATABASES, Db};
 use super::hash::KeyHash;
 use super::index::{Entry, Index, Indexes, at};
+use super::log_pages::Place;
 use super::record::{Header, UNIT};
 use super::records::Records;
 use super::settings::Settings;
-use super::sheets::Place;
 use super::statistics::Stats;
 use super::usage;
 use super::value::Known;
@@ -312,11 +312,11 @@ impl Keyspace {
         (0..DATABASES).map(Db).find(|name| self.records.table.database(*name) == store_db).unwrap_or(store_db)
     }
 
-    /// The headers of records that begin at these places of a sheet.
-    pub fn headers_in(&self, places: impl Iterator<Item = Place>, sheet: &[u8]) -> Vec<(Place, Header)> {
+    /// The headers of records that begin at these places of a log page.
+    pub fn headers_in(&self, places: impl Iterator<Item = Place>, log_page: &[u8]) -> Vec<(Place, Header)> {
         let mut found = Vec::new();
         for place in places {
-            match Header::decode(place.within(sheet)) {
+            match Header::decode(place.within(log_page)) {
                 Ok(header) => found.push((place, header)),
                 Err(error) => {
                     repeated!(ERROR, "a record can't be used" of "", "a record of the annexd before can't be used: {error}");

@@ -1,14 +1,14 @@
-//! Records that are too large for the log: whoever has one writes it to sheets of its own, piece by
-//! piece, and it counts when all are written.
+//! Records that are too large for the log: whoever has one writes it to log pages of its own, piece
+//! by piece, and it counts when all are written.
 
 use super::clock::UnixMs;
 use super::db::Db;
 use super::error::StoreError;
 use super::index::Entry;
 use super::log::{Landing, TRIES};
+use super::log_pages::{LogPageIdx, Place, UNITS, units_of};
 use super::record::Header;
 use super::records::Records;
-use super::sheets::{Place, SheetIdx, UNITS, units_of};
 use super::write::Writer;
 use crate::{blocking, turn};
 use annex_pool::{IoError, Part};
@@ -17,14 +17,14 @@ use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 use std::time::Duration;
 
-/// Sheets of a piece.
+/// Log pages of a piece.
 const PIECE: usize = 32;
 /// Pieces of one record under way at a time.
 const TOGETHER: usize = 32;
 /// How long a piece waits for slots.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Sheets that are reserved for a record. Dropped before the record counts, they are given back.
+/// Log pages that are reserved for a record. Dropped before the record counts, they are given back.
 struct Reserved<'a> {
     records: &'a Records,
     place: Place,
@@ -53,13 +53,13 @@ impl Writer<'_> {
         let header = blocking::run(value.len() as u64, header).await;
         let header = header.map_err(|_| StoreError::Unwritten(IoError::Lost))?;
         let units = units_of(header.bytes());
-        let sheets = units / UNITS;
-        let place = self.0.records().space.borrow_mut().append_sheets(sheets).map_err(|_| StoreError::NoRoom)?;
+        let log_pages = units / UNITS;
+        let place = self.0.records().space.borrow_mut().append_log_pages(log_pages).map_err(|_| StoreError::NoRoom)?;
         let reserved = Reserved { records: self.0.records(), place, units };
         let head = [&header.encode()[..], key].concat();
-        let pieces = (0..sheets as usize).step_by(PIECE).map(|first| {
-            let count = PIECE.min(sheets as usize - first);
-            self.write_piece(SheetIdx(place.sheet.0 + first as u32), first, count, &head, value)
+        let pieces = (0..log_pages as usize).step_by(PIECE).map(|first| {
+            let count = PIECE.min(log_pages as usize - first);
+            self.write_piece(LogPageIdx(place.log_page.0 + first as u32), first, count, &head, value)
         });
         let mut pieces = futures::stream::iter(pieces).buffer_unordered(TOGETHER);
         while pieces.try_next().await?.is_some() {}
@@ -70,11 +70,11 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Writes the record's part that belongs into `count` sheets from the record's `nth` on;
+    /// Writes the record's part that belongs into `count` log pages from the record's `nth` on;
     /// elsewhere, if no replica takes it.
     async fn write_piece(
         &self,
-        sheet: SheetIdx,
+        log_page: LogPageIdx,
         nth: usize,
         count: usize,
         head: &[u8],
@@ -82,7 +82,7 @@ impl Writer<'_> {
     ) -> Result<(), StoreError> {
         let mut tries = 1;
         loop {
-            match self.try_piece(sheet, nth, count, head, value).await {
+            match self.try_piece(log_page, nth, count, head, value).await {
                 Err(StoreError::Unwritten(IoError::Lost)) if tries < TRIES => tries += 1,
                 over => return over,
             }
@@ -91,7 +91,7 @@ impl Writer<'_> {
 
     async fn try_piece(
         &self,
-        sheet: SheetIdx,
+        log_page: LogPageIdx,
         nth: usize,
         count: usize,
         head: &[u8],
@@ -111,9 +111,9 @@ impl Writer<'_> {
                 }
             }
         }
-        let sheets = (sheet.0..).map(SheetIdx).zip(runs.iter().flat_map(|run| run.slots()));
-        let landings: Vec<Landing> = sheets.map(|(sheet, slot)| Landing { sheet, slot }).collect();
-        landings.iter().for_each(|landing| self.0.records().space.borrow_mut().hold(landing.sheet));
+        let log_pages = (log_page.0..).map(LogPageIdx).zip(runs.iter().flat_map(|run| run.slots()));
+        let landings: Vec<Landing> = log_pages.map(|(log_page, slot)| Landing { log_page, slot }).collect();
+        landings.iter().for_each(|landing| self.0.records().space.borrow_mut().hold(landing.log_page));
         let mut piece = Piece { records: self.0.records(), landings, is_written: false };
         let mut buf = self.0.pool_io.buffer(count).await;
         self.0.pool_io.fill(&mut buf, |bytes| {
@@ -144,11 +144,11 @@ impl Drop for Piece<'_> {
     fn drop(&mut self) {
         for landing in &self.landings {
             match self.is_written {
-                true => self.records.put(landing.sheet, landing.slot),
+                true => self.records.put(landing.log_page, landing.slot),
                 // The lane retains what is still under way.
                 false => self.records.slot_reserve.release(landing.slot),
             }
-            self.records.let_go(landing.sheet);
+            self.records.let_go(landing.log_page);
         }
     }
 }

@@ -1,11 +1,11 @@
 //! The log: records that are on their way into the pool.
 //!
-//! A record is copied into the *tail*, the sheets at the end of the space that are not full or not
-//! written yet. From there whole sheets are written to fresh slots, as many as there are in one
-//! *flight*; the last sheet, if it is not full, is written again with the records that come next,
-//! to another slot. A record is committed when the flight is over that holds its last sheet.
-//! Flights are committed in the order in which they started, so a sheet is never put back to an
-//! older slot, and two records of one key commit in the order in which they were appended.
+//! A record is copied into the *tail*, the log pages at the end of the space that are not full or
+//! not written yet. From there whole log pages are written to fresh slots, as many as there are in
+//! one *flight*; the last log page, if it is not full, is written again with the records that come
+//! next, to another slot. A record is committed when the flight is over that holds its last log
+//! page. Flights are committed in the order in which they started, so a log page is never put back
+//! to an older slot, and two records of one key commit in the order in which they were appended.
 //!
 //! A flight that no replica took, since all donors of its slots are away, is written again to other
 //! slots, before anything that came after it.
@@ -13,9 +13,9 @@
 use super::completion::Completion;
 use super::db::Db;
 use super::index::Entry;
+use super::log_pages::{BATCH, LogPageIdx, Place};
 use super::pool_io::PoolIo;
 use super::record::UNIT;
-use super::sheets::{BATCH, Place, SheetIdx};
 use super::slot_reserve::SlotReserve;
 use annex_pool::{Buf, IoError, Part, SlotRun};
 use annex_shared::ids::SlotIdx;
@@ -40,15 +40,15 @@ pub struct Change {
 }
 
 struct Tail {
-    sheet: SheetIdx,
+    log_page: LogPageIdx,
     bytes: Box<[u8; PAGE_SIZE]>,
     dirty: bool,
 }
 
-/// A slot that a sheet is being written to.
+/// A slot that a log page is being written to.
 #[derive(Clone, Copy)]
 pub struct Landing {
-    pub sheet: SheetIdx,
+    pub log_page: LogPageIdx,
     pub slot: SlotIdx,
 }
 
@@ -75,10 +75,10 @@ enum State {
 pub struct Log {
     tails: VecDeque<Tail>,
     spare: Vec<Box<[u8; PAGE_SIZE]>>,
-    /// The number of the first tail; sheets are numbered as they come.
+    /// The number of the first tail; log pages are numbered as they come.
     first: u64,
-    /// In the order of the log, each with the number of its record's last sheet: first those of the
-    /// flights, then those that wait.
+    /// In the order of the log, each with the number of its record's last log page: first those of
+    /// the flights, then those that wait.
     changes: VecDeque<(u64, Change)>,
     /// How many of these the flights bring.
     flying: usize,
@@ -86,7 +86,7 @@ pub struct Log {
 }
 
 impl Log {
-    /// Sheets that wait to be written.
+    /// Log pages that wait to be written.
     pub fn dirty(&self) -> usize {
         // Only one can be written and still be here: the last, while it is the only one.
         match self.tails.front() {
@@ -108,12 +108,12 @@ impl Log {
     /// Puts a record's pieces at its place, which is the end of the space.
     pub fn append(&mut self, place: Place, pieces: [&[u8]; 3], change: Change) {
         let mut at = usize::from(place.unit) * UNIT;
-        self.tail(place.sheet);
+        self.tail(place.log_page);
         for mut piece in pieces {
             while !piece.is_empty() {
                 if at == PAGE_SIZE {
-                    let last = self.tails.back().map_or(place.sheet, |t| t.sheet);
-                    self.tail(SheetIdx(last.0 + 1));
+                    let last = self.tails.back().map_or(place.log_page, |t| t.log_page);
+                    self.tail(LogPageIdx(last.0 + 1));
                     at = 0;
                 }
                 let (now, later) = piece.split_at(piece.len().min(PAGE_SIZE - at));
@@ -129,19 +129,19 @@ impl Log {
         self.changes.push_back((last, change));
     }
 
-    /// Makes a sheet the last of the tail.
-    fn tail(&mut self, sheet: SheetIdx) {
-        if self.tails.back().is_none_or(|t| t.sheet != sheet) {
+    /// Makes a log page the last of the tail.
+    fn tail(&mut self, log_page: LogPageIdx) {
+        if self.tails.back().is_none_or(|t| t.log_page != log_page) {
             let mut bytes = self.spare.pop().unwrap_or_else(|| Box::new([0; PAGE_SIZE]));
             bytes.fill(0);
-            self.tails.push_back(Tail { sheet, bytes, dirty: false });
+            self.tails.push_back(Tail { log_page, bytes, dirty: false });
             self.trim();
         }
     }
 
-    /// The bytes of a sheet that is in the tail still.
-    pub fn bytes(&self, sheet: SheetIdx) -> Option<&[u8; PAGE_SIZE]> {
-        self.tails.iter().rev().find(|t| t.sheet == sheet).map(|t| &*t.bytes)
+    /// The bytes of a log page that is in the tail still.
+    pub fn bytes(&self, log_page: LogPageIdx) -> Option<&[u8; PAGE_SIZE]> {
+        self.tails.iter().rev().find(|t| t.log_page == log_page).map(|t| &*t.bytes)
     }
 
     /// Starts a flight with what waits. `None`: nothing can be started now.
@@ -159,14 +159,14 @@ impl Log {
             pool_io.free(buf);
             return None;
         }
-        let sheets = self.tails.range(from..from + got);
+        let log_pages = self.tails.range(from..from + got);
         pool_io.fill(&mut buf, |bytes| {
-            for (tail, to) in sheets.clone().zip(bytes.chunks_exact_mut(PAGE_SIZE)) {
+            for (tail, to) in log_pages.clone().zip(bytes.chunks_exact_mut(PAGE_SIZE)) {
                 to.copy_from_slice(&*tail.bytes);
             }
         });
         let slots = runs.iter().flat_map(|run| run.slots());
-        let landings = sheets.zip(slots).map(|(tail, slot)| Landing { sheet: tail.sheet, slot }).collect();
+        let landings = log_pages.zip(slots).map(|(tail, slot)| Landing { log_page: tail.log_page, slot }).collect();
         let token = match pool_io.post_flight(&Part::in_order(&runs), buf) {
             Ok(token) => token,
             Err(buf) => {
@@ -268,7 +268,7 @@ impl Log {
         self.changes.drain(self.flying..).map(|(_, change)| change).collect()
     }
 
-    /// Written sheets go, except the last one, which goes on.
+    /// Written log pages go, except the last one, which goes on.
     fn trim(&mut self) {
         while self.tails.len() > 1 && self.tails.front().is_some_and(|t| !t.dirty) {
             let written = self.tails.pop_front().map(|tail| tail.bytes);

@@ -23,8 +23,8 @@ use std::rc::Rc;
 /// Smaller records are read whole: in pieces they take more of the thread in all, and little memory
 /// is saved.
 pub const LARGE: usize = 4 << 20;
-/// Sheets of a piece: one READ brings them, if their slots lie in a row.
-const SHEETS: usize = 32;
+/// Log pages of a piece: one READ brings them, if their slots lie in a row.
+const LOG_PAGES: usize = 32;
 
 pub struct Pieces {
     store: Rc<Engine>,
@@ -50,11 +50,11 @@ impl Pieces {
             return None;
         }
         let mut pinned = Pinned::new(&store.pool);
-        for (nth, (sheet, _)) in parts(place, entry.units()).enumerate() {
-            if store.records().space.borrow().is_open(sheet) {
+        for (nth, (log_page, _)) in parts(place, entry.units()).enumerate() {
+            if store.records().space.borrow().is_open(log_page) {
                 return None;
             }
-            pinned.add(store.records().table.slot(sheet)?);
+            pinned.add(store.records().table.slot(log_page)?);
             if nth % turn::STEP == 0 {
                 turn::pause().await;
             }
@@ -65,11 +65,11 @@ impl Pieces {
         pieces.is_current().then_some(pieces)
     }
 
-    /// Whether the record is the key's, which its first sheet tells. Counts as a use.
+    /// Whether the record is the key's, which its first log page tells. Counts as a use.
     pub async fn is_of(&self, key: &[u8]) -> bool {
         let Some(first) = self.pinned.slots().last() else { return false };
         let (run, store) = (SlotRun { first: *first, count: 1 }, &self.store);
-        let read = store.pool_io.read(run, |sheet| part::is_of(sheet, &self.entry, self.hash, key)).await;
+        let read = store.pool_io.read(run, |log_page| part::is_of(log_page, &self.entry, self.hash, key)).await;
         let is_it = read.is_ok_and(|is_it| is_it);
         if is_it {
             store.keys.use_key(store.records().table.database(self.db), self.hash);
@@ -99,7 +99,7 @@ impl Pieces {
         if self.left == 0 {
             return None;
         }
-        let pinned = self.pinned.split_off(SHEETS);
+        let pinned = self.pinned.split_off(LOG_PAGES);
         let from = std::mem::take(&mut self.skipped);
         let len = (pinned.slots().len() * PAGE_SIZE - from).min(self.left);
         self.left -= len;

@@ -6,9 +6,9 @@ use super::db::Db;
 use super::hash::KeyHash;
 use super::index::{Entry, at};
 use super::keyspace::Keyspace;
+use super::log_pages::Place;
 use super::pool_io::PoolIo;
 use super::records::Records;
-use super::sheets::Place;
 use annex_shared::page::PAGE_SIZE;
 use std::cell::RefCell;
 use std::hint::black_box;
@@ -71,9 +71,9 @@ fn look_for(wanted: &[Wanted], keys: &Keyspace, pool_io: &PoolIo) {
 }
 
 fn look_for_record(entry: &Entry, records: &Records, pool_io: &PoolIo) {
-    let sheet = entry.place().sheet;
-    if !records.space.borrow().is_open(sheet)
-        && let Some(slot) = records.table.slot(sheet)
+    let log_page = entry.place().log_page;
+    if !records.space.borrow().is_open(log_page)
+        && let Some(slot) = records.table.slot(log_page)
     {
         let std::ops::Range { start, end } = entry.span();
         pool_io.prefetch_hint(slot, &(start..end.min(PAGE_SIZE as u32)));
@@ -82,5 +82,5 @@ fn look_for_record(entry: &Entry, records: &Records, pool_io: &PoolIo) {
 
 /// What a record's end is noted in.
 fn look_for_end(place: Place, records: &Records) {
-    black_box((records.table.starts(place.sheet), records.space.borrow().used(place.sheet)));
+    black_box((records.table.starts(place.log_page), records.space.borrow().used(place.log_page)));
 }

@@ -20,8 +20,8 @@
 //! The checksum takes bytes 44 to 47 for zeros. They came later, and an annexd that does not know
 //! them reads on.
 //!
-//! A record begins at a multiple of [`UNIT`] within a sheet, and its header never crosses a sheet's
-//! end.
+//! A record begins at a multiple of [`UNIT`] within a log page, and its header never crosses a log
+//! page's end.
 
 use super::clock::UnixMs;
 use super::db::Db;

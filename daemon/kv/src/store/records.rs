@@ -1,10 +1,10 @@
-//! Where records lie: which units are in use, in which slots of the pool their sheets are, and what
-//! becomes of both when a record goes.
+//! Where records lie: which units are in use, in which slots of the pool their log pages are, and
+//! what becomes of both when a record goes.
 
 use super::cache::Cache;
 use super::index::Entry;
+use super::log_pages::{LogPageIdx, LogPageTable, Place};
 use super::record::UNIT;
-use super::sheets::{Place, SheetIdx, SheetTable};
 use super::slot_reserve::SlotReserve;
 use super::space::Space;
 use annex_shared::ids::SlotIdx;
@@ -13,18 +13,18 @@ use std::rc::Rc;
 use std::sync::Arc;
 use tokio::sync::Notify;
 
-/// Sheets of a record that are given back as soon as it goes; those of a larger one are given back
-/// bit by bit.
+/// Log pages of a record that are given back as soon as it goes; those of a larger one are given
+/// back bit by bit.
 const FREED_AT_ONCE: usize = 4096;
 
 /// See the module's header.
 pub struct Records {
-    pub table: Arc<SheetTable>,
+    pub table: Arc<LogPageTable>,
     pub space: RefCell<Space>,
     pub slot_reserve: SlotReserve,
     pub cache: RefCell<Cache>,
-    /// Sheets of which nothing is in use, and which nobody has given back.
-    empty: RefCell<Vec<SheetIdx>>,
+    /// Log pages of which nothing is in use, and which nobody has given back.
+    empty: RefCell<Vec<LogPageIdx>>,
     /// Units of records that are there twice while they are moved.
     pub moving: Rc<Cell<u64>>,
     /// There may be something to compact or to give back.
@@ -32,7 +32,7 @@ pub struct Records {
 }
 
 impl Records {
-    pub fn new(table: Arc<SheetTable>, slot_reserve: SlotReserve, cache: Cache) -> Records {
+    pub fn new(table: Arc<LogPageTable>, slot_reserve: SlotReserve, cache: Cache) -> Records {
         Records {
             table,
             space: RefCell::default(),
@@ -50,11 +50,11 @@ impl Records {
         self.space.borrow().units().saturating_sub(self.moving.get()) * UNIT as u64
     }
 
-    /// A sheet's bytes are in this slot now.
-    pub fn put(&self, sheet: SheetIdx, slot: SlotIdx) {
-        match self.table.set_slot(sheet, Some(slot)) {
+    /// A log page's bytes are in this slot now.
+    pub fn put(&self, log_page: LogPageIdx, slot: SlotIdx) {
+        match self.table.set_slot(log_page, Some(slot)) {
             Some(old) => self.slot_reserve.release(old),
-            None => self.space.borrow_mut().placed(sheet),
+            None => self.space.borrow_mut().placed(log_page),
         }
     }
 
@@ -73,36 +73,36 @@ impl Records {
             self.empty.borrow_mut().append(&mut empty);
             self.work.notify_one();
         }
-        empty.into_iter().for_each(|sheet| self.free_sheet(sheet));
+        empty.into_iter().for_each(|log_page| self.free_log_page(log_page));
     }
 
-    /// Gives back some of the sheets of very large records. False: there are none.
+    /// Gives back some of the log pages of very large records. False: there are none.
     pub fn free_some(&self) -> bool {
         let mut empty = self.empty.borrow_mut();
         let left = empty.len().saturating_sub(FREED_AT_ONCE);
         let some = empty.split_off(left);
         drop(empty);
-        some.iter().for_each(|sheet| self.free_sheet(*sheet));
+        some.iter().for_each(|log_page| self.free_log_page(*log_page));
         !some.is_empty()
     }
 
-    /// Gives a sheet's slot back if nothing of the sheet is in use.
-    pub fn free_sheet(&self, sheet: SheetIdx) {
+    /// Gives a log page's slot back if nothing of the log page is in use.
+    pub fn free_log_page(&self, log_page: LogPageIdx) {
         let mut space = self.space.borrow_mut();
-        if space.used(sheet) > 0 {
+        if space.used(log_page) > 0 {
             return;
         }
-        if let Some(slot) = self.table.set_slot(sheet, None) {
+        if let Some(slot) = self.table.set_slot(log_page, None) {
             self.slot_reserve.release(slot);
-            if let Some(segment) = space.freed(sheet) {
+            if let Some(segment) = space.freed(log_page) {
                 self.table.abandon(segment);
             }
         }
     }
 
-    /// A write of a sheet is over.
-    pub fn let_go(&self, sheet: SheetIdx) {
-        if let Some(segment) = self.space.borrow_mut().let_go(sheet) {
+    /// A write of a log page is over.
+    pub fn let_go(&self, log_page: LogPageIdx) {
+        if let Some(segment) = self.space.borrow_mut().let_go(log_page) {
             self.table.abandon(segment);
         }
     }

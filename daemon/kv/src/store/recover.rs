@@ -1,14 +1,14 @@
-//! Taking over what the annexd before left: the index is made anew from the records. Each sheet in
-//! which live records begin is read, and each header says whose record it is. Of two records of a
-//! key the higher version counts; what has expired or was cleared is gone.
+//! Taking over what the annexd before left: the index is made anew from the records. Each log page
+//! in which live records begin is read, and each header says whose record it is. Of two records of
+//! a key the higher version counts; what has expired or was cleared is gone.
 
 use super::clock::now;
 use super::db::{DATABASES, Db};
 use super::engine::Engine;
 use super::fetch::Reader;
 use super::index::{Entry, at};
+use super::log_pages::{LogPageIdx, Place};
 use super::record::Header;
-use super::sheets::{Place, SheetIdx};
 use annex_host::repeated;
 use annex_pool::SlotRun;
 use annex_shared::ids::SlotIdx;
@@ -25,25 +25,25 @@ pub struct Recovery<'a>(pub &'a Rc<Engine>);
 impl Recovery<'_> {
     /// Makes the index anew. Until it is, requests are told to wait.
     pub async fn load(&self) {
-        let sheets: Vec<(SheetIdx, SlotIdx)> = self.0.records().table.sheets().collect();
+        let log_pages: Vec<(LogPageIdx, SlotIdx)> = self.0.records().table.log_pages().collect();
         {
             let mut space = self.0.records().space.borrow_mut();
-            sheets.iter().for_each(|(sheet, _)| space.placed(*sheet));
+            log_pages.iter().for_each(|(log_page, _)| space.placed(*log_page));
         }
-        let with_records: Vec<(SheetIdx, SlotIdx)> =
-            sheets.iter().copied().filter(|(sheet, _)| self.0.records().table.starts(*sheet) != 0).collect();
+        let with_records: Vec<(LogPageIdx, SlotIdx)> =
+            log_pages.iter().copied().filter(|(log_page, _)| self.0.records().table.starts(*log_page) != 0).collect();
         let slots: Vec<SlotIdx> = with_records.iter().map(|(_, slot)| *slot).collect();
         let total = slots.len().max(1) as u64;
         let mut done = 0;
         let mut found = Found::default();
         let reads = Reader(self.0).runs(&slots).into_iter().map(|(nth, run)| {
-            let sheets = &with_records[nth..nth + run.count as usize];
-            async move { (sheets, self.headers(sheets, run).await) }
+            let log_pages = &with_records[nth..nth + run.count as usize];
+            async move { (log_pages, self.headers(log_pages, run).await) }
         });
         let mut reads = futures::stream::iter(reads).buffer_unordered(TOGETHER);
-        while let Some((sheets, headers)) = reads.next().await {
+        while let Some((log_pages, headers)) = reads.next().await {
             headers.into_iter().for_each(|(place, header)| self.take_in(place, header, &mut found));
-            done += sheets.len() as u64;
+            done += log_pages.len() as u64;
             self.0.keys.count(|s| s.loaded = done * 1000 / total);
         }
         drop(reads);
@@ -55,7 +55,7 @@ impl Recovery<'_> {
         }
         self.0.keys.set_version(found.last);
         self.0.records().space.borrow_mut().adopted();
-        sheets.into_iter().for_each(|(sheet, _)| self.0.records().free_sheet(sheet));
+        log_pages.into_iter().for_each(|(log_page, _)| self.0.records().free_log_page(log_page));
         self.0.loading.set(false);
         self.0.keys.count(|s| s.loaded = 1000);
         let stats = self.0.keys.stats();
@@ -63,33 +63,33 @@ impl Recovery<'_> {
             tracing::error!("{} keys are lost: no replica has their records", stats.lost);
         }
         if !slots.is_empty() {
-            tracing::info!("took over {} keys in {} sheets", stats.keys, slots.len());
+            tracing::info!("took over {} keys in {} log pages", stats.keys, slots.len());
         }
     }
 
-    /// The headers of the live records that begin in some sheets that lie in a row.
-    async fn headers(&self, sheets: &[(SheetIdx, SlotIdx)], run: SlotRun) -> Vec<(Place, Header)> {
-        let places: Vec<_> = sheets.iter().map(|(sheet, _)| self.0.records().table.places(*sheet)).collect();
+    /// The headers of the live records that begin in some log pages that lie in a row.
+    async fn headers(&self, log_pages: &[(LogPageIdx, SlotIdx)], run: SlotRun) -> Vec<(Place, Header)> {
+        let places: Vec<_> = log_pages.iter().map(|(log_page, _)| self.0.records().table.places(*log_page)).collect();
         let whole = self.0.pool_io.read(run, |bytes| {
-            let sheets = places.into_iter().zip(bytes.chunks_exact(PAGE_SIZE));
-            sheets.flat_map(|(places, bytes)| self.0.keys.headers_in(places, bytes)).collect::<Vec<_>>()
+            let log_pages = places.into_iter().zip(bytes.chunks_exact(PAGE_SIZE));
+            log_pages.flat_map(|(places, bytes)| self.0.keys.headers_in(places, bytes)).collect::<Vec<_>>()
         });
         match whole.await {
             Ok(found) => return found,
             Err(error) if run.count == 1 => {
-                let (sheet, _) = sheets[0];
+                let (log_page, _) = log_pages[0];
                 repeated!(ERROR, "failed to read records" of "", "failed to read records of the annexd before: {error}");
-                let records = self.0.records().table.starts(sheet).count_ones();
+                let records = self.0.records().table.starts(log_page).count_ones();
                 self.0.keys.count(|s| s.lost += u64::from(records));
                 return Vec::new();
             }
             Err(_) => {}
         }
-        // One by one, so that one sheet that can't be read costs no other.
+        // One by one, so that one log page that can't be read costs no other.
         let mut found = Vec::new();
-        for (sheet, slot) in sheets {
+        for (log_page, slot) in log_pages {
             let run = SlotRun { first: *slot, count: 1 };
-            found.extend(Box::pin(self.headers(&[(*sheet, *slot)], run)).await);
+            found.extend(Box::pin(self.headers(&[(*log_page, *slot)], run)).await);
         }
         found
     }
@@ -121,8 +121,8 @@ impl Recovery<'_> {
 
     /// The header of the record that begins here.
     async fn header_at(&self, place: Place) -> Option<Header> {
-        let run = SlotRun { first: self.0.records().table.slot(place.sheet)?, count: 1 };
-        self.0.pool_io.read(run, |sheet| Header::decode(place.within(sheet))).await.ok()?.ok()
+        let run = SlotRun { first: self.0.records().table.slot(place.log_page)?, count: 1 };
+        self.0.pool_io.read(run, |log_page| Header::decode(place.within(log_page))).await.ok()?.ok()
     }
 
     /// Enters a record that counts, in place of what was known of its key.

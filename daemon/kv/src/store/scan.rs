@@ -57,7 +57,7 @@ impl Scan<'_> {
                 Ok((header, key, _)) if header.hash == hash => return Ok(Some(key)),
                 _ if self.0.keys.find(db, hash).is_none_or(|now| now.place() != entry.place()) => {}
                 Ok(_) => return Err(StoreError::Lost(RecordError::Foreign.to_string())),
-                Err(Missed::Gone) => return Err(StoreError::Lost("its sheet is gone".into())),
+                Err(Missed::Gone) => return Err(StoreError::Lost("its log page is gone".into())),
                 Err(Missed::Io(error)) => return Err(StoreError::Lost(error.to_string())),
                 Err(Missed::Bad(error)) => return Err(StoreError::Lost(error.to_string())),
             }

@@ -13,7 +13,7 @@ pub struct Stats {
     /// annexd's own memory for it.
     pub local: u64,
     pub cached: u64,
-    /// Sheets that wait to be written, and writes under way.
+    /// Log pages that wait to be written, and writes under way.
     pub waiting: u64,
     pub flights: u64,
     /// Slots taken from the pool and not used yet.

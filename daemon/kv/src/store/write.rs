@@ -9,8 +9,8 @@ use super::eviction::Eviction;
 use super::fetch::Reader;
 use super::index::Entry;
 use super::log::Change;
+use super::log_pages::{Place, fits_log, units_of};
 use super::record::{Encoding, HEADER, Header, UNIT};
-use super::sheets::{Place, fits_log, units_of};
 use super::value::Value;
 use crate::turn;
 use annex_pool::IoError;
@@ -90,9 +90,9 @@ impl Writer<'_> {
     }
 
     /// Puts a value that never expires into the log, if nothing has to be waited for before: then
-    /// `hears` is told under `number` what becomes of it, after the next [`super::flush::forward`], which
-    /// the caller sees to. False: nothing was done, and [`Writer::write`] waits or tells what is
-    /// wrong.
+    /// `hears` is told under `number` what becomes of it, after the next [`super::flush::forward`],
+    /// which the caller sees to. False: nothing was done, and [`Writer::write`] waits or tells what
+    /// is wrong.
     pub fn place(&self, db: Db, key: &[u8], bytes: &[u8], hears: &Weak<dyn WriteListener>, number: u64) -> bool {
         let units = units_of((HEADER + key.len() + bytes.len()) as u32);
         let is_busy =

@@ -26,7 +26,7 @@ const DB: Db = Db(0);
 struct World {
     bed: Bed,
     pool: RefCell<Arc<Pool>>,
-    table: Arc<SheetTable>,
+    table: Arc<LogPageTable>,
 }
 
 impl World {
@@ -43,7 +43,7 @@ impl World {
 
     fn over(bed: Bed) -> World {
         let pool = RefCell::new(bed.pool.clone());
-        World { bed, pool, table: Arc::new(SheetTable::create().unwrap()) }
+        World { bed, pool, table: Arc::new(LogPageTable::create().unwrap()) }
     }
 
     /// Runs with a store that is opened for it, and ends as a kill would: whatever is under way
@@ -531,12 +531,12 @@ fn what_would_have_to_wait_or_has_no_room_is_not_placed() {
 }
 
 #[test]
-fn of_a_large_value_only_the_sheets_that_are_asked_for_are_read_and_nothing_wrong_is_given_out() {
+fn of_a_large_value_only_the_log_pages_that_are_asked_for_are_read_and_nothing_wrong_is_given_out() {
     let world = World::new(100);
     let key = |size: usize| format!("{size:050}");
     world.with(async |store| {
         store.write(DB, b"before", value(1, 700), None).await.unwrap();
-        // Within the log, and with sheets of its own.
+        // Within the log, and with log pages of its own.
         for size in [70_000, 1_000_000, 3_000_001] {
             store.write(DB, key(size).as_bytes(), value(size as u64, size), None).await.unwrap();
         }
@@ -559,7 +559,7 @@ fn of_a_large_value_only_the_sheets_that_are_asked_for_are_read_and_nothing_wron
             };
             for from in [0, 1, 3000, 3300, 4096, len / 2 - 7, len - 9000] {
                 for bytes in [0, 1, 100, 5000, 9000] {
-                    // The first sheet, and those in which the part lies.
+                    // The first log page, and those in which the part lies.
                     let most = 4096 + (bytes / 4096 + 2) * 4096;
                     assert!(part(from, from + bytes).await <= most, "{bytes} bytes from {from} of {size}");
                 }
