@@ -22,9 +22,9 @@ pub struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// What it writes has its place: a later write that looks at nothing may come in.
-    pub fn placed(&self) {
-        self.ticket.into_iter().for_each(Ticket::placed);
+    /// What it writes is in the log: a later write that looks at nothing may come in.
+    pub fn appended(&self) {
+        self.ticket.into_iter().for_each(Ticket::appended);
     }
 }
 

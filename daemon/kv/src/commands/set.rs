@@ -180,14 +180,14 @@ impl<'a> Setting<'a> {
             _ => until,
         };
         let value = Value { bytes: value.clone(), expires, encoding: Encoding::Plain };
-        call.store.write_and_tell(call.db, key, value, || call.placed()).await?;
+        call.store.write_and_tell(call.db, key, value, || call.appended()).await?;
         Ok(Applied { is_set: true, old })
     }
 
-    /// Puts it into the log, if it has no options and nothing has to be waited for: `hears` is told
-    /// under `number` when it counts, and the answer is OK then. False: nothing was done.
-    fn defer(&self, store: &Store, db: Db, hears: &Weak<dyn WriteListener>, number: u64) -> bool {
-        store.place(db, self.key, self.value, hears, number)
+    /// Puts it into the log, if it has no options and nothing has to be waited for: `listener` is
+    /// told under `number` when it counts, and the answer is OK then. False: nothing was done.
+    fn defer(&self, store: &Store, db: Db, listener: &Weak<dyn WriteListener>, number: u64) -> bool {
+        store.append_deferred(db, self.key, self.value, listener, number)
     }
 }
 
@@ -207,9 +207,9 @@ fn set(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
 
 /// Begins a SET without options and without a task; see [`Dispatch::Deferred`].
 #[inline]
-pub fn defer_set(store: &Store, db: Db, args: &[Bytes], hears: &Weak<dyn WriteListener>, number: u64) -> bool {
+pub fn defer_set(store: &Store, db: Db, args: &[Bytes], listener: &Weak<dyn WriteListener>, number: u64) -> bool {
     let [_, key, value] = args else { return false };
-    Setting::plain(key, value).defer(store, db, hears, number)
+    Setting::plain(key, value).defer(store, db, listener, number)
 }
 
 fn setnx(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {

@@ -1,13 +1,13 @@
 //! Beginning a command that has passed the session's checks: at once, deferred, or under way.
 
-use super::deferred_set::Placed;
+use super::deferred_set::DeferredSet;
 use super::state::{Connection, Held};
 use super::streaming::{Streaming, WINDOW};
 use crate::arguments::{is, weight_of_all};
 use crate::blocking;
 use crate::locks::MANY;
 use crate::reply::Reply;
-use crate::server::{CommandId, Room, Running, Statistics};
+use crate::server::{CommandId, MemoryGrant, Running, Statistics};
 use crate::session::Replies;
 use crate::turn;
 use bytes::Bytes;
@@ -47,8 +47,8 @@ impl Connection {
         }
         let expected = if is_streamed { WINDOW } else { expected };
         let is_muted = match server.room_for(&client, expected) {
-            Ok(Room::There) => self.session.mutes(),
-            Ok(Room::Later) => return Some(Held::new(args, expected, is_whole)),
+            Ok(MemoryGrant::Granted) => self.session.mutes(),
+            Ok(MemoryGrant::Later) => return Some(Held::new(args, expected, is_whole)),
             Err(failure) => {
                 server.stats.count_error(&failure);
                 let is_muted = self.session.mutes();
@@ -65,12 +65,12 @@ impl Connection {
         let must_wait = self.must_wait(Some(id), args.len());
         let (mut ticket, mut args) = (ticket, args);
         let (db, bytes) = (client.db.get(), weight_of_all(&args));
-        if ticket.is_placement() && ticket.is_granted() && !must_wait {
-            let placed = Placed::new(&server, &client, id, args, ticket, is_muted);
-            let place = |placed: &Placed, hears: &_, number| placed.place(hears, number);
-            match self.flights.place(placed, bytes, place) {
+        if ticket.is_deferred() && ticket.is_granted() && !must_wait {
+            let deferred = DeferredSet::new(&server, &client, id, args, ticket, is_muted);
+            let begin = |deferred: &DeferredSet, listener: &_, number| deferred.begin(listener, number);
+            match self.flights.defer(deferred, bytes, begin) {
                 Ok(()) => return None,
-                Err(placed) => (args, ticket) = placed.give_back(),
+                Err(deferred) => (args, ticket) = deferred.give_back(),
             }
         }
         let future = {

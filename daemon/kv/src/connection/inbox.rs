@@ -4,7 +4,7 @@
 //! buffer has been worked off.
 
 use crate::blocking;
-use crate::resp::{Ahead, Limits, Parser, ProtocolError, ahead};
+use crate::resp::{Limits, Parser, Peeked, ProtocolError, peek};
 use crate::server::Stream;
 use bytes::{Bytes, BytesMut};
 use std::io;
@@ -53,8 +53,8 @@ impl Inbox {
     }
 
     /// The requests behind those that were taken. `None`: one has been taken in part.
-    pub fn ahead(&self) -> Option<impl Iterator<Item = Ahead<'_>> + Clone> {
-        (!self.parser.is_within_request()).then(|| ahead(&self.buffer))
+    pub fn peek(&self) -> Option<impl Iterator<Item = Peeked<'_>> + Clone> {
+        (!self.parser.is_within_request()).then(|| peek(&self.buffer))
     }
 
     /// Bytes that are not parsed.

@@ -3,7 +3,7 @@
 use super::state::Connection;
 use crate::call::Failure;
 use crate::reply::Reply;
-use crate::resp::{Ahead, Limits, ProtocolError};
+use crate::resp::{Limits, Peeked, ProtocolError};
 use crate::server::Statistics;
 use crate::store::{Soon, TOGETHER};
 use annex_host::repeated;
@@ -22,23 +22,23 @@ impl Connection {
             bulk: self.session.server.config.live.max_bulk.get(),
             authenticated: !self.session.must_authenticate(),
         };
-        self.foreseen = self.foreseen.saturating_sub(1);
+        self.hinted = self.hinted.saturating_sub(1);
         self.inbox.next(&limits)
     }
 
-    /// Announces what the next requests will need, so that it is looked for together. False: there
-    /// is nothing, or one request only, which may not wait for others.
-    pub fn announce(&mut self, may_wait: bool) -> bool {
+    /// Adds hints for what the next requests will need, so that it is looked for together. False:
+    /// there is nothing, or one request only, which may not wait for others.
+    pub fn add_prefetch_hints(&mut self, may_wait: bool) -> bool {
         let (server, db) = (&self.session.server, self.session.client.db.get());
-        let ahead = self.inbox.ahead().filter(|_| !self.session.must_authenticate());
-        let Some(ahead) = ahead else { return false };
-        let next = ahead.take(TOGETHER).map_while(wanted);
-        self.foreseen = next.clone().count();
-        let has_company = self.foreseen > 1 || (may_wait && server.clients.borrow().len() > 1);
-        if self.foreseen == 0 || !has_company {
+        let peeked = self.inbox.peek().filter(|_| !self.session.must_authenticate());
+        let Some(peeked) = peeked else { return false };
+        let next = peeked.take(TOGETHER).map_while(wanted);
+        self.hinted = next.clone().count();
+        let has_company = self.hinted > 1 || (may_wait && server.clients.borrow().len() > 1);
+        if self.hinted == 0 || !has_company {
             return false;
         }
-        next.for_each(|(key, soon)| server.store.announce(db, key, soon));
+        next.for_each(|(key, soon)| server.store.add_prefetch_hint(db, key, soon));
         true
     }
 
@@ -90,7 +90,7 @@ impl Connection {
 }
 
 /// What a request wants of a key, for those that are asked for most.
-fn wanted(request: Ahead<'_>) -> Option<(&[u8], Soon)> {
+fn wanted(request: Peeked<'_>) -> Option<(&[u8], Soon)> {
     let soon = match request.name {
         name if name.eq_ignore_ascii_case(b"get") => Soon::Read,
         name if name.eq_ignore_ascii_case(b"set") => Soon::Overwrite,

@@ -13,7 +13,7 @@ use std::time::Instant;
 /// So much output does not wait for more.
 const FULL_WRITE: usize = 16 << 10;
 /// So many records are written without waiting for those of other connections.
-const PLACED_ALONE: usize = 8;
+const DEFERRED_ALONE: usize = 8;
 
 impl Connection {
     /// Drives the commands under way and gathers the replies whose turn it is.
@@ -54,13 +54,13 @@ impl Connection {
         }
     }
 
-    /// Sees to it that what was placed gets on its way: together with what others place, unless it
-    /// is enough for itself or there are no others.
+    /// Has deferred writes written: together with those of other connections, unless they are
+    /// enough for themselves or there are no others.
     fn forward(&mut self) {
-        let (placed, server) = (self.flights.placed(), &self.session.server);
-        if placed >= PLACED_ALONE || (placed > 0 && server.clients.borrow().len() == 1) {
+        let (deferred, server) = (self.flights.deferred(), &self.session.server);
+        if deferred >= DEFERRED_ALONE || (deferred > 0 && server.clients.borrow().len() == 1) {
             self.flights.forward(|| server.store.forward());
-        } else if placed > 0 {
+        } else if deferred > 0 {
             server.store.forward_soon();
         }
     }

@@ -1,6 +1,6 @@
 //! A connection's state, and how much of it there may be.
 
-use super::deferred_set::Placed;
+use super::deferred_set::DeferredSet;
 use super::flights::Flights;
 use super::inbox::Inbox;
 use super::outbox::Outbox;
@@ -28,11 +28,11 @@ pub struct Connection {
     pub session: Session,
     pub inbox: Inbox,
     pub outbox: Outbox,
-    pub flights: Flights<LocalBoxFuture<'static, Reply>, Placed>,
+    pub flights: Flights<LocalBoxFuture<'static, Reply>, DeferredSet>,
     /// The last answer, if it is sent in pieces.
     pub streaming: Option<Streaming>,
     /// So many of the next requests were looked at.
-    pub foreseen: usize,
+    pub hinted: usize,
     /// A command that can't begin yet.
     pub held: Option<Held>,
     /// There may be whole requests in the input that had no room to begin.
@@ -72,7 +72,7 @@ impl Connection {
                 move || client.wake()
             }),
             streaming: None,
-            foreseen: 0,
+            hinted: 0,
             held: None,
             backlog: false,
             ending: false,

@@ -62,12 +62,12 @@ impl Connection {
                     self.backlog = true;
                     return;
                 }
-                None if self.foreseen == 0 && self.announce(begun == 0) => {
-                    if self.foreseen == 1 {
-                        // The others that have something to begin announce theirs meanwhile.
+                None if self.hinted == 0 && self.add_prefetch_hints(begun == 0) => {
+                    if self.hinted == 1 {
+                        // The others that have something to begin add theirs meanwhile.
                         others_first().await;
                     }
-                    self.session.server.store.foresee();
+                    self.session.server.store.follow_prefetch_hints();
                     continue;
                 }
                 None => match self.parse() {

@@ -28,7 +28,7 @@ pub struct Client {
     pub queued: Cell<Option<usize>>,
     pub queued_bytes: Cell<usize>,
     pub blocked: Cell<bool>,
-    /// Commands on keys under way, but for plain SETs that have their place in the log.
+    /// Commands on keys under way, but for deferred SETs whose records are in the log.
     pub running: Cell<usize>,
     /// When the last of them was over.
     pub served: Cell<Instant>,

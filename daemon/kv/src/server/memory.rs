@@ -51,10 +51,10 @@ struct Waiting {
     since: Instant,
 }
 
-/// What is answered to a wish for memory.
+/// The answer to a wish for memory.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Room {
-    There,
+pub enum MemoryGrant {
+    Granted,
     /// The client is woken when it may ask again.
     Later,
 }
@@ -112,19 +112,19 @@ impl Server {
     }
 
     /// Whether a client may have values of so many bytes brought here. An error: it never may.
-    pub fn room_for(&self, client: &Rc<Client>, bytes: usize) -> Result<Room, Failure> {
+    pub fn room_for(&self, client: &Rc<Client>, bytes: usize) -> Result<MemoryGrant, Failure> {
         if bytes < LARGE || self.config.live.client_memory.get() == 0 {
-            return Ok(Room::There);
+            return Ok(MemoryGrant::Granted);
         }
         if let Some(failure) = self.never_has_room_for(bytes) {
             return Err(failure);
         }
         if self.has_room_for(client, bytes) {
             self.memory.leave(client);
-            return Ok(Room::There);
+            return Ok(MemoryGrant::Granted);
         }
         self.memory.wait(client, bytes);
-        Ok(Room::Later)
+        Ok(MemoryGrant::Later)
     }
 
     /// Whether a client that waits may go on.

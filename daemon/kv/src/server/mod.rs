@@ -46,7 +46,7 @@ pub use guesses::Guesses;
 pub use hooks::{Facts, Hooks};
 pub use io_threads::IoThreads;
 pub use latency::Latency;
-pub use memory::{Memory, Room};
+pub use memory::{Memory, MemoryGrant};
 pub use parcel::{Parcel, Socket, write};
 pub use patience::Running;
 pub use pause::{Pause, Paused};
@@ -121,7 +121,7 @@ impl Server {
     pub fn lock(&self, id: CommandId, args: &[Bytes]) -> Ticket {
         let spec = self.commands.get(id).spec;
         let mode = match (spec.flags.write, spec.is_deferred(args.len())) {
-            (true, true) => Mode::Place,
+            (true, true) => Mode::Deferred,
             (true, false) => Mode::Write,
             (false, _) => Mode::Read,
         };

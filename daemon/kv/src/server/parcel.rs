@@ -68,10 +68,10 @@ impl Parcel {
                 Poll::Pending => break,
             }
         }
-        let is_over = output.is_empty() && sent.is_ok();
+        let is_sent = output.is_empty() && sent.is_ok();
         let mut desk = socket.desk.lock();
         desk.back = Some((output, sent));
-        let is_awaited = desk.is_awaited || !is_over;
+        let is_awaited = desk.is_awaited || !is_sent;
         drop(desk);
         if is_awaited {
             task.wake();

@@ -28,7 +28,7 @@ pub fn start(engine: &Rc<Engine>, deliveries: tokio::sync::mpsc::UnboundedReceiv
     let task = Background(engine.clone());
     tokio::task::spawn_local(async move { task.drive(&events).await });
     let task = Background(engine.clone());
-    tokio::task::spawn_local(async move { task.stock_up(deliveries).await });
+    tokio::task::spawn_local(async move { task.refill_reserve(deliveries).await });
     let task = Background(engine.clone());
     tokio::task::spawn_local(turn::in_turns(async move { task.expire().await }));
     let task = Background(engine.clone());
@@ -49,7 +49,7 @@ impl Background {
         }
     }
 
-    async fn stock_up(&self, mut deliveries: tokio::sync::mpsc::UnboundedReceiver<Delivery>) {
+    async fn refill_reserve(&self, mut deliveries: tokio::sync::mpsc::UnboundedReceiver<Delivery>) {
         while let Some(delivery) = deliveries.recv().await {
             self.0.records().slot_reserve.receive(delivery);
             self.0.pool_io.wake();
@@ -81,12 +81,12 @@ impl Background {
 
     fn expire_shard(&self, shard: usize) {
         let now = now();
-        let mut over = Vec::new();
+        let mut keys = Vec::new();
         for (nth, index) in self.0.keys.indexes.borrow().iter().enumerate().filter(|(_, index)| index.volatile() > 0) {
             let expired = index.shard(shard).filter(|e| e.is_expired(now));
-            over.extend(expired.map(|e| (Db(nth as u8), e.hash())));
+            keys.extend(expired.map(|e| (Db(nth as u8), e.hash())));
         }
-        for (db, hash) in over {
+        for (db, hash) in keys {
             self.0.keys.count(|s| s.expired += 1);
             self.0.keys.forget(self.0.keys.name_of(db), hash);
         }

@@ -14,7 +14,7 @@ use super::error::StoreError;
 use super::fetch::{Missed, Reader, checked};
 use super::flush;
 use super::index::{Entry, at};
-use super::log_pages::{LogPageIdx, Place, UNITS, fits_log};
+use super::log_pages::{LogPageIdx, RecordAddr, UNITS, fits_log};
 use super::record::{HEADER, Header};
 use super::space::FILLS;
 use super::write::Writer;
@@ -103,7 +103,7 @@ impl Moves {
         self.under_way.set(self.under_way.get() + 1);
     }
 
-    async fn over(&self) -> u64 {
+    async fn completed(&self) -> u64 {
         poll_fn(|context| {
             if self.under_way.get() == 0 {
                 return Poll::Ready(self.moved.get());
@@ -116,7 +116,7 @@ impl Moves {
 }
 
 impl WriteListener for Moves {
-    fn hear(&self, units: u64, outcome: Result<(), StoreError>) {
+    fn completed(&self, units: u64, outcome: Result<(), StoreError>) {
         self.moving.set(self.moving.get() - units);
         self.units.set(self.units.get() - units);
         self.under_way.set(self.under_way.get() - 1);
@@ -155,7 +155,7 @@ impl Compaction<'_> {
         join_all(log_pages.into_iter().map(|log_page| tokio::time::timeout(PATIENCE, self.empty(log_page, &moves))))
             .await;
         flush::forward(self.0);
-        let moved = moves.over().await;
+        let moved = moves.completed().await;
         self.0.keys.count(|s| s.moved += moved);
         self.0.records().slot_reserve.ask_again();
         if moved == 0 {
@@ -217,12 +217,12 @@ impl Compaction<'_> {
         while self.0.is_full() {
             self.0.drained.notified().await;
         }
-        let (slot, places) = (|| self.0.records().table.slot(log_page), self.0.records().table.places(log_page));
-        let look = |bytes: &[u8]| places.filter_map(|place| self.move_within(place, bytes, moves)).collect::<Vec<_>>();
+        let (slot, addrs) = (|| self.0.records().table.slot(log_page), self.0.records().table.addrs(log_page));
+        let look = |bytes: &[u8]| addrs.filter_map(|addr| self.move_within(addr, bytes, moves)).collect::<Vec<_>>();
         let Ok(Some(going_on)) = self.0.pool_io.read_slot(slot, look).await else { return };
-        for (place, units) in going_on {
-            match Reader(self.0).record(place, units, None).await {
-                Ok((header, key, value)) => self.move_record(place, &header, &key, &value, moves),
+        for (addr, units) in going_on {
+            match Reader(self.0).record(addr, units, None).await {
+                Ok((header, key, value)) => self.move_record(addr, &header, &key, &value, moves),
                 Err(Missed::Bad(error)) => {
                     repeated!(ERROR, "a record can't be moved" of "", "a record can't be moved: {error}")
                 }
@@ -233,32 +233,32 @@ impl Compaction<'_> {
 
     /// Moves a record that begins here. If it goes on in the log pages that follow, tells how many
     /// units it has.
-    fn move_within(&self, place: Place, log_page: &[u8], moves: &Rc<Moves>) -> Option<(Place, u32)> {
-        let bytes = place.within(log_page);
+    fn move_within(&self, addr: RecordAddr, log_page: &[u8], moves: &Rc<Moves>) -> Option<(RecordAddr, u32)> {
+        let bytes = addr.within(log_page);
         let header = Header::decode(bytes);
         if let Ok(header) = &header
             && HEADER + header.body() > bytes.len()
         {
             // One that is too large for the log has its log pages for itself.
-            return Some((place, header.units())).filter(|(_, units)| fits_log(*units));
+            return Some((addr, header.units())).filter(|(_, units)| fits_log(*units));
         }
         match checked(bytes, None) {
             Ok((header, body)) => {
                 let (key, value) = body.split_at(header.key_len as usize);
-                self.move_record(place, &header, key, value, moves);
+                self.move_record(addr, &header, key, value, moves);
             }
             Err(error) => repeated!(ERROR, "a record can't be moved" of "", "a record can't be moved: {error}"),
         }
         None
     }
 
-    fn move_record(&self, place: Place, header: &Header, key: &[u8], value: &[u8], moves: &Rc<Moves>) {
+    fn move_record(&self, addr: RecordAddr, header: &Header, key: &[u8], value: &[u8], moves: &Rc<Moves>) {
         let found = self.0.keys.indexes.borrow()[at(header.db)].find(header.hash).copied();
-        let is_it = |entry: &Entry| entry.place() == place && entry.tag().is_none_or(|tag| tag == header.tag());
+        let is_it = |entry: &Entry| entry.addr() == addr && entry.tag().is_none_or(|tag| tag == header.tag());
         let Some(entry) = found.filter(is_it) else { return };
-        let hearer: Rc<dyn WriteListener> = moves.clone();
-        let told = Completion::Hearer(Rc::downgrade(&hearer), u64::from(header.units()));
-        if Writer(self.0).append(header, key, value, entry.access(), Some(place), told).is_ok() {
+        let listener: Rc<dyn WriteListener> = moves.clone();
+        let completion = Completion::Listener(Rc::downgrade(&listener), u64::from(header.units()));
+        if Writer(self.0).append(header, key, value, entry.access(), Some(addr), completion).is_ok() {
             moves.begin(header.units());
         }
     }

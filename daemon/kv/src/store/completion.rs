@@ -8,14 +8,14 @@ use tokio::sync::oneshot;
 /// cost a channel.
 pub trait WriteListener {
     /// The record that was given this number is on all replicas and counts, or never will.
-    fn hear(&self, number: u64, outcome: Result<(), StoreError>);
+    fn completed(&self, number: u64, outcome: Result<(), StoreError>);
 }
 
 /// Who hears what became of a record.
 pub enum Completion {
     Nobody,
     Task(oneshot::Sender<Result<(), StoreError>>),
-    Hearer(Weak<dyn WriteListener>, u64),
+    Listener(Weak<dyn WriteListener>, u64),
 }
 
 impl Completion {
@@ -24,9 +24,9 @@ impl Completion {
             Completion::Nobody => {}
             // Who asked may have gone.
             Completion::Task(done) => drop(done.send(outcome)),
-            Completion::Hearer(hears, number) => {
-                if let Some(hears) = hears.upgrade() {
-                    hears.hear(number, outcome);
+            Completion::Listener(listener, number) => {
+                if let Some(listener) = listener.upgrade() {
+                    listener.completed(number, outcome);
                 }
             }
         }

@@ -5,7 +5,7 @@ use super::keyspace::Keyspace;
 use super::log::Log;
 use super::log_pages::LogPageIdx;
 use super::pool_io::PoolIo;
-use super::prefetch_hint::Announced;
+use super::prefetch_hint::PrefetchHints;
 use super::records::Records;
 use annex_pool::Pool;
 use std::cell::{Cell, RefCell};
@@ -23,7 +23,7 @@ pub struct Engine {
     pub keys: Keyspace,
     pub log: RefCell<Log>,
     pub pool_io: PoolIo,
-    pub announced: Announced,
+    pub prefetch_hints: PrefetchHints,
     pub loading: Cell<bool>,
     /// Keys are being evicted so that what waits can be written.
     pub making_room: Cell<bool>,
@@ -42,7 +42,7 @@ impl Engine {
             keys,
             log: RefCell::default(),
             pool_io,
-            announced: Announced::default(),
+            prefetch_hints: PrefetchHints::default(),
             loading: Cell::new(true),
             making_room: Cell::new(false),
             drained: Notify::new(),

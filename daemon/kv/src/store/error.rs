@@ -9,7 +9,7 @@ pub enum StoreError {
     #[error("OOM command not allowed when used memory > 'maxmemory'.")]
     NoRoom,
     #[error("IOERR the value can't be read: {0}")]
-    Lost(String),
+    Unreadable(String),
     #[error("IOERR the value was not written: {0}")]
     Unwritten(IoError),
     #[error("LOADING Redis is loading the dataset in memory")]

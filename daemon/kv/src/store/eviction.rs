@@ -119,19 +119,19 @@ impl Eviction<'_> {
     /// Removes the keys whose records begin in one log page, as far as the policy allows.
     async fn evict_log_page(&self, policy: Policy) {
         let Some((_, victim)) = self.victim(policy) else { return };
-        let log_page = victim.place().log_page;
+        let log_page = victim.addr().log_page;
         // What lies out of reach would free nothing that can be taken.
         if !self.0.is_within_reach(log_page) {
             return;
         }
         // A record that is added while the log page is on its way is not in what comes.
-        let (slot, places) = (|| self.0.records().table.slot(log_page), self.0.records().table.places(log_page));
-        let look = |bytes: &[u8]| self.0.keys.headers_in(places, bytes);
+        let (slot, addrs) = (|| self.0.records().table.slot(log_page), self.0.records().table.addrs(log_page));
+        let look = |bytes: &[u8]| self.0.keys.headers_in(addrs, bytes);
         let read = tokio::time::timeout(PATIENCE, self.0.pool_io.read_slot(slot, look));
         let Ok(Ok(Some(headers))) = read.await else { return };
-        for (place, header) in headers {
+        for (addr, header) in headers {
             let found = self.0.keys.indexes.borrow()[at(header.db)].find(header.hash).copied();
-            let goes = |entry: &Entry| entry.place() == place && !(policy.is_volatile() && entry.expires().is_none());
+            let goes = |entry: &Entry| entry.addr() == addr && !(policy.is_volatile() && entry.expires().is_none());
             if found.is_some_and(|entry| goes(&entry)) {
                 self.evict(header.db, header.hash);
             }

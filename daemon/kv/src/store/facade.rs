@@ -113,16 +113,16 @@ impl Store {
         Writer(&self.0).write_as(db, key, value)
     }
 
-    /// As [`Store::write`]. `placed` is called, if it can be, as soon as the record is in the log:
-    /// it counts before any that is appended later.
+    /// As [`Store::write`]. `appended` is called, if it can be, as soon as the record is in the
+    /// log: it counts before any that is appended later.
     pub fn write_and_tell(
         &self,
         db: Db,
         key: &[u8],
         value: Value,
-        placed: impl Fn(),
+        appended: impl Fn(),
     ) -> impl Future<Output = Result<(), StoreError>> {
-        Writer(&self.0).write_and_tell(db, key, value, placed)
+        Writer(&self.0).write_and_tell(db, key, value, appended)
     }
 
     /// Notes that Redis would keep this value, which is the key's, as one that was changed in
@@ -138,12 +138,19 @@ impl Store {
     }
 
     /// Puts a value that never expires into the log, if nothing has to be waited for before: then
-    /// `hears` is told under `number` what becomes of it, after the next [`Store::forward`], which
-    /// the caller sees to. False: nothing was done, and [`Store::write`] waits or tells what is
-    /// wrong.
+    /// `listener` is told under `number` what becomes of it, after the next [`Store::forward`],
+    /// which the caller sees to. False: nothing was done, and [`Store::write`] waits or tells what
+    /// is wrong.
     #[inline]
-    pub fn place(&self, db: Db, key: &[u8], bytes: &[u8], hears: &Weak<dyn WriteListener>, number: u64) -> bool {
-        Writer(&self.0).place(db, key, bytes, hears, number)
+    pub fn append_deferred(
+        &self,
+        db: Db,
+        key: &[u8],
+        bytes: &[u8],
+        listener: &Weak<dyn WriteListener>,
+        number: u64,
+    ) -> bool {
+        Writer(&self.0).append_deferred(db, key, bytes, listener, number)
     }
 
     /// Where that is over at once, writes what waits, and tells whoever waits for it. Else as
@@ -159,17 +166,17 @@ impl Store {
         flush::forward_soon(&self.0);
     }
 
-    /// A key of which something is wanted soon: [`Store::foresee`] looks for it, together with the
-    /// others that are announced until then.
+    /// A key of which something is wanted soon: [`Store::follow_prefetch_hints`] looks for it,
+    /// together with the others that are added until then.
     #[inline]
-    pub fn announce(&self, db: Db, key: &[u8], soon: Soon) {
-        self.0.announced.announce(&self.0.keys, db, key, soon);
+    pub fn add_prefetch_hint(&self, db: Db, key: &[u8], soon: Soon) {
+        self.0.prefetch_hints.add(&self.0.keys, db, key, soon);
     }
 
-    /// See [`Store::announce`].
+    /// See [`Store::add_prefetch_hint`].
     #[inline]
-    pub fn foresee(&self) {
-        self.0.announced.look(&self.0.keys, &self.0.pool_io);
+    pub fn follow_prefetch_hints(&self) {
+        self.0.prefetch_hints.follow(&self.0.keys, &self.0.pool_io);
     }
 
     /// The value's length, which the index knows. `None`: there is no such key. Counts as a use, as

@@ -4,7 +4,7 @@ use super::db::Db;
 use super::engine::Engine;
 use super::error::StoreError;
 use super::index::Entry;
-use super::log_pages::{LogPageIdx, Place};
+use super::log_pages::{LogPageIdx, RecordAddr};
 use super::record::{HEADER, Header, RecordError};
 use super::space::parts;
 use super::value::Value;
@@ -36,7 +36,7 @@ pub type Record = (Header, Bytes, Bytes);
 /// Why there is no record.
 pub enum Missed {
     /// It went away before it was read.
-    Gone,
+    Removed,
     Io(IoError),
     Bad(RecordError),
 }
@@ -107,13 +107,13 @@ impl Reader<'_> {
             self.0.keys.count_answer(false);
             return Some(None);
         };
-        let place = entry.place();
+        let addr = entry.addr();
         // What a memcpy brings is not looked for in the cache, nor kept there: finding it, and
         // making room for it, costs more than the copy.
         let value = match self.record_now(&entry, key) {
             Some((header, _, bytes)) => Value { bytes, expires: header.expires, encoding: header.encoding },
             None => {
-                let value = self.0.records().cache.borrow().find(place, key)?;
+                let value = self.0.records().cache.borrow().find(addr, key)?;
                 self.0.keys.count(|s| s.cache_hits += 1);
                 value
             }
@@ -125,18 +125,18 @@ impl Reader<'_> {
 
     /// A record, if that takes no waiting and it is as it was written.
     fn record_now(&self, entry: &Entry, key: &[u8]) -> Option<Record> {
-        let (place, tag, piece) = (entry.place(), entry.tag()?, entry.span());
+        let (addr, tag, piece) = (entry.addr(), entry.tag()?, entry.span());
         let is_it = |(header, ..): &Record| header.tag() == tag;
         if piece.end > PAGE_SIZE as u32 {
             return split_shared(self.whole_now(entry)?, Some(key)).ok().filter(is_it);
         }
         let as_written = |bytes: &[u8]| split(bytes, Some(key)).ok().filter(is_it);
-        if self.0.records().space.borrow().is_open(place.log_page)
-            && let Some(log_page) = self.0.log.borrow().bytes(place.log_page)
+        if self.0.records().space.borrow().is_open(addr.log_page)
+            && let Some(log_page) = self.0.log.borrow().bytes(addr.log_page)
         {
-            return as_written(place.within(log_page));
+            return as_written(addr.within(log_page));
         }
-        self.0.pool_io.read_now(self.0.records().table.slot(place.log_page)?, piece, as_written)
+        self.0.pool_io.read_now(self.0.records().table.slot(addr.log_page)?, piece, as_written)
     }
 
     /// The bytes of a record that lies in several log pages. Not verified: only its sum tells that
@@ -147,7 +147,7 @@ impl Reader<'_> {
             return None;
         }
         let mut whole = BytesMut::with_capacity(len);
-        for (log_page, _) in parts(entry.place(), entry.units()) {
+        for (log_page, _) in parts(entry.addr(), entry.units()) {
             let to = (from + (len - whole.len()) as u32).min(PAGE_SIZE as u32);
             let slot =
                 self.0.records().table.slot(log_page).filter(|_| !self.0.records().space.borrow().is_open(log_page))?;
@@ -168,86 +168,86 @@ impl Reader<'_> {
         let mut missed = String::new();
         for _ in 0..TRIES {
             let Some(entry) = self.0.keys.find(db, hash) else { return Ok(None) };
-            let place = entry.place();
+            let addr = entry.addr();
             self.0.keys.use_key(self.0.records().table.database(db), hash);
-            if let Some(value) = self.0.records().cache.borrow().find(place, key) {
+            if let Some(value) = self.0.records().cache.borrow().find(addr, key) {
                 self.0.keys.count(|s| s.cache_hits += 1);
                 return Ok(Some(value));
             }
             let read = match self.piece(&entry, key).await {
                 Some(record) => Ok(record),
-                None => self.record(place, entry.units(), Some(key)).await,
+                None => self.record(addr, entry.units(), Some(key)).await,
             };
             match read {
                 Ok((header, _, bytes)) => {
                     let value = Value { bytes, expires: header.expires, encoding: header.encoding };
                     // Moved or replaced meanwhile: nobody would remove it from the cache.
-                    if self.0.keys.find(db, hash).is_some_and(|e| e.place() == place) {
-                        self.0.records().cache.borrow_mut().insert(place, key, &value);
+                    if self.0.keys.find(db, hash).is_some_and(|e| e.addr() == addr) {
+                        self.0.records().cache.borrow_mut().insert(addr, key, &value);
                     }
                     return Ok(Some(value));
                 }
-                Err(Missed::Gone) => missed = "it is moved again and again".into(),
+                Err(Missed::Removed) => missed = "it is moved again and again".into(),
                 Err(Missed::Io(error)) => missed = error.to_string(),
                 Err(Missed::Bad(error)) => missed = error.to_string(),
             }
             // What was read is wrong only if the record is there still.
-            if self.0.keys.find(db, hash).is_some_and(|e| e.place() == place) {
+            if self.0.keys.find(db, hash).is_some_and(|e| e.addr() == addr) {
                 break;
             }
         }
         repeated!(ERROR, "failed to read a key's record" of "", "failed to read a key's record: {missed}");
-        Err(StoreError::Lost(missed))
+        Err(StoreError::Unreadable(missed))
     }
 
     /// Reads a small record and nothing beside it, from one replica. `None` if it isn't found there
     /// as it was written: then whole log pages are read, of which the pool knows what was written.
     async fn piece(&self, entry: &Entry, key: &[u8]) -> Option<Record> {
-        let (place, tag, piece) = (entry.place(), entry.tag()?, entry.span());
+        let (addr, tag, piece) = (entry.addr(), entry.tag()?, entry.span());
         if entry.bytes() > SMALL
             || piece.end > PAGE_SIZE as u32
-            || self.0.records().space.borrow().is_open(place.log_page)
+            || self.0.records().space.borrow().is_open(addr.log_page)
         {
             return None;
         }
-        let slot = || self.0.records().table.slot(place.log_page);
+        let slot = || self.0.records().table.slot(addr.log_page);
         let as_written = |bytes: &[u8]| split(bytes, Some(key)).ok().filter(|(header, ..)| header.tag() == tag);
         self.0.pool_io.read_piece(slot, piece, as_written).await.ok().flatten()?
     }
 
     /// Reads a record. With `of`, it must be that key's.
-    pub async fn record(&self, place: Place, units: u32, of: Option<&[u8]>) -> Result<Record, Missed> {
-        let mut log_pages = parts(place, units);
-        let (first, _) = log_pages.next().ok_or(Missed::Gone)?;
+    pub async fn record(&self, addr: RecordAddr, units: u32, of: Option<&[u8]>) -> Result<Record, Missed> {
+        let mut log_pages = parts(addr, units);
+        let (first, _) = log_pages.next().ok_or(Missed::Removed)?;
         if log_pages.next().is_none() {
             // A log page that is not the last one may stand in the tail for one that had its number
             // before.
             if self.0.records().space.borrow().is_open(first)
                 && let Some(log_page) = self.0.log.borrow().bytes(first)
             {
-                return split(place.within(log_page), of).map_err(Missed::Bad);
+                return split(addr.within(log_page), of).map_err(Missed::Bad);
             }
             let slot = || self.0.records().table.slot(first);
-            let read = self.0.pool_io.read_slot(slot, |log_page| split(place.within(log_page), of)).await;
-            return read.map_err(Missed::Io)?.ok_or(Missed::Gone)?.map_err(Missed::Bad);
+            let read = self.0.pool_io.read_slot(slot, |log_page| split(addr.within(log_page), of)).await;
+            return read.map_err(Missed::Io)?.ok_or(Missed::Removed)?.map_err(Missed::Bad);
         }
-        let whole = self.whole(place, units).await?;
-        let (record, key) = (whole.slice_ref(place.within(&whole)), of.map(Bytes::copy_from_slice));
+        let whole = self.whole(addr, units).await?;
+        let (record, key) = (whole.slice_ref(addr.within(&whole)), of.map(Bytes::copy_from_slice));
         drop(whole);
         let split = blocking::run(record.len() as u64, move || split_shared(record, key.as_deref())).await;
-        split.map_err(|_| Missed::Gone)?.map_err(Missed::Bad)
+        split.map_err(|_| Missed::Removed)?.map_err(Missed::Bad)
     }
 
     /// All bytes of the log pages that a record lies in.
-    async fn whole(&self, place: Place, units: u32) -> Result<Bytes, Missed> {
-        self.log_pages(parts(place, units).map(|(log_page, _)| log_page)).await
+    async fn whole(&self, addr: RecordAddr, units: u32) -> Result<Bytes, Missed> {
+        self.log_pages(parts(addr, units).map(|(log_page, _)| log_page)).await
     }
 
     /// All bytes of some log pages, one after the other.
     pub async fn log_pages(&self, log_pages: impl Iterator<Item = LogPageIdx>) -> Result<Bytes, Missed> {
         let mut pinned = Pinned::new(&self.0.pool);
         for (nth, log_page) in log_pages.enumerate() {
-            pinned.add(self.0.records().table.slot(log_page).ok_or(Missed::Gone)?);
+            pinned.add(self.0.records().table.slot(log_page).ok_or(Missed::Removed)?);
             if nth % turn::STEP == 0 {
                 // If the record goes meanwhile, what is read is not it, and its entry tells.
                 turn::pause().await;

@@ -62,9 +62,9 @@ fn commit(engine: &Engine, flight: Flight, result: Result<(), IoError>) {
         let Some(change) = next else { break };
         match result {
             Ok(()) => engine.keys.apply(change.db, change.entry, change.from),
-            Err(_) => engine.records().give_back(change.entry.place(), change.entry.units()),
+            Err(_) => engine.records().give_back(change.entry.addr(), change.entry.units()),
         }
-        change.told.tell(result.map_err(StoreError::Unwritten));
+        change.completion.tell(result.map_err(StoreError::Unwritten));
     }
     for landing in &flight.landings {
         engine.records().free_log_page(landing.log_page);
@@ -82,8 +82,8 @@ async fn make_room_for_waiting(engine: &Rc<Engine>) {
     }
     let changes = engine.log.borrow_mut().give_up(&engine.pool_io, &engine.records().slot_reserve);
     for change in changes {
-        engine.records().give_back(change.entry.place(), change.entry.units());
-        change.told.tell(Err(StoreError::NoRoom));
+        engine.records().give_back(change.entry.addr(), change.entry.units());
+        change.completion.tell(Err(StoreError::NoRoom));
     }
     engine.drained.notify_waiters();
 }

@@ -9,7 +9,7 @@
 use super::clock::UnixMs;
 use super::db::{DATABASES, Db};
 use super::hash::KeyHash;
-use super::log_pages::{LogPageIdx, Place, units_of};
+use super::log_pages::{LogPageIdx, RecordAddr, units_of};
 use super::record::{HEADER, Header, UNIT};
 use hashbrown::HashTable;
 use std::ops::Range;
@@ -40,22 +40,22 @@ pub struct Entry {
 }
 
 impl Entry {
-    pub fn new(header: &Header, place: Place, access: u32) -> Entry {
-        let meta = access << ACCESS_SHIFT | u32::from(place.unit);
+    pub fn new(header: &Header, addr: RecordAddr, access: u32) -> Entry {
+        let meta = access << ACCESS_SHIFT | u32::from(addr.unit);
         let (hash, bytes) = (header.hash, header.bytes());
         let expires = match header.expires.unwrap_or(0) {
             far if far >> EXPIRY_BITS != 0 => FAR | far,
             near => u64::from(header.tag()) << EXPIRY_BITS | near,
         };
-        Entry { high: hash.high, expires, low: hash.low, log_page: place.log_page.0, bytes, meta }
+        Entry { high: hash.high, expires, low: hash.low, log_page: addr.log_page.0, bytes, meta }
     }
 
     pub fn hash(&self) -> KeyHash {
         KeyHash { high: self.high, low: self.low }
     }
 
-    pub fn place(&self) -> Place {
-        Place { log_page: LogPageIdx(self.log_page), unit: (self.meta & UNIT_MASK) as u8 }
+    pub fn addr(&self) -> RecordAddr {
+        RecordAddr { log_page: LogPageIdx(self.log_page), unit: (self.meta & UNIT_MASK) as u8 }
     }
 
     /// Bytes of the record, with its header and its key.
@@ -66,7 +66,7 @@ impl Entry {
     /// Where the record lies, from the beginning of its log page: ends beyond the log page if it
     /// goes on in the next one.
     pub fn span(&self) -> Range<u32> {
-        let from = u32::from(self.place().unit) * UNIT as u32;
+        let from = u32::from(self.addr().unit) * UNIT as u32;
         from..from + self.bytes
     }
 
@@ -247,7 +247,7 @@ mod tests {
     fn entry(n: u32, expires: Option<u64>) -> Entry {
         let hash = HashKey([1, 2]).hash(&n.to_le_bytes());
         let header = Header::new(Db(0), u64::from(n), expires, hash, b"", &vec![0; n as usize]);
-        Entry::new(&header, Place { log_page: LogPageIdx(n), unit: (n % 64) as u8 }, n & 0xff_ffff)
+        Entry::new(&header, RecordAddr { log_page: LogPageIdx(n), unit: (n % 64) as u8 }, n & 0xff_ffff)
     }
 
     #[test]
@@ -255,7 +255,7 @@ mod tests {
         for expires in [None, Some(1), Some(1_800_000_000_000), Some((1 << 47) - 1)] {
             let hash = HashKey([1, 2]).hash(b"k");
             let header = Header::new(Db(0), 9, expires, hash, b"k", b"v");
-            let entry = Entry::new(&header, Place { log_page: LogPageIdx(1), unit: 2 }, 3);
+            let entry = Entry::new(&header, RecordAddr { log_page: LogPageIdx(1), unit: 2 }, 3);
             assert_eq!((entry.expires(), entry.tag()), (expires, Some(header.tag())));
         }
         // What expires in some thousand years has no tag.
@@ -285,7 +285,7 @@ mod tests {
             for n in 0..300 {
                 let found = index.find(entry(n, None).hash());
                 let wanted = (n, n + HEADER as u32, n);
-                prop_assert_eq!(found.map(|e| (e.place().log_page.0, e.bytes(), e.access())), model.get(&n).map(|_| wanted));
+                prop_assert_eq!(found.map(|e| (e.addr().log_page.0, e.bytes(), e.access())), model.get(&n).map(|_| wanted));
             }
         }
 
@@ -298,7 +298,7 @@ mod tests {
             loop {
                 let mut found = Vec::new();
                 cursor = index.scan(cursor, count, &mut found);
-                seen.extend(found.iter().map(|e| e.place().log_page.0));
+                seen.extend(found.iter().map(|e| e.addr().log_page.0));
                 if cursor == 0 {
                     break;
                 }
@@ -318,7 +318,7 @@ mod tests {
         let mut random = 1u64;
         let mut draw = || {
             random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            index.any(random >> 8).unwrap().place().log_page.0
+            index.any(random >> 8).unwrap().addr().log_page.0
         };
         let mut drawn = [0; 10];
         (0..10_000).for_each(|_| drawn[draw() as usize] += 1);

@@ -7,7 +7,7 @@ use super::clock::{about_now, now};
 use super::db::{DATABASES, Db};
 use super::hash::KeyHash;
 use super::index::{Entry, Index, Indexes, at};
-use super::log_pages::Place;
+use super::log_pages::RecordAddr;
 use super::record::{Header, UNIT};
 use super::records::Records;
 use super::settings::Settings;
@@ -22,11 +22,11 @@ use std::time::Duration;
 
 /// Tells a record from those that its key had before, and has later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Spot(Place, Option<u16>);
+pub struct Spot(RecordAddr, Option<u16>);
 
 impl Spot {
     pub fn of(entry: &Entry) -> Spot {
-        Spot(entry.place(), entry.tag())
+        Spot(entry.addr(), entry.tag())
     }
 }
 
@@ -246,20 +246,20 @@ impl Keyspace {
     }
 
     /// A record that lies in the pool becomes the one that counts.
-    pub fn apply(&self, db: Db, mut entry: Entry, from: Option<Place>) {
+    pub fn apply(&self, db: Db, mut entry: Entry, from: Option<RecordAddr>) {
         let hash = entry.hash();
         let mut indexes = self.indexes.borrow_mut();
         let index = &mut indexes[at(db)];
         if let Some(from) = from {
             match index.find(hash) {
-                Some(now) if now.place() == from => entry.set_access(now.access()),
+                Some(now) if now.addr() == from => entry.set_access(now.access()),
                 _ => {
                     drop(indexes);
-                    return self.records.give_back(entry.place(), entry.units());
+                    return self.records.give_back(entry.addr(), entry.units());
                 }
             }
         }
-        self.records.table.set_start(entry.place());
+        self.records.table.set_start(entry.addr());
         let old = index.insert(entry);
         drop(indexes);
         if let Some(old) = old {
@@ -312,12 +312,12 @@ impl Keyspace {
         (0..DATABASES).map(Db).find(|name| self.records.table.database(*name) == store_db).unwrap_or(store_db)
     }
 
-    /// The headers of records that begin at these places of a log page.
-    pub fn headers_in(&self, places: impl Iterator<Item = Place>, log_page: &[u8]) -> Vec<(Place, Header)> {
+    /// The headers of records that begin at these addresses of a log page.
+    pub fn headers_in(&self, addrs: impl Iterator<Item = RecordAddr>, log_page: &[u8]) -> Vec<(RecordAddr, Header)> {
         let mut found = Vec::new();
-        for place in places {
-            match Header::decode(place.within(log_page)) {
-                Ok(header) => found.push((place, header)),
+        for addr in addrs {
+            match Header::decode(addr.within(log_page)) {
+                Ok(header) => found.push((addr, header)),
                 Err(error) => {
                     repeated!(ERROR, "a record can't be used" of "", "a record of the annexd before can't be used: {error}");
                     self.count(|s| s.lost += 1);

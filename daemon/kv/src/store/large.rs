@@ -6,7 +6,7 @@ use super::db::Db;
 use super::error::StoreError;
 use super::index::Entry;
 use super::log::{Landing, TRIES};
-use super::log_pages::{LogPageIdx, Place, UNITS, units_of};
+use super::log_pages::{LogPageIdx, RecordAddr, UNITS, units_of};
 use super::record::Header;
 use super::records::Records;
 use super::write::Writer;
@@ -27,13 +27,13 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Log pages that are reserved for a record. Dropped before the record counts, they are given back.
 struct Reserved<'a> {
     records: &'a Records,
-    place: Place,
+    addr: RecordAddr,
     units: u32,
 }
 
 impl Drop for Reserved<'_> {
     fn drop(&mut self) {
-        self.records.give_back(self.place, self.units);
+        self.records.give_back(self.addr, self.units);
     }
 }
 
@@ -54,18 +54,18 @@ impl Writer<'_> {
         let header = header.map_err(|_| StoreError::Unwritten(IoError::Lost))?;
         let units = units_of(header.bytes());
         let log_pages = units / UNITS;
-        let place = self.0.records().space.borrow_mut().append_log_pages(log_pages).map_err(|_| StoreError::NoRoom)?;
-        let reserved = Reserved { records: self.0.records(), place, units };
+        let addr = self.0.records().space.borrow_mut().append_log_pages(log_pages).map_err(|_| StoreError::NoRoom)?;
+        let reserved = Reserved { records: self.0.records(), addr, units };
         let head = [&header.encode()[..], key].concat();
         let pieces = (0..log_pages as usize).step_by(PIECE).map(|first| {
             let count = PIECE.min(log_pages as usize - first);
-            self.write_piece(LogPageIdx(place.log_page.0 + first as u32), first, count, &head, value)
+            self.write_piece(LogPageIdx(addr.log_page.0 + first as u32), first, count, &head, value)
         });
         let mut pieces = futures::stream::iter(pieces).buffer_unordered(TOGETHER);
         while pieces.try_next().await?.is_some() {}
         drop(pieces);
         std::mem::forget(reserved);
-        let entry = Entry::new(&header, place, access);
+        let entry = Entry::new(&header, addr, access);
         self.0.keys.apply(header.db, entry, None);
         Ok(())
     }
@@ -84,7 +84,7 @@ impl Writer<'_> {
         loop {
             match self.try_piece(log_page, nth, count, head, value).await {
                 Err(StoreError::Unwritten(IoError::Lost)) if tries < TRIES => tries += 1,
-                over => return over,
+                outcome => return outcome,
             }
         }
     }

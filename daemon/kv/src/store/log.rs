@@ -13,7 +13,7 @@
 use super::completion::Completion;
 use super::db::Db;
 use super::index::Entry;
-use super::log_pages::{BATCH, LogPageIdx, Place};
+use super::log_pages::{BATCH, LogPageIdx, RecordAddr};
 use super::pool_io::PoolIo;
 use super::record::UNIT;
 use super::slot_reserve::SlotReserve;
@@ -35,8 +35,8 @@ pub struct Change {
     pub db: Db,
     pub entry: Entry,
     /// A record that is moved: it counts only if the key's record is still here.
-    pub from: Option<Place>,
-    pub told: Completion,
+    pub from: Option<RecordAddr>,
+    pub completion: Completion,
 }
 
 struct Tail {
@@ -62,12 +62,12 @@ pub struct Flight {
 }
 
 enum State {
-    /// The way knows it by this token.
+    /// The lane knows it by this token.
     Posted(u64),
     /// No replica took it, and its slots were given back. It has been given so many others so far.
     Again { buf: Buf, runs: Vec<SlotRun>, got: usize },
     /// It waits for those before it. If it failed, its slots were given back.
-    Over(Result<(), IoError>),
+    Completed(Result<(), IoError>),
 }
 
 /// See the module's header.
@@ -105,14 +105,14 @@ impl Log {
         !self.flights.is_empty() || self.dirty() > 0
     }
 
-    /// Puts a record's pieces at its place, which is the end of the space.
-    pub fn append(&mut self, place: Place, pieces: [&[u8]; 3], change: Change) {
-        let mut at = usize::from(place.unit) * UNIT;
-        self.tail(place.log_page);
+    /// Puts a record's pieces at its address, which is the end of the space.
+    pub fn append(&mut self, addr: RecordAddr, pieces: [&[u8]; 3], change: Change) {
+        let mut at = usize::from(addr.unit) * UNIT;
+        self.tail(addr.log_page);
         for mut piece in pieces {
             while !piece.is_empty() {
                 if at == PAGE_SIZE {
-                    let last = self.tails.back().map_or(place.log_page, |t| t.log_page);
+                    let last = self.tails.back().map_or(addr.log_page, |t| t.log_page);
                     self.tail(LogPageIdx(last.0 + 1));
                     at = 0;
                 }
@@ -192,7 +192,8 @@ impl Log {
             if *got < flight.landings.len() {
                 return false;
             }
-            let State::Again { buf, runs, got } = std::mem::replace(&mut flight.state, State::Over(Err(IoError::Lost)))
+            let State::Again { buf, runs, got } =
+                std::mem::replace(&mut flight.state, State::Completed(Err(IoError::Lost)))
             else {
                 continue;
             };
@@ -226,14 +227,14 @@ impl Log {
         let is_it = |flight: &&mut Flight| matches!(flight.state, State::Posted(its) if its == token);
         let Some(flight) = self.flights.iter_mut().find(is_it) else { return };
         flight.state = match outcome {
-            Ok(()) => State::Over(Ok(())),
+            Ok(()) => State::Completed(Ok(())),
             Err((error, buf)) => {
                 flight.landings.iter().for_each(|landing| slot_reserve.release(landing.slot));
                 if error == IoError::Lost && flight.tries < TRIES {
                     State::Again { buf, runs: Vec::new(), got: 0 }
                 } else {
                     pool_io.free(buf);
-                    State::Over(Err(error))
+                    State::Completed(Err(error))
                 }
             }
         };
@@ -241,7 +242,7 @@ impl Log {
 
     /// The next flight to commit, if it is over.
     pub fn next(&mut self) -> Option<(Flight, Result<(), IoError>)> {
-        let State::Over(result) = self.flights.front()?.state else { return None };
+        let State::Completed(result) = self.flights.front()?.state else { return None };
         let flight = self.flights.pop_front()?;
         Some((flight, result))
     }
@@ -257,7 +258,7 @@ impl Log {
         for flight in &mut self.flights {
             if let State::Again { .. } = flight.state
                 && let State::Again { buf, runs, .. } =
-                    std::mem::replace(&mut flight.state, State::Over(Err(IoError::Lost)))
+                    std::mem::replace(&mut flight.state, State::Completed(Err(IoError::Lost)))
             {
                 pool_io.free(buf);
                 slot_reserve.put_back(runs);

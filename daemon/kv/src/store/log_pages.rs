@@ -62,12 +62,12 @@ impl LogPageIdx {
 
 /// Where a record begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Place {
+pub struct RecordAddr {
     pub log_page: LogPageIdx,
     pub unit: u8,
 }
 
-impl Place {
+impl RecordAddr {
     /// The bytes of its log page from here on.
     pub fn within(self, log_page: &[u8]) -> &[u8] {
         &log_page[usize::from(self.unit) * UNIT..]
@@ -182,17 +182,17 @@ impl LogPageTable {
     }
 
     /// Where in a log page live records begin, as of now.
-    pub fn places(&self, log_page: LogPageIdx) -> impl Iterator<Item = Place> + use<> {
+    pub fn addrs(&self, log_page: LogPageIdx) -> impl Iterator<Item = RecordAddr> + use<> {
         let starts = self.starts(log_page);
-        (0..UNITS as u8).filter(move |unit| starts >> unit & 1 == 1).map(move |unit| Place { log_page, unit })
+        (0..UNITS as u8).filter(move |unit| starts >> unit & 1 == 1).map(move |unit| RecordAddr { log_page, unit })
     }
 
-    pub fn set_start(&self, place: Place) {
-        self.map.u64(STARTS + place.log_page.0 as usize * 8).fetch_or(1 << place.unit, SeqCst);
+    pub fn set_start(&self, addr: RecordAddr) {
+        self.map.u64(STARTS + addr.log_page.0 as usize * 8).fetch_or(1 << addr.unit, SeqCst);
     }
 
-    pub fn clear_start(&self, place: Place) {
-        self.map.u64(STARTS + place.log_page.0 as usize * 8).fetch_and(!(1 << place.unit), SeqCst);
+    pub fn clear_start(&self, addr: RecordAddr) {
+        self.map.u64(STARTS + addr.log_page.0 as usize * 8).fetch_and(!(1 << addr.unit), SeqCst);
     }
 
     /// Gives back the table's memory for a segment without a slot.
@@ -237,7 +237,7 @@ mod tests {
         let far = LogPageIdx(900 * SEGMENT + 5);
         table.set_slot(LogPageIdx(3), Some(SlotIdx(0)));
         table.set_slot(far, Some(SlotIdx(77)));
-        table.set_start(Place { log_page: far, unit: 63 });
+        table.set_start(RecordAddr { log_page: far, unit: 63 });
         let next = again(&table);
         assert_eq!(next.secret(), table.secret());
         assert_eq!(next.log_pages().collect::<Vec<_>>(), [(LogPageIdx(3), SlotIdx(0)), (far, SlotIdx(77))]);

@@ -45,19 +45,19 @@ impl Reader<'_> {
     async fn part(&self, db: Db, key: &[u8], wanted: &impl Fn(u64) -> Range<u64>) -> Option<Bytes> {
         let hash = self.0.keys.hash(key);
         let entry = self.0.keys.find(db, hash).filter(|entry| entry.bytes() >= LARGE)?;
-        let (place, wanted) = (entry.place(), wanted(entry.value_bytes(key)));
+        let (addr, wanted) = (entry.addr(), wanted(entry.value_bytes(key)));
         // From the beginning of the record's first log page.
-        let value_at = usize::from(place.unit) * UNIT + HEADER + key.len();
+        let value_at = usize::from(addr.unit) * UNIT + HEADER + key.len();
         let bytes = value_at + wanted.start as usize..value_at + wanted.end as usize;
-        let is_near = self.0.records().cache.borrow().find(place, key).is_some();
+        let is_near = self.0.records().cache.borrow().find(addr, key).is_some();
         if is_near || value_at > PAGE_SIZE || bytes.len() as u64 > u64::from(entry.bytes() / 2) {
             return None;
         }
         let log_pages = (bytes.start / PAGE_SIZE).max(1)..bytes.end.div_ceil(PAGE_SIZE).max(1);
-        let wanted = std::iter::once(0).chain(log_pages.clone()).map(|nth| LogPageIdx(place.log_page.0 + nth as u32));
+        let wanted = std::iter::once(0).chain(log_pages.clone()).map(|nth| LogPageIdx(addr.log_page.0 + nth as u32));
         let read = self.log_pages(wanted).await.ok()?;
         let is_it = is_of(&read[..PAGE_SIZE], &entry, hash, key);
-        if !is_it || self.0.keys.find(db, hash).is_none_or(|entry| entry.place() != place) {
+        if !is_it || self.0.keys.find(db, hash).is_none_or(|entry| entry.addr() != addr) {
             return None;
         }
         // What was left out between the first log page and the others.
@@ -71,8 +71,8 @@ impl Reader<'_> {
 
 /// Whether a log page is the first one of a key's record.
 pub fn is_of(log_page: &[u8], entry: &Entry, hash: KeyHash, key: &[u8]) -> bool {
-    let Ok(header) = Header::decode(entry.place().within(log_page)) else { return false };
-    let key_at = usize::from(entry.place().unit) * UNIT + HEADER;
+    let Ok(header) = Header::decode(entry.addr().within(log_page)) else { return false };
+    let key_at = usize::from(entry.addr().unit) * UNIT + HEADER;
     header.hash == hash
         && header.bytes() == entry.bytes()
         && header.key_len as usize == key.len()

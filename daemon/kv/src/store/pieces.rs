@@ -44,13 +44,13 @@ impl Pieces {
     pub async fn pin(store: &Rc<Engine>, db: Db, key: &[u8]) -> Option<Pieces> {
         let hash = store.keys.hash(key);
         let entry = store.keys.find(db, hash).filter(|entry| entry.bytes() as usize >= LARGE && !store.is_loading())?;
-        let (place, left) = (entry.place(), entry.value_bytes(key) as usize);
-        let skipped = usize::from(place.unit) * UNIT + HEADER + key.len();
-        if skipped > PAGE_SIZE || store.records().cache.borrow().find(place, key).is_some() {
+        let (addr, left) = (entry.addr(), entry.value_bytes(key) as usize);
+        let skipped = usize::from(addr.unit) * UNIT + HEADER + key.len();
+        if skipped > PAGE_SIZE || store.records().cache.borrow().find(addr, key).is_some() {
             return None;
         }
         let mut pinned = Pinned::new(&store.pool);
-        for (nth, (log_page, _)) in parts(place, entry.units()).enumerate() {
+        for (nth, (log_page, _)) in parts(addr, entry.units()).enumerate() {
             if store.records().space.borrow().is_open(log_page) {
                 return None;
             }

@@ -6,7 +6,7 @@ use super::db::Db;
 use super::hash::KeyHash;
 use super::index::{Entry, at};
 use super::keyspace::Keyspace;
-use super::log_pages::Place;
+use super::log_pages::RecordAddr;
 use super::pool_io::PoolIo;
 use super::records::Records;
 use annex_shared::page::PAGE_SIZE;
@@ -32,20 +32,20 @@ struct Wanted {
     soon: Soon,
 }
 
-/// What was announced and not looked for yet.
+/// Hints that nobody has followed yet.
 #[derive(Default)]
-pub struct Announced(RefCell<Vec<Wanted>>);
+pub struct PrefetchHints(RefCell<Vec<Wanted>>);
 
-impl Announced {
-    /// A key of which something is wanted soon: [`Announced::look`] looks for it, together with the
-    /// others that are announced until then.
-    pub fn announce(&self, keys: &Keyspace, db: Db, key: &[u8], soon: Soon) {
+impl PrefetchHints {
+    /// A key of which something is wanted soon: [`PrefetchHints::follow`] looks for it, together
+    /// with the others that are added until then.
+    pub fn add(&self, keys: &Keyspace, db: Db, key: &[u8], soon: Soon) {
         let wanted = Wanted { db: keys.records.table.database(db), hash: keys.hash(key), soon };
         self.0.borrow_mut().push(wanted);
     }
 
-    /// See [`Announced::announce`].
-    pub fn look(&self, keys: &Keyspace, pool_io: &PoolIo) {
+    /// See [`PrefetchHints::add`].
+    pub fn follow(&self, keys: &Keyspace, pool_io: &PoolIo) {
         let mut announced = self.0.borrow_mut();
         announced.chunks(TOGETHER).for_each(|some| look_for(some, keys, pool_io));
         announced.clear();
@@ -65,13 +65,13 @@ fn look_for(wanted: &[Wanted], keys: &Keyspace, pool_io: &PoolIo) {
     for (entry, soon) in entries.iter().flatten() {
         match soon {
             Soon::Read => look_for_record(entry, &keys.records, pool_io),
-            Soon::Overwrite => look_for_end(entry.place(), &keys.records),
+            Soon::Overwrite => look_for_end(entry.addr(), &keys.records),
         }
     }
 }
 
 fn look_for_record(entry: &Entry, records: &Records, pool_io: &PoolIo) {
-    let log_page = entry.place().log_page;
+    let log_page = entry.addr().log_page;
     if !records.space.borrow().is_open(log_page)
         && let Some(slot) = records.table.slot(log_page)
     {
@@ -81,6 +81,6 @@ fn look_for_record(entry: &Entry, records: &Records, pool_io: &PoolIo) {
 }
 
 /// What a record's end is noted in.
-fn look_for_end(place: Place, records: &Records) {
-    black_box((records.table.starts(place.log_page), records.space.borrow().used(place.log_page)));
+fn look_for_end(addr: RecordAddr, records: &Records) {
+    black_box((records.table.starts(addr.log_page), records.space.borrow().used(addr.log_page)));
 }

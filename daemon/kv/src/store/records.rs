@@ -3,7 +3,7 @@
 
 use super::cache::Cache;
 use super::index::Entry;
-use super::log_pages::{LogPageIdx, LogPageTable, Place};
+use super::log_pages::{LogPageIdx, LogPageTable, RecordAddr};
 use super::record::UNIT;
 use super::slot_reserve::SlotReserve;
 use super::space::Space;
@@ -54,21 +54,21 @@ impl Records {
     pub fn put(&self, log_page: LogPageIdx, slot: SlotIdx) {
         match self.table.set_slot(log_page, Some(slot)) {
             Some(old) => self.slot_reserve.release(old),
-            None => self.space.borrow_mut().placed(log_page),
+            None => self.space.borrow_mut().stored(log_page),
         }
     }
 
     /// A record that the index does not name any more.
     pub fn drop_record(&self, entry: &Entry) {
-        self.table.clear_start(entry.place());
-        self.cache.borrow_mut().remove(entry.place());
-        self.give_back(entry.place(), entry.units());
+        self.table.clear_start(entry.addr());
+        self.cache.borrow_mut().remove(entry.addr());
+        self.give_back(entry.addr(), entry.units());
     }
 
     /// Units in which there is no record any more.
-    pub fn give_back(&self, place: Place, units: u32) {
+    pub fn give_back(&self, addr: RecordAddr, units: u32) {
         let mut empty = Vec::new();
-        self.space.borrow_mut().remove(place, units, &mut empty);
+        self.space.borrow_mut().remove(addr, units, &mut empty);
         if empty.len() > FREED_AT_ONCE {
             self.empty.borrow_mut().append(&mut empty);
             self.work.notify_one();

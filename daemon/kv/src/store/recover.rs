@@ -7,7 +7,7 @@ use super::db::{DATABASES, Db};
 use super::engine::Engine;
 use super::fetch::Reader;
 use super::index::{Entry, at};
-use super::log_pages::{LogPageIdx, Place};
+use super::log_pages::{LogPageIdx, RecordAddr};
 use super::record::Header;
 use annex_host::repeated;
 use annex_pool::SlotRun;
@@ -28,7 +28,7 @@ impl Recovery<'_> {
         let log_pages: Vec<(LogPageIdx, SlotIdx)> = self.0.records().table.log_pages().collect();
         {
             let mut space = self.0.records().space.borrow_mut();
-            log_pages.iter().for_each(|(log_page, _)| space.placed(*log_page));
+            log_pages.iter().for_each(|(log_page, _)| space.stored(*log_page));
         }
         let with_records: Vec<(LogPageIdx, SlotIdx)> =
             log_pages.iter().copied().filter(|(log_page, _)| self.0.records().table.starts(*log_page) != 0).collect();
@@ -42,13 +42,13 @@ impl Recovery<'_> {
         });
         let mut reads = futures::stream::iter(reads).buffer_unordered(TOGETHER);
         while let Some((log_pages, headers)) = reads.next().await {
-            headers.into_iter().for_each(|(place, header)| self.take_in(place, header, &mut found));
+            headers.into_iter().for_each(|(addr, header)| self.take_in(addr, header, &mut found));
             done += log_pages.len() as u64;
             self.0.keys.count(|s| s.loaded = done * 1000 / total);
         }
         drop(reads);
-        for (place, header) in std::mem::take(&mut found.doubles) {
-            self.take_in_double(place, &header).await;
+        for (addr, header) in std::mem::take(&mut found.doubles) {
+            self.take_in_double(addr, &header).await;
         }
         for db in (0..DATABASES).map(Db) {
             found.last = found.last.max(self.0.records().table.mark(db));
@@ -68,11 +68,11 @@ impl Recovery<'_> {
     }
 
     /// The headers of the live records that begin in some log pages that lie in a row.
-    async fn headers(&self, log_pages: &[(LogPageIdx, SlotIdx)], run: SlotRun) -> Vec<(Place, Header)> {
-        let places: Vec<_> = log_pages.iter().map(|(log_page, _)| self.0.records().table.places(*log_page)).collect();
+    async fn headers(&self, log_pages: &[(LogPageIdx, SlotIdx)], run: SlotRun) -> Vec<(RecordAddr, Header)> {
+        let addrs: Vec<_> = log_pages.iter().map(|(log_page, _)| self.0.records().table.addrs(*log_page)).collect();
         let whole = self.0.pool_io.read(run, |bytes| {
-            let log_pages = places.into_iter().zip(bytes.chunks_exact(PAGE_SIZE));
-            log_pages.flat_map(|(places, bytes)| self.0.keys.headers_in(places, bytes)).collect::<Vec<_>>()
+            let log_pages = addrs.into_iter().zip(bytes.chunks_exact(PAGE_SIZE));
+            log_pages.flat_map(|(addrs, bytes)| self.0.keys.headers_in(addrs, bytes)).collect::<Vec<_>>()
         });
         match whole.await {
             Ok(found) => return found,
@@ -94,42 +94,42 @@ impl Recovery<'_> {
         found
     }
 
-    fn take_in(&self, place: Place, header: Header, found: &mut Found) {
+    fn take_in(&self, addr: RecordAddr, header: Header, found: &mut Found) {
         found.last = found.last.max(header.version);
-        let is_over = header.expires.is_some_and(|at| at <= now());
-        if header.db.0 >= DATABASES || header.version < self.0.records().table.mark(header.db) || is_over {
-            return self.0.records().table.clear_start(place);
+        let is_expired = header.expires.is_some_and(|at| at <= now());
+        if header.db.0 >= DATABASES || header.version < self.0.records().table.mark(header.db) || is_expired {
+            return self.0.records().table.clear_start(addr);
         }
         if self.0.keys.indexes.borrow()[at(header.db)].find(header.hash).is_some() {
-            return found.doubles.push((place, header));
+            return found.doubles.push((addr, header));
         }
-        self.enter(place, &header);
+        self.enter(addr, &header);
     }
 
     /// Of two records of a key the later one counts.
-    async fn take_in_double(&self, place: Place, header: &Header) {
-        let there = self.0.keys.indexes.borrow()[at(header.db)].find(header.hash).map(Entry::place);
+    async fn take_in_double(&self, addr: RecordAddr, header: &Header) {
+        let there = self.0.keys.indexes.borrow()[at(header.db)].find(header.hash).map(Entry::addr);
         let other = match there {
             Some(there) => self.header_at(there).await,
             None => None,
         };
         if other.is_some_and(|other| other.version > header.version) {
-            return self.0.records().table.clear_start(place);
+            return self.0.records().table.clear_start(addr);
         }
-        self.enter(place, header);
+        self.enter(addr, header);
     }
 
     /// The header of the record that begins here.
-    async fn header_at(&self, place: Place) -> Option<Header> {
-        let run = SlotRun { first: self.0.records().table.slot(place.log_page)?, count: 1 };
-        self.0.pool_io.read(run, |log_page| Header::decode(place.within(log_page))).await.ok()?.ok()
+    async fn header_at(&self, addr: RecordAddr) -> Option<Header> {
+        let run = SlotRun { first: self.0.records().table.slot(addr.log_page)?, count: 1 };
+        self.0.pool_io.read(run, |log_page| Header::decode(addr.within(log_page))).await.ok()?.ok()
     }
 
     /// Enters a record that counts, in place of what was known of its key.
-    fn enter(&self, place: Place, header: &Header) {
+    fn enter(&self, addr: RecordAddr, header: &Header) {
         let fresh = self.0.keys.settings().policy.fresh(now());
-        let entry = Entry::new(header, place, fresh);
-        self.0.records().space.borrow_mut().adopt(place, entry.units());
+        let entry = Entry::new(header, addr, fresh);
+        self.0.records().space.borrow_mut().adopt(addr, entry.units());
         let old = self.0.keys.indexes.borrow_mut()[at(header.db)].insert(entry);
         if let Some(old) = old {
             self.0.records().drop_record(&old);
@@ -144,5 +144,5 @@ struct Found {
     last: u64,
     /// Records of keys that have one already: annexd was killed between the entry of one and the
     /// removal of the other.
-    doubles: Vec<(Place, Header)>,
+    doubles: Vec<(RecordAddr, Header)>,
 }

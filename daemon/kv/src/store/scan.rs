@@ -53,13 +53,13 @@ impl Scan<'_> {
         turn::pause().await;
         loop {
             let Some(entry) = self.0.keys.find(db, hash) else { return Ok(None) };
-            match Reader(self.0).record(entry.place(), entry.units(), None).await {
+            match Reader(self.0).record(entry.addr(), entry.units(), None).await {
                 Ok((header, key, _)) if header.hash == hash => return Ok(Some(key)),
-                _ if self.0.keys.find(db, hash).is_none_or(|now| now.place() != entry.place()) => {}
-                Ok(_) => return Err(StoreError::Lost(RecordError::Foreign.to_string())),
-                Err(Missed::Gone) => return Err(StoreError::Lost("its log page is gone".into())),
-                Err(Missed::Io(error)) => return Err(StoreError::Lost(error.to_string())),
-                Err(Missed::Bad(error)) => return Err(StoreError::Lost(error.to_string())),
+                _ if self.0.keys.find(db, hash).is_none_or(|now| now.addr() != entry.addr()) => {}
+                Ok(_) => return Err(StoreError::Unreadable(RecordError::Foreign.to_string())),
+                Err(Missed::Removed) => return Err(StoreError::Unreadable("its log page is gone".into())),
+                Err(Missed::Io(error)) => return Err(StoreError::Unreadable(error.to_string())),
+                Err(Missed::Bad(error)) => return Err(StoreError::Unreadable(error.to_string())),
             }
         }
     }

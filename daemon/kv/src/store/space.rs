@@ -6,7 +6,7 @@
 //! segment without log pages in use is used anew. Log pages of which only a part is in use are
 //! emptied by the compaction.
 
-use super::log_pages::{LogPageIdx, Place, SEGMENT, SEGMENTS, UNITS};
+use super::log_pages::{LogPageIdx, RecordAddr, SEGMENT, SEGMENTS, UNITS};
 use std::collections::BTreeSet;
 
 /// Records of more units may cross the end of a log page.
@@ -32,8 +32,8 @@ struct Segment {
 pub struct Space {
     segments: Vec<Option<Segment>>,
     free: BTreeSet<u32>,
-    /// The place after the last record. `None`: the next record opens a segment.
-    next: Option<Place>,
+    /// The address after the last record. `None`: the next record opens a segment.
+    next: Option<RecordAddr>,
     units: u64,
     log_pages: u64,
     /// Those of all segments.
@@ -62,57 +62,57 @@ impl Space {
     }
 
     /// Reserves room for a record at the end.
-    pub fn append(&mut self, units: u32) -> Result<Place, Full> {
-        let place = match self.next.and_then(|next| Self::fit(next, units)) {
-            Some(place) => place,
+    pub fn append(&mut self, units: u32) -> Result<RecordAddr, Full> {
+        let addr = match self.next.and_then(|next| Self::fit(next, units)) {
+            Some(addr) => addr,
             None => self.open(units)?,
         };
-        self.take(place, units);
-        Ok(place)
+        self.take(addr, units);
+        Ok(addr)
     }
 
     /// Reserves whole log pages at the end.
-    pub fn append_log_pages(&mut self, log_pages: u32) -> Result<Place, Full> {
-        let fresh = |next: Place| match next.unit {
+    pub fn append_log_pages(&mut self, log_pages: u32) -> Result<RecordAddr, Full> {
+        let fresh = |next: RecordAddr| match next.unit {
             0 => next,
-            _ => Place { log_page: LogPageIdx(next.log_page.0 + 1), unit: 0 },
+            _ => RecordAddr { log_page: LogPageIdx(next.log_page.0 + 1), unit: 0 },
         };
         let units = log_pages * UNITS;
-        let place = match self.next.and_then(|next| Self::fit(fresh(next), units)) {
-            Some(place) => place,
+        let addr = match self.next.and_then(|next| Self::fit(fresh(next), units)) {
+            Some(addr) => addr,
             None => self.open(units)?,
         };
-        self.take(place, units);
-        Ok(place)
+        self.take(addr, units);
+        Ok(addr)
     }
 
-    fn take(&mut self, place: Place, units: u32) {
+    fn take(&mut self, addr: RecordAddr, units: u32) {
         let before = self.next.map(|next| next.log_page.segment());
-        self.each(place, units, |used, part| used + part);
+        self.each(addr, units, |used, part| used + part);
         self.units += u64::from(units);
-        let end = u64::from(place.log_page.0) * u64::from(UNITS) + u64::from(place.unit) + u64::from(units);
+        let end = u64::from(addr.log_page.0) * u64::from(UNITS) + u64::from(addr.unit) + u64::from(units);
         let log_page = LogPageIdx((end / u64::from(UNITS)) as u32);
         // The next log page belongs to the same segment, or else to none yet.
         let goes_on = !end.is_multiple_of(u64::from(SEGMENT * UNITS));
-        self.next = goes_on.then_some(Place { log_page, unit: (end % u64::from(UNITS)) as u8 });
+        self.next = goes_on.then_some(RecordAddr { log_page, unit: (end % u64::from(UNITS)) as u8 });
         // All of its records may have gone while it was the one that is appended to.
         before.map(|nth| self.retire(nth));
     }
 
     /// Where a record would lie if it fits into the rest of the segment.
-    fn fit(next: Place, units: u32) -> Option<Place> {
+    fn fit(next: RecordAddr, units: u32) -> Option<RecordAddr> {
         let left = UNITS - u32::from(next.unit);
-        let place = match units <= left || units > SPANNING {
+        let addr = match units <= left || units > SPANNING {
             true => next,
-            false => Place { log_page: LogPageIdx(next.log_page.0 + 1), unit: 0 },
+            false => RecordAddr { log_page: LogPageIdx(next.log_page.0 + 1), unit: 0 },
         };
         let first = next.log_page.segment() * SEGMENT;
-        let end = u64::from(place.log_page.0 - first) * u64::from(UNITS) + u64::from(place.unit) + u64::from(units);
-        (end <= u64::from(SEGMENT * UNITS)).then_some(place)
+        let end = u64::from(addr.log_page.0 - first) * u64::from(UNITS) + u64::from(addr.unit) + u64::from(units);
+        (end <= u64::from(SEGMENT * UNITS)).then_some(addr)
     }
 
-    /// A place at the start of enough free segments in a row.
-    fn open(&mut self, units: u32) -> Result<Place, Full> {
+    /// An address at the start of enough free segments in a row.
+    fn open(&mut self, units: u32) -> Result<RecordAddr, Full> {
         let needed = units.div_ceil(SEGMENT * UNITS).max(1);
         let first = match needed {
             1 => self.free.first().copied(),
@@ -126,7 +126,7 @@ impl Space {
             self.free.remove(&n);
             self.segment(n);
         }
-        Ok(Place { log_page: LogPageIdx(first * SEGMENT), unit: 0 })
+        Ok(RecordAddr { log_page: LogPageIdx(first * SEGMENT), unit: 0 })
     }
 
     fn segment(&mut self, nth: u32) -> &mut Segment {
@@ -144,8 +144,8 @@ impl Space {
 
     /// Changes what is in use of each log page over which a record lies, by the record's part in
     /// it.
-    fn each(&mut self, place: Place, units: u32, change: impl Fn(u8, u8) -> u8) {
-        for (log_page, part) in parts(place, units) {
+    fn each(&mut self, addr: RecordAddr, units: u32, change: impl Fn(u8, u8) -> u8) {
+        for (log_page, part) in parts(addr, units) {
             let segment = self.segment(log_page.segment());
             let used = &mut segment.used[(log_page.0 % SEGMENT) as usize];
             let (old, new) = (*used, change(*used, part));
@@ -161,16 +161,16 @@ impl Space {
     }
 
     /// Enters a record that was found where it is.
-    pub fn adopt(&mut self, place: Place, units: u32) {
-        self.each(place, units, u8::saturating_add);
+    pub fn adopt(&mut self, addr: RecordAddr, units: u32) {
+        self.each(addr, units, u8::saturating_add);
         self.units += u64::from(units);
     }
 
     /// A record is gone. Tells the log pages of which nothing is in use any more.
-    pub fn remove(&mut self, place: Place, units: u32, empty: &mut Vec<LogPageIdx>) {
-        self.each(place, units, u8::saturating_sub);
+    pub fn remove(&mut self, addr: RecordAddr, units: u32, empty: &mut Vec<LogPageIdx>) {
+        self.each(addr, units, u8::saturating_sub);
         self.units = self.units.saturating_sub(u64::from(units));
-        for (log_page, _) in parts(place, units) {
+        for (log_page, _) in parts(addr, units) {
             if self.used(log_page) == 0 {
                 empty.push(log_page);
             }
@@ -184,7 +184,7 @@ impl Space {
     }
 
     /// A log page lies in a slot now.
-    pub fn placed(&mut self, log_page: LogPageIdx) {
+    pub fn stored(&mut self, log_page: LogPageIdx) {
         self.log_pages += 1;
         self.hold(log_page);
     }
@@ -256,14 +256,14 @@ fn fill(used: u8) -> usize {
     usize::from(used).div_ceil(UNITS as usize / FILLS).min(FILLS)
 }
 /// The log pages over which a record lies, and the units in each.
-pub fn parts(place: Place, units: u32) -> impl Iterator<Item = (LogPageIdx, u8)> {
+pub fn parts(addr: RecordAddr, units: u32) -> impl Iterator<Item = (LogPageIdx, u8)> {
     let mut left = units;
-    let mut at = place;
+    let mut at = addr;
     std::iter::from_fn(move || {
         let part = left.min(UNITS - u32::from(at.unit));
         let log_page = at.log_page;
         left -= part;
-        at = Place { log_page: LogPageIdx(log_page.0 + 1), unit: 0 };
+        at = RecordAddr { log_page: LogPageIdx(log_page.0 + 1), unit: 0 };
         (part > 0).then_some((log_page, part as u8))
     })
 }
@@ -280,25 +280,25 @@ mod tests {
         #[test]
         fn no_unit_belongs_to_two_records(steps in proptest::collection::vec((any::<bool>(), 1u32..300, any::<usize>()), 1..400)) {
             let mut space = Space::default();
-            let mut records: Vec<(Place, u32)> = Vec::new();
+            let mut records: Vec<(RecordAddr, u32)> = Vec::new();
             let mut log_pages: BTreeMap<LogPageIdx, u32> = BTreeMap::new();
             for (appends, units, which) in steps {
                 if appends || records.is_empty() {
-                    let place = space.append(units).unwrap();
+                    let addr = space.append(units).unwrap();
                     for (other, n) in &records {
-                        let at = |p: &Place| u64::from(p.log_page.0) * 64 + u64::from(p.unit);
-                        prop_assert!(at(&place) + u64::from(units) <= at(other) || at(other) + u64::from(*n) <= at(&place));
+                        let at = |p: &RecordAddr| u64::from(p.log_page.0) * 64 + u64::from(p.unit);
+                        prop_assert!(at(&addr) + u64::from(units) <= at(other) || at(other) + u64::from(*n) <= at(&addr));
                     }
-                    prop_assert!(units > SPANNING || u32::from(place.unit) + units <= UNITS);
-                    for (log_page, part) in parts(place, units) {
+                    prop_assert!(units > SPANNING || u32::from(addr.unit) + units <= UNITS);
+                    for (log_page, part) in parts(addr, units) {
                         *log_pages.entry(log_page).or_default() += u32::from(part);
                     }
-                    records.push((place, units));
+                    records.push((addr, units));
                 } else {
-                    let (place, units) = records.swap_remove(which % records.len());
+                    let (addr, units) = records.swap_remove(which % records.len());
                     let mut empty = Vec::new();
-                    space.remove(place, units, &mut empty);
-                    for (log_page, part) in parts(place, units) {
+                    space.remove(addr, units, &mut empty);
+                    for (log_page, part) in parts(addr, units) {
                         let left = log_pages.get_mut(&log_page).unwrap();
                         *left -= u32::from(part);
                         prop_assert_eq!(empty.contains(&log_page), *left == 0);
@@ -316,9 +316,9 @@ mod tests {
     fn a_large_record_gets_segments_in_a_row() {
         let mut space = Space::default();
         space.append(10).unwrap();
-        let place = space.append(SEGMENT * UNITS * 2 + 5).unwrap();
-        assert_eq!(place, Place { log_page: LogPageIdx(SEGMENT), unit: 0 });
-        assert_eq!(space.append(3).unwrap(), Place { log_page: LogPageIdx(3 * SEGMENT), unit: 5 });
+        let addr = space.append(SEGMENT * UNITS * 2 + 5).unwrap();
+        assert_eq!(addr, RecordAddr { log_page: LogPageIdx(SEGMENT), unit: 0 });
+        assert_eq!(space.append(3).unwrap(), RecordAddr { log_page: LogPageIdx(3 * SEGMENT), unit: 5 });
     }
 
     #[test]
@@ -326,21 +326,21 @@ mod tests {
         let mut space = Space::default();
         let mut empty = Vec::new();
         let first = space.append(SEGMENT * UNITS).unwrap();
-        space.placed(first.log_page);
+        space.stored(first.log_page);
         space.hold(LogPageIdx(1));
         space.append(1).unwrap();
         space.remove(first, SEGMENT * UNITS, &mut empty);
         assert_eq!(empty.len(), SEGMENT as usize);
         assert_eq!(space.freed(first.log_page), None);
         assert_eq!(space.let_go(LogPageIdx(1)), Some(0));
-        let place = space.append(SEGMENT * UNITS).unwrap();
-        assert_eq!(place.log_page, LogPageIdx(0));
+        let addr = space.append(SEGMENT * UNITS).unwrap();
+        assert_eq!(addr.log_page, LogPageIdx(0));
     }
 
     #[test]
     fn log_pages_are_found_by_how_much_of_them_is_in_use() {
         let mut space = Space::default();
-        let records: Vec<Place> = (0..12).map(|_| space.append(16).unwrap()).collect();
+        let records: Vec<RecordAddr> = (0..12).map(|_| space.append(16).unwrap()).collect();
         space.append(1).unwrap();
         let mut empty = Vec::new();
         for n in [0, 4, 5, 6] {

@@ -9,7 +9,7 @@ use super::eviction::Eviction;
 use super::fetch::Reader;
 use super::index::Entry;
 use super::log::Change;
-use super::log_pages::{Place, fits_log, units_of};
+use super::log_pages::{RecordAddr, fits_log, units_of};
 use super::record::{Encoding, HEADER, Header, UNIT};
 use super::value::Value;
 use crate::turn;
@@ -34,9 +34,9 @@ impl Writer<'_> {
         self.write_and_tell(db, key, value, || ()).await
     }
 
-    /// As [`Writer::write`]. `placed` is called, if it can be, as soon as the record is in the log:
-    /// it counts before any that is appended later.
-    pub async fn write_and_tell(self, db: Db, key: &[u8], value: Value, placed: impl Fn()) -> Result<(), StoreError> {
+    /// As [`Writer::write`]. `appended` is called, if it can be, as soon as the record is in the
+    /// log: it counts before any that is appended later.
+    pub async fn write_and_tell(self, db: Db, key: &[u8], value: Value, appended: impl Fn()) -> Result<(), StoreError> {
         self.0.is_loaded()?;
         turn::pause().await;
         let Value { bytes, expires, encoding } = value;
@@ -55,11 +55,11 @@ impl Writer<'_> {
             while self.0.is_full() {
                 self.0.drained.notified().await;
             }
-            let (done, over) = oneshot::channel();
+            let (done, completion) = oneshot::channel();
             self.append(&header, key, &bytes, access, None, Completion::Task(done))?;
             self.0.pool_io.wake();
-            placed();
-            over.await.unwrap_or(Err(StoreError::Unwritten(IoError::Lost)))?;
+            appended();
+            completion.await.unwrap_or(Err(StoreError::Unwritten(IoError::Lost)))?;
         } else {
             self.write_large(db, key, &bytes, expires).await?;
         }
@@ -83,17 +83,24 @@ impl Writer<'_> {
         let Some(entry) = self.0.keys.find(db, self.0.keys.hash(key)) else { return Ok(()) };
         let (header, access) = self.record_of(db, key, &value.bytes, value.expires);
         let header = header.kept_as(Encoding::Raw);
-        let (done, over) = oneshot::channel();
-        self.append(&header, key, &value.bytes, access, Some(entry.place()), Completion::Task(done))?;
+        let (done, completion) = oneshot::channel();
+        self.append(&header, key, &value.bytes, access, Some(entry.addr()), Completion::Task(done))?;
         self.0.pool_io.wake();
-        over.await.unwrap_or(Err(StoreError::Unwritten(IoError::Lost)))
+        completion.await.unwrap_or(Err(StoreError::Unwritten(IoError::Lost)))
     }
 
     /// Puts a value that never expires into the log, if nothing has to be waited for before: then
-    /// `hears` is told under `number` what becomes of it, after the next [`super::flush::forward`],
-    /// which the caller sees to. False: nothing was done, and [`Writer::write`] waits or tells what
-    /// is wrong.
-    pub fn place(&self, db: Db, key: &[u8], bytes: &[u8], hears: &Weak<dyn WriteListener>, number: u64) -> bool {
+    /// `listener` is told under `number` what becomes of it, after the next
+    /// [`super::flush::forward`], which the caller sees to. False: nothing was done, and
+    /// [`Writer::write`] waits or tells what is wrong.
+    pub fn append_deferred(
+        &self,
+        db: Db,
+        key: &[u8],
+        bytes: &[u8],
+        listener: &Weak<dyn WriteListener>,
+        number: u64,
+    ) -> bool {
         let units = units_of((HEADER + key.len() + bytes.len()) as u32);
         let is_busy =
             self.0.is_full() || self.0.held_up.get() || self.0.loading.get() || self.0.records().slot_reserve.is_out();
@@ -101,7 +108,7 @@ impl Writer<'_> {
             return false;
         }
         let (header, access) = self.record_of(db, key, bytes, None);
-        if self.append(&header, key, bytes, access, None, Completion::Hearer(hears.clone(), number)).is_err() {
+        if self.append(&header, key, bytes, access, None, Completion::Listener(listener.clone(), number)).is_err() {
             return false;
         }
         self.0.keys.count(|s| s.writes += 1);
@@ -123,13 +130,13 @@ impl Writer<'_> {
         key: &[u8],
         value: &[u8],
         access: u32,
-        from: Option<Place>,
-        told: Completion,
+        from: Option<RecordAddr>,
+        completion: Completion,
     ) -> Result<(), StoreError> {
-        let place = self.0.records().space.borrow_mut().append(header.units()).map_err(|_| StoreError::NoRoom)?;
-        let entry = Entry::new(header, place, access);
-        let change = Change { db: header.db, entry, from, told };
-        self.0.log.borrow_mut().append(place, [&header.encode()[..HEADER], key, value], change);
+        let addr = self.0.records().space.borrow_mut().append(header.units()).map_err(|_| StoreError::NoRoom)?;
+        let entry = Entry::new(header, addr, access);
+        let change = Change { db: header.db, entry, from, completion };
+        self.0.log.borrow_mut().append(addr, [&header.encode()[..HEADER], key, value], change);
         Ok(())
     }
 

@@ -38,7 +38,7 @@ impl World {
     /// Room for `lives` that follow each other quickly: what each had in stock, and what it had
     /// just asked for, rests for longer than all of them take.
     fn of_lives(slabs: u32, lives: u32) -> World {
-        Self::new(slabs + lives * 2 * slot_reserve::MOST_AHEAD as u32 / annex_pool_testbed::SLOTS)
+        Self::new(slabs + lives * 2 * slot_reserve::MAX_TARGET as u32 / annex_pool_testbed::SLOTS)
     }
 
     fn over(bed: Bed) -> World {
@@ -481,33 +481,39 @@ fn a_watch_tells_of_every_change_and_of_nothing_else() {
     });
 }
 
-/// What is heard of placements.
+/// What is heard of deferred writes.
 #[derive(Default)]
 struct Heard(RefCell<Vec<(u64, Result<(), StoreError>)>>);
 
 impl WriteListener for Heard {
-    fn hear(&self, number: u64, outcome: Result<(), StoreError>) {
+    fn completed(&self, number: u64, outcome: Result<(), StoreError>) {
         self.0.borrow_mut().push((number, outcome));
     }
 }
 
 #[test]
-fn what_is_placed_counts_when_it_is_heard_of_and_for_the_next_store_too() {
+fn what_is_deferred_counts_when_it_is_completed_and_for_the_next_store_too() {
     let world = World::new(50);
     world.with(async |store| {
         let heard = Rc::new(Heard::default());
-        let hears: Rc<dyn WriteListener> = heard.clone();
+        let listener: Rc<dyn WriteListener> = heard.clone();
         for (number, (key, text)) in [("a", "1"), ("b", "2"), ("a", "3")].into_iter().enumerate() {
-            assert!(store.place(DB, key.as_bytes(), text.as_bytes(), &Rc::downgrade(&hears), number as u64));
+            assert!(store.append_deferred(
+                DB,
+                key.as_bytes(),
+                text.as_bytes(),
+                &Rc::downgrade(&listener),
+                number as u64
+            ));
         }
         assert_eq!((heard.0.borrow().len(), store.len(DB)), (0, (0, 0)));
         store.forward();
         eventually("all to be heard of", || heard.0.borrow().len() == 3).await;
         assert_eq!(*heard.0.borrow(), [(0, Ok(())), (1, Ok(())), (2, Ok(()))]);
         assert_eq!(bytes(&store, DB, b"a").await, Some("3".into()));
-        // Who placed something may go.
-        assert!(store.place(DB, b"c", b"4", &Rc::downgrade(&hears), 3));
-        drop((heard, hears));
+        // Who deferred something may go.
+        assert!(store.append_deferred(DB, b"c", b"4", &Rc::downgrade(&listener), 3));
+        drop((heard, listener));
         store.forward_soon();
         eventually("the third key", || store.len(DB) == (3, 0)).await;
     });
@@ -518,15 +524,15 @@ fn what_is_placed_counts_when_it_is_heard_of_and_for_the_next_store_too() {
 }
 
 #[test]
-fn what_would_have_to_wait_or_has_no_room_is_not_placed() {
+fn what_would_have_to_wait_or_has_no_room_is_not_deferred() {
     World::new(50).with(async |store| {
-        let hears: Rc<dyn WriteListener> = Rc::new(Heard::default());
-        let place = |value: &[u8]| store.place(DB, b"k", value, &Rc::downgrade(&hears), 0);
-        assert!(!place(&vec![0; 2 << 20]), "too large for the log");
+        let listener: Rc<dyn WriteListener> = Rc::new(Heard::default());
+        let defer = |value: &[u8]| store.append_deferred(DB, b"k", value, &Rc::downgrade(&listener), 0);
+        assert!(!defer(&vec![0; 2 << 20]), "too large for the log");
         store.set(Settings { limit: 1, ..SETTINGS });
-        assert!(!place(b"v") && !store.has_room());
+        assert!(!defer(b"v") && !store.has_room());
         store.set(SETTINGS);
-        assert!(store.has_room() && place(b"v"));
+        assert!(store.has_room() && defer(b"v"));
     });
 }
 

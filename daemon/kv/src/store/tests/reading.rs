@@ -138,11 +138,11 @@ fn what_will_be_read_is_foreseen_where_it_lies_and_nothing_is_changed_by_that() 
         tokio::time::sleep(Duration::from_millis(2)).await;
         let (before, used) = (store.stats(), store.known(DB, b"100").map(|known| known.frequency));
         let keys = ["none", "1900", "tail", "700", "gone", "100", "1", "0"];
-        keys.iter().for_each(|key| store.announce(DB, key.as_bytes(), Soon::Read));
-        store.foresee();
-        let foreseen: Vec<_> = world.bed.agents.iter().flat_map(|agent| agent.foreseen()).collect();
-        (0..TOGETHER + 4).for_each(|_| store.announce(DB, b"large", Soon::Overwrite));
-        store.foresee();
+        keys.iter().for_each(|key| store.add_prefetch_hint(DB, key.as_bytes(), Soon::Read));
+        store.follow_prefetch_hints();
+        let hinted: Vec<_> = world.bed.agents.iter().flat_map(|agent| agent.foreseen()).collect();
+        (0..TOGETHER + 4).for_each(|_| store.add_prefetch_hint(DB, b"large", Soon::Overwrite));
+        store.follow_prefetch_hints();
         assert_eq!((store.stats(), store.known(DB, b"100").map(|known| known.frequency)), (before, used));
         let read = Arc::new(parking_lot::Mutex::new(Vec::new()));
         for agent in &world.bed.agents {
@@ -153,8 +153,8 @@ fn what_will_be_read_is_foreseen_where_it_lies_and_nothing_is_changed_by_that() 
             });
         }
         keys.iter().for_each(|key| assert!(now_read(&store, key).is_some(), "{key}"));
-        assert_eq!(foreseen, *read.lock());
-        assert_eq!(foreseen.len(), SIZES.len());
+        assert_eq!(hinted, *read.lock());
+        assert_eq!(hinted.len(), SIZES.len());
         assert_eq!(world.bed.agents.iter().map(|agent| agent.foreseen().len()).sum::<usize>(), 0, "those are not read");
     });
 }
