@@ -141,10 +141,14 @@ async fn a_waiting_command_is_woken() {
     assert!(second.is_granted());
 }
 
+/// Of tests that have no event loop: one that lets others have their turn would never go on.
 fn crowd(locks: &Locks, of: std::ops::Range<usize>, mode: Mode) -> Ticket {
+    futures::executor::block_on(ask_for_crowd(locks, of, mode))
+}
+
+async fn ask_for_crowd(locks: &Locks, of: std::ops::Range<usize>, mode: Mode) -> Ticket {
     let keys: Vec<String> = of.map(|nth| format!("key{nth}")).collect();
-    let asking = locks.together(keys.iter().map(String::as_bytes), mode, true);
-    futures::executor::block_on(asking)
+    locks.together(keys.iter().map(String::as_bytes), mode, true).await
 }
 
 #[test]
@@ -218,7 +222,7 @@ fn who_looks_at_all_keys_sees_no_half_of_what_writes_several() {
 #[tokio::test]
 async fn who_wants_to_run_alone_waits_for_the_long_ones_before_others_wait_for_it() {
     let locks = Locks::default();
-    let many = crowd(&locks, 0..500, Mode::Write);
+    let many = ask_for_crowd(&locks, 0..500, Mode::Write).await;
     let mut alone = std::pin::pin!(locks.everything_soon());
     assert!(futures::poll!(alone.as_mut()).is_pending());
     assert!(keys(&locks, &["other"], true).is_granted());
