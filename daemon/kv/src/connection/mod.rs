@@ -30,8 +30,7 @@
 //! many as the requests that it has sent ahead: so these and their answers take no more than twice
 //! the memory that the smaller of the two would. It is read from all the same, since it may be
 //! about to read once it has sent all it has. What that takes is counted
-//! ([`Memory`](crate::server::Memory)), and what is
-//! too much ends the connection.
+//! ([`Memory`](crate::server::Memory)), and what is too much ends the connection.
 
 mod begin;
 mod deferred_set;

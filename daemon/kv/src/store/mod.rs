@@ -28,9 +28,9 @@
 //! # What holds
 //! - A write that was reported done is on all live replicas and in the log page table: it survives
 //!   annexd, and all donors but one that have it.
-//! - The caller holds a lock on the key from before it reads until after it has written (see the
-//!   server's locks). Compaction holds none: what it moves counts only if the key's record is where
-//!   it was.
+//! - The caller holds a lock on the key from before it reads until after it has written (see
+//!   [`locks`](crate::locks)). Compaction holds none: what it moves counts only if the key's record
+//!   is where it was.
 //! - A value is given out only if its record has the checksum it was written with and names the key
 //!   that was asked for. Of a part of a value, and of one that is given out in pieces, the pool's
 //!   checksums of the record's log pages say the same.
