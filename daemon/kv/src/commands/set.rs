@@ -184,8 +184,9 @@ impl<'a> Setting<'a> {
         Ok(Applied { is_set: true, old })
     }
 
-    /// Puts it into the log, if it has no options and nothing has to be waited for: `listener` is
-    /// told under `number` when it counts, and the answer is OK then. False: nothing was done.
+    /// As [`Setting::apply`], of one without options, if nothing has to be waited for before it is
+    /// in the log. `listener` is told under `number` when it counts; the answer is OK then. False:
+    /// nothing was done.
     fn defer(&self, store: &Store, db: Db, listener: &Weak<dyn WriteListener>, number: u64) -> bool {
         store.append_deferred(db, self.key, self.value, listener, number)
     }
