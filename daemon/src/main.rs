@@ -6,7 +6,7 @@ use annex_daemon::control::pool::RunningPool;
 use annex_daemon::control::{Apps, BindError, Control, ControlSocket, Donors, Operators, host, server, stop, watchdog};
 use annex_host::failpoint;
 use annex_host::keeper::{self, Inheritance, Keeper, Kept};
-use annex_kv::store::SheetTable;
+use annex_kv::store::LogPageTable;
 use annex_kv::{Kv, KvFlag};
 use annex_pager::{Pager, PreviousState, PreviousStateError, Wait, probe};
 use annex_pool::{Pool, PoolError, PoolState, Spill};
@@ -371,7 +371,7 @@ fn signals(runtime: &Runtime) -> anyhow::Result<Receiver<&'static str>> {
 type Running = (Arc<Pool>, Option<Arc<Spill>>, Arc<dyn Apps>, Option<Arc<Kv>>);
 
 /// The KV API's table, if there is to be one: the one that was left, or else a fresh one.
-fn sheets(config: &Config, inheritance: Option<&mut Inheritance>) -> Result<Option<Arc<SheetTable>>, Failure> {
+fn log_pages(config: &Config, inheritance: Option<&mut Inheritance>) -> Result<Option<Arc<LogPageTable>>, Failure> {
     let left = inheritance.and_then(|i| i.take(Kept::Sheets));
     if !config.kv.enabled {
         if left.is_some() {
@@ -380,8 +380,8 @@ fn sheets(config: &Config, inheritance: Option<&mut Inheritance>) -> Result<Opti
         return Ok(None);
     }
     let table = match left {
-        Some(fd) => SheetTable::open(fd).map_err(unusable)?,
-        None => SheetTable::create().map_err(unusable)?,
+        Some(fd) => LogPageTable::open(fd).map_err(unusable)?,
+        None => LogPageTable::create().map_err(unusable)?,
     };
     Ok(Some(Arc::new(table)))
 }
@@ -393,16 +393,16 @@ fn start(config: &Config, keeper: Arc<Keeper>) -> Result<Running, Failure> {
     let mut inheritance = keeper::find(&config.socket).map_err(unusable)?;
     let previous = inheritance.as_mut().map(PreviousState::open).transpose().map_err(unusable)?.flatten();
     let tables = inheritance.as_mut().map(|i| (i.take(Kept::Extents), i.take(Kept::Slots)));
-    let sheets = sheets(config, inheritance.as_mut())?;
+    let log_pages = log_pages(config, inheritance.as_mut())?;
     let references = |each: &mut dyn FnMut(SlotIdx)| {
         previous.iter().for_each(|previous| previous.references(each));
-        sheets.iter().for_each(|sheets| sheets.references(each));
+        log_pages.iter().for_each(|log_pages| log_pages.references(each));
     };
     let state = match tables {
         Some((Some(extents), Some(slots))) => PoolState::Saved { extents, slots, references: &references },
         _ if previous.is_some() => return Err(unusable(PreviousStateError::Missing("pool's tables"))),
-        // A sheet names a slot of the pool that was, and would take another's in a fresh one.
-        _ if sheets.as_ref().is_some_and(|sheets| sheets.sheets().next().is_some()) => {
+        // A log page names a slot of the pool that was, and would take another's in a fresh one.
+        _ if log_pages.as_ref().is_some_and(|log_pages| log_pages.log_pages().next().is_some()) => {
             return Err(unusable(anyhow::anyhow!(KEYS_ALONE)));
         }
         _ => PoolState::Fresh,
@@ -420,10 +420,10 @@ fn start(config: &Config, keeper: Arc<Keeper>) -> Result<Running, Failure> {
     let (extents, slots) = pool.state_fds();
     keeper.keep(Kept::Extents, extents);
     keeper.keep(Kept::Slots, slots);
-    let kv = match sheets {
-        Some(sheets) => {
-            keeper.keep(Kept::Sheets, sheets.fd());
-            let kv = Kv::start(&config.kv, pool.clone(), sheets);
+    let kv = match log_pages {
+        Some(log_pages) => {
+            keeper.keep(Kept::Sheets, log_pages.fd());
+            let kv = Kv::start(&config.kv, pool.clone(), log_pages);
             Some(Arc::new(kv.context("failed to start the KV API")?))
         }
         None => None,

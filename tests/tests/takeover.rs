@@ -368,7 +368,7 @@ fn forget(keeper: i32, kinds: &[u32]) -> impl FnOnce() + use<> {
     move || forgotten.iter().for_each(|(at, kind)| index.write_all_at(kind, *at).expect("a memfd"))
 }
 
-/// A sheet of keys names a slot of the pool that was: in a fresh pool it would be another's.
+/// A log page of keys names a slot of the pool that was: in a fresh pool it would be another's.
 #[test]
 fn keys_without_the_tables_of_their_pool_are_refused_and_left_alone() {
     const LEDGER: u32 = 4;

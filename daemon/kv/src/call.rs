@@ -1,8 +1,8 @@
 //! One call of a command, and what comes of it.
 
 use super::blocking::GivenUp;
+use super::locks::Ticket;
 use super::reply::Reply;
-use super::server::Ticket;
 use super::store::{Db, Store, StoreError};
 use bytes::Bytes;
 use futures::future::LocalBoxFuture;
@@ -22,9 +22,9 @@ pub struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// What it writes has its place: a later write that looks at nothing may come in.
-    pub fn placed(&self) {
-        self.ticket.into_iter().for_each(Ticket::placed);
+    /// What it writes is in the log: a later write that looks at nothing may come in.
+    pub fn appended(&self) {
+        self.ticket.into_iter().for_each(Ticket::appended);
     }
 }
 

@@ -160,8 +160,8 @@ impl KvConfig {
     }
 }
 
-/// `--kv
-/// WHERE[,memory=SIZE][,min=SHARE][,max=SHARE][,policy=POLICY][,cache=SIZE][,password_file=PATH][,password=TEXT][,client_memory=SIZE][,debug=true][,io_threads=N]`;
+/// `--kv WHERE[,KEY=VALUE]…`, with the keys `memory`, `min`, `max`, `policy`, `cache`,
+/// `password_file`, `password`, `client_memory`, `debug` and `io_threads`.
 /// WHERE is HOST:PORT or a socket's path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvFlag(pub KvConfig);

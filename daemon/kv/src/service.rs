@@ -2,10 +2,11 @@
 //! those that help it send.
 
 use super::config::{KvConfig, PasswordError};
+use super::connection::{BindError, Listener, serve};
 use super::sections;
-use super::server::{Config, Hooks, IoThreads, Listener, Server, serve};
-use super::session::Facts;
-use super::store::{OpenError, Policy, Settings, SheetTable, Stats, Store};
+use super::server::{Config, Facts, Hooks, IoThreads, Server};
+use super::session;
+use super::store::{LogPageTable, OpenError, Policy, Settings, Stats, Store};
 use annex_pool::{Pool, Terms};
 use annex_shared::api::KvInfo;
 use parking_lot::Mutex;
@@ -43,22 +44,22 @@ pub enum KvError {
 pub struct Kv {
     thread: Mutex<Option<JoinHandle<()>>>,
     stop: Arc<Notify>,
-    told: Arc<Mutex<Told>>,
-    table: Arc<SheetTable>,
+    report: Arc<Mutex<Report>>,
+    table: Arc<LogPageTable>,
     pool: Arc<Pool>,
-    places: Arc<Places>,
+    endpoints: Arc<Endpoints>,
 }
 
 /// Where it listens, and where it can't, with the reason; by address or path as configured.
 #[derive(Default)]
-struct Places(Mutex<Vec<(String, Result<String, String>)>>);
+struct Endpoints(Mutex<Vec<(String, Result<String, String>)>>);
 
-impl Places {
-    fn told(&self, place: &str, how: Result<String, String>) {
-        let mut places = self.0.lock();
-        match places.iter_mut().find(|(known, _)| known == place) {
+impl Endpoints {
+    fn set(&self, endpoint: &str, how: Result<String, String>) {
+        let mut endpoints = self.0.lock();
+        match endpoints.iter_mut().find(|(known, _)| known == endpoint) {
             Some((_, known)) => *known = how,
-            None => places.push((place.to_owned(), how)),
+            None => endpoints.push((endpoint.to_owned(), how)),
         }
     }
 
@@ -73,7 +74,7 @@ impl Places {
 
 /// How it stands, as the thread told last.
 #[derive(Clone, Copy)]
-struct Told {
+struct Report {
     stats: Stats,
     settings: Settings,
     clients: Clients,
@@ -92,37 +93,37 @@ struct Clients {
 impl Kv {
     /// Starts it over a table, which is empty or another annexd's. While what is there is taken
     /// over, commands on keys are answered with LOADING.
-    pub fn start(config: &KvConfig, pool: Arc<Pool>, table: Arc<SheetTable>) -> Result<Kv, KvError> {
+    pub fn start(config: &KvConfig, pool: Arc<Pool>, table: Arc<LogPageTable>) -> Result<Kv, KvError> {
         let config = KvConfig { password: config.secret()?, ..config.clone() };
         let terms = Terms { min: config.pool_min, max: config.pool_max };
-        pool.divide(terms, table.sheets().count() as u64);
+        pool.divide(terms, table.log_pages().count() as u64);
         let stop = Arc::new(Notify::new());
-        let told = Arc::new(Mutex::new(Told {
+        let report = Arc::new(Mutex::new(Report {
             stats: Stats::default(),
             settings: settings_at_start(&config),
             clients: Clients::default(),
         }));
         let (ready, is_ready) = mpsc::channel();
-        let places = Arc::new(Places::default());
+        let endpoints = Arc::new(Endpoints::default());
         let thread = {
             let (pool, table) = (pool.clone(), table.clone());
-            let (stop, told, places) = (stop.clone(), told.clone(), places.clone());
-            let run = move || run(&config, (pool, table), &stop, &told, &places, &ready);
+            let (stop, report, endpoints) = (stop.clone(), report.clone(), endpoints.clone());
+            let run = move || run(&config, (pool, table), &stop, &report, &endpoints, &ready);
             std::thread::Builder::new().name("annex-kv".into()).spawn(run).map_err(KvError::Thread)?
         };
         is_ready.recv().map_err(|_| KvError::Ended)??;
-        Ok(Kv { thread: Mutex::new(Some(thread)), stop, told, table, pool, places })
+        Ok(Kv { thread: Mutex::new(Some(thread)), stop, report, table, pool, endpoints })
     }
 
     pub fn info(&self) -> KvInfo {
-        let Told { stats, settings, clients } = *self.told.lock();
+        let Report { stats, settings, clients } = *self.report.lock();
         let (pool_min, pool_max) = self.pool.share_of_kv().unwrap_or_default();
         KvInfo {
             enabled: true,
             pool_min,
             pool_max,
-            listens: self.places.listens(),
-            failed: self.places.failed(),
+            listens: self.endpoints.listens(),
+            failed: self.endpoints.failed(),
             loaded: stats.loaded,
             keys: stats.keys,
             used: stats.used,
@@ -141,7 +142,7 @@ impl Kv {
             client_memory: clients.memory,
             client_memory_limit: clients.limit,
             clients_evicted: clients.evicted,
-            donors: self.pool.bytes_by_donor(self.table.sheets().map(|(_, slot)| slot)),
+            donors: self.pool.bytes_by_donor(self.table.log_pages().map(|(_, slot)| slot)),
         }
     }
 
@@ -158,10 +159,10 @@ type Ready = mpsc::Sender<Result<(), KvError>>;
 
 fn run(
     config: &KvConfig,
-    (pool, table): (Arc<Pool>, Arc<SheetTable>),
+    (pool, table): (Arc<Pool>, Arc<LogPageTable>),
     stop: &Notify,
-    told: &Arc<Mutex<Told>>,
-    places: &Arc<Places>,
+    report: &Arc<Mutex<Report>>,
+    endpoints: &Arc<Endpoints>,
     ready: &Ready,
 ) {
     let started = IoThreads::start(io_threads(config)).and_then(|io_threads| {
@@ -182,10 +183,11 @@ fn run(
         let _ = ready.send(Ok(()));
         let loads = store.clone();
         tokio::task::spawn_local(async move { loads.load().await });
-        let server = Server::new(store.clone(), settings_of(config), hooks(&store, of_donors), io_threads);
+        let server =
+            Server::new(store.clone(), session::commands(), settings_of(config), hooks(&store, of_donors), io_threads);
         follow(&server.config, &store);
-        tokio::task::spawn_local(report(Rc::downgrade(&server), told.clone()));
-        serve(server, listeners(config, places), stop.notified()).await;
+        tokio::task::spawn_local(keep_reporting(Rc::downgrade(&server), report.clone()));
+        serve(server, listeners(config, endpoints), stop.notified()).await;
     });
 }
 
@@ -203,7 +205,7 @@ fn settings_at_start(config: &KvConfig) -> Settings {
     }
 }
 
-fn open(config: &KvConfig, pool: Arc<Pool>, table: Arc<SheetTable>) -> Result<Store, OpenError> {
+fn open(config: &KvConfig, pool: Arc<Pool>, table: Arc<LogPageTable>) -> Result<Store, OpenError> {
     let (store, deliveries) = Store::open(pool, table, config.cache.0, settings_at_start(config))?;
     store.start(deliveries)?;
     Ok(store)
@@ -211,28 +213,28 @@ fn open(config: &KvConfig, pool: Arc<Pool>, table: Arc<SheetTable>) -> Result<St
 
 /// Each of the sockets, as soon as it can be had: programs depend on annexd whether or not its KV
 /// API finds its port free.
-fn listeners(config: &KvConfig, places: &Arc<Places>) -> Vec<Pin<Box<dyn Future<Output = Listener>>>> {
+fn listeners(config: &KvConfig, endpoints: &Arc<Endpoints>) -> Vec<Pin<Box<dyn Future<Output = Listener>>>> {
     let mut listeners: Vec<Pin<Box<dyn Future<Output = Listener>>>> = Vec::new();
     for address in config.listen.clone() {
         let bind = move || std::future::ready(Listener::tcp(address));
-        listeners.push(Box::pin(tried(address.to_string(), places.clone(), bind)));
+        listeners.push(Box::pin(tried(address.to_string(), endpoints.clone(), bind)));
     }
     if let Some(path) = config.socket.clone() {
         // The configuration was checked.
         let mode = config.mode().unwrap_or(0o700);
-        let place = path.display().to_string();
+        let endpoint = path.display().to_string();
         let bind = move || {
             let path = path.clone();
             async move { Listener::unix(&path, mode).await }
         };
-        listeners.push(Box::pin(tried(place, places.clone(), bind)));
+        listeners.push(Box::pin(tried(endpoint, endpoints.clone(), bind)));
     }
     listeners
 }
 
-async fn tried<F: Future<Output = Result<Listener, super::server::BindError>>>(
-    place: String,
-    places: Arc<Places>,
+async fn tried<F: Future<Output = Result<Listener, BindError>>>(
+    endpoint: String,
+    endpoints: Arc<Endpoints>,
     open: impl Fn() -> F,
 ) -> Listener {
     let mut said = false;
@@ -240,9 +242,9 @@ async fn tried<F: Future<Output = Result<Listener, super::server::BindError>>>(
         match open().await {
             Ok(listener) => {
                 // The port may have been left to the system.
-                let bound = listener.address().map_or(place.clone(), |address| address.to_string());
+                let bound = listener.address().map_or(endpoint.clone(), |address| address.to_string());
                 tracing::info!("the KV API listens on {bound}");
-                places.told(&place, Ok(bound));
+                endpoints.set(&endpoint, Ok(bound));
                 return listener;
             }
             Err(error) => {
@@ -251,7 +253,7 @@ async fn tried<F: Future<Output = Result<Listener, super::server::BindError>>>(
                 if !said {
                     tracing::error!("the KV API: {why}");
                 }
-                places.told(&place, Err(why));
+                endpoints.set(&endpoint, Err(why));
                 said = true;
                 tokio::time::sleep(RETRY).await;
             }
@@ -328,7 +330,7 @@ fn hooks(store: &Store, pool: Arc<Pool>) -> Hooks {
     }
 }
 
-async fn report(server: Weak<Server>, told: Arc<Mutex<Told>>) {
+async fn keep_reporting(server: Weak<Server>, report: Arc<Mutex<Report>>) {
     while let Some(server) = server.upgrade() {
         let clients = Clients {
             connected: server.clients.borrow().len() as u64,
@@ -336,7 +338,7 @@ async fn report(server: Weak<Server>, told: Arc<Mutex<Told>>) {
             limit: server.config.live.client_memory.get() as u64,
             evicted: server.stats.evicted_clients.get(),
         };
-        *told.lock() = Told { stats: server.store.stats(), settings: server.store.settings(), clients };
+        *report.lock() = Report { stats: server.store.stats(), settings: server.store.settings(), clients };
         drop(server);
         tokio::time::sleep(REPORT).await;
     }

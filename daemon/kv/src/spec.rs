@@ -27,6 +27,20 @@ pub struct Keys {
     pub step: i32,
 }
 
+/// How calls of a command on keys may be dispatched. Where it can't be done so, and in a
+/// transaction, the handler does the same in the end.
+#[derive(Clone, Copy)]
+pub enum Dispatch {
+    /// A task runs the handler.
+    Task,
+    /// Of a command that only reads: this is asked first, and needs no task.
+    AtOnce(AtOnce),
+    /// A SET of so many words, its name included, may look at nothing that is there. Then it is in
+    /// the log at once, needs no task, and is answered when the log is written; the key's next such
+    /// SET need not wait for its end.
+    Deferred(fn(usize) -> bool),
+}
+
 pub struct Spec {
     /// Lower case; a sub-command's with its parent: `object|encoding`.
     pub name: &'static str,
@@ -41,11 +55,7 @@ pub struct Spec {
     pub summary: &'static str,
     /// `None`: the session itself answers (MULTI, SELECT, CLIENT, …).
     pub handler: Option<Handler>,
-    /// Of a command that only reads: asked before the handler.
-    pub at_once: Option<AtOnce>,
-    /// Whether a call of so many words sets its first argument to its second without looking at
-    /// what is there: the key's next such write need not wait for its end.
-    pub blind: fn(usize) -> bool,
+    pub dispatch: Dispatch,
     /// Runs alone: nothing else is under way meanwhile (FLUSHALL, SWAPDB, …).
     pub alone: bool,
 }
@@ -101,20 +111,19 @@ impl Spec {
             complexity: "",
             summary: "",
             handler: None,
-            at_once: None,
-            blind: |_| false,
+            dispatch: Dispatch::Task,
             alone: false,
         }
     }
 
-    /// Calls with so many words, its name included, set a key to a value without looking.
-    pub const fn blind(self, blind: fn(usize) -> bool) -> Spec {
-        Spec { blind, ..self }
+    pub const fn dispatched(self, dispatch: Dispatch) -> Spec {
+        Spec { dispatch, ..self }
     }
 
-    /// Many calls can be answered without waiting for anything.
-    pub const fn at_once(self, at_once: AtOnce) -> Spec {
-        Spec { at_once: Some(at_once), ..self }
+    /// Whether a call of so many words, its name included, may be deferred.
+    #[inline]
+    pub fn is_deferred(&self, words: usize) -> bool {
+        matches!(self.dispatch, Dispatch::Deferred(applies) if applies(words))
     }
 
     /// What people are told.

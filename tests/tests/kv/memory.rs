@@ -92,7 +92,7 @@ fn readers_of_large_values_who_do_not_read_cost_little_and_stay() {
     }
 }
 
-/// Where such a key ends in the record's second sheet, the value is read whole.
+/// Where such a key ends in the record's second log page, the value is read whole.
 #[test]
 fn readers_of_large_values_under_very_long_names_wait_for_room() {
     let mut scene = Scene::new();

@@ -62,17 +62,17 @@ fn parse(mut arguments: &[Bytes], longest: u64) -> Result<Vec<Operation>, Failur
                 rest
             }
             [kind, at, rest @ ..] if is(name, "GET") => {
-                let (kind, offset) = parse_place(kind, at, longest)?;
+                let (kind, offset) = parse_position(kind, at, longest)?;
                 operations.push(Operation { kind, offset, action: Action::Read });
                 rest
             }
             [kind, at, number, rest @ ..] if is(name, "SET") => {
-                let (kind, offset) = parse_place(kind, at, longest)?;
+                let (kind, offset) = parse_position(kind, at, longest)?;
                 operations.push(Operation { kind, offset, action: Action::Set(integer(number)?, overflow) });
                 rest
             }
             [kind, at, number, rest @ ..] if is(name, "INCRBY") => {
-                let (kind, offset) = parse_place(kind, at, longest)?;
+                let (kind, offset) = parse_position(kind, at, longest)?;
                 operations.push(Operation { kind, offset, action: Action::Add(integer(number)?, overflow) });
                 rest
             }
@@ -106,7 +106,7 @@ fn parse_overflow(how: &[u8]) -> Result<Overflow, Failure> {
 }
 
 /// `#` before an offset: it counts integers of this kind instead of bits.
-fn parse_place(kind: &[u8], at: &[u8], longest: u64) -> Result<(Kind, u64), Failure> {
+fn parse_position(kind: &[u8], at: &[u8], longest: u64) -> Result<(Kind, u64), Failure> {
     let kind = Kind::parse(kind).ok_or(BAD_KIND)?;
     let offset = match at {
         [b'#', index @ ..] => offset(index, kind.bits(), longest)?,

@@ -109,12 +109,12 @@ fn renamenx(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
 
 /// False: nothing was renamed, since both names are the same or the new one is taken and may not
 /// be.
-async fn rename_to(call: &Call<'_>, over: bool) -> Result<bool, Failure> {
+async fn rename_to(call: &Call<'_>, overwrites: bool) -> Result<bool, Failure> {
     let (old, new) = (&call.args[1], &call.args[2]);
     if call.store.known(call.db, old).is_none() {
         return Err(NO_SUCH_KEY.into());
     }
-    if old == new || (!over && call.store.known(call.db, new).is_some()) {
+    if old == new || (!overwrites && call.store.known(call.db, new).is_some()) {
         return Ok(false);
     }
     // It may have expired since.

@@ -23,12 +23,14 @@ mod strings;
 mod tests;
 mod together;
 
+pub use set::defer_set;
+
 use super::spec::Spec;
 
 pub static SPECS: &[Spec] = &[
     strings::GET,
     strings::GETDEL,
-    strings::GETSET,
+    set::GETSET,
     strings::STRLEN,
     strings::APPEND,
     strings::GETRANGE,

@@ -3,7 +3,7 @@
 use super::super::blocking;
 use super::super::call::{Call, Failure, Outcome};
 use super::super::reply::Reply;
-use super::super::spec::Spec;
+use super::super::spec::{Dispatch, Spec};
 use super::super::store::{Db, Encoding, Store, Value};
 use super::super::text::span;
 use super::super::turn;
@@ -14,7 +14,7 @@ use bytes::Bytes;
 use futures::future::LocalBoxFuture;
 use std::collections::HashSet;
 
-pub const GET: Spec = command("get", 2, FAST_READ, ONE_KEY, get).at_once(get_now).about(
+pub const GET: Spec = command("get", 2, FAST_READ, ONE_KEY, get).dispatched(Dispatch::AtOnce(get_now)).about(
     "string",
     "1.0.0",
     "O(1)",
@@ -25,12 +25,6 @@ pub const GETDEL: Spec = command("getdel", 2, FAST_WRITE, ONE_KEY, getdel).about
     "6.2.0",
     "O(1)",
     "Get the value of a key and delete the key",
-);
-pub const GETSET: Spec = command("getset", 3, FAST_GROWING_WRITE, ONE_KEY, getset).about(
-    "string",
-    "1.0.0",
-    "O(1)",
-    "Set the string value of a key and return its old value",
 );
 pub const STRLEN: Spec = command("strlen", 2, FAST_READ, ONE_KEY, strlen).about(
     "string",
@@ -88,15 +82,16 @@ pub const MSETNX: Spec = command("msetnx", -3, GROWING_WRITE, KEYS_AND_VALUES, m
 );
 
 fn get(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
-    Box::pin(async move {
-        let value = call.store.read(call.db, &call.args[1]).await?;
-        Ok(value.map_or(Reply::Null, |value| Reply::Bulk(value.bytes)))
-    })
+    Box::pin(async move { Ok(answer(call.store.read(call.db, &call.args[1]).await?)) })
 }
 
 fn get_now(store: &Store, db: Db, args: &[Bytes]) -> Option<Reply> {
-    let value = store.read_now(db, &args[1])?;
-    Some(value.map_or(Reply::Null, |value| Reply::Bulk(value.bytes)))
+    store.read_now(db, &args[1]).map(answer)
+}
+
+/// A value, or that there is none.
+pub fn answer(value: Option<Value>) -> Reply {
+    value.map_or(Reply::Null, |value| Reply::Bulk(value.bytes))
 }
 
 fn getdel(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
@@ -104,14 +99,6 @@ fn getdel(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
         let Some(value) = call.store.read(call.db, &call.args[1]).await? else { return Ok(Reply::Null) };
         call.store.remove(call.db, &call.args[1]);
         Ok(Reply::Bulk(value.bytes))
-    })
-}
-
-fn getset(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
-    Box::pin(async move {
-        let old = call.store.read(call.db, &call.args[1]).await?;
-        call.store.write(call.db, &call.args[1], call.args[2].clone(), None).await?;
-        Ok(old.map_or(Reply::Null, |old| Reply::Bulk(old.bytes)))
     })
 }
 
@@ -183,7 +170,7 @@ fn mget(call: Call<'_>) -> LocalBoxFuture<'_, Outcome> {
     Box::pin(async move {
         let keys = &call.args[1..];
         let mut values = Vec::with_capacity(keys.len());
-        let take = |value: Option<Value>| values.push(value.map_or(Reply::Null, |value| Reply::Bulk(value.bytes)));
+        let take = |value: Option<Value>| values.push(answer(value));
         read_each(call.store, call.db, keys, take).await?;
         Ok(Reply::Array(values))
     })

@@ -1,7 +1,7 @@
 //! What must hold for any bytes whatever; the door for a fuzz driver.
 
 use super::parser::MAX_LINE;
-use super::{Limits, Parser, ProtocolError, ahead};
+use super::{Limits, Parser, ProtocolError, peek};
 use bytes::{Bytes, BytesMut};
 
 /// Requests up to the first error, and that error.
@@ -33,10 +33,10 @@ pub fn fuzz(data: &[u8]) {
     assert_eq!(whole.1.is_some(), pieces.1.is_some(), "the error depends on how the requests were cut up");
     let bytes: usize = whole.0.iter().flatten().map(Bytes::len).sum();
     assert!(bytes <= data.len(), "more came out than went in");
-    let seen: Vec<_> = ahead(data).collect();
+    let seen: Vec<_> = peek(data).collect();
     assert!(seen.len() <= whole.0.len() || whole.1.is_some(), "more was seen ahead than came");
-    for (ahead, came) in seen.iter().zip(&whole.0) {
-        assert_eq!((Some(ahead.name), ahead.key), (came.first().map(|b| &b[..]), came.get(1).map(|b| &b[..])));
+    for (peeked, came) in seen.iter().zip(&whole.0) {
+        assert_eq!((Some(peeked.name), peeked.key), (came.first().map(|b| &b[..]), came.get(1).map(|b| &b[..])));
     }
 }
 

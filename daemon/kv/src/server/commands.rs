@@ -1,9 +1,7 @@
 //! The table of commands: the session's own and those on keys, and what is counted of each.
 
 use super::histogram::Histogram;
-use super::memory::brings_values;
 use crate::call::Handler;
-use crate::session::{self, Run};
 use crate::spec::Spec;
 use bytes::Bytes;
 use std::cell::{Cell, RefCell};
@@ -15,9 +13,14 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CommandId(u16);
 
+impl CommandId {
+    pub fn index(self) -> usize {
+        usize::from(self.0)
+    }
+}
+
 pub struct Command {
     pub spec: &'static Spec,
-    pub run: Run,
     /// The command that this one is a part of.
     pub parent: Option<CommandId>,
     pub children: Vec<CommandId>,
@@ -46,16 +49,11 @@ pub struct Commands {
 /// Longer than any command's name, `|` and sub-command included.
 const MAX_NAME: usize = 48;
 
-impl Default for Commands {
-    /// Joins the tables.
-    fn default() -> Commands {
+impl Commands {
+    /// A table of these, numbered as they come.
+    pub fn new(specs: impl IntoIterator<Item = &'static Spec>) -> Commands {
         let mut commands = Commands { all: Vec::new(), by_name: HashMap::default() };
-        for (spec, run) in session::commands() {
-            commands.add(spec, run);
-        }
-        for spec in crate::commands::SPECS {
-            commands.add(spec, spec.handler.map_or(Run::Container, Run::Keys));
-        }
+        specs.into_iter().for_each(|spec| commands.add(spec));
         for index in 0..commands.all.len() {
             let parent = commands.all[index].spec.parent().and_then(|name| commands.by_name.get(name).copied());
             if let Some(parent) = parent {
@@ -65,14 +63,11 @@ impl Default for Commands {
         }
         commands
     }
-}
 
-impl Commands {
-    fn add(&mut self, spec: &'static Spec, run: Run) {
+    fn add(&mut self, spec: &'static Spec) {
         self.by_name.insert(spec.name, CommandId(self.all.len() as u16));
         self.all.push(Command {
             spec,
-            run,
             parent: None,
             children: Vec::new(),
             brings_values: brings_values(spec.name),
@@ -80,6 +75,7 @@ impl Commands {
         });
     }
 
+    #[inline]
     pub fn get(&self, id: CommandId) -> &Command {
         &self.all[usize::from(id.0)]
     }
@@ -136,10 +132,7 @@ fn lower_case(name: &[u8], into: &mut [u8]) -> Option<usize> {
 
 impl Command {
     pub fn handler(&self) -> Option<Handler> {
-        match self.run {
-            Run::Keys(handler) => Some(handler),
-            _ => None,
-        }
+        self.spec.handler
     }
 }
 
@@ -172,22 +165,41 @@ impl Hasher for Fnv {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_name_is_in_two_tables() {
-        let commands = Commands::default();
-        assert_eq!(commands.by_name.len(), commands.all.len());
-    }
-
-    #[test]
-    fn every_sub_command_has_the_parent_that_its_name_says() {
-        let commands = Commands::default();
-        for command in commands.iter() {
-            let parent = command.parent.map(|id| commands.get(id).spec.name);
-            assert_eq!(parent, command.spec.parent(), "{}", command.spec.name);
-        }
-    }
+/// Commands that bring whole values here.
+fn brings_values(name: &str) -> bool {
+    const NAMES: [&str; 32] = [
+        "get",
+        "getdel",
+        "getset",
+        "getex",
+        "getrange",
+        "substr",
+        "mget",
+        "lcs",
+        "append",
+        "setrange",
+        "set",
+        "rename",
+        "renamenx",
+        "copy",
+        "move",
+        "expire",
+        "pexpire",
+        "expireat",
+        "pexpireat",
+        "persist",
+        "incr",
+        "decr",
+        "incrby",
+        "decrby",
+        "incrbyfloat",
+        "setbit",
+        "bitcount",
+        "bitpos",
+        "bitop",
+        "bitfield",
+        "bitfield_ro",
+        "dump",
+    ];
+    NAMES.contains(&name)
 }

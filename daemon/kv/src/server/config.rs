@@ -4,9 +4,9 @@
 //! handed to it, and some belong to things this server does not have: those have the one value that
 //! says so and can be set to nothing else.
 
+use super::client::Client;
 use super::parameters::{self, Kind, Parameter};
 use crate::call::Failure;
-use crate::session::Client;
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
 

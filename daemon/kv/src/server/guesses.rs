@@ -7,11 +7,9 @@
 //! While [`TOGETHER`] guesses from one origin are to be waited for, no further password from there
 //! is looked at, right or wrong.
 
-use super::stream::Stream;
-use crate::session::Address;
+use super::address::Origin;
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
-use std::net::{IpAddr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
 /// So many are answered at once, and one more for each [`EACH`] that passes.
@@ -23,29 +21,6 @@ const PENALTY: Duration = Duration::from_secs(2);
 const TOGETHER: usize = 8;
 /// Origins that are remembered at a time.
 const ORIGINS: usize = 4096;
-/// The network part of an IPv6 address: who has one has all that begin so.
-const NETWORK: u128 = !0 << 64;
-
-/// Where a client comes from, as far as guesses are concerned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Origin {
-    Host(IpAddr),
-    /// Of this host, by a Unix socket.
-    User(u32),
-}
-
-impl Origin {
-    pub fn of(stream: &Stream, peer: &Address) -> Origin {
-        match (stream, peer) {
-            (_, Address::Tcp(address)) => match address.ip().to_canonical() {
-                IpAddr::V6(ip) => Origin::Host(Ipv6Addr::from_bits(ip.to_bits() & NETWORK).into()),
-                ip => Origin::Host(ip),
-            },
-            (Stream::Unix(stream), _) => Origin::User(stream.peer_cred().map_or(u32::MAX, |user| user.uid())),
-            (Stream::Tcp(_), Address::Unix(_)) => Origin::User(u32::MAX),
-        }
-    }
-}
 
 pub struct Guesses {
     free: Cell<u32>,

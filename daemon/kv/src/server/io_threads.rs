@@ -8,10 +8,10 @@
 //! have to wait for a CPU, and no client is to wait for that.
 //!
 //! There is one [`Parcel`] of a connection at a time, so a client's replies keep their order: what
-//! becomes due meanwhile waits in its [`Outbox`](super::outbox). Nobody waits for a client: what
+//! becomes due meanwhile waits in its connection's outbox. Nobody waits for a client: what
 //! the socket does not take goes back.
 
-use super::outbox::Parcel;
+use super::parcel::Parcel;
 use crossbeam::channel::{Receiver, Sender, unbounded};
 use std::io;
 use std::sync::Arc;

@@ -13,10 +13,9 @@
 //!   clients. CLIENT NO-EVICT spares one. If those that have not authenticated hold more than a
 //!   [`STRANGERS`]th, they go first.
 
-use super::{CommandId, Server, Statistics};
+use super::{Client, CommandId, Server, Statistics};
 use crate::arguments::{integer, is};
 use crate::call::Failure;
-use crate::session::Client;
 use crate::store::Db;
 use crate::turn;
 use annex_host::repeated;
@@ -52,10 +51,10 @@ struct Waiting {
     since: Instant,
 }
 
-/// What is answered to a wish for memory.
+/// The answer to a wish for memory.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Room {
-    There,
+pub enum MemoryGrant {
+    Granted,
     /// The client is woken when it may ask again.
     Later,
 }
@@ -113,19 +112,19 @@ impl Server {
     }
 
     /// Whether a client may have values of so many bytes brought here. An error: it never may.
-    pub fn room_for(&self, client: &Rc<Client>, bytes: usize) -> Result<Room, Failure> {
+    pub fn room_for(&self, client: &Rc<Client>, bytes: usize) -> Result<MemoryGrant, Failure> {
         if bytes < LARGE || self.config.live.client_memory.get() == 0 {
-            return Ok(Room::There);
+            return Ok(MemoryGrant::Granted);
         }
         if let Some(failure) = self.never_has_room_for(bytes) {
             return Err(failure);
         }
         if self.has_room_for(client, bytes) {
             self.memory.leave(client);
-            return Ok(Room::There);
+            return Ok(MemoryGrant::Granted);
         }
         self.memory.wait(client, bytes);
-        Ok(Room::Later)
+        Ok(MemoryGrant::Later)
     }
 
     /// Whether a client that waits may go on.
@@ -214,45 +213,6 @@ impl Server {
         let longest = self.config.live.max_bulk.get() as usize;
         there.max(Some(grown(command.spec.name, args)).filter(|grown| *grown <= longest).unwrap_or(0))
     }
-}
-
-/// Commands that bring whole values here.
-pub fn brings_values(name: &str) -> bool {
-    const NAMES: [&str; 32] = [
-        "get",
-        "getdel",
-        "getset",
-        "getex",
-        "getrange",
-        "substr",
-        "mget",
-        "lcs",
-        "append",
-        "setrange",
-        "set",
-        "rename",
-        "renamenx",
-        "copy",
-        "move",
-        "expire",
-        "pexpire",
-        "expireat",
-        "pexpireat",
-        "persist",
-        "incr",
-        "decr",
-        "incrby",
-        "decrby",
-        "incrbyfloat",
-        "setbit",
-        "bitcount",
-        "bitpos",
-        "bitop",
-        "bitfield",
-        "bitfield_ro",
-        "dump",
-    ];
-    NAMES.contains(&name)
 }
 
 /// The most that a command brings here of a value.

@@ -1,17 +1,14 @@
-//! The server: sockets, connections, and how their commands run together.
+//! The server: what all connections share, and how a command on keys is run.
 //!
 //! - [`Server`]: what all connections share.
-//! - [`Listener`]: where they come in; [`serve`] takes them.
-//! - `connection`: one task per connection: reads, runs, writes.
-//! - `inbox`: what clients have sent. `outbox`, `io_threads`: what they are sent, and by whom.
-//! - [`Memory`]: what all that takes, and what becomes of it when that is too much.
-//! - [`Guesses`]: wrong passwords.
-//! - `flights`: a connection's commands that are under way together.
-//! - `placing`, `reading`: plain SETs, and GETs of what is near, which need no task. `streaming`:
-//!   GETs of what is large.
-//! - [`Locks`]: what keeps commands on one key apart. `patience`: reads that take long do not keep
-//!   writers waiting.
+//! - [`Client`], `address`: what each of them shows to the others.
+//! - [`Hooks`]: what the rest of the program tells about itself.
 //! - `commands`: the table of commands.
+//! - `reading`: reads that are answered at once. `patience`: reads that take long do not keep
+//!   writers waiting.
+//! - [`Memory`]: what clients make annexd hold, and what becomes of it when that is too much.
+//! - [`Guesses`]: wrong passwords.
+//! - `parcel`, `io_threads`: replies that another thread sends. `stream`: a socket.
 //! - [`Config`], `parameters`: CONFIG.
 //! - `statistics`, `histogram`, `slow`, `latency`: what INFO, SLOWLOG and LATENCY tell.
 //! - `pause`: CLIENT PAUSE.
@@ -19,48 +16,46 @@
 //! Everything but the sending of replies on a busy server runs on one thread, within a `LocalSet`
 //! of a current-thread runtime, and so is `Rc` and `RefCell`. A value is a round trip to another
 //! machine: a pipeline is fast only if its commands are on their way together. What must not be
-//! together is kept apart by locks on keys, which are asked for in the order of the requests; see
-//! `locks`.
+//! together is kept apart by [`locks`](crate::locks) on keys, which are asked for in the order of
+//! the requests.
 
+mod address;
+mod client;
 mod commands;
 mod config;
-mod connection;
-mod flights;
 mod guesses;
 mod histogram;
-mod inbox;
+mod hooks;
 mod io_threads;
 mod latency;
-mod listen;
-mod locks;
 mod memory;
-mod outbox;
 mod parameters;
+mod parcel;
 mod patience;
 mod pause;
-mod placing;
 mod reading;
 mod slow;
 mod statistics;
 mod stream;
-mod streaming;
-#[cfg(test)]
-mod tests;
 
+pub use address::{Address, Origin};
+pub use client::Client;
 pub use commands::{Command, CommandId, Commands};
 pub use config::{Config, OnChange, SetError};
-pub use guesses::{Guesses, Origin};
+pub use guesses::Guesses;
+pub use hooks::{Facts, Hooks};
 pub use io_threads::IoThreads;
 pub use latency::Latency;
-pub use listen::{BindError, Listener, serve};
-pub use locks::{Locks, MANY, Mode, Ticket};
-pub use memory::Memory;
+pub use memory::{Memory, MemoryGrant};
+pub use parcel::{Parcel, Socket, write};
+pub use patience::Running;
 pub use pause::{Pause, Paused};
 pub use slow::SlowLog;
 pub use statistics::Statistics;
+pub use stream::Stream;
 
 use crate::call::{Call, Failure, Outcome};
-use crate::session::{Client, Facts};
+use crate::locks::{Locks, Mode, Ticket};
 use crate::store::{Db, Store};
 use bytes::Bytes;
 use std::cell::{Cell, RefCell};
@@ -71,25 +66,6 @@ use tokio::sync::Notify;
 
 /// The Redis whose behaviour this is.
 pub const REDIS_VERSION: &str = "7.0.15";
-
-/// Writes a section of INFO.
-pub type Section = Box<dyn Fn() -> String>;
-
-/// What the rest of the program tells the server about itself.
-pub struct Hooks {
-    /// What the storage engine counts.
-    pub facts: Box<dyn Fn() -> Facts>,
-    /// More sections of INFO, by name: lines of `field:value`, each ended by `\r\n`.
-    pub sections: Vec<(&'static str, Section)>,
-    /// Whether SHUTDOWN may stop the server.
-    pub may_shut_down: bool,
-}
-
-impl Default for Hooks {
-    fn default() -> Hooks {
-        Hooks { facts: Box::new(Facts::default), sections: Vec::new(), may_shut_down: false }
-    }
-}
 
 /// What all connections share.
 pub struct Server {
@@ -114,11 +90,11 @@ pub struct Server {
 }
 
 impl Server {
-    pub fn new(store: Store, config: Config, hooks: Hooks, io_threads: IoThreads) -> Rc<Server> {
+    pub fn new(store: Store, commands: Commands, config: Config, hooks: Hooks, io_threads: IoThreads) -> Rc<Server> {
         Rc::new(Server {
             store,
             hooks,
-            commands: Commands::default(),
+            commands,
             config,
             locks: Locks::default(),
             stats: Statistics::default(),
@@ -136,15 +112,16 @@ impl Server {
         })
     }
 
-    fn next_client(&self) -> u64 {
+    /// The number of a new client.
+    pub fn next_client(&self) -> u64 {
         self.next_client.replace(self.next_client.get() + 1)
     }
 
     /// Asks for the locks a command needs. It has its place among the others when this returns.
     pub fn lock(&self, id: CommandId, args: &[Bytes]) -> Ticket {
         let spec = self.commands.get(id).spec;
-        let mode = match (spec.flags.write, (spec.blind)(args.len())) {
-            (true, true) => Mode::Place,
+        let mode = match (spec.flags.write, spec.is_deferred(args.len())) {
+            (true, true) => Mode::Deferred,
             (true, false) => Mode::Write,
             (false, _) => Mode::Read,
         };

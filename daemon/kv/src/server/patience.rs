@@ -8,9 +8,9 @@
 //! A connection's own commands on a key run in the order they were sent, though. So only a read
 //! does so that is the only command of its connection under way, and none begins before it is over.
 
-use super::{CommandId, Server, Ticket};
+use super::{Client, CommandId, Server};
 use crate::call::{Call, Handler, Outcome};
-use crate::session::Client;
+use crate::locks::Ticket;
 use crate::store::{Db, Spot};
 use bytes::Bytes;
 use std::rc::Rc;
@@ -100,8 +100,7 @@ impl Server {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::server::Origin;
-    use crate::session::Address;
+    use crate::server::{Address, Origin};
     use std::time::Instant;
 
     #[test]

@@ -1,8 +1,8 @@
 //! Reads that are answered on the spot: no task, and no lock that anybody would see held.
 
-use super::{CommandId, Server};
+use super::{Client, CommandId, Server};
 use crate::reply::Reply;
-use crate::session::Client;
+use crate::spec::Dispatch;
 use bytes::Bytes;
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ impl Server {
     /// for. `None`: nothing was done.
     pub fn read_now(&self, id: CommandId, client: &Client, args: &[Bytes]) -> Option<Reply> {
         let spec = self.commands.get(id).spec;
-        let at_once = spec.at_once?;
+        let Dispatch::AtOnce(at_once) = spec.dispatch else { return None };
         if !self.locks.may_read(spec.keys_of(args)) {
             return None;
         }

@@ -1,7 +1,7 @@
 //! SLOWLOG's memory: the commands that took longest lately. A command on keys counts from when it
 //! has their locks.
 
-use crate::session::Client;
+use super::client::Client;
 use bytes::Bytes;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;

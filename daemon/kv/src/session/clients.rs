@@ -1,11 +1,10 @@
 //! CLIENT: about this connection and the others.
 
 use super::arguments::{SYNTAX, help as help_of, integer, integer_or, is, repeated, text, wrong_form};
-use super::client::Client;
 use super::state::{OK, Replies, Session};
 use crate::call::{Failure, Outcome};
 use crate::reply::Reply;
-use crate::server::Paused;
+use crate::server::{Client, Paused};
 use bytes::Bytes;
 use std::rc::Rc;
 use std::time::{Duration, Instant};

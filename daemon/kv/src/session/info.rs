@@ -10,26 +10,6 @@ use bytes::Bytes;
 use std::fs;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// What the storage engine counts.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Facts {
-    /// Bytes of keys and values, here and in the pool; what `maxmemory` limits.
-    pub used_memory: u64,
-    pub peak_memory: u64,
-    /// The part of these that holds no key and no value.
-    pub overhead: u64,
-    pub expired_keys: u64,
-    pub evicted_keys: u64,
-    pub hits: u64,
-    pub misses: u64,
-    /// Keys whose memory is still to be given back.
-    pub freeing: u64,
-    pub freed: u64,
-    /// Writes since the start.
-    pub changes: u64,
-    pub is_loading: bool,
-}
-
 type Section = (&'static str, fn(&Server) -> String);
 
 /// In the order in which they are shown.

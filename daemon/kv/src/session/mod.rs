@@ -3,10 +3,10 @@
 //! the server, rather than about keys.
 //!
 //! - [`Session`]: the state, and how a command passes the checks that come before it runs.
-//! - [`Client`]: the part of the state that others see and act on.
+//! - `run`: running one of its commands.
 //! - `connection`: PING, HELLO, AUTH, SELECT and their like.
 //! - `clients`: CLIENT.
-//! - `transaction`: MULTI, EXEC, WATCH.
+//! - `transaction`: what MULTI gathers. `multi`: MULTI, EXEC, WATCH.
 //! - `introspection`: COMMAND.
 //! - `configuration`: CONFIG.
 //! - `info`: INFO.
@@ -21,7 +21,6 @@
 
 mod administration;
 mod arguments;
-mod client;
 mod clients;
 mod configuration;
 mod connection;
@@ -30,28 +29,11 @@ mod info;
 mod introspection;
 mod keyspace;
 mod logs;
+mod multi;
+mod run;
 mod state;
 mod table;
 mod transaction;
 
-pub use client::{Address, Client};
-pub use info::Facts;
-pub use state::{Admission, Replies, Session, wrong_arity};
-pub use table::commands;
-
-use crate::call::{Handler, Outcome};
-use bytes::Bytes;
-use futures::future::LocalBoxFuture;
-
-/// How a command is run.
-#[derive(Clone, Copy)]
-pub enum Run {
-    /// It works on keys and needs nothing of the session.
-    Keys(Handler),
-    /// The session answers at once.
-    Now(fn(&mut Session, &[Bytes]) -> Outcome),
-    /// The session answers when it can.
-    Later(for<'a> fn(&'a mut Session, &'a [Bytes]) -> LocalBoxFuture<'a, Outcome>),
-    /// Has nothing but sub-commands.
-    Container,
-}
+pub use state::{Admission, Replies, Session};
+pub use table::{TABLE, commands};

@@ -1,21 +1,40 @@
 //! A connection's state, and the checks a command passes before it runs, in Redis' order.
 
 use super::arguments::repeated;
-use super::client::Client;
 use super::transaction::Transaction;
 use crate::call::{Failure, Outcome};
 use crate::reply::Reply;
-use crate::server::{CommandId, Server};
+use crate::server::{Client, CommandId, Server};
+use crate::spec::Spec;
 use crate::store::{Db, StoreError};
 use bytes::Bytes;
+use futures::future::LocalBoxFuture;
 use std::rc::Rc;
 use std::time::Instant;
 
 /// How many characters of a client's words an error repeats.
 const REPEATED: usize = 128;
 
+/// How the session answers a command of its own.
+#[derive(Clone, Copy)]
+pub enum Run {
+    /// At once.
+    Now(fn(&mut Session, &[Bytes]) -> Outcome),
+    /// When it can.
+    Later(for<'a> fn(&'a mut Session, &'a [Bytes]) -> LocalBoxFuture<'a, Outcome>),
+}
+
+/// A command's description, and how the session answers it. `None`: it works on keys and needs
+/// nothing of the session, or has nothing but sub-commands.
+pub struct Row {
+    pub spec: Spec,
+    pub run: Option<Run>,
+}
+
 pub struct Session {
     pub server: Rc<Server>,
+    /// The session's commands, by their numbers.
+    pub rows: &'static [Row],
     pub client: Rc<Client>,
     pub transaction: Transaction,
     pub replies: Replies,
@@ -41,10 +60,11 @@ pub enum Admission {
 }
 
 impl Session {
-    pub fn new(server: Rc<Server>, client: Rc<Client>) -> Session {
+    pub fn new(server: Rc<Server>, rows: &'static [Row], client: Rc<Client>) -> Session {
         client.authenticated.set(!server.config.needs_password());
         Session {
             server,
+            rows,
             client,
             transaction: Transaction::default(),
             replies: Replies::default(),
@@ -145,6 +165,31 @@ impl Session {
         }
         let name = words(name, REPEATED);
         Failure(format!("ERR unknown command '{name}', with args beginning with: {beginning}").into())
+    }
+
+    /// Whether the next reply is not to be sent; that of one command after CLIENT REPLY SKIP.
+    #[inline]
+    pub fn mutes(&mut self) -> bool {
+        match self.replies {
+            Replies::On => false,
+            Replies::Off => true,
+            Replies::SkipNext => {
+                self.replies = Replies::On;
+                true
+            }
+        }
+    }
+
+    /// Whether this is an EXEC of commands of which one writes.
+    pub fn exec_writes(&self, name: &str) -> bool {
+        name == "exec" && self.transaction.has(|id| self.server.commands.get(id).spec.flags.write)
+    }
+
+    /// Leaves MULTI and forgets what was watched.
+    pub fn discard(&mut self) {
+        let transaction = std::mem::take(&mut self.transaction);
+        transaction.let_go();
+        self.show_transaction();
     }
 
     /// Brings CLIENT LIST up to date.

@@ -1,23 +1,32 @@
 //! The session's commands, with what COMMAND tells about them; the texts are Redis'.
 
+use super::state::{Row, Run};
 use super::{
-    Run, administration, clients, configuration, connection, extensions, info, introspection, keyspace, logs,
-    transaction,
+    administration, clients, configuration, connection, extensions, info, introspection, keyspace, logs, multi,
 };
+use crate::call::Handler;
+use crate::server::Commands;
 use crate::spec::{Flags, Keys, Spec};
 
-/// A command's description and how it runs.
-pub struct Row {
-    spec: Spec,
-    run: Run,
+/// All commands, the session's first: so a command's number is its row's.
+pub fn commands() -> Commands {
+    Commands::new(TABLE.iter().map(|row| &row.spec).chain(crate::commands::SPECS))
 }
 
-pub fn commands() -> impl Iterator<Item = (&'static Spec, Run)> {
-    TABLE.iter().map(|row| (&row.spec, row.run))
-}
-
+/// A command that the session answers.
 const fn row(name: &'static str, arity: i32, flags: &str, run: Run) -> Row {
-    Row { spec: Spec::new(name, arity, flags_of(flags), Keys::NONE), run }
+    Row { spec: Spec::new(name, arity, flags_of(flags), Keys::NONE), run: Some(run) }
+}
+
+/// One that works on whole databases and needs nothing of the session.
+const fn on_databases(name: &'static str, arity: i32, flags: &str, handler: Handler) -> Row {
+    let spec = Spec::new(name, arity, flags_of(flags), Keys::NONE);
+    Row { spec: Spec { handler: Some(handler), ..spec }, run: None }
+}
+
+/// A name that only its sub-commands answer to.
+const fn container(name: &'static str) -> Row {
+    Row { spec: Spec::new(name, -2, Flags::NONE, Keys::NONE), run: None }
 }
 
 impl Row {
@@ -72,7 +81,7 @@ const fn flags_of(letters: &str) -> Flags {
 }
 
 #[rustfmt::skip]
-static TABLE: &[Row] = &[
+pub static TABLE: &[Row] = &[
     row("ping", -1, "F", Run::Now(connection::ping)).about("connection", "1.0.0", "O(1)", "Ping the server"),
     row("echo", 2, "ltF", Run::Now(connection::echo)).about("connection", "1.0.0", "O(1)", "Echo the given string"),
     row("quit", -1, "bsltFn", Run::Now(connection::quit)).about("connection", "1.0.0", "O(1)", "Close the connection"),
@@ -80,20 +89,20 @@ static TABLE: &[Row] = &[
     row("hello", -1, "sltFnb", Run::Now(connection::hello)).about("connection", "6.0.0", "O(1)", "Handshake with Redis"),
     row("auth", -2, "sltFnb", Run::Now(connection::auth)).about("connection", "1.0.0", "O(N) where N is the number of passwords defined for the user", "Authenticate to the server"),
     row("reset", 1, "sltFnb", Run::Now(connection::reset)).about("connection", "6.2.0", "O(1)", "Reset the connection"),
-    row("multi", 1, "sltFb", Run::Now(transaction::multi)).about("transactions", "1.2.0", "O(1)", "Mark the start of a transaction block"),
-    row("exec", 1, "slt", Run::Later(transaction::exec)).about("transactions", "1.2.0", "Depends on commands in the transaction", "Execute all commands issued after MULTI"),
-    row("discard", 1, "sltFb", Run::Now(transaction::discard)).about("transactions", "2.0.0", "O(N), when N is the number of queued commands", "Discard all commands issued after MULTI"),
-    row("watch", -2, "sltFb", Run::Later(transaction::watch)).about("transactions", "2.2.0", "O(1) for every key.", "Watch the given keys to determine execution of the MULTI/EXEC block").on_keys(1, -1, 1),
-    row("unwatch", 1, "sltFb", Run::Now(transaction::unwatch)).about("transactions", "2.2.0", "O(1)", "Forget about all watched keys"),
-    row("client", -2, "", Run::Container).about("connection", "2.4.0", "Depends on subcommand.", "A container for client connection commands"),
+    row("multi", 1, "sltFb", Run::Now(multi::multi)).about("transactions", "1.2.0", "O(1)", "Mark the start of a transaction block"),
+    row("exec", 1, "slt", Run::Later(multi::exec)).about("transactions", "1.2.0", "Depends on commands in the transaction", "Execute all commands issued after MULTI"),
+    row("discard", 1, "sltFb", Run::Now(multi::discard)).about("transactions", "2.0.0", "O(N), when N is the number of queued commands", "Discard all commands issued after MULTI"),
+    row("watch", -2, "sltFb", Run::Later(multi::watch)).about("transactions", "2.2.0", "O(1) for every key.", "Watch the given keys to determine execution of the MULTI/EXEC block").on_keys(1, -1, 1),
+    row("unwatch", 1, "sltFb", Run::Now(multi::unwatch)).about("transactions", "2.2.0", "O(1)", "Forget about all watched keys"),
+    container("client").about("connection", "2.4.0", "Depends on subcommand.", "A container for client connection commands"),
     row("command", -1, "lt", Run::Now(introspection::all)).about("server", "2.8.13", "O(N) where N is the total number of Redis commands", "Get array of Redis command details"),
-    row("config", -2, "", Run::Container).about("server", "2.0.0", "Depends on subcommand.", "A container for server configuration commands"),
-    row("slowlog", -2, "", Run::Container).about("server", "2.2.12", "Depends on subcommand.", "A container for slow log commands"),
-    row("latency", -2, "", Run::Container).about("server", "2.8.13", "Depends on subcommand.", "A container for latency diagnostics commands"),
-    row("memory", -2, "", Run::Container).about("server", "4.0.0", "Depends on subcommand.", "A container for memory diagnostics commands"),
-    row("acl", -2, "", Run::Container).about("server", "6.0.0", "Depends on subcommand.", "A container for Access List Control commands "),
-    row("module", -2, "", Run::Container).about("server", "4.0.0", "Depends on subcommand.", "A container for module commands"),
-    row("function", -2, "", Run::Container).about("scripting", "7.0.0", "Depends on subcommand.", "A container for function commands"),
+    container("config").about("server", "2.0.0", "Depends on subcommand.", "A container for server configuration commands"),
+    container("slowlog").about("server", "2.2.12", "Depends on subcommand.", "A container for slow log commands"),
+    container("latency").about("server", "2.8.13", "Depends on subcommand.", "A container for latency diagnostics commands"),
+    container("memory").about("server", "4.0.0", "Depends on subcommand.", "A container for memory diagnostics commands"),
+    container("acl").about("server", "6.0.0", "Depends on subcommand.", "A container for Access List Control commands "),
+    container("module").about("server", "4.0.0", "Depends on subcommand.", "A container for module commands"),
+    container("function").about("scripting", "7.0.0", "Depends on subcommand.", "A container for function commands"),
     row("info", -1, "lt", Run::Now(info::info)).about("server", "1.0.0", "O(1)", "Get information and statistics about the server"),
     row("wait", 3, "s", Run::Now(administration::wait)).about("generic", "3.0.0", "O(1)", "Wait for the synchronous replication of all the write commands sent in the context of the current connection"),
     row("shutdown", -1, "asltMb", Run::Now(administration::shutdown)).about("server", "1.0.0", "O(N) when saving, where N is the total number of keys in all databases when saving data, otherwise O(1)", "Synchronously save the dataset to disk and then shut down the server"),
@@ -102,10 +111,10 @@ static TABLE: &[Row] = &[
     row("lastsave", 1, "ltF", Run::Now(administration::last_save)).about("server", "1.0.0", "O(1)", "Get the UNIX time stamp of the last successful save to disk"),
     row("lolwut", -1, "rF", Run::Now(administration::lolwut)).about("server", "5.0.0", "", "Display some computer art and the Redis version"),
     row("role", 1, "sltF", Run::Now(administration::role)).about("server", "2.8.12", "O(1)", "Return the role of the instance in the context of replication"),
-    row("dbsize", 1, "rF", Run::Keys(keyspace::dbsize)).about("server", "1.0.0", "O(1)", "Return the number of keys in the selected database"),
-    row("flushall", -1, "w", Run::Keys(keyspace::flushall)).about("server", "1.0.0", "O(N) where N is the total number of keys in all databases", "Remove all keys from all databases").alone(),
-    row("flushdb", -1, "w", Run::Keys(keyspace::flushdb)).about("server", "1.0.0", "O(N) where N is the number of keys in the selected database", "Remove all keys from the current database").alone(),
-    row("swapdb", 3, "wF", Run::Keys(keyspace::swapdb)).about("server", "4.0.0", "O(N) where N is the count of clients watching or blocking on keys from both databases.", "Swaps two Redis databases").alone(),
+    on_databases("dbsize", 1, "rF", keyspace::dbsize).about("server", "1.0.0", "O(1)", "Return the number of keys in the selected database"),
+    on_databases("flushall", -1, "w", keyspace::flushall).about("server", "1.0.0", "O(N) where N is the total number of keys in all databases", "Remove all keys from all databases").alone(),
+    on_databases("flushdb", -1, "w", keyspace::flushdb).about("server", "1.0.0", "O(N) where N is the number of keys in the selected database", "Remove all keys from the current database").alone(),
+    on_databases("swapdb", 3, "wF", keyspace::swapdb).about("server", "4.0.0", "O(N) where N is the count of clients watching or blocking on keys from both databases.", "Swaps two Redis databases").alone(),
     row("client|id", 2, "slt", Run::Now(clients::id)).about("connection", "5.0.0", "O(1)", "Returns the client ID for the current connection"),
     row("client|getname", 2, "slt", Run::Now(clients::name)).about("connection", "2.6.9", "O(1)", "Get the current connection name"),
     row("client|setname", 3, "slt", Run::Now(clients::set_name)).about("connection", "2.6.9", "O(1)", "Set the current connection name"),
@@ -164,3 +173,33 @@ static TABLE: &[Row] = &[
     row("function|stats", 2, "sb", Run::Now(extensions::function_statistics)).about("scripting", "7.0.0", "O(1)", "Return information about the function currently running (name, description, duration)"),
     row("function|help", 2, "lt", Run::Now(extensions::function_help)).about("scripting", "7.0.0", "O(1)", "Show helpful text about the different subcommands"),
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::server::CommandId;
+    use std::collections::HashSet;
+
+    #[test]
+    fn no_name_is_in_two_tables() {
+        let names: Vec<_> = commands().iter().map(|command| command.spec.name).collect();
+        assert_eq!(names.iter().collect::<HashSet<_>>().len(), names.len());
+    }
+
+    #[test]
+    fn a_sessions_command_has_the_number_of_its_row() {
+        let commands = commands();
+        for (nth, row) in TABLE.iter().enumerate() {
+            assert_eq!(commands.by_full_name(row.spec.name.as_bytes()).map(CommandId::index), Some(nth));
+        }
+    }
+
+    #[test]
+    fn every_sub_command_has_the_parent_that_its_name_says() {
+        let commands = commands();
+        for command in commands.iter() {
+            let parent = command.parent.map(|id| commands.get(id).spec.name);
+            assert_eq!(parent, command.spec.parent(), "{}", command.spec.name);
+        }
+    }
+}

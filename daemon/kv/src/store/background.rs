@@ -1,8 +1,16 @@
 //! What goes on beside requests: the driver that moves everything forward, expiry, and the giving
 //! back of what was cleared.
 
-use super::super::turn;
-use super::*;
+use super::clock::now;
+use super::compact::{Compaction, EVERY};
+use super::db::Db;
+use super::engine::Engine;
+use super::flush;
+use super::index::SHARDS;
+use super::slot_reserve::Delivery;
+use crate::turn;
+use std::rc::Rc;
+use std::time::Duration;
 
 /// How often keys are looked at whose time may be over.
 const EXPIRY_EVERY: Duration = Duration::from_millis(100);
@@ -11,28 +19,28 @@ const EXPIRY_ROUND: usize = 10;
 /// Turns of the thread that one look may cost.
 const EXPIRY_TURNS: usize = 8;
 
-impl Store {
-    /// Starts the tasks that the store needs, on the local task set that this runs in.
-    pub fn start(
-        &self,
-        deliveries: tokio::sync::mpsc::UnboundedReceiver<slot_reserve::Delivery>,
-    ) -> std::io::Result<()> {
-        let events = self.0.pool_io.events()?;
-        let store = self.clone();
-        tokio::task::spawn_local(async move { store.drive(&events).await });
-        let store = self.clone();
-        tokio::task::spawn_local(async move { store.stock_up(deliveries).await });
-        let store = self.clone();
-        tokio::task::spawn_local(turn::in_turns(async move { store.expire().await }));
-        let store = self.clone();
-        tokio::task::spawn_local(turn::in_turns(async move { store.tidy().await }));
-        Ok(())
-    }
+/// One of the tasks.
+struct Background(Rc<Engine>);
 
+/// Starts the tasks that the store needs, on the local task set that this runs in.
+pub fn start(engine: &Rc<Engine>, deliveries: tokio::sync::mpsc::UnboundedReceiver<Delivery>) -> std::io::Result<()> {
+    let events = engine.pool_io.events()?;
+    let task = Background(engine.clone());
+    tokio::task::spawn_local(async move { task.drive(&events).await });
+    let task = Background(engine.clone());
+    tokio::task::spawn_local(async move { task.refill_reserve(deliveries).await });
+    let task = Background(engine.clone());
+    tokio::task::spawn_local(turn::in_turns(async move { task.expire().await }));
+    let task = Background(engine.clone());
+    tokio::task::spawn_local(turn::in_turns(async move { task.tidy().await }));
+    Ok(())
+}
+
+impl Background {
     /// Writes what waits, takes what is done, and sleeps when there is neither.
     async fn drive(&self, events: &tokio::io::unix::AsyncFd<std::os::fd::OwnedFd>) {
         loop {
-            if self.step() {
+            if flush::step(&self.0) {
                 // Those who have their answers go on first; what they post goes together.
                 tokio::task::yield_now().await;
             } else {
@@ -41,52 +49,9 @@ impl Store {
         }
     }
 
-    pub(super) fn step(&self) -> bool {
-        loop {
-            let mut log = self.0.log.borrow_mut();
-            let Some(flight) = log.launch(&self.0.pool_io, &self.0.slot_reserve) else { break };
-            let mut space = self.0.space.borrow_mut();
-            flight.landings.iter().for_each(|landing| space.hold(landing.sheet));
-        }
-        let (pool_io, slot_reserve) = (&self.0.pool_io, &self.0.slot_reserve);
-        let any = pool_io.step(|token, outcome| self.0.log.borrow_mut().landed(token, outcome, pool_io, slot_reserve));
-        loop {
-            let next = self.0.log.borrow_mut().next();
-            let Some((flight, result)) = next else { break };
-            self.commit(flight, result);
-            self.look_soon();
-            self.0.drained.notify_waiters();
-        }
-        let waits = || {
-            let log = self.0.log.borrow();
-            log.dirty() > 0 || log.waits()
-        };
-        if slot_reserve.is_out() && waits() && !self.0.making_room.replace(true) {
-            let store = self.clone();
-            tokio::task::spawn_local(async move { store.make_room_for_waiting().await });
-        }
-        any
-    }
-
-    /// The pool has no room for what waits: keys go that may, or else it is refused.
-    async fn make_room_for_waiting(&self) {
-        let made = self.make_room(0).await;
-        self.0.making_room.set(false);
-        self.0.pool_io.wake();
-        if made.is_ok() {
-            return;
-        }
-        let changes = self.0.log.borrow_mut().give_up(&self.0.pool_io, &self.0.slot_reserve);
-        for change in changes {
-            self.give_back(change.entry.place(), change.entry.units());
-            change.told.tell(Err(StoreError::NoRoom));
-        }
-        self.0.drained.notify_waiters();
-    }
-
-    async fn stock_up(&self, mut deliveries: tokio::sync::mpsc::UnboundedReceiver<slot_reserve::Delivery>) {
+    async fn refill_reserve(&self, mut deliveries: tokio::sync::mpsc::UnboundedReceiver<Delivery>) {
         while let Some(delivery) = deliveries.recv().await {
-            self.0.slot_reserve.receive(delivery);
+            self.0.records().slot_reserve.receive(delivery);
             self.0.pool_io.wake();
         }
     }
@@ -96,12 +61,12 @@ impl Store {
         let mut shard = 0;
         loop {
             tokio::time::sleep(EXPIRY_EVERY).await;
-            if !self.settings().expires_actively || self.0.loading.get() {
+            if !self.0.keys.settings().expires_actively || self.0.loading.get() {
                 continue;
             }
             let mut turns = 0;
-            for _ in 0..index::SHARDS.div_ceil(EXPIRY_ROUND) {
-                shard = (shard + 1) % index::SHARDS;
+            for _ in 0..SHARDS.div_ceil(EXPIRY_ROUND) {
+                shard = (shard + 1) % SHARDS;
                 self.expire_shard(shard);
                 if turn::is_over() {
                     turns += 1;
@@ -116,37 +81,37 @@ impl Store {
 
     fn expire_shard(&self, shard: usize) {
         let now = now();
-        let mut over = Vec::new();
-        for (nth, index) in self.0.indexes.borrow().iter().enumerate().filter(|(_, index)| index.volatile() > 0) {
+        let mut keys = Vec::new();
+        for (nth, index) in self.0.keys.indexes.borrow().iter().enumerate().filter(|(_, index)| index.volatile() > 0) {
             let expired = index.shard(shard).filter(|e| e.is_expired(now));
-            over.extend(expired.map(|e| (Db(nth as u8), e.hash())));
+            keys.extend(expired.map(|e| (Db(nth as u8), e.hash())));
         }
-        for (db, hash) in over {
-            self.count(|s| s.expired += 1);
-            self.forget(self.name_of(db), hash);
+        for (db, hash) in keys {
+            self.0.keys.count(|s| s.expired += 1);
+            self.0.keys.forget(self.0.keys.name_of(db), hash);
         }
     }
 
-    /// Gives back what was cleared, and empties sheets that are mostly holes.
+    /// Gives back what was cleared, and empties log pages that are mostly holes.
     async fn tidy(&self) {
         loop {
-            if self.free_some() {
+            if self.0.records().free_some() {
                 tokio::task::yield_now().await;
                 continue;
             }
-            let cleared = self.0.cleared.borrow_mut().pop();
+            let cleared = self.0.keys.cleared.borrow_mut().pop();
             if let Some(mut index) = cleared {
                 let mut entries = Vec::new();
                 while index.len() > 0 {
                     index.drain_some(&mut entries);
-                    entries.drain(..).for_each(|entry| self.drop_record(&entry));
+                    entries.drain(..).for_each(|entry| self.0.records().drop_record(&entry));
                     tokio::task::yield_now().await;
                 }
-            } else if self.compact().await {
+            } else if Compaction(&self.0).compact().await {
                 // Requests have their turn between two steps.
                 tokio::task::yield_now().await;
             } else {
-                let _ = tokio::time::timeout(compact::EVERY, self.0.work.notified()).await;
+                let _ = tokio::time::timeout(EVERY, self.0.records().work.notified()).await;
             }
         }
     }

@@ -1,8 +1,8 @@
 //! Values that were read lately, in annexd's own memory, up to a budget. Known by their record's
-//! place: a record never changes, and whoever removes one removes it here too.
+//! address: a record never changes, and whoever removes one removes it here too.
 
-use super::Value;
-use super::sheets::Place;
+use super::log_pages::RecordAddr;
+use super::value::Value;
 use quick_cache::unsync::Cache as Quick;
 use quick_cache::{DefaultHashBuilder, Weighter};
 
@@ -14,15 +14,15 @@ const LARGEST: u64 = 16;
 #[derive(Clone)]
 struct Bytes;
 
-impl Weighter<Place, (bytes::Bytes, Value)> for Bytes {
-    fn weight(&self, _: &Place, (key, value): &(bytes::Bytes, Value)) -> u64 {
+impl Weighter<RecordAddr, (bytes::Bytes, Value)> for Bytes {
+    fn weight(&self, _: &RecordAddr, (key, value): &(bytes::Bytes, Value)) -> u64 {
         OVERHEAD + key.len() as u64 + value.bytes.len() as u64
     }
 }
 
 /// See the module's header.
 pub struct Cache {
-    values: Option<Quick<Place, (bytes::Bytes, Value), Bytes>>,
+    values: Option<Quick<RecordAddr, (bytes::Bytes, Value), Bytes>>,
     budget: u64,
 }
 
@@ -33,22 +33,22 @@ impl Cache {
         Cache { values: (budget > 0).then(values), budget }
     }
 
-    /// The value at a place, if it is this key's.
-    pub fn find(&self, place: Place, key: &[u8]) -> Option<Value> {
-        let (of, value) = self.values.as_ref()?.get(&place)?;
+    /// The value at an address, if it is this key's.
+    pub fn find(&self, addr: RecordAddr, key: &[u8]) -> Option<Value> {
+        let (of, value) = self.values.as_ref()?.get(&addr)?;
         (of == key).then(|| value.clone())
     }
 
-    pub fn insert(&mut self, place: Place, key: &[u8], value: &Value) {
+    pub fn insert(&mut self, addr: RecordAddr, key: &[u8], value: &Value) {
         if let Some(values) = &mut self.values
             && (key.len() + value.bytes.len()) as u64 <= self.budget / LARGEST
         {
-            values.insert(place, (bytes::Bytes::copy_from_slice(key), value.clone()));
+            values.insert(addr, (bytes::Bytes::copy_from_slice(key), value.clone()));
         }
     }
 
-    pub fn remove(&mut self, place: Place) {
-        self.values.as_mut().map(|values| values.remove(&place));
+    pub fn remove(&mut self, addr: RecordAddr) {
+        self.values.as_mut().map(|values| values.remove(&addr));
     }
 
     /// Bytes in use, as far as they are counted.
@@ -59,32 +59,32 @@ impl Cache {
 
 #[cfg(test)]
 mod tests {
-    use super::super::sheets::SheetIdx;
+    use super::super::log_pages::LogPageIdx;
     use super::*;
 
     #[test]
     fn the_budget_is_kept_and_what_is_used_again_stays() {
         let mut cache = Cache::new(64 << 10);
-        let place = |n| Place { sheet: SheetIdx(n), unit: 0 };
+        let addr = |n| RecordAddr { log_page: LogPageIdx(n), unit: 0 };
         let value = Value { bytes: bytes::Bytes::from(vec![1; 900]), expires: None, encoding: Default::default() };
         for n in 0..1000 {
-            cache.insert(place(n), b"k", &value);
-            assert!(n == 0 || cache.find(place(0), b"k").is_some(), "{n}");
+            cache.insert(addr(n), b"k", &value);
+            assert!(n == 0 || cache.find(addr(0), b"k").is_some(), "{n}");
         }
         assert!(cache.bytes() <= 64 << 10);
-        assert!(cache.find(place(0), b"other").is_none());
-        cache.remove(place(0));
-        assert!(cache.find(place(0), b"k").is_none());
+        assert!(cache.find(addr(0), b"other").is_none());
+        cache.remove(addr(0));
+        assert!(cache.find(addr(0), b"k").is_none());
         let large = Value { bytes: bytes::Bytes::from(vec![1; 5 << 10]), expires: None, encoding: Default::default() };
-        cache.insert(place(5000), b"k", &large);
-        assert!(cache.find(place(5000), b"k").is_none());
+        cache.insert(addr(5000), b"k", &large);
+        assert!(cache.find(addr(5000), b"k").is_none());
     }
 
     #[test]
     fn without_a_budget_nothing_is_kept() {
         let mut cache = Cache::new(0);
-        let place = Place { sheet: SheetIdx(1), unit: 0 };
-        cache.insert(place, b"", &Value { bytes: bytes::Bytes::new(), expires: None, encoding: Default::default() });
-        assert!(cache.find(place, b"").is_none());
+        let addr = RecordAddr { log_page: LogPageIdx(1), unit: 0 };
+        cache.insert(addr, b"", &Value { bytes: bytes::Bytes::new(), expires: None, encoding: Default::default() });
+        assert!(cache.find(addr, b"").is_none());
     }
 }

@@ -1,31 +1,38 @@
-//! Compaction: records that are left in sheets of which most is unused are appended anew, and the
-//! sheets' slots go back to the pool.
+//! Compaction: records that are left in log pages of which most is unused are appended anew, and
+//! the log pages' slots go back to the pool.
 //!
-//! While the pool has room to give, half of what is held may be unused: the emptier the sheets are,
-//! the less there is to move for each that comes back. When room runs short it is a quarter. It
-//! moves few records at a time, together, so that a request waits behind no more than one such
-//! step, and more of them the faster writers take sheets. What is moved needs room itself before
+//! While the pool has room to give, half of what is held may be unused: the emptier the log pages
+//! are, the less there is to move for each that comes back. When room runs short it is a quarter.
+//! It moves few records at a time, together, so that a request waits behind no more than one such
+//! step, and more of them the faster writers take log pages. What is moved needs room itself before
 //! any comes back: so writers are *held up* when little is left, until there is more again or
 //! nothing to be had, and it moves nothing while the log waits for room.
 
-use super::fetch::{Missed, checked};
-use super::log::Completion;
-use super::sheets::UNITS;
+use super::completion::{Completion, WriteListener};
+use super::engine::Engine;
+use super::error::StoreError;
+use super::fetch::{Missed, Reader, checked};
+use super::flush;
+use super::index::{Entry, at};
+use super::log_pages::{LogPageIdx, RecordAddr, UNITS, fits_log};
+use super::record::{HEADER, Header};
 use super::space::FILLS;
-use super::*;
+use super::write::Writer;
 use annex_host::repeated;
+use annex_shared::page::PAGE_SIZE;
 use futures::future::{join_all, poll_fn};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
 use std::task::{Poll, Waker};
+use std::time::Duration;
 
 /// How often it looks whether there is something to do.
-pub(super) const EVERY: Duration = Duration::from_millis(100);
-/// So many sheets more than at the last look are a reason for the next one.
-const LOOK_AFTER: u64 = 64;
-/// Below so many sheets nothing is compacted.
+pub const EVERY: Duration = Duration::from_millis(100);
+/// Below so many log pages nothing is compacted.
 const LEAST: u64 = 256;
 /// How long one may take: its donors may go while it is read.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// Sheets emptied in one step at most.
+/// Log pages emptied in one step at most.
 const MOST: u64 = 128;
 /// Room is short when no more than one part in so many of what could be held is left.
 const SHORT: u64 = 8;
@@ -36,9 +43,9 @@ const EAGER: Pace = Pace { unused: 4, least: 16 };
 
 /// How compaction goes about it.
 struct Pace {
-    /// What is unused of the sheets held, at most: one part in so many.
+    /// What is unused of the log pages held, at most: one part in so many.
     unused: u64,
-    /// Sheets emptied in one step.
+    /// Log pages emptied in one step.
     least: u64,
 }
 
@@ -47,7 +54,7 @@ fn is_left(room: u64, held: u64, part: u64) -> bool {
     room * part < held + room
 }
 
-/// What there is to go by, in sheets.
+/// What there is to go by, in log pages.
 struct Look {
     held: u64,
     /// As many would do for what is in them.
@@ -65,7 +72,7 @@ impl Look {
         is_left(self.room, self.held, SCARCE)
     }
 
-    /// How many sheets are to be emptied in one step.
+    /// How many log pages are to be emptied in one step.
     fn step(&self) -> usize {
         let is_short = is_left(self.room.min(self.below_limit.unwrap_or(u64::MAX)), self.held, SHORT);
         let pace = if is_short { EAGER } else { LAX };
@@ -96,7 +103,7 @@ impl Moves {
         self.under_way.set(self.under_way.get() + 1);
     }
 
-    async fn over(&self) -> u64 {
+    async fn completed(&self) -> u64 {
         poll_fn(|context| {
             if self.under_way.get() == 0 {
                 return Poll::Ready(self.moved.get());
@@ -109,7 +116,7 @@ impl Moves {
 }
 
 impl WriteListener for Moves {
-    fn hear(&self, units: u64, outcome: Result<(), StoreError>) {
+    fn completed(&self, units: u64, outcome: Result<(), StoreError>) {
         self.moving.set(self.moving.get() - units);
         self.units.set(self.units.get() - units);
         self.under_way.set(self.under_way.get() - 1);
@@ -128,39 +135,43 @@ impl Drop for Moves {
     }
 }
 
-impl Store {
+/// See the module's header.
+pub struct Compaction<'a>(pub &'a Rc<Engine>);
+
+impl Compaction<'_> {
     /// One step. False: there is nothing to do.
-    pub(super) async fn compact(&self) -> bool {
-        let sheets = self.to_empty();
-        if sheets.is_empty() {
+    pub async fn compact(&self) -> bool {
+        let log_pages = self.to_empty();
+        if log_pages.is_empty() {
             return false;
         }
         let moves = Rc::new(Moves {
-            moving: self.0.moving.clone(),
+            moving: self.0.records().moving.clone(),
             units: Cell::new(0),
             under_way: Cell::new(0),
             moved: Cell::new(0),
             waker: RefCell::new(None),
         });
-        join_all(sheets.into_iter().map(|sheet| tokio::time::timeout(PATIENCE, self.empty(sheet, &moves)))).await;
-        self.forward();
-        let moved = moves.over().await;
-        self.count(|s| s.moved += moved);
-        self.0.slot_reserve.ask_again();
+        join_all(log_pages.into_iter().map(|log_page| tokio::time::timeout(PATIENCE, self.empty(log_page, &moves))))
+            .await;
+        flush::forward(self.0);
+        let moved = moves.completed().await;
+        self.0.keys.count(|s| s.moved += moved);
+        self.0.records().slot_reserve.ask_again();
         if moved == 0 {
             self.hold_up(false);
         }
         moved > 0
     }
 
-    /// The sheets of the next step, which begins at once. Writers are held up until then if they
+    /// The log pages of the next step, which begins at once. Writers are held up until then if they
     /// must not take more before.
-    fn to_empty(&self) -> Vec<SheetIdx> {
+    fn to_empty(&self) -> Vec<LogPageIdx> {
         let look = self.look();
-        let most = if self.0.slot_reserve.is_out() || self.0.loading.get() { 0 } else { look.step() };
-        let sheets = if most > 0 { self.sparse(most) } else { Vec::new() };
-        self.hold_up(!sheets.is_empty() && look.is_scarce());
-        sheets
+        let most = if self.0.records().slot_reserve.is_out() || self.0.loading.get() { 0 } else { look.step() };
+        let log_pages = if most > 0 { self.sparse(most) } else { Vec::new() };
+        self.hold_up(!log_pages.is_empty() && look.is_scarce());
+        log_pages
     }
 
     fn hold_up(&self, holds: bool) {
@@ -169,55 +180,49 @@ impl Store {
         }
     }
 
-    /// Writers have taken sheets since the last look.
-    pub(super) fn look_soon(&self) {
-        if self.0.space.borrow().sheets() >= self.0.looked.get() + LOOK_AFTER {
-            self.0.work.notify_one();
-        }
-    }
-
     fn look(&self) -> Look {
         let (held, used) = {
-            let space = self.0.space.borrow();
-            (space.sheets(), space.units().div_ceil(u64::from(UNITS)))
+            let space = self.0.records().space.borrow();
+            (space.log_pages(), space.units().div_ceil(u64::from(UNITS)))
         };
         let grown = held.saturating_sub(self.0.looked.replace(held));
         let waiting = self.0.log.borrow().dirty() as u64;
-        let room = (self.0.slot_reserve.slots() + self.0.pool.room_for_kv()).saturating_sub(waiting);
+        let room = (self.0.records().slot_reserve.slots() + self.0.pool.room_for_kv()).saturating_sub(waiting);
         // As much is held for a limit's worth of records as an eager compaction leaves of them.
-        let limit = Some(self.settings().limit / PAGE_SIZE as u64).filter(|limit| *limit > 0);
+        let limit = Some(self.0.keys.settings().limit / PAGE_SIZE as u64).filter(|limit| *limit > 0);
         let below_limit = limit.map(|limit| (limit + limit / (EAGER.unused - 1)).saturating_sub(held));
         Look { held, used, grown, room, below_limit }
     }
 
-    /// Some sheets that are to be emptied, of the emptiest.
-    fn sparse(&self, most: usize) -> Vec<SheetIdx> {
-        let space = self.0.space.borrow();
-        let (first, mut sheets) = (self.random() as usize, Vec::new());
+    /// Some log pages that are to be emptied, of the emptiest.
+    fn sparse(&self, most: usize) -> Vec<LogPageIdx> {
+        let space = self.0.records().space.borrow();
+        let (first, mut log_pages) = (self.0.keys.random() as usize, Vec::new());
         // Of those that are full but for some units nothing is to be gained.
         for fill in 1..FILLS {
-            space.filled(fill, first, most, &mut sheets);
-            // A record that goes on in other sheets begins in none of them. What is out of reach
+            space.filled(fill, first, most, &mut log_pages);
+            // A record that goes on in other log pages begins in none of them. What is out of reach
             // can't be read.
-            sheets.retain(|sheet| self.0.table.starts(*sheet) != 0 && self.is_within_reach(*sheet));
-            if sheets.len() == most {
+            log_pages
+                .retain(|log_page| self.0.records().table.starts(*log_page) != 0 && self.0.is_within_reach(*log_page));
+            if log_pages.len() == most {
                 break;
             }
         }
-        sheets
+        log_pages
     }
 
-    /// Appends the records anew that begin in a sheet.
-    async fn empty(&self, sheet: SheetIdx, moves: &Rc<Moves>) {
-        while self.is_full() {
+    /// Appends the records anew that begin in a log page.
+    async fn empty(&self, log_page: LogPageIdx, moves: &Rc<Moves>) {
+        while self.0.is_full() {
             self.0.drained.notified().await;
         }
-        let (slot, places) = (|| self.0.table.slot(sheet), self.0.table.places(sheet));
-        let look = |bytes: &[u8]| places.filter_map(|place| self.move_within(place, bytes, moves)).collect::<Vec<_>>();
+        let (slot, addrs) = (|| self.0.records().table.slot(log_page), self.0.records().table.addrs(log_page));
+        let look = |bytes: &[u8]| addrs.filter_map(|addr| self.move_within(addr, bytes, moves)).collect::<Vec<_>>();
         let Ok(Some(going_on)) = self.0.pool_io.read_slot(slot, look).await else { return };
-        for (place, units) in going_on {
-            match self.record(place, units, None).await {
-                Ok((header, key, value)) => self.move_record(place, &header, &key, &value, moves),
+        for (addr, units) in going_on {
+            match Reader(self.0).record(addr, units, None).await {
+                Ok((header, key, value)) => self.move_record(addr, &header, &key, &value, moves),
                 Err(Missed::Bad(error)) => {
                     repeated!(ERROR, "a record can't be moved" of "", "a record can't be moved: {error}")
                 }
@@ -226,34 +231,34 @@ impl Store {
         }
     }
 
-    /// Moves a record that begins here. If it goes on in the sheets that follow, tells how many
+    /// Moves a record that begins here. If it goes on in the log pages that follow, tells how many
     /// units it has.
-    fn move_within(&self, place: Place, sheet: &[u8], moves: &Rc<Moves>) -> Option<(Place, u32)> {
-        let bytes = place.within(sheet);
+    fn move_within(&self, addr: RecordAddr, log_page: &[u8], moves: &Rc<Moves>) -> Option<(RecordAddr, u32)> {
+        let bytes = addr.within(log_page);
         let header = Header::decode(bytes);
         if let Ok(header) = &header
             && HEADER + header.body() > bytes.len()
         {
-            // One that is too large for the log has its sheets for itself.
-            return Some((place, header.units())).filter(|(_, units)| log::takes(*units));
+            // One that is too large for the log has its log pages for itself.
+            return Some((addr, header.units())).filter(|(_, units)| fits_log(*units));
         }
         match checked(bytes, None) {
             Ok((header, body)) => {
                 let (key, value) = body.split_at(header.key_len as usize);
-                self.move_record(place, &header, key, value, moves);
+                self.move_record(addr, &header, key, value, moves);
             }
             Err(error) => repeated!(ERROR, "a record can't be moved" of "", "a record can't be moved: {error}"),
         }
         None
     }
 
-    fn move_record(&self, place: Place, header: &Header, key: &[u8], value: &[u8], moves: &Rc<Moves>) {
-        let found = self.0.indexes.borrow()[at(header.db)].find(header.hash).copied();
-        let is_it = |entry: &Entry| entry.place() == place && entry.tag().is_none_or(|tag| tag == header.tag());
+    fn move_record(&self, addr: RecordAddr, header: &Header, key: &[u8], value: &[u8], moves: &Rc<Moves>) {
+        let found = self.0.keys.indexes.borrow()[at(header.db)].find(header.hash).copied();
+        let is_it = |entry: &Entry| entry.addr() == addr && entry.tag().is_none_or(|tag| tag == header.tag());
         let Some(entry) = found.filter(is_it) else { return };
-        let hearer: Rc<dyn WriteListener> = moves.clone();
-        let told = Completion::Hearer(Rc::downgrade(&hearer), u64::from(header.units()));
-        if self.append(header, key, value, entry.access(), Some(place), told).is_ok() {
+        let listener: Rc<dyn WriteListener> = moves.clone();
+        let completion = Completion::Listener(Rc::downgrade(&listener), u64::from(header.units()));
+        if Writer(self.0).append(header, key, value, entry.access(), Some(addr), completion).is_ok() {
             moves.begin(header.units());
         }
     }

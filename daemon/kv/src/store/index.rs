@@ -6,10 +6,11 @@
 //! grows by itself, so that no growth moves more than a small part of all keys, and SCAN goes
 //! through keys in the order of their hash, which no growth changes.
 
+use super::clock::UnixMs;
+use super::db::{DATABASES, Db};
 use super::hash::KeyHash;
-use super::record::{Header, UNIT};
-use super::sheets::{Place, SheetIdx};
-use super::{Db, UnixMs, log};
+use super::log_pages::{LogPageIdx, RecordAddr, units_of};
+use super::record::{HEADER, Header, UNIT};
 use hashbrown::HashTable;
 use std::ops::Range;
 
@@ -31,7 +32,7 @@ pub struct Entry {
     /// all other bits are when, and there is no tag.
     expires: u64,
     low: u32,
-    sheet: u32,
+    log_page: u32,
     /// Of the record.
     bytes: u32,
     /// Bits 0 to 5: the unit at which the record begins; 8 to 31: access.
@@ -39,22 +40,22 @@ pub struct Entry {
 }
 
 impl Entry {
-    pub fn new(header: &Header, place: Place, access: u32) -> Entry {
-        let meta = access << ACCESS_SHIFT | u32::from(place.unit);
+    pub fn new(header: &Header, addr: RecordAddr, access: u32) -> Entry {
+        let meta = access << ACCESS_SHIFT | u32::from(addr.unit);
         let (hash, bytes) = (header.hash, header.bytes());
         let expires = match header.expires.unwrap_or(0) {
             far if far >> EXPIRY_BITS != 0 => FAR | far,
             near => u64::from(header.tag()) << EXPIRY_BITS | near,
         };
-        Entry { high: hash.high, expires, low: hash.low, sheet: place.sheet.0, bytes, meta }
+        Entry { high: hash.high, expires, low: hash.low, log_page: addr.log_page.0, bytes, meta }
     }
 
     pub fn hash(&self) -> KeyHash {
         KeyHash { high: self.high, low: self.low }
     }
 
-    pub fn place(&self) -> Place {
-        Place { sheet: SheetIdx(self.sheet), unit: (self.meta & UNIT_MASK) as u8 }
+    pub fn addr(&self) -> RecordAddr {
+        RecordAddr { log_page: LogPageIdx(self.log_page), unit: (self.meta & UNIT_MASK) as u8 }
     }
 
     /// Bytes of the record, with its header and its key.
@@ -62,16 +63,16 @@ impl Entry {
         self.bytes
     }
 
-    /// Where the record lies, from the beginning of its sheet: ends beyond the sheet if it goes on
-    /// in the next one.
+    /// Where the record lies, from the beginning of its log page: ends beyond the log page if it
+    /// goes on in the next one.
     pub fn span(&self) -> Range<u32> {
-        let from = u32::from(self.place().unit) * UNIT as u32;
+        let from = u32::from(self.addr().unit) * UNIT as u32;
         from..from + self.bytes
     }
 
     /// Units that the record has to itself.
     pub fn units(&self) -> u32 {
-        log::room(self.bytes)
+        units_of(self.bytes)
     }
 
     pub fn expires(&self) -> Option<UnixMs> {
@@ -95,6 +96,11 @@ impl Entry {
 
     pub fn set_access(&mut self, access: u32) {
         self.meta = access << ACCESS_SHIFT | (self.meta & UNIT_MASK);
+    }
+
+    /// Bytes of the value of the key whose entry this is.
+    pub fn value_bytes(&self, key: &[u8]) -> u64 {
+        u64::from(self.bytes).saturating_sub((HEADER + key.len()) as u64)
     }
 
     fn cursor(&self) -> u64 {
@@ -223,11 +229,11 @@ impl Index {
 }
 
 /// The indexes of all databases.
-pub type Indexes = [Index; super::DATABASES as usize];
+pub type Indexes = [Index; DATABASES as usize];
 
 /// Where a database's index is.
 pub fn at(db: Db) -> usize {
-    usize::from(db.0 % super::DATABASES)
+    usize::from(db.0 % DATABASES)
 }
 
 #[cfg(test)]
@@ -241,7 +247,7 @@ mod tests {
     fn entry(n: u32, expires: Option<u64>) -> Entry {
         let hash = HashKey([1, 2]).hash(&n.to_le_bytes());
         let header = Header::new(Db(0), u64::from(n), expires, hash, b"", &vec![0; n as usize]);
-        Entry::new(&header, Place { sheet: SheetIdx(n), unit: (n % 64) as u8 }, n & 0xff_ffff)
+        Entry::new(&header, RecordAddr { log_page: LogPageIdx(n), unit: (n % 64) as u8 }, n & 0xff_ffff)
     }
 
     #[test]
@@ -249,7 +255,7 @@ mod tests {
         for expires in [None, Some(1), Some(1_800_000_000_000), Some((1 << 47) - 1)] {
             let hash = HashKey([1, 2]).hash(b"k");
             let header = Header::new(Db(0), 9, expires, hash, b"k", b"v");
-            let entry = Entry::new(&header, Place { sheet: SheetIdx(1), unit: 2 }, 3);
+            let entry = Entry::new(&header, RecordAddr { log_page: LogPageIdx(1), unit: 2 }, 3);
             assert_eq!((entry.expires(), entry.tag()), (expires, Some(header.tag())));
         }
         // What expires in some thousand years has no tag.
@@ -279,7 +285,7 @@ mod tests {
             for n in 0..300 {
                 let found = index.find(entry(n, None).hash());
                 let wanted = (n, n + HEADER as u32, n);
-                prop_assert_eq!(found.map(|e| (e.place().sheet.0, e.bytes(), e.access())), model.get(&n).map(|_| wanted));
+                prop_assert_eq!(found.map(|e| (e.addr().log_page.0, e.bytes(), e.access())), model.get(&n).map(|_| wanted));
             }
         }
 
@@ -292,7 +298,7 @@ mod tests {
             loop {
                 let mut found = Vec::new();
                 cursor = index.scan(cursor, count, &mut found);
-                seen.extend(found.iter().map(|e| e.place().sheet.0));
+                seen.extend(found.iter().map(|e| e.addr().log_page.0));
                 if cursor == 0 {
                     break;
                 }
@@ -312,7 +318,7 @@ mod tests {
         let mut random = 1u64;
         let mut draw = || {
             random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            index.any(random >> 8).unwrap().place().sheet.0
+            index.any(random >> 8).unwrap().addr().log_page.0
         };
         let mut drawn = [0; 10];
         (0..10_000).for_each(|_| drawn[draw() as usize] += 1);

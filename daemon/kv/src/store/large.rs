@@ -1,70 +1,80 @@
-//! Records that are too large for the log: whoever has one writes it to sheets of its own, piece by
-//! piece, and it counts when all are written.
+//! Records that are too large for the log: whoever has one writes it to log pages of its own, piece
+//! by piece, and it counts when all are written.
 
-use super::super::{blocking, turn};
-use super::sheets::UNITS;
-use super::*;
-use annex_pool::Part;
+use super::clock::UnixMs;
+use super::db::Db;
+use super::error::StoreError;
+use super::index::Entry;
+use super::log::{Landing, TRIES};
+use super::log_pages::{LogPageIdx, RecordAddr, UNITS, units_of};
+use super::record::Header;
+use super::records::Records;
+use super::write::Writer;
+use crate::{blocking, turn};
+use annex_pool::{IoError, Part};
+use annex_shared::page::PAGE_SIZE;
+use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
+use std::time::Duration;
 
-/// Sheets of a piece.
+/// Log pages of a piece.
 const PIECE: usize = 32;
 /// Pieces of one record under way at a time.
 const TOGETHER: usize = 32;
 /// How long a piece waits for slots.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Sheets that are reserved for a record. Dropped before the record counts, they are given back.
+/// Log pages that are reserved for a record. Dropped before the record counts, they are given back.
 struct Reserved<'a> {
-    store: &'a Store,
-    place: Place,
+    records: &'a Records,
+    addr: RecordAddr,
     units: u32,
 }
 
 impl Drop for Reserved<'_> {
     fn drop(&mut self) {
-        self.store.give_back(self.place, self.units);
+        self.records.give_back(self.addr, self.units);
     }
 }
 
-impl Store {
-    pub(super) async fn write_large(
+impl Writer<'_> {
+    pub async fn write_large(
         &self,
         db: Db,
         key: &[u8],
         value: &Bytes,
         expires: Option<UnixMs>,
     ) -> Result<(), StoreError> {
-        let hash = self.hash(key);
-        let access = self.access_of_written(db, hash);
-        let (of, version) = (self.0.table.database(db), self.next_version());
+        let hash = self.0.keys.hash(key);
+        let access = self.0.keys.access_of_written(db, hash);
+        let (of, version) = (self.0.records().table.database(db), self.0.keys.next_version());
         let (whole_key, bytes) = (Bytes::copy_from_slice(key), value.clone());
         let header = move || Header::new(of, version, expires, hash, &whole_key, &bytes);
         let header = blocking::run(value.len() as u64, header).await;
         let header = header.map_err(|_| StoreError::Unwritten(IoError::Lost))?;
-        let units = log::room(header.bytes());
-        let sheets = units / UNITS;
-        let place = self.0.space.borrow_mut().append_sheets(sheets).map_err(|_| StoreError::NoRoom)?;
-        let reserved = Reserved { store: self, place, units };
+        let units = units_of(header.bytes());
+        let log_pages = units / UNITS;
+        let addr = self.0.records().space.borrow_mut().append_log_pages(log_pages).map_err(|_| StoreError::NoRoom)?;
+        let reserved = Reserved { records: self.0.records(), addr, units };
         let head = [&header.encode()[..], key].concat();
-        let pieces = (0..sheets as usize).step_by(PIECE).map(|first| {
-            let count = PIECE.min(sheets as usize - first);
-            self.write_piece(SheetIdx(place.sheet.0 + first as u32), first, count, &head, value)
+        let pieces = (0..log_pages as usize).step_by(PIECE).map(|first| {
+            let count = PIECE.min(log_pages as usize - first);
+            self.write_piece(LogPageIdx(addr.log_page.0 + first as u32), first, count, &head, value)
         });
         let mut pieces = futures::stream::iter(pieces).buffer_unordered(TOGETHER);
         while pieces.try_next().await?.is_some() {}
         drop(pieces);
         std::mem::forget(reserved);
-        let entry = Entry::new(&header, place, access);
-        self.apply(&log::Change { db: header.db, entry, from: None, told: log::Completion::Nobody });
+        let entry = Entry::new(&header, addr, access);
+        self.0.keys.apply(header.db, entry, None);
         Ok(())
     }
 
-    /// Writes the record's part that belongs into `count` sheets from the record's `nth` on;
+    /// Writes the record's part that belongs into `count` log pages from the record's `nth` on;
     /// elsewhere, if no replica takes it.
     async fn write_piece(
         &self,
-        sheet: SheetIdx,
+        log_page: LogPageIdx,
         nth: usize,
         count: usize,
         head: &[u8],
@@ -72,16 +82,16 @@ impl Store {
     ) -> Result<(), StoreError> {
         let mut tries = 1;
         loop {
-            match self.try_piece(sheet, nth, count, head, value).await {
-                Err(StoreError::Unwritten(IoError::Lost)) if tries < log::TRIES => tries += 1,
-                over => return over,
+            match self.try_piece(log_page, nth, count, head, value).await {
+                Err(StoreError::Unwritten(IoError::Lost)) if tries < TRIES => tries += 1,
+                outcome => return outcome,
             }
         }
     }
 
     async fn try_piece(
         &self,
-        sheet: SheetIdx,
+        log_page: LogPageIdx,
         nth: usize,
         count: usize,
         head: &[u8],
@@ -91,20 +101,20 @@ impl Store {
         let mut runs = Vec::new();
         let mut got = 0;
         while got < count {
-            let more = self.0.slot_reserve.take((count - got) as u32, &mut runs) as usize;
+            let more = self.0.records().slot_reserve.take((count - got) as u32, &mut runs) as usize;
             got += more;
             if more == 0 {
-                let waited = tokio::time::timeout(PATIENCE, self.0.slot_reserve.changed.notified()).await;
-                if waited.is_err() || self.0.slot_reserve.is_out() {
-                    self.0.slot_reserve.put_back(runs);
+                let waited = tokio::time::timeout(PATIENCE, self.0.records().slot_reserve.changed.notified()).await;
+                if waited.is_err() || self.0.records().slot_reserve.is_out() {
+                    self.0.records().slot_reserve.put_back(runs);
                     return Err(StoreError::NoRoom);
                 }
             }
         }
-        let sheets = (sheet.0..).map(SheetIdx).zip(runs.iter().flat_map(|run| run.slots()));
-        let landings: Vec<log::Landing> = sheets.map(|(sheet, slot)| log::Landing { sheet, slot }).collect();
-        landings.iter().for_each(|landing| self.0.space.borrow_mut().hold(landing.sheet));
-        let mut piece = Piece { store: self, landings, is_written: false };
+        let log_pages = (log_page.0..).map(LogPageIdx).zip(runs.iter().flat_map(|run| run.slots()));
+        let landings: Vec<Landing> = log_pages.map(|(log_page, slot)| Landing { log_page, slot }).collect();
+        landings.iter().for_each(|landing| self.0.records().space.borrow_mut().hold(landing.log_page));
+        let mut piece = Piece { records: self.0.records(), landings, is_written: false };
         let mut buf = self.0.pool_io.buffer(count).await;
         self.0.pool_io.fill(&mut buf, |bytes| {
             let from = nth * PAGE_SIZE;
@@ -125,8 +135,8 @@ impl Store {
 
 /// A piece's slots. Whatever ends its write settles them.
 struct Piece<'a> {
-    store: &'a Store,
-    landings: Vec<log::Landing>,
+    records: &'a Records,
+    landings: Vec<Landing>,
     is_written: bool,
 }
 
@@ -134,11 +144,11 @@ impl Drop for Piece<'_> {
     fn drop(&mut self) {
         for landing in &self.landings {
             match self.is_written {
-                true => self.store.put(landing.sheet, landing.slot),
+                true => self.records.put(landing.log_page, landing.slot),
                 // The lane retains what is still under way.
-                false => self.store.0.slot_reserve.release(landing.slot),
+                false => self.records.slot_reserve.release(landing.slot),
             }
-            self.store.let_go(landing.sheet);
+            self.records.let_go(landing.log_page);
         }
     }
 }

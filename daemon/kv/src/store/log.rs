@@ -1,34 +1,31 @@
 //! The log: records that are on their way into the pool.
 //!
-//! A record is copied into the *tail*, the sheets at the end of the space that are not full or not
-//! written yet. From there whole sheets are written to fresh slots, as many as there are in one
-//! *flight*; the last sheet, if it is not full, is written again with the records that come next,
-//! to another slot. A record is committed when the flight is over that holds its last sheet.
-//! Flights are committed in the order in which they started, so a sheet is never put back to an
-//! older slot, and two records of one key commit in the order in which they were appended.
+//! A record is copied into the *tail*, the log pages at the end of the space that are not full or
+//! not written yet. From there whole log pages are written to fresh slots, as many as there are in
+//! one *flight*; the last log page, if it is not full, is written again with the records that come
+//! next, to another slot. A record is committed when the flight is over that holds its last log
+//! page. Flights are committed in the order in which they started, so a log page is never put back
+//! to an older slot, and two records of one key commit in the order in which they were appended.
 //!
 //! A flight that no replica took, since all donors of its slots are away, is written again to other
 //! slots, before anything that came after it.
 
+use super::completion::Completion;
+use super::db::Db;
 use super::index::Entry;
+use super::log_pages::{BATCH, LogPageIdx, RecordAddr};
 use super::pool_io::PoolIo;
-use super::sheets::{Place, SheetIdx, UNITS};
+use super::record::UNIT;
 use super::slot_reserve::SlotReserve;
-use super::{Db, StoreError, WriteListener};
-use crate::store::record::UNIT;
 use annex_pool::{Buf, IoError, Part, SlotRun};
 use annex_shared::ids::SlotIdx;
 use annex_shared::page::PAGE_SIZE;
 use std::collections::VecDeque;
-use std::rc::Weak;
-use tokio::sync::oneshot;
 
-/// Sheets of one flight at most.
-const BATCH: usize = 256;
 /// Flights under way at most.
 const MAX_FLIGHTS: usize = 8;
 /// How often a write is tried that no replica takes.
-pub(super) const TRIES: u8 = 8;
+pub const TRIES: u8 = 8;
 
 /// Tails whose memory is kept for the next ones.
 const SPARE: usize = 64;
@@ -38,42 +35,20 @@ pub struct Change {
     pub db: Db,
     pub entry: Entry,
     /// A record that is moved: it counts only if the key's record is still here.
-    pub from: Option<Place>,
-    pub told: Completion,
-}
-
-/// Who hears what became of a record.
-pub enum Completion {
-    Nobody,
-    Task(oneshot::Sender<Result<(), StoreError>>),
-    Hearer(Weak<dyn WriteListener>, u64),
-}
-
-impl Completion {
-    pub fn tell(self, outcome: Result<(), StoreError>) {
-        match self {
-            Completion::Nobody => {}
-            // Who asked may have gone.
-            Completion::Task(done) => drop(done.send(outcome)),
-            Completion::Hearer(hears, number) => {
-                if let Some(hears) = hears.upgrade() {
-                    hears.hear(number, outcome);
-                }
-            }
-        }
-    }
+    pub from: Option<RecordAddr>,
+    pub completion: Completion,
 }
 
 struct Tail {
-    sheet: SheetIdx,
+    log_page: LogPageIdx,
     bytes: Box<[u8; PAGE_SIZE]>,
     dirty: bool,
 }
 
-/// A slot that a sheet is being written to.
+/// A slot that a log page is being written to.
 #[derive(Clone, Copy)]
 pub struct Landing {
-    pub sheet: SheetIdx,
+    pub log_page: LogPageIdx,
     pub slot: SlotIdx,
 }
 
@@ -87,12 +62,12 @@ pub struct Flight {
 }
 
 enum State {
-    /// The way knows it by this token.
+    /// The lane knows it by this token.
     Posted(u64),
     /// No replica took it, and its slots were given back. It has been given so many others so far.
     Again { buf: Buf, runs: Vec<SlotRun>, got: usize },
     /// It waits for those before it. If it failed, its slots were given back.
-    Over(Result<(), IoError>),
+    Completed(Result<(), IoError>),
 }
 
 /// See the module's header.
@@ -100,10 +75,10 @@ enum State {
 pub struct Log {
     tails: VecDeque<Tail>,
     spare: Vec<Box<[u8; PAGE_SIZE]>>,
-    /// The number of the first tail; sheets are numbered as they come.
+    /// The number of the first tail; log pages are numbered as they come.
     first: u64,
-    /// In the order of the log, each with the number of its record's last sheet: first those of the
-    /// flights, then those that wait.
+    /// In the order of the log, each with the number of its record's last log page: first those of
+    /// the flights, then those that wait.
     changes: VecDeque<(u64, Change)>,
     /// How many of these the flights bring.
     flying: usize,
@@ -111,7 +86,7 @@ pub struct Log {
 }
 
 impl Log {
-    /// Sheets that wait to be written.
+    /// Log pages that wait to be written.
     pub fn dirty(&self) -> usize {
         // Only one can be written and still be here: the last, while it is the only one.
         match self.tails.front() {
@@ -130,15 +105,15 @@ impl Log {
         !self.flights.is_empty() || self.dirty() > 0
     }
 
-    /// Puts a record's pieces at its place, which is the end of the space.
-    pub fn append(&mut self, place: Place, pieces: [&[u8]; 3], change: Change) {
-        let mut at = usize::from(place.unit) * UNIT;
-        self.tail(place.sheet);
+    /// Puts a record's pieces at its address, which is the end of the space.
+    pub fn append(&mut self, addr: RecordAddr, pieces: [&[u8]; 3], change: Change) {
+        let mut at = usize::from(addr.unit) * UNIT;
+        self.tail(addr.log_page);
         for mut piece in pieces {
             while !piece.is_empty() {
                 if at == PAGE_SIZE {
-                    let last = self.tails.back().map_or(place.sheet, |t| t.sheet);
-                    self.tail(SheetIdx(last.0 + 1));
+                    let last = self.tails.back().map_or(addr.log_page, |t| t.log_page);
+                    self.tail(LogPageIdx(last.0 + 1));
                     at = 0;
                 }
                 let (now, later) = piece.split_at(piece.len().min(PAGE_SIZE - at));
@@ -154,19 +129,19 @@ impl Log {
         self.changes.push_back((last, change));
     }
 
-    /// Makes a sheet the last of the tail.
-    fn tail(&mut self, sheet: SheetIdx) {
-        if self.tails.back().is_none_or(|t| t.sheet != sheet) {
+    /// Makes a log page the last of the tail.
+    fn tail(&mut self, log_page: LogPageIdx) {
+        if self.tails.back().is_none_or(|t| t.log_page != log_page) {
             let mut bytes = self.spare.pop().unwrap_or_else(|| Box::new([0; PAGE_SIZE]));
             bytes.fill(0);
-            self.tails.push_back(Tail { sheet, bytes, dirty: false });
+            self.tails.push_back(Tail { log_page, bytes, dirty: false });
             self.trim();
         }
     }
 
-    /// The bytes of a sheet that is in the tail still.
-    pub fn bytes(&self, sheet: SheetIdx) -> Option<&[u8; PAGE_SIZE]> {
-        self.tails.iter().rev().find(|t| t.sheet == sheet).map(|t| &*t.bytes)
+    /// The bytes of a log page that is in the tail still.
+    pub fn bytes(&self, log_page: LogPageIdx) -> Option<&[u8; PAGE_SIZE]> {
+        self.tails.iter().rev().find(|t| t.log_page == log_page).map(|t| &*t.bytes)
     }
 
     /// Starts a flight with what waits. `None`: nothing can be started now.
@@ -184,14 +159,14 @@ impl Log {
             pool_io.free(buf);
             return None;
         }
-        let sheets = self.tails.range(from..from + got);
+        let log_pages = self.tails.range(from..from + got);
         pool_io.fill(&mut buf, |bytes| {
-            for (tail, to) in sheets.clone().zip(bytes.chunks_exact_mut(PAGE_SIZE)) {
+            for (tail, to) in log_pages.clone().zip(bytes.chunks_exact_mut(PAGE_SIZE)) {
                 to.copy_from_slice(&*tail.bytes);
             }
         });
         let slots = runs.iter().flat_map(|run| run.slots());
-        let landings = sheets.zip(slots).map(|(tail, slot)| Landing { sheet: tail.sheet, slot }).collect();
+        let landings = log_pages.zip(slots).map(|(tail, slot)| Landing { log_page: tail.log_page, slot }).collect();
         let token = match pool_io.post_flight(&Part::in_order(&runs), buf) {
             Ok(token) => token,
             Err(buf) => {
@@ -217,7 +192,8 @@ impl Log {
             if *got < flight.landings.len() {
                 return false;
             }
-            let State::Again { buf, runs, got } = std::mem::replace(&mut flight.state, State::Over(Err(IoError::Lost)))
+            let State::Again { buf, runs, got } =
+                std::mem::replace(&mut flight.state, State::Completed(Err(IoError::Lost)))
             else {
                 continue;
             };
@@ -251,14 +227,14 @@ impl Log {
         let is_it = |flight: &&mut Flight| matches!(flight.state, State::Posted(its) if its == token);
         let Some(flight) = self.flights.iter_mut().find(is_it) else { return };
         flight.state = match outcome {
-            Ok(()) => State::Over(Ok(())),
+            Ok(()) => State::Completed(Ok(())),
             Err((error, buf)) => {
                 flight.landings.iter().for_each(|landing| slot_reserve.release(landing.slot));
                 if error == IoError::Lost && flight.tries < TRIES {
                     State::Again { buf, runs: Vec::new(), got: 0 }
                 } else {
                     pool_io.free(buf);
-                    State::Over(Err(error))
+                    State::Completed(Err(error))
                 }
             }
         };
@@ -266,7 +242,7 @@ impl Log {
 
     /// The next flight to commit, if it is over.
     pub fn next(&mut self) -> Option<(Flight, Result<(), IoError>)> {
-        let State::Over(result) = self.flights.front()?.state else { return None };
+        let State::Completed(result) = self.flights.front()?.state else { return None };
         let flight = self.flights.pop_front()?;
         Some((flight, result))
     }
@@ -282,7 +258,7 @@ impl Log {
         for flight in &mut self.flights {
             if let State::Again { .. } = flight.state
                 && let State::Again { buf, runs, .. } =
-                    std::mem::replace(&mut flight.state, State::Over(Err(IoError::Lost)))
+                    std::mem::replace(&mut flight.state, State::Completed(Err(IoError::Lost)))
             {
                 pool_io.free(buf);
                 slot_reserve.put_back(runs);
@@ -293,7 +269,7 @@ impl Log {
         self.changes.drain(self.flying..).map(|(_, change)| change).collect()
     }
 
-    /// Written sheets go, except the last one, which goes on.
+    /// Written log pages go, except the last one, which goes on.
     fn trim(&mut self) {
         while self.tails.len() > 1 && self.tails.front().is_some_and(|t| !t.dirty) {
             let written = self.tails.pop_front().map(|tail| tail.bytes);
@@ -301,17 +277,4 @@ impl Log {
             self.first += 1;
         }
     }
-}
-
-/// Units that a record of so many bytes has to itself: one that is too large for the log has whole
-/// sheets.
-pub fn room(bytes: u32) -> u32 {
-    let units = bytes.div_ceil(UNIT as u32);
-    if takes(units) { units } else { units.next_multiple_of(UNITS) }
-}
-
-/// Whether a record of so many units goes through the log. Larger ones are written by whoever has
-/// them.
-pub fn takes(units: u32) -> bool {
-    units <= BATCH as u32 * UNITS
 }

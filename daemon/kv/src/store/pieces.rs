@@ -4,20 +4,30 @@
 //! never change, so all pieces are of the value that the key had then, whatever becomes of the key.
 //! What vouches for them is what vouches for a part of a value, see `part`.
 
-use super::fetch::Pinned;
+use super::db::Db;
+use super::engine::Engine;
+use super::fetch::{Pinned, Reader};
+use super::hash::KeyHash;
+use super::index::Entry;
+use super::keyspace::Spot;
+use super::part;
+use super::record::{HEADER, UNIT};
 use super::space::parts;
-use super::*;
 use crate::turn;
-use annex_pool::SlotRun;
+use annex_pool::{IoError, SlotRun};
+use annex_shared::page::PAGE_SIZE;
+use bytes::Bytes;
+use std::future::Future;
+use std::rc::Rc;
 
 /// Smaller records are read whole: in pieces they take more of the thread in all, and little memory
 /// is saved.
 pub const LARGE: usize = 4 << 20;
-/// Sheets of a piece: one READ brings them, if their slots lie in a row.
-const SHEETS: usize = 32;
+/// Log pages of a piece: one READ brings them, if their slots lie in a row.
+const LOG_PAGES: usize = 32;
 
 pub struct Pieces {
-    store: Store,
+    store: Rc<Engine>,
     db: Db,
     hash: KeyHash,
     entry: Entry,
@@ -29,43 +39,41 @@ pub struct Pieces {
     left: usize,
 }
 
-impl Store {
+impl Pieces {
     /// Pins a large value. `None`: it is none, or has to be read whole; nothing was done.
-    pub async fn pin(&self, db: Db, key: &[u8]) -> Option<Pieces> {
-        let hash = self.hash(key);
-        let entry = self.find(db, hash).filter(|entry| entry.bytes() as usize >= LARGE && !self.is_loading())?;
-        let (place, left) = (entry.place(), length(&entry, key) as usize);
-        let skipped = usize::from(place.unit) * UNIT + HEADER + key.len();
-        if skipped > PAGE_SIZE || self.0.cache.borrow().find(place, key).is_some() {
+    pub async fn pin(store: &Rc<Engine>, db: Db, key: &[u8]) -> Option<Pieces> {
+        let hash = store.keys.hash(key);
+        let entry = store.keys.find(db, hash).filter(|entry| entry.bytes() as usize >= LARGE && !store.is_loading())?;
+        let (addr, left) = (entry.addr(), entry.value_bytes(key) as usize);
+        let skipped = usize::from(addr.unit) * UNIT + HEADER + key.len();
+        if skipped > PAGE_SIZE || store.records().cache.borrow().find(addr, key).is_some() {
             return None;
         }
-        let mut pinned = Pinned::new(&self.0.pool);
-        for (nth, (sheet, _)) in parts(place, entry.units()).enumerate() {
-            if self.0.space.borrow().is_open(sheet) {
+        let mut pinned = Pinned::new(&store.pool);
+        for (nth, (log_page, _)) in parts(addr, entry.units()).enumerate() {
+            if store.records().space.borrow().is_open(log_page) {
                 return None;
             }
-            pinned.add(self.0.table.slot(sheet)?);
+            pinned.add(store.records().table.slot(log_page)?);
             if nth % turn::STEP == 0 {
                 turn::pause().await;
             }
         }
         pinned.reverse();
-        let pieces = Pieces { store: self.clone(), db, hash, entry, pinned, skipped, left };
+        let pieces = Pieces { store: store.clone(), db, hash, entry, pinned, skipped, left };
         // Compaction may have moved it while it was pinned.
         pieces.is_current().then_some(pieces)
     }
-}
 
-impl Pieces {
-    /// Whether the record is the key's, which its first sheet tells. Counts as a use.
+    /// Whether the record is the key's, which its first log page tells. Counts as a use.
     pub async fn is_of(&self, key: &[u8]) -> bool {
         let Some(first) = self.pinned.slots().last() else { return false };
         let (run, store) = (SlotRun { first: *first, count: 1 }, &self.store);
-        let read = store.0.pool_io.read(run, |sheet| part::is_of(sheet, &self.entry, self.hash, key)).await;
+        let read = store.pool_io.read(run, |log_page| part::is_of(log_page, &self.entry, self.hash, key)).await;
         let is_it = read.is_ok_and(|is_it| is_it);
         if is_it {
-            store.use_key(store.0.table.database(self.db), self.hash);
-            store.count_answer(true);
+            store.keys.use_key(store.records().table.database(self.db), self.hash);
+            store.keys.count_answer(true);
         }
         is_it
     }
@@ -83,8 +91,7 @@ impl Pieces {
     }
 
     fn is_current(&self) -> bool {
-        let spot = |entry: &Entry| Spot(entry.place(), entry.tag());
-        self.store.find(self.db, self.hash).is_some_and(|entry| spot(&entry) == spot(&self.entry))
+        self.store.keys.find(self.db, self.hash).is_some_and(|entry| Spot::of(&entry) == Spot::of(&self.entry))
     }
 
     /// Begins to read the next piece: of so many bytes. `None`: that was all.
@@ -92,14 +99,14 @@ impl Pieces {
         if self.left == 0 {
             return None;
         }
-        let pinned = self.pinned.split_off(SHEETS);
+        let pinned = self.pinned.split_off(LOG_PAGES);
         let from = std::mem::take(&mut self.skipped);
         let len = (pinned.slots().len() * PAGE_SIZE - from).min(self.left);
         self.left -= len;
         let store = self.store.clone();
         let read = async move {
             turn::pause().await;
-            Ok(store.slots(pinned.slots()).await?.freeze().slice(from..from + len))
+            Ok(Reader(&store).slots(pinned.slots()).await?.freeze().slice(from..from + len))
         };
         Some((len, read))
     }

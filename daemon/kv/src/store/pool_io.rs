@@ -32,7 +32,7 @@ enum Waiting {
 enum NotPosted {
     Busy(Busy),
     /// What was to be read is nowhere any more.
-    Gone(Buf),
+    NoSlot(Buf),
 }
 
 impl From<Busy> for NotPosted {
@@ -48,7 +48,7 @@ pub struct PoolIo {
     /// Something was posted, or is to be.
     posted: Notify,
     /// Buffers were given back.
-    room: Notify,
+    buffers_freed: Notify,
     /// Over, and not told to whoever waits for it.
     done: RefCell<Vec<Done>>,
     reads: Cell<u64>,
@@ -60,7 +60,7 @@ impl PoolIo {
             lane: RefCell::new(lane),
             waiting: RefCell::new(Slab::new()),
             posted: Notify::new(),
-            room: Notify::new(),
+            buffers_freed: Notify::new(),
             done: RefCell::new(Vec::new()),
             reads: Cell::new(0),
         }
@@ -87,7 +87,7 @@ impl PoolIo {
     ) -> Result<Option<T>, IoError> {
         let post = |lane: &mut Lane, buf, token| match slot() {
             Some(first) => Ok(lane.read(SlotRun { first, count: 1 }, buf, token)?),
-            None => Err(NotPosted::Gone(buf)),
+            None => Err(NotPosted::NoSlot(buf)),
         };
         self.read_where(1, post, take).await
     }
@@ -102,7 +102,7 @@ impl PoolIo {
         let bytes = piece.start as usize..piece.end as usize;
         let post = |lane: &mut Lane, buf, token| match slot() {
             Some(slot) => Ok(lane.read_piece(slot, piece.clone(), buf, token)?),
-            None => Err(NotPosted::Gone(buf)),
+            None => Err(NotPosted::NoSlot(buf)),
         };
         self.read_where(1, post, |page| take(&page[bytes])).await
     }
@@ -136,13 +136,13 @@ impl PoolIo {
         Some(taken)
     }
 
-    /// Says that [`Way::read_now`] will be asked for these bytes soon.
-    pub fn foresee(&self, slot: SlotIdx, piece: &Range<u32>) {
+    /// Says that [`PoolIo::read_now`] will be asked for these bytes soon.
+    pub fn prefetch_hint(&self, slot: SlotIdx, piece: &Range<u32>) {
         self.lane.borrow_mut().foresee(slot, piece);
     }
 
     /// The end of what was just posted, if that comes at once. What else is over waits for
-    /// [`Way::step`].
+    /// [`PoolIo::step`].
     fn at_once(&self, token: usize) -> Option<Done> {
         let mut lane = self.lane.borrow_mut();
         if !lane.is_instant() {
@@ -166,7 +166,7 @@ impl PoolIo {
             if let Some(buf) = self.try_buffer(pages) {
                 return buf;
             }
-            self.room.notified().await;
+            self.buffers_freed.notified().await;
         }
     }
 
@@ -176,7 +176,7 @@ impl PoolIo {
 
     pub fn free(&self, buf: Buf) {
         self.lane.borrow_mut().free(buf);
-        self.room.notify_waiters();
+        self.buffers_freed.notify_waiters();
     }
 
     /// Lets the caller fill a buffer.
@@ -184,8 +184,8 @@ impl PoolIo {
         fill(self.lane.borrow_mut().bytes_mut(buf));
     }
 
-    /// Posts a write of the log's; [`Way::step`] tells its end under the token returned here. Gives
-    /// the buffer back if the lane has too much under way.
+    /// Posts a write of the log's; [`PoolIo::step`] tells its end under the token returned here.
+    /// Gives the buffer back if the lane has too much under way.
     pub fn post_flight(&self, parts: &[Part], buf: Buf) -> Result<u64, Buf> {
         let token = self.waiting.borrow_mut().insert(Waiting::Flight) as u64;
         match self.lane.borrow_mut().write(parts, buf, token) {
@@ -226,10 +226,10 @@ impl PoolIo {
             };
             self.waiting.borrow_mut().remove(token);
             match refused {
-                NotPosted::Gone(buf) => return Err(buf),
+                NotPosted::NoSlot(buf) => return Err(buf),
                 NotPosted::Busy(busy) => buf = busy.0,
             }
-            self.room.notified().await;
+            self.buffers_freed.notified().await;
         };
         if let Some(done) = self.at_once(token) {
             return Ok(done);
@@ -273,8 +273,8 @@ impl PoolIo {
                         Err(error) => landed(token, Err((error, done.buf))),
                     }
                 }
-                Some(place @ Waiting::Reader(_)) => {
-                    if let Waiting::Reader(Some(waker)) = std::mem::replace(place, Waiting::Answered(done)) {
+                Some(entry @ Waiting::Reader(_)) => {
+                    if let Waiting::Reader(Some(waker)) = std::mem::replace(entry, Waiting::Answered(done)) {
                         waker.wake();
                     }
                 }
@@ -289,7 +289,7 @@ impl PoolIo {
         any
     }
 
-    /// Waits until there is something to do for [`Way::step`].
+    /// Waits until there is something to do for [`PoolIo::step`].
     pub async fn rest(&self, events: &AsyncFd<OwnedFd>) {
         let look = if self.lane.borrow().in_flight() == 0 { IDLE_LOOK } else { LOOK };
         if self.lane.borrow_mut().arm() {
@@ -307,7 +307,7 @@ impl PoolIo {
         }
     }
 
-    /// The lane's events, for [`Way::rest`].
+    /// The lane's events, for [`PoolIo::rest`].
     pub fn events(&self) -> io::Result<AsyncFd<OwnedFd>> {
         let fd = self.lane.borrow().event_fd().try_clone_to_owned()?;
         // SAFETY: the descriptor is open, ours alone, and stays what it is: nobody else has it, and
@@ -331,7 +331,7 @@ impl Future for Answer<'_> {
                 *waker = Some(context.waker().clone());
                 Poll::Pending
             }
-            place => match std::mem::replace(place, Waiting::Nobody) {
+            entry => match std::mem::replace(entry, Waiting::Nobody) {
                 Waiting::Answered(done) => Poll::Ready(done),
                 _ => Poll::Pending,
             },
@@ -344,7 +344,7 @@ impl Drop for Answer<'_> {
         let mut waiting = self.pool_io.waiting.borrow_mut();
         let place = std::mem::replace(&mut waiting[self.token], Waiting::Nobody);
         match place {
-            // It is under way: its end frees the place.
+            // It is under way: its end frees the entry.
             Waiting::Reader(_) => {}
             Waiting::Answered(done) => {
                 waiting.remove(self.token);

@@ -2,8 +2,15 @@
 //! CPU's caches beforehand, for some of them together: one by one, each would wait for memory
 //! several times. Nothing that is found here is used for anything else.
 
+use super::db::Db;
 use super::hash::KeyHash;
-use super::*;
+use super::index::{Entry, at};
+use super::keyspace::Keyspace;
+use super::log_pages::RecordAddr;
+use super::pool_io::PoolIo;
+use super::records::Records;
+use annex_shared::page::PAGE_SIZE;
+use std::cell::RefCell;
 use std::hint::black_box;
 
 /// How many keys are looked up together at most.
@@ -25,55 +32,55 @@ struct Wanted {
     soon: Soon,
 }
 
-/// What was announced and not looked for yet.
+/// Hints that nobody has followed yet.
 #[derive(Default)]
-pub(super) struct Announced(RefCell<Vec<Wanted>>);
+pub struct PrefetchHints(RefCell<Vec<Wanted>>);
 
-impl Store {
-    /// A key of which something is wanted soon: [`Store::foresee`] looks for it, together with the
-    /// others that are announced until then.
-    pub fn announce(&self, db: Db, key: &[u8], soon: Soon) {
-        let wanted = Wanted { db: self.0.table.database(db), hash: self.hash(key), soon };
-        self.0.announced.0.borrow_mut().push(wanted);
+impl PrefetchHints {
+    /// A key of which something is wanted soon: [`PrefetchHints::follow`] looks for it, together
+    /// with the others that are added until then.
+    pub fn add(&self, keys: &Keyspace, db: Db, key: &[u8], soon: Soon) {
+        let wanted = Wanted { db: keys.records.table.database(db), hash: keys.hash(key), soon };
+        self.0.borrow_mut().push(wanted);
     }
 
-    /// See [`Store::announce`].
-    pub fn foresee(&self) {
-        let mut announced = self.0.announced.0.borrow_mut();
-        announced.chunks(TOGETHER).for_each(|some| self.look_for(some));
+    /// See [`PrefetchHints::add`].
+    pub fn follow(&self, keys: &Keyspace, pool_io: &PoolIo) {
+        let mut announced = self.0.borrow_mut();
+        announced.chunks(TOGETHER).for_each(|some| look_for(some, keys, pool_io));
         announced.clear();
     }
+}
 
-    /// Brings what is known of some keys into the caches, and the records of those that will be
-    /// read.
-    fn look_for(&self, wanted: &[Wanted]) {
-        let mut entries = [None; TOGETHER];
-        let indexes = self.0.indexes.borrow();
-        // In a loop of its own, so that the CPU looks for the next key while it waits for this
-        // one's entry.
-        for (entry, Wanted { db, hash, soon }) in entries.iter_mut().zip(wanted) {
-            *entry = indexes[at(*db)].find(*hash).map(|entry| (*entry, *soon));
-        }
-        for (entry, soon) in entries.iter().flatten() {
-            match soon {
-                Soon::Read => self.foresee_record(entry),
-                Soon::Overwrite => self.foresee_end(entry.place()),
-            }
-        }
+/// Brings what is known of some keys into the caches, and the records of those that will be
+/// read.
+fn look_for(wanted: &[Wanted], keys: &Keyspace, pool_io: &PoolIo) {
+    let mut entries = [None; TOGETHER];
+    let indexes = keys.indexes.borrow();
+    // In a loop of its own, so that the CPU looks for the next key while it waits for this
+    // one's entry.
+    for (entry, Wanted { db, hash, soon }) in entries.iter_mut().zip(wanted) {
+        *entry = indexes[at(*db)].find(*hash).map(|entry| (*entry, *soon));
     }
-
-    fn foresee_record(&self, entry: &Entry) {
-        let sheet = entry.place().sheet;
-        if !self.0.space.borrow().is_open(sheet)
-            && let Some(slot) = self.0.table.slot(sheet)
-        {
-            let std::ops::Range { start, end } = entry.span();
-            self.0.pool_io.foresee(slot, &(start..end.min(PAGE_SIZE as u32)));
+    for (entry, soon) in entries.iter().flatten() {
+        match soon {
+            Soon::Read => look_for_record(entry, &keys.records, pool_io),
+            Soon::Overwrite => look_for_end(entry.addr(), &keys.records),
         }
     }
+}
 
-    /// What a record's end is noted in.
-    fn foresee_end(&self, place: Place) {
-        black_box((self.0.table.starts(place.sheet), self.0.space.borrow().used(place.sheet)));
+fn look_for_record(entry: &Entry, records: &Records, pool_io: &PoolIo) {
+    let log_page = entry.addr().log_page;
+    if !records.space.borrow().is_open(log_page)
+        && let Some(slot) = records.table.slot(log_page)
+    {
+        let std::ops::Range { start, end } = entry.span();
+        pool_io.prefetch_hint(slot, &(start..end.min(PAGE_SIZE as u32)));
     }
+}
+
+/// What a record's end is noted in.
+fn look_for_end(addr: RecordAddr, records: &Records) {
+    black_box((records.table.starts(addr.log_page), records.space.borrow().used(addr.log_page)));
 }

@@ -20,11 +20,12 @@
 //! The checksum takes bytes 44 to 47 for zeros. They came later, and an annexd that does not know
 //! them reads on.
 //!
-//! A record begins at a multiple of [`UNIT`] within a sheet, and its header never crosses a sheet's
-//! end.
+//! A record begins at a multiple of [`UNIT`] within a log page, and its header never crosses a log
+//! page's end.
 
-use super::{Db, UnixMs};
-use crate::store::hash::KeyHash;
+use super::clock::UnixMs;
+use super::db::Db;
+use super::hash::KeyHash;
 
 /// Records begin at multiples of this, in bytes.
 pub const UNIT: usize = 64;

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-/// Slots to have in stock: at first, and at most. It grows whenever it was too small.
-const AHEAD: u64 = 256;
-pub(super) const MOST_AHEAD: u64 = 4096;
+/// Slots to have in reserve: at first, and at most. It grows whenever it was too small.
+const TARGET: u64 = 256;
+pub(super) const MAX_TARGET: u64 = 4096;
 /// Taken from the pool at a time.
 const STEP: usize = 512;
 /// The same when it has few.
@@ -38,7 +38,7 @@ pub struct SlotReserve {
 struct Inner {
     runs: VecDeque<SlotRun>,
     slots: u64,
-    ahead: u64,
+    target: u64,
     asked: bool,
     /// The last answer: the pool had less than was asked for, at this time of its replicas.
     short: bool,
@@ -67,9 +67,9 @@ impl SlotReserve {
         let (questions, asked) = mpsc::channel();
         let (deliver, deliveries) = unbounded_channel();
         let from = pool.clone();
-        std::thread::Builder::new().name("annex-kv-stock".into()).spawn(move || fetch(&from, &asked, &deliver))?;
+        std::thread::Builder::new().name("annex-kv-slots".into()).spawn(move || fetch(&from, &asked, &deliver))?;
         let inner =
-            Inner { runs: VecDeque::new(), slots: 0, ahead: AHEAD, asked: false, short: false, seen: 0, questions };
+            Inner { runs: VecDeque::new(), slots: 0, target: TARGET, asked: false, short: false, seen: 0, questions };
         Ok((SlotReserve { pool, inner: RefCell::new(inner), changed: Notify::new() }, deliveries))
     }
 
@@ -111,13 +111,13 @@ impl SlotReserve {
         }
         inner.slots -= u64::from(got);
         if got < slots {
-            inner.ahead = (inner.ahead * 2).min(MOST_AHEAD);
+            inner.target = (inner.target * 2).min(MAX_TARGET);
         }
         // An empty pool is asked again only when somebody waits.
-        if !inner.asked && inner.slots < inner.ahead / 2 && (!inner.short || got < slots) {
+        if !inner.asked && inner.slots < inner.target / 2 && (!inner.short || got < slots) {
             inner.asked = true;
             // Without the thread nothing comes; whoever waits is told that there is no room.
-            inner.short |= inner.questions.send((inner.ahead - inner.slots) as usize).is_err();
+            inner.short |= inner.questions.send((inner.target - inner.slots) as usize).is_err();
         }
         got
     }
@@ -144,7 +144,7 @@ impl SlotReserve {
     /// Slots were given back: the pool may have some again, if it had none.
     pub fn ask_again(&self) {
         let mut inner = self.inner.borrow_mut();
-        if inner.short && inner.slots < inner.ahead / 2 {
+        if inner.short && inner.slots < inner.target / 2 {
             inner.ask();
         }
     }

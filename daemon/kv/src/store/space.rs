@@ -1,29 +1,29 @@
-//! Which sheets and units are in use, and where the next record goes: appended, segment after
+//! Which log pages and units are in use, and where the next record goes: appended, segment after
 //! segment.
 //!
-//! A record of up to half a sheet lies in one sheet; a larger one may go on in the sheets that
-//! follow by number. A sheet whose records are all gone gives its slot back at once; a segment
-//! without sheets in use is used anew. Sheets of which only a part is in use are emptied by the
-//! compaction.
+//! A record of up to half a log page lies in one log page; a larger one may go on in the log pages
+//! that follow by number. A log page whose records are all gone gives its slot back at once; a
+//! segment without log pages in use is used anew. Log pages of which only a part is in use are
+//! emptied by the compaction.
 
-use super::sheets::{Place, SEGMENT, SEGMENTS, SheetIdx, UNITS};
+use super::log_pages::{LogPageIdx, RecordAddr, SEGMENT, SEGMENTS, UNITS};
 use std::collections::BTreeSet;
 
-/// Records of more units may cross the end of a sheet.
+/// Records of more units may cross the end of a log page.
 const SPANNING: u32 = UNITS / 2;
 
-/// Sheets are counted by how many eighths of them are in use, rounded up: who looks for the
+/// Log pages are counted by how many eighths of them are in use, rounded up: who looks for the
 /// emptiest need not look at all.
 pub const FILLS: usize = 8;
 
-/// The sheets of one segment.
+/// The log pages of one segment.
 struct Segment {
-    /// Units in use or reserved, by sheet.
+    /// Units in use or reserved, by log page.
     used: Box<[u8; SEGMENT as usize]>,
     units: u32,
-    /// Sheets by their fill; those of which nothing is in use don't count.
+    /// Log pages by their fill; those of which nothing is in use don't count.
     fills: [u16; FILLS + 1],
-    /// Sheets that lie in a slot, and writes of sheets that are under way.
+    /// Log pages that lie in a slot, and writes of log pages that are under way.
     busy: u32,
 }
 
@@ -32,15 +32,15 @@ struct Segment {
 pub struct Space {
     segments: Vec<Option<Segment>>,
     free: BTreeSet<u32>,
-    /// The place after the last record. `None`: the next record opens a segment.
-    next: Option<Place>,
+    /// The address after the last record. `None`: the next record opens a segment.
+    next: Option<RecordAddr>,
     units: u64,
-    sheets: u64,
+    log_pages: u64,
     /// Those of all segments.
     fills: [u64; FILLS + 1],
 }
 
-/// All sheet numbers are in use: 4 TiB of records.
+/// All log page numbers are in use: 4 TiB of records.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Full;
 
@@ -50,9 +50,9 @@ impl Space {
         self.units
     }
 
-    /// Sheets that lie in a slot.
-    pub fn sheets(&self) -> u64 {
-        self.sheets
+    /// Log pages that lie in a slot.
+    pub fn log_pages(&self) -> u64 {
+        self.log_pages
     }
 
     /// Bytes of memory in use.
@@ -62,57 +62,57 @@ impl Space {
     }
 
     /// Reserves room for a record at the end.
-    pub fn append(&mut self, units: u32) -> Result<Place, Full> {
-        let place = match self.next.and_then(|next| Self::fit(next, units)) {
-            Some(place) => place,
+    pub fn append(&mut self, units: u32) -> Result<RecordAddr, Full> {
+        let addr = match self.next.and_then(|next| Self::fit(next, units)) {
+            Some(addr) => addr,
             None => self.open(units)?,
         };
-        self.take(place, units);
-        Ok(place)
+        self.take(addr, units);
+        Ok(addr)
     }
 
-    /// Reserves whole sheets at the end.
-    pub fn append_sheets(&mut self, sheets: u32) -> Result<Place, Full> {
-        let fresh = |next: Place| match next.unit {
+    /// Reserves whole log pages at the end.
+    pub fn append_log_pages(&mut self, log_pages: u32) -> Result<RecordAddr, Full> {
+        let fresh = |next: RecordAddr| match next.unit {
             0 => next,
-            _ => Place { sheet: SheetIdx(next.sheet.0 + 1), unit: 0 },
+            _ => RecordAddr { log_page: LogPageIdx(next.log_page.0 + 1), unit: 0 },
         };
-        let units = sheets * UNITS;
-        let place = match self.next.and_then(|next| Self::fit(fresh(next), units)) {
-            Some(place) => place,
+        let units = log_pages * UNITS;
+        let addr = match self.next.and_then(|next| Self::fit(fresh(next), units)) {
+            Some(addr) => addr,
             None => self.open(units)?,
         };
-        self.take(place, units);
-        Ok(place)
+        self.take(addr, units);
+        Ok(addr)
     }
 
-    fn take(&mut self, place: Place, units: u32) {
-        let before = self.next.map(|next| next.sheet.segment());
-        self.each(place, units, |used, part| used + part);
+    fn take(&mut self, addr: RecordAddr, units: u32) {
+        let before = self.next.map(|next| next.log_page.segment());
+        self.each(addr, units, |used, part| used + part);
         self.units += u64::from(units);
-        let end = u64::from(place.sheet.0) * u64::from(UNITS) + u64::from(place.unit) + u64::from(units);
-        let sheet = SheetIdx((end / u64::from(UNITS)) as u32);
-        // The next sheet belongs to the same segment, or else to none yet.
+        let end = u64::from(addr.log_page.0) * u64::from(UNITS) + u64::from(addr.unit) + u64::from(units);
+        let log_page = LogPageIdx((end / u64::from(UNITS)) as u32);
+        // The next log page belongs to the same segment, or else to none yet.
         let goes_on = !end.is_multiple_of(u64::from(SEGMENT * UNITS));
-        self.next = goes_on.then_some(Place { sheet, unit: (end % u64::from(UNITS)) as u8 });
+        self.next = goes_on.then_some(RecordAddr { log_page, unit: (end % u64::from(UNITS)) as u8 });
         // All of its records may have gone while it was the one that is appended to.
         before.map(|nth| self.retire(nth));
     }
 
     /// Where a record would lie if it fits into the rest of the segment.
-    fn fit(next: Place, units: u32) -> Option<Place> {
+    fn fit(next: RecordAddr, units: u32) -> Option<RecordAddr> {
         let left = UNITS - u32::from(next.unit);
-        let place = match units <= left || units > SPANNING {
+        let addr = match units <= left || units > SPANNING {
             true => next,
-            false => Place { sheet: SheetIdx(next.sheet.0 + 1), unit: 0 },
+            false => RecordAddr { log_page: LogPageIdx(next.log_page.0 + 1), unit: 0 },
         };
-        let first = next.sheet.segment() * SEGMENT;
-        let end = u64::from(place.sheet.0 - first) * u64::from(UNITS) + u64::from(place.unit) + u64::from(units);
-        (end <= u64::from(SEGMENT * UNITS)).then_some(place)
+        let first = next.log_page.segment() * SEGMENT;
+        let end = u64::from(addr.log_page.0 - first) * u64::from(UNITS) + u64::from(addr.unit) + u64::from(units);
+        (end <= u64::from(SEGMENT * UNITS)).then_some(addr)
     }
 
-    /// A place at the start of enough free segments in a row.
-    fn open(&mut self, units: u32) -> Result<Place, Full> {
+    /// An address at the start of enough free segments in a row.
+    fn open(&mut self, units: u32) -> Result<RecordAddr, Full> {
         let needed = units.div_ceil(SEGMENT * UNITS).max(1);
         let first = match needed {
             1 => self.free.first().copied(),
@@ -126,7 +126,7 @@ impl Space {
             self.free.remove(&n);
             self.segment(n);
         }
-        Ok(Place { sheet: SheetIdx(first * SEGMENT), unit: 0 })
+        Ok(RecordAddr { log_page: LogPageIdx(first * SEGMENT), unit: 0 })
     }
 
     fn segment(&mut self, nth: u32) -> &mut Segment {
@@ -142,11 +142,12 @@ impl Space {
         })
     }
 
-    /// Changes what is in use of each sheet over which a record lies, by the record's part in it.
-    fn each(&mut self, place: Place, units: u32, change: impl Fn(u8, u8) -> u8) {
-        for (sheet, part) in parts(place, units) {
-            let segment = self.segment(sheet.segment());
-            let used = &mut segment.used[(sheet.0 % SEGMENT) as usize];
+    /// Changes what is in use of each log page over which a record lies, by the record's part in
+    /// it.
+    fn each(&mut self, addr: RecordAddr, units: u32, change: impl Fn(u8, u8) -> u8) {
+        for (log_page, part) in parts(addr, units) {
+            let segment = self.segment(log_page.segment());
+            let used = &mut segment.used[(log_page.0 % SEGMENT) as usize];
             let (old, new) = (*used, change(*used, part));
             *used = new;
             segment.units = segment.units - u32::from(old) + u32::from(new);
@@ -160,56 +161,56 @@ impl Space {
     }
 
     /// Enters a record that was found where it is.
-    pub fn adopt(&mut self, place: Place, units: u32) {
-        self.each(place, units, u8::saturating_add);
+    pub fn adopt(&mut self, addr: RecordAddr, units: u32) {
+        self.each(addr, units, u8::saturating_add);
         self.units += u64::from(units);
     }
 
-    /// A record is gone. Tells the sheets of which nothing is in use any more.
-    pub fn remove(&mut self, place: Place, units: u32, empty: &mut Vec<SheetIdx>) {
-        self.each(place, units, u8::saturating_sub);
+    /// A record is gone. Tells the log pages of which nothing is in use any more.
+    pub fn remove(&mut self, addr: RecordAddr, units: u32, empty: &mut Vec<LogPageIdx>) {
+        self.each(addr, units, u8::saturating_sub);
         self.units = self.units.saturating_sub(u64::from(units));
-        for (sheet, _) in parts(place, units) {
-            if self.used(sheet) == 0 {
-                empty.push(sheet);
+        for (log_page, _) in parts(addr, units) {
+            if self.used(log_page) == 0 {
+                empty.push(log_page);
             }
         }
     }
 
-    /// Units in use of a sheet.
-    pub fn used(&self, sheet: SheetIdx) -> u8 {
-        let segment = self.segments.get(sheet.segment() as usize).and_then(Option::as_ref);
-        segment.map_or(0, |s| s.used[(sheet.0 % SEGMENT) as usize])
+    /// Units in use of a log page.
+    pub fn used(&self, log_page: LogPageIdx) -> u8 {
+        let segment = self.segments.get(log_page.segment() as usize).and_then(Option::as_ref);
+        segment.map_or(0, |s| s.used[(log_page.0 % SEGMENT) as usize])
     }
 
-    /// A sheet lies in a slot now.
-    pub fn placed(&mut self, sheet: SheetIdx) {
-        self.sheets += 1;
-        self.hold(sheet);
+    /// A log page lies in a slot now.
+    pub fn stored(&mut self, log_page: LogPageIdx) {
+        self.log_pages += 1;
+        self.hold(log_page);
     }
 
-    /// A sheet lies in no slot any more.
-    pub fn freed(&mut self, sheet: SheetIdx) -> Option<u32> {
-        self.sheets -= 1;
-        self.let_go(sheet)
+    /// A log page lies in no slot any more.
+    pub fn freed(&mut self, log_page: LogPageIdx) -> Option<u32> {
+        self.log_pages -= 1;
+        self.let_go(log_page)
     }
 
-    /// A write of a sheet is under way: its segment stays.
-    pub fn hold(&mut self, sheet: SheetIdx) {
-        self.segment(sheet.segment()).busy += 1;
+    /// A write of a log page is under way: its segment stays.
+    pub fn hold(&mut self, log_page: LogPageIdx) {
+        self.segment(log_page.segment()).busy += 1;
     }
 
     /// Ends what `hold` began. Tells the segment if nothing of it is in use any more; it may be
     /// used anew then.
-    pub fn let_go(&mut self, sheet: SheetIdx) -> Option<u32> {
-        let nth = sheet.segment();
+    pub fn let_go(&mut self, log_page: LogPageIdx) -> Option<u32> {
+        let nth = log_page.segment();
         self.segment(nth).busy -= 1;
         self.retire(nth)
     }
 
     /// Ends a segment of which nothing is in use.
     fn retire(&mut self, nth: u32) -> Option<u32> {
-        let open = self.next.is_some_and(|next| next.sheet.segment() == nth);
+        let open = self.next.is_some_and(|next| next.log_page.segment() == nth);
         let segment = self.segments.get_mut(nth as usize)?;
         if open || segment.as_ref().is_none_or(|s| s.busy > 0 || s.units > 0) {
             return None;
@@ -228,20 +229,20 @@ impl Space {
         }
     }
 
-    /// Whether records may still be added to this sheet.
-    pub fn is_open(&self, sheet: SheetIdx) -> bool {
-        self.next.is_some_and(|next| next.sheet == sheet)
+    /// Whether records may still be added to this log page.
+    pub fn is_open(&self, log_page: LogPageIdx) -> bool {
+        self.next.is_some_and(|next| next.log_page == log_page)
     }
 
-    /// Adds sheets of one fill that nothing is added to, from the `first` segment on, until there
-    /// are so many.
-    pub fn filled(&self, fill: usize, first: usize, most: usize, found: &mut Vec<SheetIdx>) {
+    /// Adds log pages of one fill that nothing is added to, from the `first` segment on, until
+    /// there are so many.
+    pub fn filled(&self, fill: usize, first: usize, most: usize, found: &mut Vec<LogPageIdx>) {
         let count = self.segments.len();
         for nth in (0..count).filter(|_| self.fills[fill] > 0).map(|n| first.wrapping_add(n) % count) {
             if let Some(segment) = self.segments[nth].as_ref().filter(|segment| segment.fills[fill] > 0) {
-                let sheets = (nth as u32 * SEGMENT..).map(SheetIdx).zip(&*segment.used);
-                let here = sheets.filter(|(sheet, used)| self::fill(**used) == fill && !self.is_open(*sheet));
-                found.extend(here.map(|(sheet, _)| sheet).take(most - found.len()));
+                let log_pages = (nth as u32 * SEGMENT..).map(LogPageIdx).zip(&*segment.used);
+                let here = log_pages.filter(|(log_page, used)| self::fill(**used) == fill && !self.is_open(*log_page));
+                found.extend(here.map(|(log_page, _)| log_page).take(most - found.len()));
             }
             if found.len() == most {
                 return;
@@ -250,20 +251,20 @@ impl Space {
     }
 }
 
-/// How many eighths of a sheet so many units are.
+/// How many eighths of a log page so many units are.
 fn fill(used: u8) -> usize {
     usize::from(used).div_ceil(UNITS as usize / FILLS).min(FILLS)
 }
-/// The sheets over which a record lies, and the units in each.
-pub fn parts(place: Place, units: u32) -> impl Iterator<Item = (SheetIdx, u8)> {
+/// The log pages over which a record lies, and the units in each.
+pub fn parts(addr: RecordAddr, units: u32) -> impl Iterator<Item = (LogPageIdx, u8)> {
     let mut left = units;
-    let mut at = place;
+    let mut at = addr;
     std::iter::from_fn(move || {
         let part = left.min(UNITS - u32::from(at.unit));
-        let sheet = at.sheet;
+        let log_page = at.log_page;
         left -= part;
-        at = Place { sheet: SheetIdx(sheet.0 + 1), unit: 0 };
-        (part > 0).then_some((sheet, part as u8))
+        at = RecordAddr { log_page: LogPageIdx(log_page.0 + 1), unit: 0 };
+        (part > 0).then_some((log_page, part as u8))
     })
 }
 
@@ -279,34 +280,34 @@ mod tests {
         #[test]
         fn no_unit_belongs_to_two_records(steps in proptest::collection::vec((any::<bool>(), 1u32..300, any::<usize>()), 1..400)) {
             let mut space = Space::default();
-            let mut records: Vec<(Place, u32)> = Vec::new();
-            let mut sheets: BTreeMap<SheetIdx, u32> = BTreeMap::new();
+            let mut records: Vec<(RecordAddr, u32)> = Vec::new();
+            let mut log_pages: BTreeMap<LogPageIdx, u32> = BTreeMap::new();
             for (appends, units, which) in steps {
                 if appends || records.is_empty() {
-                    let place = space.append(units).unwrap();
+                    let addr = space.append(units).unwrap();
                     for (other, n) in &records {
-                        let at = |p: &Place| u64::from(p.sheet.0) * 64 + u64::from(p.unit);
-                        prop_assert!(at(&place) + u64::from(units) <= at(other) || at(other) + u64::from(*n) <= at(&place));
+                        let at = |p: &RecordAddr| u64::from(p.log_page.0) * 64 + u64::from(p.unit);
+                        prop_assert!(at(&addr) + u64::from(units) <= at(other) || at(other) + u64::from(*n) <= at(&addr));
                     }
-                    prop_assert!(units > SPANNING || u32::from(place.unit) + units <= UNITS);
-                    for (sheet, part) in parts(place, units) {
-                        *sheets.entry(sheet).or_default() += u32::from(part);
+                    prop_assert!(units > SPANNING || u32::from(addr.unit) + units <= UNITS);
+                    for (log_page, part) in parts(addr, units) {
+                        *log_pages.entry(log_page).or_default() += u32::from(part);
                     }
-                    records.push((place, units));
+                    records.push((addr, units));
                 } else {
-                    let (place, units) = records.swap_remove(which % records.len());
+                    let (addr, units) = records.swap_remove(which % records.len());
                     let mut empty = Vec::new();
-                    space.remove(place, units, &mut empty);
-                    for (sheet, part) in parts(place, units) {
-                        let left = sheets.get_mut(&sheet).unwrap();
+                    space.remove(addr, units, &mut empty);
+                    for (log_page, part) in parts(addr, units) {
+                        let left = log_pages.get_mut(&log_page).unwrap();
                         *left -= u32::from(part);
-                        prop_assert_eq!(empty.contains(&sheet), *left == 0);
+                        prop_assert_eq!(empty.contains(&log_page), *left == 0);
                     }
                 }
             }
             prop_assert_eq!(space.units(), records.iter().map(|(_, n)| u64::from(*n)).sum::<u64>());
-            for (sheet, used) in sheets {
-                prop_assert_eq!(u32::from(space.used(sheet)), used);
+            for (log_page, used) in log_pages {
+                prop_assert_eq!(u32::from(space.used(log_page)), used);
             }
         }
     }
@@ -315,9 +316,9 @@ mod tests {
     fn a_large_record_gets_segments_in_a_row() {
         let mut space = Space::default();
         space.append(10).unwrap();
-        let place = space.append(SEGMENT * UNITS * 2 + 5).unwrap();
-        assert_eq!(place, Place { sheet: SheetIdx(SEGMENT), unit: 0 });
-        assert_eq!(space.append(3).unwrap(), Place { sheet: SheetIdx(3 * SEGMENT), unit: 5 });
+        let addr = space.append(SEGMENT * UNITS * 2 + 5).unwrap();
+        assert_eq!(addr, RecordAddr { log_page: LogPageIdx(SEGMENT), unit: 0 });
+        assert_eq!(space.append(3).unwrap(), RecordAddr { log_page: LogPageIdx(3 * SEGMENT), unit: 5 });
     }
 
     #[test]
@@ -325,21 +326,21 @@ mod tests {
         let mut space = Space::default();
         let mut empty = Vec::new();
         let first = space.append(SEGMENT * UNITS).unwrap();
-        space.placed(first.sheet);
-        space.hold(SheetIdx(1));
+        space.stored(first.log_page);
+        space.hold(LogPageIdx(1));
         space.append(1).unwrap();
         space.remove(first, SEGMENT * UNITS, &mut empty);
         assert_eq!(empty.len(), SEGMENT as usize);
-        assert_eq!(space.freed(first.sheet), None);
-        assert_eq!(space.let_go(SheetIdx(1)), Some(0));
-        let place = space.append(SEGMENT * UNITS).unwrap();
-        assert_eq!(place.sheet, SheetIdx(0));
+        assert_eq!(space.freed(first.log_page), None);
+        assert_eq!(space.let_go(LogPageIdx(1)), Some(0));
+        let addr = space.append(SEGMENT * UNITS).unwrap();
+        assert_eq!(addr.log_page, LogPageIdx(0));
     }
 
     #[test]
-    fn sheets_are_found_by_how_much_of_them_is_in_use() {
+    fn log_pages_are_found_by_how_much_of_them_is_in_use() {
         let mut space = Space::default();
-        let records: Vec<Place> = (0..12).map(|_| space.append(16).unwrap()).collect();
+        let records: Vec<RecordAddr> = (0..12).map(|_| space.append(16).unwrap()).collect();
         space.append(1).unwrap();
         let mut empty = Vec::new();
         for n in [0, 4, 5, 6] {
@@ -350,9 +351,9 @@ mod tests {
             space.filled(fill, 7, most, &mut found);
             found
         };
-        let sheets = [1, 2, 6, 8].map(|fill| found(fill, 9));
+        let log_pages = [1, 2, 6, 8].map(|fill| found(fill, 9));
         // The one of the single unit is still open.
-        assert_eq!(sheets, [vec![], vec![SheetIdx(1)], vec![SheetIdx(0)], vec![SheetIdx(2)]]);
+        assert_eq!(log_pages, [vec![], vec![LogPageIdx(1)], vec![LogPageIdx(0)], vec![LogPageIdx(2)]]);
         assert_eq!(found(2, 0), []);
     }
 }

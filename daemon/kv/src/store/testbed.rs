@@ -1,8 +1,9 @@
 //! A store over a pool of scripted donors, for the tests of what stands on it.
 
-use super::*;
+use super::{LogPageTable, Policy, Settings, Store};
 use annex_pool_testbed::Bed;
 use std::future::Future;
+use std::sync::Arc;
 use tokio::runtime::Runtime;
 use tokio::task::LocalSet;
 
@@ -17,7 +18,7 @@ pub(crate) struct Alone {
 impl Alone {
     pub fn new() -> Alone {
         let bed = Bed::new(&[100, 100], 2);
-        let table = Arc::new(SheetTable::create().unwrap());
+        let table = Arc::new(LogPageTable::create().unwrap());
         let settings =
             Settings { limit: 0, policy: Policy::NoEviction, log_factor: 10, decay: 1, expires_actively: true };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -5,7 +5,7 @@
 //! larger it is and is counted down for every minute without use. Otherwise: seconds. Whatever the
 //! policy was when a key was last used, the bits are read as the policy of now has them.
 
-use super::UnixMs;
+use super::clock::UnixMs;
 use super::index::Entry;
 
 /// What goes when memory is short, by Redis' names.

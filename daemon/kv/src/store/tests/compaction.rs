@@ -19,7 +19,7 @@ fn compaction_gives_space_back_and_changes_no_value() {
             stats.held <= 256 * 4096 || stats.held * 3 <= stats.used * 4
         })
         .await;
-        // A sheet is read once, however many of its records are moved.
+        // A log page is read once, however many of its records are moved.
         let stats = store.stats();
         assert!(stats.moved > 100 && stats.reads <= stats.moved, "{stats:?}");
         for n in (0..20_000u64).step_by(10) {
@@ -30,15 +30,15 @@ fn compaction_gives_space_back_and_changes_no_value() {
     world.with(async |store| assert_eq!(store.len(DB).0, 2000));
 }
 
-/// Records that are written anew all over the place, three times what the pool can take: sheets of
-/// which most is in use fill it, and no sheet comes back by itself.
+/// Records that are written anew all over the place, three times what the pool can take: log pages
+/// of which most is in use fill it, and no log page comes back by itself.
 #[test]
 fn a_pool_that_is_nearly_full_is_compacted_before_writers_are_refused() {
     let slabs = 40;
     let world = World::new(slabs);
-    let sheets = u64::from(slabs * annex_pool_testbed::SLOTS);
-    // Sixteen to a sheet. With half of what is held unused they would not fit.
-    let keys = sheets * 16 * 60 / 100;
+    let log_pages = u64::from(slabs * annex_pool_testbed::SLOTS);
+    // Sixteen to a log page. With half of what is held unused they would not fit.
+    let keys = log_pages * 16 * 60 / 100;
     world.with(async |store| {
         let write = |n: u64, seed: u64| {
             let store = store.clone();
@@ -81,10 +81,10 @@ fn with_room_left_half_of_what_is_held_may_be_unused() {
         };
         futures::future::join_all((0..20_000).map(write)).await;
         let held = store.stats().held;
-        // Four of ten, of every sheet some.
+        // Four of ten, of every log page some.
         (0..20_000u64).filter(|n| n % 10 < 4).for_each(|n| assert!(store.remove(DB, &n.to_le_bytes())));
         for _ in 0..5 {
-            store.0.work.notify_one();
+            store.0.records().work.notify_one();
             tokio::time::sleep(compact::EVERY).await;
         }
         assert_eq!((store.stats().moved, store.stats().held), (0, held));
@@ -99,7 +99,7 @@ fn with_room_left_half_of_what_is_held_may_be_unused() {
 }
 
 /// What a limit lets records take is no more than a third above it in the pool, whatever room that
-/// has; a sheet of which a part is in use counts as one.
+/// has; a log page of which a part is in use counts as one.
 #[test]
 fn a_limit_bounds_what_is_held_for_it() {
     let limit = 8 << 20;
@@ -112,8 +112,8 @@ fn a_limit_bounds_what_is_held_for_it() {
         for first in (0..120_000).step_by(200) {
             futures::future::join_all((first..first + 200).map(write)).await;
         }
-        let sheets = |bytes: u64| bytes.div_ceil(PAGE_SIZE as u64);
-        let is_dense = || sheets(store.stats().held) * 3 <= sheets(store.stats().used) * 4;
+        let log_pages = |bytes: u64| bytes.div_ceil(PAGE_SIZE as u64);
+        let is_dense = || log_pages(store.stats().held) * 3 <= log_pages(store.stats().used) * 4;
         if !is_dense() {
             let what = format!("a quarter is unused at most: at first {:?}; {:?}", store.stats(), store.0.pool.info());
             eventually(&what, is_dense).await;

@@ -5,7 +5,7 @@ use annex_fabric::{ErrorKind, Op, OpKind};
 use annex_pool_testbed::Fate;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Up to half a sheet: none of them goes on in the next one.
+/// Up to half a log page: none of them goes on in the next one.
 const SIZES: [usize; 5] = [0, 1, 100, 700, 1900];
 
 fn near(world: &World) {
@@ -16,7 +16,7 @@ async fn fill(store: &Store) {
     for size in SIZES {
         store.write(DB, size.to_string().as_bytes(), value(size as u64, size), None).await.unwrap();
     }
-    // So that the sheets of the others are not the last one, which is here.
+    // So that the log pages of the others are not the last one, which is here.
     store.write(DB, b"last", value(1, 3000), None).await.unwrap();
 }
 
@@ -32,7 +32,7 @@ fn what_is_near_or_known_is_read_without_waiting() {
         store.write(DB, b"large", value(1, 5000), None).await.unwrap();
         store.write(DB, b"larger", value(1, 70_000), None).await.unwrap();
         assert_eq!((now_read(&store, "100"), store.stats().hits), (None, 0), "it is far away");
-        // The last sheet and keys that are not there take no READ.
+        // The last log page and keys that are not there take no READ.
         store.write(DB, b"new", "1".into(), None).await.unwrap();
         assert_eq!((now_read(&store, "new"), now_read(&store, "none")), (Some(Some("1".into())), Some(None)));
         assert_eq!((store.stats().hits, store.stats().misses, store.stats().reads), (1, 1, 0));
@@ -47,7 +47,7 @@ fn what_is_near_or_known_is_read_without_waiting() {
         assert_eq!((stats.cache_hits, stats.cached, stats.reads), (0, 0, 1 + SIZES.len() as u64), "{stats:?}");
         let reads = store.stats().reads;
         assert!(now_read(&store, "large") == Some(Some(value(1, 5000))));
-        assert_eq!(store.stats().reads, reads + 2, "it lies in two sheets");
+        assert_eq!(store.stats().reads, reads + 2, "it lies in two log pages");
         assert_eq!(now_read(&store, "larger"), None, "it would take long");
         assert!(bytes(&store, DB, b"larger").await == Some(value(1, 70_000)));
         store.write(DB, b"soon", "1".into(), Some(now() + 30)).await.unwrap();
@@ -86,7 +86,7 @@ fn what_is_wrong_on_the_spot_is_not_given_out_and_comes_from_another_donor() {
     let world = World::new(100);
     near(&world);
     world.with(async |store| {
-        // In two sheets.
+        // In two log pages.
         store.write(DB, b"5000", value(5000, 5000), None).await.unwrap();
         fill(&store).await;
         for (size, fate) in [100, 5000]
@@ -138,11 +138,11 @@ fn what_will_be_read_is_foreseen_where_it_lies_and_nothing_is_changed_by_that() 
         tokio::time::sleep(Duration::from_millis(2)).await;
         let (before, used) = (store.stats(), store.known(DB, b"100").map(|known| known.frequency));
         let keys = ["none", "1900", "tail", "700", "gone", "100", "1", "0"];
-        keys.iter().for_each(|key| store.announce(DB, key.as_bytes(), Soon::Read));
-        store.foresee();
-        let foreseen: Vec<_> = world.bed.agents.iter().flat_map(|agent| agent.foreseen()).collect();
-        (0..TOGETHER + 4).for_each(|_| store.announce(DB, b"large", Soon::Overwrite));
-        store.foresee();
+        keys.iter().for_each(|key| store.add_prefetch_hint(DB, key.as_bytes(), Soon::Read));
+        store.follow_prefetch_hints();
+        let hinted: Vec<_> = world.bed.agents.iter().flat_map(|agent| agent.foreseen()).collect();
+        (0..TOGETHER + 4).for_each(|_| store.add_prefetch_hint(DB, b"large", Soon::Overwrite));
+        store.follow_prefetch_hints();
         assert_eq!((store.stats(), store.known(DB, b"100").map(|known| known.frequency)), (before, used));
         let read = Arc::new(parking_lot::Mutex::new(Vec::new()));
         for agent in &world.bed.agents {
@@ -153,8 +153,8 @@ fn what_will_be_read_is_foreseen_where_it_lies_and_nothing_is_changed_by_that() 
             });
         }
         keys.iter().for_each(|key| assert!(now_read(&store, key).is_some(), "{key}"));
-        assert_eq!(foreseen, *read.lock());
-        assert_eq!(foreseen.len(), SIZES.len());
+        assert_eq!(hinted, *read.lock());
+        assert_eq!(hinted.len(), SIZES.len());
         assert_eq!(world.bed.agents.iter().map(|agent| agent.foreseen().len()).sum::<usize>(), 0, "those are not read");
     });
 }

@@ -3,17 +3,15 @@
 //! piece.
 //!
 //! It begins when all before it is answered, and nothing behind it begins before it is over. The
-//! key's lock is held until the value's sheets are pinned (`store::Pieces`). It is not held while
-//! anything is read, nor until the client has taken it: a reader keeps no writer waiting. While the
-//! key has another value the pool keeps this one for its reader alone. That counts as the client's
-//! memory, so `maxmemory-clients` limits it.
+//! key's lock is held until the value's log pages are pinned (`store::Pieces`). It is not held
+//! while anything is read, nor until the client has taken it: a reader keeps no writer waiting.
+//! While the key has another value the pool keeps this one for its reader alone. That counts as the
+//! client's memory, so `maxmemory-clients` limits it.
 
 use super::outbox::Outbox;
-use super::patience::Running;
-use super::{CommandId, Server};
 use crate::call::Outcome;
 use crate::reply::Reply;
-use crate::session::Client;
+use crate::server::{Client, CommandId, Running, Server};
 use crate::store::{LARGE, Pieces};
 use annex_pool::IoError;
 use bytes::Bytes;
@@ -49,15 +47,15 @@ pub enum Streamed {
     Refused(Vec<Bytes>),
 }
 
-impl Server {
+impl Streaming {
     /// Whether a command that brings so many bytes is answered piece by piece.
-    pub fn streams(&self, id: CommandId, expected: usize) -> bool {
-        expected >= LARGE && self.commands.get(id).spec.name == "get"
+    pub fn suits(server: &Server, id: CommandId, expected: usize) -> bool {
+        expected >= LARGE && server.commands.get(id).spec.name == "get"
     }
 
     /// Begins to answer a GET.
-    pub fn stream(self: &Rc<Self>, id: CommandId, client: &Rc<Client>, args: Vec<Bytes>) -> Streaming {
-        let (server, client, running) = (self.clone(), client.clone(), Running::new(client));
+    pub fn new(server: &Rc<Server>, id: CommandId, client: &Rc<Client>, args: Vec<Bytes>) -> Streaming {
+        let (server, client, running) = (server.clone(), client.clone(), Running::new(client));
         let ticket = server.lock(id, &args);
         let opening = async move {
             ticket.granted().await;
@@ -76,9 +74,7 @@ impl Server {
         let state = State::Opening(opening.boxed_local());
         Streaming { state, reads: FuturesOrdered::new(), asked: 0, _running: running }
     }
-}
 
-impl Streaming {
     /// Nothing is sent yet, and it is not known whether anything will be.
     pub fn is_opening(&self) -> bool {
         matches!(self.state, State::Opening(_))

@@ -1,43 +1,17 @@
 //! What others may know of a connection: CLIENT LIST shows it, CLIENT KILL and the limits act on
 //! it.
 
+use super::address::{Address, Origin};
 use crate::call::Failure;
 use crate::reply::Protocol;
-use crate::server::Origin;
 use crate::store::Db;
 use bytes::Bytes;
 use std::cell::{Cell, RefCell};
-use std::fmt;
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
 /// What each connection takes besides what it is sent and sends.
 const CONNECTION: usize = 4096;
-
-/// Where a connection comes from or goes to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Address {
-    Tcp(std::net::SocketAddr),
-    Unix(String),
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Address::Tcp(address) => write!(f, "{address}"),
-            Address::Unix(path) => write!(f, "{path}:0"),
-        }
-    }
-}
-
-impl Address {
-    pub fn is_local(&self) -> bool {
-        match self {
-            Address::Tcp(address) => address.ip().to_canonical().is_loopback(),
-            Address::Unix(_) => true,
-        }
-    }
-}
 
 /// A connection as the rest of the server sees it.
 pub struct Client {
@@ -54,7 +28,7 @@ pub struct Client {
     pub queued: Cell<Option<usize>>,
     pub queued_bytes: Cell<usize>,
     pub blocked: Cell<bool>,
-    /// Commands on keys under way, but for plain SETs that have their place in the log.
+    /// Commands on keys under way, but for deferred SETs whose records are in the log.
     pub running: Cell<usize>,
     /// When the last of them was over.
     pub served: Cell<Instant>,
@@ -80,7 +54,7 @@ pub struct Client {
     pub is_streamed_to: Cell<bool>,
     /// Answers of a transaction under way.
     pub exec_output: Cell<usize>,
-    /// What it has in [`Memory`](crate::server::Memory).
+    /// What it has in [`Memory`](super::Memory).
     pub held: Cell<usize>,
     /// Since when it has taken nothing of what it is owed; `None`: it is owed nothing.
     pub stuck_since: Cell<Option<Instant>>,

@@ -9,10 +9,10 @@
 //!   other keys and still waits for those,
 //! - nobody overtakes a waiting writer.
 //!
-//! A write that looks at nothing (SET without options) is a *placement*: alone like any write
-//! until it has its place in the store's log ([`Ticket::placed`]), and from then on side by side
-//! with other placements, which come after it. So writes to one key need not wait for each other's
-//! round trips.
+//! A write that looks at nothing (SET without options) may be *deferred*: it is alone like any
+//! write until its record is in the store's log ([`Ticket::appended`]), and from then on side by
+//! side with other deferred writes, which come after it. So writes to one key need not wait for
+//! each other's round trips.
 //!
 //! Three more locks stand for more than a key:
 //! - *everything*: each command holds it for reading, one that must run alone (FLUSHALL) for
@@ -78,9 +78,9 @@ pub struct Ticket {
     shared: Rc<Shared>,
     wanted: Wanted,
     mode: Mode,
-    placed: Cell<bool>,
+    appended: Cell<bool>,
     /// The locks were given back already.
-    gone: Cell<bool>,
+    released: Cell<bool>,
     /// `None`: all were free at once.
     state: Option<Rc<State>>,
 }
@@ -158,8 +158,8 @@ impl Locks {
             shared: self.0.clone(),
             wanted,
             mode,
-            placed: Cell::default(),
-            gone: Cell::default(),
+            appended: Cell::default(),
+            released: Cell::default(),
             state: None,
         };
         let mut table = self.0.table.borrow_mut();
@@ -188,8 +188,8 @@ impl Ticket {
         self.state.as_ref().is_none_or(|state| state.missing.get() == 0)
     }
 
-    pub fn is_placement(&self) -> bool {
-        self.mode == Mode::Place
+    pub fn is_deferred(&self) -> bool {
+        self.mode == Mode::Deferred
     }
 
     /// Waits until all the locks are held.
@@ -209,15 +209,16 @@ impl Ticket {
         }
     }
 
-    /// A placement has its place: the next one may come in. All its locks are held.
-    pub fn placed(&self) {
-        if self.mode != Mode::Place || self.placed.replace(true) {
+    /// The record of a deferred write is in the log: the next one may come in. All its locks are
+    /// held.
+    pub fn appended(&self) {
+        if self.mode != Mode::Deferred || self.appended.replace(true) {
             return;
         }
         let mut table = self.shared.table.borrow_mut();
         self.each(|spot, mode| {
-            if mode == Mode::Place {
-                table.placed(spot);
+            if mode == Mode::Deferred {
+                table.appended(spot);
             }
         });
     }
@@ -229,14 +230,14 @@ impl Ticket {
 
     /// Gives the locks back, or leaves the queues.
     pub fn let_go(&self) {
-        if self.gone.replace(true) {
+        if self.released.replace(true) {
             return;
         }
         let mut table = self.shared.table.borrow_mut();
         if let Wanted::Crowd(crowd) = &self.wanted {
             table.leave_crowd(crowd);
         }
-        self.each(|spot, mode| table.leave(spot, mode, self.placed.get(), self.state.as_ref()));
+        self.each(|spot, mode| table.leave(spot, mode, self.appended.get(), self.state.as_ref()));
         drop(table);
         if self.is_long() {
             self.shared.long.set(self.shared.long.get() - 1);

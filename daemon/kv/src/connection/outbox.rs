@@ -1,27 +1,25 @@
 //! What a client is still to be sent, and who sends it: the connection's own task, or an I/O
 //! thread.
 //!
-//! Whatever is due goes either way as a whole. While a [`Parcel`] is with an I/O thread, replies
-//! are gathered for the next one. It comes back when it is sent, or when the socket takes no more:
-//! the rest is sent by the task then, which can wait for the client. Nobody is told of a parcel
-//! that was sent, unless there is something that waits for it.
+//! Whatever is due goes either way as a whole. While a [`Parcel`](crate::server::Parcel) is with an
+//! I/O thread, replies are gathered for the next one. It comes back when it is sent, or when the
+//! socket takes no more: the rest is sent by the task then, which can wait for the client. Nobody
+//! is told of a parcel that was sent, unless there is something that waits for it.
 
-use super::io_threads::IoThreads;
-use super::stream::Stream;
 use crate::reply::{Protocol, Reply};
-use crate::resp::{Output, PIECES};
+use crate::resp::Output;
+use crate::server::{IoThreads, Socket, Stream, write};
 use crate::turn;
 use bytes::Bytes;
-use parking_lot::Mutex;
-use std::io::{self, ErrorKind, IoSlice};
+use std::io;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 
 /// A larger parcel's memory is counted until it is told that it was sent.
 const LARGE: usize = 64 << 10;
 
 pub struct Outbox {
-    shared: Arc<Shared>,
+    socket: Arc<Socket>,
     output: Output,
     /// Bytes of the parcel that has not come back.
     away: usize,
@@ -31,30 +29,10 @@ pub struct Outbox {
     is_stuck: bool,
 }
 
-struct Shared {
-    stream: Stream,
-    desk: Mutex<Desk>,
-}
-
-/// Where a parcel comes back to.
-#[derive(Default)]
-struct Desk {
-    back: Option<(Output, io::Result<()>)>,
-    /// The task waits for it.
-    is_awaited: bool,
-}
-
-/// Replies on their way to the socket, in whoever's hands.
-pub struct Parcel {
-    shared: Arc<Shared>,
-    output: Output,
-    task: Waker,
-}
-
 impl Outbox {
     pub fn new(stream: Stream) -> Outbox {
         Outbox {
-            shared: Arc::new(Shared { stream, desk: Mutex::default() }),
+            socket: Socket::new(stream),
             output: Output::default(),
             away: 0,
             spare: Output::default(),
@@ -63,7 +41,7 @@ impl Outbox {
     }
 
     pub fn stream(&self) -> &Stream {
-        &self.shared.stream
+        &self.socket.stream
     }
 
     pub fn push(&mut self, reply: &Reply, protocol: Protocol) {
@@ -143,12 +121,9 @@ impl Outbox {
         if self.away == 0 {
             return Ok(Some(0));
         }
-        let mut desk = self.shared.desk.lock();
-        let Some((rest, sent)) = desk.back.take() else {
-            desk.is_awaited |= waits || !self.output.is_empty();
+        let Some((rest, sent)) = self.socket.take_back(waits || !self.output.is_empty()) else {
             return Ok(None);
         };
-        drop(desk);
         self.away = 0;
         sent?;
         let unsent = rest.len();
@@ -167,13 +142,12 @@ impl Outbox {
             let output = std::mem::replace(&mut self.output, std::mem::take(&mut self.spare));
             self.away = output.len();
             // Nobody is to wait for room that there is.
-            *self.shared.desk.lock() = Desk { is_awaited: self.away > LARGE, ..Desk::default() };
-            threads.send(Parcel { shared: self.shared.clone(), output, task: context.waker().clone() });
+            threads.send(self.socket.parcel(output, context.waker().clone(), self.away > LARGE));
             return Ok(Sent::HandedOver);
         }
         let mut writes = 0;
         while !self.output.is_empty() {
-            let stream = &self.shared.stream;
+            let stream = &self.socket.stream;
             match write(&mut self.output, |slices| stream.poll_write(slices, context)) {
                 Poll::Ready(written) => written?,
                 Poll::Pending => break,
@@ -196,45 +170,6 @@ pub enum Sent {
         writes: usize,
     },
     HandedOver,
-}
-
-impl Parcel {
-    /// Writes what the socket takes, by so many writes at most, and puts the rest back.
-    pub fn deliver(self, most: usize) {
-        let Parcel { shared, mut output, task } = self;
-        let mut sent = Ok(());
-        for _ in 0..most {
-            if output.is_empty() || sent.is_err() {
-                break;
-            }
-            match write(&mut output, |slices| Poll::Ready(shared.stream.try_write(slices))) {
-                Poll::Ready(Err(error)) if error.kind() == ErrorKind::WouldBlock => break,
-                Poll::Ready(written) => sent = written,
-                Poll::Pending => break,
-            }
-        }
-        let is_over = output.is_empty() && sent.is_ok();
-        let mut desk = shared.desk.lock();
-        desk.back = Some((output, sent));
-        let is_awaited = desk.is_awaited || !is_over;
-        drop(desk);
-        if is_awaited {
-            task.wake();
-        }
-    }
-}
-
-/// One write of what comes first.
-fn write(output: &mut Output, by: impl FnOnce(&[IoSlice<'_>]) -> Poll<io::Result<usize>>) -> Poll<io::Result<()>> {
-    let mut slices = [IoSlice::new(&[]); PIECES];
-    let count = output.slices(&mut slices);
-    by(&slices[..count]).map(|written| match written? {
-        0 => Err(ErrorKind::WriteZero.into()),
-        written => {
-            output.advance(written);
-            Ok(())
-        }
-    })
 }
 
 #[cfg(test)]

@@ -1,11 +1,16 @@
 //! A connection to a server over a pool of scripted donors.
 
-use super::stream::Stream;
-use super::*;
-use crate::session::Address;
+use super::task;
+use crate::server::{Address, Client, Config, Hooks, IoThreads, Origin, Server, Stream};
+use crate::session;
+use crate::store::Db;
 use crate::store::testbed::Alone;
 use crate::turn;
+use bytes::Bytes;
+use std::cell::Cell;
 use std::io::ErrorKind::WouldBlock;
+use std::rc::Rc;
+use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
@@ -23,7 +28,7 @@ impl Wire {
         let client = Rc::new(Client::new(server.next_client(), address(), address(), Origin::User(0)));
         server.clients.borrow_mut().insert(client.id, client.clone());
         let (stop, stopping) = watch::channel(false);
-        let run = connection::run(Stream::Unix(theirs), server.clone(), client, stopping);
+        let run = task::run(Stream::Unix(theirs), server.clone(), client, stopping);
         tokio::task::spawn_local(turn::in_turns(run));
         Wire { stream: ours, _stop: stop }
     }
@@ -49,8 +54,13 @@ fn a_read_behind_a_write_of_its_key_waits_for_it_however_near_the_value_is() {
     let alone = Alone::new();
     alone.bed.agents.iter().for_each(|agent| agent.near(true));
     alone.block_on(async {
-        let server =
-            Server::new(alone.store.clone(), Config::default(), Hooks::default(), IoThreads::start(0).unwrap());
+        let server = Server::new(
+            alone.store.clone(),
+            session::commands(),
+            Config::default(),
+            Hooks::default(),
+            IoThreads::start(0).unwrap(),
+        );
         let (mut wire, mut other) = (Wire::new(&server), Wire::new(&server));
         wire.send("SET k old\r\nSET far away\r\nGET k\r\n").await;
         wire.expect("+OK\r\n+OK\r\n$3\r\nold\r\n").await;
@@ -80,8 +90,13 @@ fn a_pipeline_is_looked_at_ahead_and_answered_as_if_it_was_not() {
     let alone = Alone::new();
     alone.bed.agents.iter().for_each(|agent| agent.near(true));
     alone.block_on(async {
-        let server =
-            Server::new(alone.store.clone(), Config::default(), Hooks::default(), IoThreads::start(0).unwrap());
+        let server = Server::new(
+            alone.store.clone(),
+            session::commands(),
+            Config::default(),
+            Hooks::default(),
+            IoThreads::start(0).unwrap(),
+        );
         let mut wire = Wire::new(&server);
         let large = "x".repeat(3000);
         for nth in 0..40 {
@@ -101,7 +116,7 @@ fn a_pipeline_is_looked_at_ahead_and_answered_as_if_it_was_not() {
             wire.expect(&format!("$3002\r\n2:{large}\r\n")).await;
         }
         assert_eq!(foreseen(), 2);
-        // The last sheet, in which the last key lies, is here.
+        // The last log page, in which the last key lies, is here.
         let gets: String = (0..39).map(|nth| request(&["get", &format!("key{nth}")])).collect();
         wire.send(&gets).await;
         for nth in 0..39 {
@@ -121,13 +136,18 @@ fn a_pipeline_is_looked_at_ahead_and_answered_as_if_it_was_not() {
 fn what_is_answered_on_the_spot_is_counted_and_logged_as_any_other_command() {
     let alone = Alone::new();
     alone.block_on(async {
-        let server =
-            Server::new(alone.store.clone(), Config::default(), Hooks::default(), IoThreads::start(0).unwrap());
+        let server = Server::new(
+            alone.store.clone(),
+            session::commands(),
+            Config::default(),
+            Hooks::default(),
+            IoThreads::start(0).unwrap(),
+        );
         let mut wire = Wire::new(&server);
         wire.send("CONFIG SET slowlog-log-slower-than 0\r\nSET k v\r\n").await;
         wire.expect("+OK\r\n+OK\r\n").await;
         server.slow.clear();
-        // What lies in the last sheet takes no READ.
+        // What lies in the last log page takes no READ.
         wire.send("GET k\r\nGET none\r\nMULTI\r\nGET k\r\nEXEC\r\nCLIENT REPLY SKIP\r\nGET k\r\nGET k\r\n").await;
         wire.expect("$1\r\nv\r\n$-1\r\n+OK\r\n+QUEUED\r\n*1\r\n$1\r\nv\r\n$1\r\nv\r\n").await;
         let get = server.commands.by_full_name(b"get").unwrap();
@@ -145,7 +165,7 @@ fn with_io_threads(alone: &Alone) -> Rc<Server> {
     let io_threads = IoThreads::start(2).unwrap();
     // In a test's runtime no round ends: from now on each reply is handed over.
     while !io_threads.is_wanted() {}
-    Server::new(alone.store.clone(), Config::default(), Hooks::default(), io_threads)
+    Server::new(alone.store.clone(), session::commands(), Config::default(), Hooks::default(), io_threads)
 }
 
 #[test]
@@ -232,8 +252,13 @@ fn a_connection_whose_client_is_gone_ends_though_an_io_thread_found_out() {
 fn who_reads_a_large_value_keeps_nobody_waiting_though_its_donors_are_silent() {
     let alone = Alone::new();
     alone.block_on(async {
-        let server =
-            Server::new(alone.store.clone(), Config::default(), Hooks::default(), IoThreads::start(0).unwrap());
+        let server = Server::new(
+            alone.store.clone(),
+            session::commands(),
+            Config::default(),
+            Hooks::default(),
+            IoThreads::start(0).unwrap(),
+        );
         let (mut wire, mut other) = (Wire::new(&server), Wire::new(&server));
         let large = "x".repeat(5 << 20);
         wire.send(&request(&["SET", "k", &large])).await;
@@ -261,8 +286,13 @@ fn who_reads_a_large_value_keeps_nobody_waiting_though_its_donors_are_silent() {
 fn the_values_that_a_command_brings_are_counted_in_turns() {
     let alone = Alone::new();
     alone.block_on(async {
-        let server =
-            Server::new(alone.store.clone(), Config::default(), Hooks::default(), IoThreads::start(0).unwrap());
+        let server = Server::new(
+            alone.store.clone(),
+            session::commands(),
+            Config::default(),
+            Hooks::default(),
+            IoThreads::start(0).unwrap(),
+        );
         let turns = Rc::new(Cell::new(0));
         let counting = turns.clone();
         let others = tokio::task::spawn_local(async move {

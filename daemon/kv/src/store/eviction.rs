@@ -2,11 +2,21 @@
 //! that the policy allows to go.
 //!
 //! Over the limit single keys go, the least useful ones of a sample. When the pool itself has no
-//! more room that would free nothing: slots come back only by whole sheets. So then all keys go
-//! that lie in one sheet with such a key.
+//! more room that would free nothing: slots come back only by whole log pages. So then all keys go
+//! that lie in one log page with such a key.
 
-use super::super::turn;
-use super::*;
+use super::clock::now;
+use super::db::Db;
+use super::engine::Engine;
+use super::error::StoreError;
+use super::hash::KeyHash;
+use super::index::{Entry, Index, SHARDS, at};
+use super::record::UNIT;
+use super::settings::Settings;
+use super::usage::Policy;
+use crate::turn;
+use std::rc::Rc;
+use std::time::Duration;
 
 /// Keys looked at before one is chosen, if there are as many. Whole shards are looked at.
 const SAMPLE: usize = 16;
@@ -15,21 +25,24 @@ const SAMPLE: usize = 16;
 const AT_ONCE: usize = 10_000;
 /// Keys that go in one turn, at least.
 const IN_A_ROW: usize = 32;
-/// Sheets that are emptied at a time when the pool is full: one in so many, and at least and at
+/// Log pages that are emptied at a time when the pool is full: one in so many, and at least and at
 /// most these; and how often for one write.
-const SHEETS_PART: u64 = 64;
-const SHEETS_LEAST: u64 = 16;
-const SHEETS_MOST: u64 = 512;
+const LOG_PAGES_PART: u64 = 64;
+const LOG_PAGES_LEAST: u64 = 16;
+const LOG_PAGES_MOST: u64 = 512;
 const TRIES: usize = 20;
-/// How long a sheet may take to be read: its donors may go meanwhile.
+/// How long a log page may take to be read: its donors may go meanwhile.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// How long a slot takes from one who frees it to one who waits, at most.
 const WAIT: Duration = Duration::from_millis(100);
 
-impl Store {
+/// See the module's header.
+pub struct Eviction<'a>(pub &'a Rc<Engine>);
+
+impl Eviction<'_> {
     /// Makes room for so many bytes of records.
-    pub(super) async fn make_room(&self, bytes: u64) -> Result<(), StoreError> {
-        let policy = self.settings().policy;
+    pub async fn make_room(&self, bytes: u64) -> Result<(), StoreError> {
+        let policy = self.0.keys.settings().policy;
         for _ in 0..AT_ONCE / IN_A_ROW {
             if self.evict_some(bytes, IN_A_ROW) != Some(false) {
                 break;
@@ -40,44 +53,46 @@ impl Store {
             return Err(StoreError::NoRoom);
         }
         let mut tries = 0;
-        while self.0.slot_reserve.is_out() {
+        while self.0.records().slot_reserve.is_out() {
             // With no donor within reach, what a key leaves free can't be taken.
             if policy == Policy::NoEviction || tries == TRIES || !self.0.pool.takes_writes() {
                 return Err(StoreError::NoRoom);
             }
-            let sheets = (self.0.space.borrow().sheets() / SHEETS_PART).clamp(SHEETS_LEAST, SHEETS_MOST);
-            for _ in 0..sheets {
-                self.evict_sheet(policy).await;
+            let log_pages =
+                (self.0.records().space.borrow().log_pages() / LOG_PAGES_PART).clamp(LOG_PAGES_LEAST, LOG_PAGES_MOST);
+            for _ in 0..log_pages {
+                self.evict_log_page(policy).await;
             }
             tries += 1;
             // Nothing may have come: the next look tells.
-            let _ = tokio::time::timeout(WAIT, self.0.slot_reserve.changed.notified()).await;
+            let _ = tokio::time::timeout(WAIT, self.0.records().slot_reserve.changed.notified()).await;
         }
         Ok(())
     }
 
     /// Whether anything at all could be written now. Keys go for it, if the policy lets them.
     pub fn has_room(&self) -> bool {
-        let is_full = self.0.slot_reserve.is_out() && self.settings().policy == Policy::NoEviction;
+        let is_full = self.0.records().slot_reserve.is_out() && self.0.keys.settings().policy == Policy::NoEviction;
         !is_full && self.evict_for(UNIT as u64)
     }
 
     /// Has keys go until so many bytes more are within the limit. False: the policy allows not
     /// enough to go.
-    pub(super) fn evict_for(&self, bytes: u64) -> bool {
+    fn evict_for(&self, bytes: u64) -> bool {
         self.evict_some(bytes, AT_ONCE) == Some(true)
     }
 
     /// The same with a few keys only.
-    pub(super) fn has_room_for(&self, bytes: u64) -> bool {
+    #[inline]
+    pub fn has_room_for(&self, bytes: u64) -> bool {
         self.evict_some(bytes, IN_A_ROW) == Some(true)
     }
 
     /// Has at most so many keys go until so many bytes more are within the limit. False: more have
     /// to go. `None`: the policy allows none.
     fn evict_some(&self, bytes: u64, most: usize) -> Option<bool> {
-        let Settings { limit, policy, .. } = self.settings();
-        let fits = || limit == 0 || self.used_bytes() + bytes <= limit;
+        let Settings { limit, policy, .. } = self.0.keys.settings();
+        let fits = || limit == 0 || self.0.records().used_bytes() + bytes <= limit;
         for _ in 0..most {
             if fits() {
                 return Some(true);
@@ -97,35 +112,30 @@ impl Store {
     }
 
     fn evict(&self, db: Db, hash: KeyHash) {
-        self.count(|s| s.evicted += 1);
-        self.forget(self.name_of(db), hash);
+        self.0.keys.count(|s| s.evicted += 1);
+        self.0.keys.forget(self.0.keys.name_of(db), hash);
     }
 
-    /// Removes the keys whose records begin in one sheet, as far as the policy allows.
-    async fn evict_sheet(&self, policy: Policy) {
+    /// Removes the keys whose records begin in one log page, as far as the policy allows.
+    async fn evict_log_page(&self, policy: Policy) {
         let Some((_, victim)) = self.victim(policy) else { return };
-        let sheet = victim.place().sheet;
+        let log_page = victim.addr().log_page;
         // What lies out of reach would free nothing that can be taken.
-        if !self.is_within_reach(sheet) {
+        if !self.0.is_within_reach(log_page) {
             return;
         }
-        // A record that is added while the sheet is on its way is not in what comes.
-        let (slot, places) = (|| self.0.table.slot(sheet), self.0.table.places(sheet));
-        let look = |bytes: &[u8]| self.headers_in(places, bytes);
+        // A record that is added while the log page is on its way is not in what comes.
+        let (slot, addrs) = (|| self.0.records().table.slot(log_page), self.0.records().table.addrs(log_page));
+        let look = |bytes: &[u8]| self.0.keys.headers_in(addrs, bytes);
         let read = tokio::time::timeout(PATIENCE, self.0.pool_io.read_slot(slot, look));
         let Ok(Ok(Some(headers))) = read.await else { return };
-        for (place, header) in headers {
-            let found = self.0.indexes.borrow()[at(header.db)].find(header.hash).copied();
-            let goes = |entry: &Entry| entry.place() == place && !(policy.is_volatile() && entry.expires().is_none());
+        for (addr, header) in headers {
+            let found = self.0.keys.indexes.borrow()[at(header.db)].find(header.hash).copied();
+            let goes = |entry: &Entry| entry.addr() == addr && !(policy.is_volatile() && entry.expires().is_none());
             if found.is_some_and(|entry| goes(&entry)) {
                 self.evict(header.db, header.hash);
             }
         }
-    }
-
-    /// A donor that has the sheet takes reads and writes now, or it has no slot.
-    pub(super) fn is_within_reach(&self, sheet: SheetIdx) -> bool {
-        self.0.table.slot(sheet).is_none_or(|slot| self.0.pool.takes_writes_to(slot))
     }
 
     /// The least useful of some keys.
@@ -134,26 +144,26 @@ impl Store {
             return None;
         }
         let now = now();
-        let indexes = self.0.indexes.borrow();
+        let indexes = self.0.keys.indexes.borrow();
         let eligible = |index: &Index| if policy.is_volatile() { index.volatile() } else { index.len() };
         let all: u64 = indexes.iter().map(eligible).sum();
         // A database is drawn by how many of its keys may go.
-        let mut drawn = self.random().checked_rem(all)?;
+        let mut drawn = self.0.keys.random().checked_rem(all)?;
         let nth = indexes.iter().position(|index| {
             let is_it = drawn < eligible(index);
             drawn = drawn.saturating_sub(eligible(index));
             is_it
         })?;
-        let first = self.random() as usize;
+        let first = self.0.keys.random() as usize;
         let mut seen = 0;
         let mut best: Option<(u64, Entry)> = None;
-        for shard in 0..index::SHARDS {
+        for shard in 0..SHARDS {
             for entry in indexes[nth].shard(first.wrapping_add(shard)) {
                 if policy.is_volatile() && entry.expires().is_none() {
                     continue;
                 }
                 seen += 1;
-                let rank = policy.rank(entry, now, self.random() as u32);
+                let rank = policy.rank(entry, now, self.0.keys.random() as u32);
                 if best.is_none_or(|(of_best, _)| rank > of_best) {
                     best = Some((rank, *entry));
                 }

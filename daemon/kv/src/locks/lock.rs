@@ -10,9 +10,9 @@ use std::task::Waker;
 pub enum Mode {
     Read,
     Write,
-    /// A write that looks at nothing: alone until it has its place, then beside others of its
-    /// kind.
-    Place,
+    /// A write that looks at nothing: alone until its record is in the log, then beside others of
+    /// its kind.
+    Deferred,
     /// Beside others of its kind, and nobody else.
     Beside,
 }
@@ -21,7 +21,7 @@ pub enum Mode {
 pub struct Lock {
     readers: u32,
     writer: bool,
-    /// Placements that have their place, or others of one kind.
+    /// Deferred writes whose records are in the log, or others of one kind.
     beside: u32,
     queue: VecDeque<Waiting>,
 }
@@ -61,21 +61,21 @@ impl Lock {
         self.readers == 0 && !self.writer && self.beside == 0 && self.queue.is_empty()
     }
 
-    /// A placement has its place.
-    pub fn placed(&mut self) {
+    /// The record of a deferred write is in the log.
+    pub fn appended(&mut self) {
         self.writer = false;
         self.beside += 1;
         self.admit();
     }
 
     /// The lock, or the place in its queue, of a ticket that goes.
-    pub fn leave(&mut self, mode: Mode, placed: bool, ticket: Option<&Rc<State>>) {
-        let place = ticket
+    pub fn leave(&mut self, mode: Mode, appended: bool, ticket: Option<&Rc<State>>) {
+        let position = ticket
             .filter(|ticket| ticket.missing.get() > 0)
             .and_then(|ticket| self.queue.iter().position(|waiting| Rc::ptr_eq(&waiting.ticket, ticket)));
-        match place {
-            Some(place) => drop(self.queue.remove(place)),
-            None => self.give_back(mode, placed),
+        match position {
+            Some(position) => drop(self.queue.remove(position)),
+            None => self.give_back(mode, appended),
         }
         if !self.queue.is_empty() {
             self.admit();
@@ -87,23 +87,23 @@ impl Lock {
         match mode {
             Mode::Read => !self.writer && self.beside == 0,
             Mode::Write => is_still && self.beside == 0,
-            Mode::Place | Mode::Beside => is_still,
+            Mode::Deferred | Mode::Beside => is_still,
         }
     }
 
     fn take(&mut self, mode: Mode) {
         match mode {
             Mode::Read => self.readers += 1,
-            Mode::Write | Mode::Place => self.writer = true,
+            Mode::Write | Mode::Deferred => self.writer = true,
             Mode::Beside => self.beside += 1,
         }
     }
 
-    fn give_back(&mut self, mode: Mode, placed: bool) {
+    fn give_back(&mut self, mode: Mode, appended: bool) {
         match mode {
             Mode::Read => self.readers -= 1,
-            Mode::Place if placed => self.beside -= 1,
-            Mode::Write | Mode::Place => self.writer = false,
+            Mode::Deferred if appended => self.beside -= 1,
+            Mode::Write | Mode::Deferred => self.writer = false,
             Mode::Beside => self.beside -= 1,
         }
     }

@@ -1,8 +1,7 @@
 //! Where connections come in, and who may have one.
 
-use super::stream::Stream;
-use super::{Origin, Server, Statistics, connection};
-use crate::session::{Address, Client};
+use super::task;
+use crate::server::{Address, Client, Origin, Server, Statistics, Stream};
 use crate::turn;
 use annex_host::repeated;
 use std::fs::Permissions;
@@ -164,7 +163,7 @@ async fn accept(server: Rc<Server>, listener: impl Future<Output = Listener>, mu
             accepted = listener.accept() => match accepted {
                 Ok((stream, peer, local)) => {
                     if let Some(client) = admit(&server, &stream, peer, local) {
-                        let run = connection::run(stream, server.clone(), client, stopping.clone());
+                        let run = task::run(stream, server.clone(), client, stopping.clone());
                         connections.spawn_local(turn::in_turns(run));
                     }
                 }

@@ -1,8 +1,8 @@
 //! A connection's commands that are under way together, and their replies in the order of the
 //! commands.
 //!
-//! Most are futures. A *placement* is none: a record that is in the store's log already, of which
-//! the store tells what became ([`Hears`]).
+//! Most are futures. A *deferred write* is none: its record is in the store's log already, and the
+//! store tells what became of it ([`WriteListener`]).
 
 use crate::reply::Reply;
 use crate::store::{StoreError, WriteListener};
@@ -15,27 +15,27 @@ use std::rc::{Rc, Weak};
 use std::task::{Context, Poll, ready};
 
 /// What is to be done, and answered, when a record is on all replicas or never will be.
-pub trait Placement {
+pub trait DeferredWrite {
     fn end(self, outcome: Result<(), StoreError>) -> Reply;
 }
 
 pub struct Flights<F, P> {
     running: FuturesUnordered<Numbered<F>>,
     board: Rc<Board<P>>,
-    hears: Weak<dyn WriteListener>,
+    listener: Weak<dyn WriteListener>,
 }
 
 struct Board<P> {
     replies: RefCell<VecDeque<Slot<P>>>,
     /// The number of the first of these.
     first: Cell<u64>,
-    /// Placements that are not heard of.
-    placed: Cell<usize>,
+    /// Deferred writes that are not completed.
+    deferred: Cell<usize>,
     /// Bytes of the arguments of whatever is under way.
     bytes: Cell<usize>,
     /// Bytes of the answers that are there or are expected.
     answers: Cell<usize>,
-    /// Called when a placement is heard of, unless that is expected just now.
+    /// Called when a deferred write is completed, unless that is expected just now.
     wake: Box<dyn Fn()>,
     is_expected: Cell<bool>,
 }
@@ -43,21 +43,21 @@ struct Board<P> {
 enum Slot<P> {
     Running,
     /// With the bytes of its arguments.
-    Placed(P, usize),
+    Deferred(P, usize),
     /// With its bytes.
     Done(Reply, usize),
 }
 
-impl<P: Placement> WriteListener for Board<P> {
-    fn hear(&self, number: u64, outcome: Result<(), StoreError>) {
+impl<P: DeferredWrite> WriteListener for Board<P> {
+    fn completed(&self, number: u64, outcome: Result<(), StoreError>) {
         let at = (number - self.first.get()) as usize;
         let slot = self.replies.borrow_mut().get_mut(at).map(|slot| std::mem::replace(slot, Slot::Running));
-        if let Some(Slot::Placed(placement, bytes)) = slot {
-            let reply = placement.end(outcome);
+        if let Some(Slot::Deferred(write, bytes)) = slot {
+            let reply = write.end(outcome);
             let weight = reply.weight();
             self.answers.set(self.answers.get() + weight);
             self.replies.borrow_mut()[at] = Slot::Done(reply, weight);
-            self.placed.set(self.placed.get() - 1);
+            self.deferred.set(self.deferred.get() - 1);
             self.bytes.set(self.bytes.get() - bytes);
             if !self.is_expected.get() {
                 (self.wake)();
@@ -83,20 +83,20 @@ impl<F: Future<Output = Reply> + Unpin> Future for Numbered<F> {
     }
 }
 
-impl<F: Future<Output = Reply> + Unpin, P: Placement + 'static> Flights<F, P> {
-    /// `wake` is called when something has been heard of a placement.
+impl<F: Future<Output = Reply> + Unpin, P: DeferredWrite + 'static> Flights<F, P> {
+    /// `wake` is called when a deferred write is completed.
     pub fn new(wake: impl Fn() + 'static) -> Flights<F, P> {
         let board = Rc::new(Board {
             replies: RefCell::default(),
             first: Cell::new(0),
-            placed: Cell::new(0),
+            deferred: Cell::new(0),
             bytes: Cell::new(0),
             answers: Cell::new(0),
             wake: Box::new(wake),
             is_expected: Cell::new(false),
         });
-        let hears: Rc<dyn WriteListener> = board.clone();
-        Flights { running: FuturesUnordered::new(), hears: Rc::downgrade(&hears), board }
+        let listener: Rc<dyn WriteListener> = board.clone();
+        Flights { running: FuturesUnordered::new(), listener: Rc::downgrade(&listener), board }
     }
 
     pub fn is_empty(&self) -> bool {
@@ -116,9 +116,9 @@ impl<F: Future<Output = Reply> + Unpin, P: Placement + 'static> Flights<F, P> {
         self.board.answers.get()
     }
 
-    /// Placements that nothing was heard of.
-    pub fn placed(&self) -> usize {
-        self.board.placed.get()
+    /// Deferred writes that are not completed.
+    pub fn deferred(&self) -> usize {
+        self.board.deferred.get()
     }
 
     fn add(&self, slot: Slot<P>) -> u64 {
@@ -142,26 +142,25 @@ impl<F: Future<Output = Reply> + Unpin, P: Placement + 'static> Flights<F, P> {
         self.add(Slot::Done(reply, weight));
     }
 
-    /// Has `place` put a record into the log; who is to hear of it, and under which number, it is
-    /// told. Gives the placement back if it did not.
-    pub fn place(
+    /// Has `begin` put a record into the log; it is given the listener, and the number under which
+    /// this is told what became of it. Gives the write back if it did not.
+    pub fn defer(
         &mut self,
-        placement: P,
+        write: P,
         bytes: usize,
-        place: impl FnOnce(&P, &Weak<dyn WriteListener>, u64) -> bool,
+        begin: impl FnOnce(&P, &Weak<dyn WriteListener>, u64) -> bool,
     ) -> Result<(), P> {
         let number = self.board.first.get() + self.len() as u64;
-        if !place(&placement, &self.hears, number) {
-            return Err(placement);
+        if !begin(&write, &self.listener, number) {
+            return Err(write);
         }
-        self.add(Slot::Placed(placement, bytes));
+        self.add(Slot::Deferred(write, bytes));
         self.board.bytes.set(self.bytes() + bytes);
-        self.board.placed.set(self.board.placed.get() + 1);
+        self.board.deferred.set(self.board.deferred.get() + 1);
         Ok(())
     }
 
-    /// Has `forward` see to it that placements are heard of, if it can, without being called back
-    /// for these.
+    /// Has `forward` complete deferred writes, if it can, without being called back for these.
     pub fn forward(&mut self, forward: impl FnOnce()) {
         self.board.is_expected.set(true);
         forward();
@@ -207,44 +206,46 @@ mod tests {
         receiver.map(|value| Reply::Integer(value.unwrap_or(-1))).boxed_local()
     }
 
-    struct Told;
+    struct Answered;
 
-    impl Placement for Told {
+    impl DeferredWrite for Answered {
         fn end(self, outcome: Result<(), StoreError>) -> Reply {
             outcome.map_or(Reply::Null, |()| Reply::OK)
         }
     }
 
     #[test]
-    fn what_was_placed_is_answered_in_its_turn_when_it_is_heard_of() {
+    fn a_deferred_write_is_answered_in_its_turn_when_it_is_completed() {
         let woken = Rc::new(Cell::new(0));
-        let mut flights = Flights::<LocalBoxFuture<'static, Reply>, Told>::new({
+        let mut flights = Flights::<LocalBoxFuture<'static, Reply>, Answered>::new({
             let woken = woken.clone();
             move || woken.set(woken.get() + 1)
         });
-        let mut heard = Vec::new();
+        let mut told = Vec::new();
         for _ in 0..2 {
-            let place = |_: &Told, hears: &Weak<dyn WriteListener>, number| {
-                heard.push((hears.upgrade().unwrap(), number));
+            let begin = |_: &Answered, listener: &Weak<dyn WriteListener>, number| {
+                told.push((listener.upgrade().unwrap(), number));
                 true
             };
-            assert!(flights.place(Told, 5, place).is_ok());
+            assert!(flights.defer(Answered, 5, begin).is_ok());
         }
-        assert!(flights.place(Told, 5, |_, _, _| false).is_err());
+        assert!(flights.defer(Answered, 5, |_, _, _| false).is_err());
         flights.push_done(Reply::Integer(3));
-        assert_eq!((flights.len(), flights.placed(), flights.pop()), (3, 2, None));
-        heard[1].0.hear(heard[1].1, Err(StoreError::NoRoom));
-        assert_eq!((flights.placed(), flights.pop(), woken.get()), (1, None, 1));
+        assert_eq!((flights.len(), flights.deferred(), flights.pop()), (3, 2, None));
+        told[1].0.completed(told[1].1, Err(StoreError::NoRoom));
+        assert_eq!((flights.deferred(), flights.pop(), woken.get()), (1, None, 1));
         assert_eq!(flights.bytes(), 5);
-        flights.forward(|| heard[0].0.hear(heard[0].1, Ok(())));
+        flights.forward(|| told[0].0.completed(told[0].1, Ok(())));
         let replies = [flights.pop(), flights.pop(), flights.pop(), flights.pop()];
         assert_eq!(replies, [Some(Reply::OK), Some(Reply::Null), Some(Reply::Integer(3)), None]);
-        assert!(flights.is_empty() && flights.placed() + flights.bytes() + flights.answers() == 0 && woken.get() == 1);
+        assert!(
+            flights.is_empty() && flights.deferred() + flights.bytes() + flights.answers() == 0 && woken.get() == 1
+        );
     }
 
     #[test]
     fn replies_come_in_the_order_of_the_commands() {
-        let mut flights = Flights::<_, Told>::new(|| ());
+        let mut flights = Flights::<_, Answered>::new(|| ());
         let (first, one) = oneshot::channel();
         let (second, two) = oneshot::channel();
         flights.push(reply_of(one), 3, 100);

@@ -8,7 +8,7 @@ const LONGEST_NUMBER: usize = 9;
 
 /// A request that is there whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ahead<'a> {
+pub struct Peeked<'a> {
     pub name: &'a [u8],
     /// Its first argument, which most commands' only key is.
     pub key: Option<&'a [u8]>,
@@ -16,7 +16,7 @@ pub struct Ahead<'a> {
 
 /// The requests at the head of a buffer, up to the first that is not whole, or is no array of bulk
 /// strings: [`super::Parser`] will see what it is.
-pub fn ahead(mut buffer: &[u8]) -> impl Iterator<Item = Ahead<'_>> + Clone {
+pub fn peek(mut buffer: &[u8]) -> impl Iterator<Item = Peeked<'_>> + Clone {
     std::iter::from_fn(move || {
         // One without arguments is passed over, which is not looked into here.
         let arguments = number(&mut buffer, b'*').filter(|count| *count > 0)?;
@@ -25,7 +25,7 @@ pub fn ahead(mut buffer: &[u8]) -> impl Iterator<Item = Ahead<'_>> + Clone {
         for _ in 2..arguments {
             bulk(&mut buffer)?;
         }
-        Some(Ahead { name, key })
+        Some(Peeked { name, key })
     })
 }
 
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     fn seen(buffer: &[u8]) -> Vec<(&[u8], Option<&[u8]>)> {
-        ahead(buffer).map(|request| (request.name, request.key)).collect()
+        peek(buffer).map(|request| (request.name, request.key)).collect()
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! The sheet table: where each sheet of records lies in the pool, and where in it live records
-//! begin. A memfd, so that it outlives annexd.
+//! The log page table: where each log page of records lies in the pool, and where in it live
+//! records begin. A memfd, so that it outlives annexd.
 //!
-//! A *sheet* is 4 KiB of records under a number that stays while its bytes move from slot to slot.
-//! [`SEGMENT`] sheets are a *segment*.
+//! A *log page* is 4 KiB of records under a number that stays while its bytes move from slot to
+//! slot. [`SEGMENT`] log pages are a *segment*.
 //!
 //! # Layout, version 1 (little-endian)
 //! ```text
@@ -10,31 +10,33 @@
 //! 16         u64 × 2   key hash secret
 //! 32         u64       which store database each of the 16 is that clients know: 4 bits each
 //! 64         u64 × 16  of each store database: records with a lower version are gone (FLUSHDB)
-//! 4096       u32 × 2^30    the slot + 1 of each sheet; 0: none
-//! then       u64 × 2^30    live records: bit n is set if one begins at unit n of the sheet
+//! 4096       u32 × 2^30    the slot + 1 of each log page; 0: none
+//! then       u64 × 2^30    live records: bit n is set if one begins at unit n of the log page
 //! ```
-//! Sparse: 12 bytes per sheet in use, given back a segment at a time.
+//! Sparse: 12 bytes per log page in use, given back a segment at a time.
 //!
 //! # Order of updates
 //! A record counts if its bit is set, and of several records of one key the one with the highest
-//! version. When its bytes are on all replicas the sheet's slot is set, then the record's bit, then
-//! the bit of the record that it replaces is cleared. A record is removed by clearing its bit.
+//! version. When its bytes are on all replicas the log page's slot is set, then the record's bit,
+//! then the bit of the record that it replaces is cleared. A record is removed by clearing its bit.
 //! Killed between any two of these, the picture is true: at worst an unacknowledged record counts,
 //! or two of one key do, of which the higher version holds. Slots that were being written are in no
-//! sheet; the pool finds that at the take-over, and lets them rest until nothing can arrive in them
-//! any more.
+//! log page; the pool finds that at the take-over, and lets them rest until nothing can arrive in
+//! them any more.
 
+use super::db::{DATABASES, Db};
 use super::hash::HashKey;
 use super::record::UNIT;
-use super::{DATABASES, Db};
 use annex_host::mapped::{MapError, Mapped};
 use annex_shared::ids::SlotIdx;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
-/// Units per sheet.
+/// Units per log page.
 pub const UNITS: u32 = 64;
-/// Sheets per segment.
+/// Log pages that one write of the log has at most.
+pub const BATCH: usize = 256;
+/// Log pages per segment.
 pub const SEGMENT: u32 = 1024;
 pub const SEGMENTS: u32 = 1 << 20;
 
@@ -44,15 +46,15 @@ const SECRET: usize = 16;
 const NAMES: usize = 32;
 const MARKS: usize = 64;
 const SLOTS: usize = 4096;
-const SHEETS: usize = (SEGMENT as usize) * (SEGMENTS as usize);
-const STARTS: usize = SLOTS + SHEETS * 4;
-const LEN: usize = STARTS + SHEETS * 8;
+const LOG_PAGES: usize = (SEGMENT as usize) * (SEGMENTS as usize);
+const STARTS: usize = SLOTS + LOG_PAGES * 4;
+const LEN: usize = STARTS + LOG_PAGES * 8;
 
-/// A sheet's number.
+/// A log page's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SheetIdx(pub u32);
+pub struct LogPageIdx(pub u32);
 
-impl SheetIdx {
+impl LogPageIdx {
     pub fn segment(self) -> u32 {
         self.0 / SEGMENT
     }
@@ -60,21 +62,34 @@ impl SheetIdx {
 
 /// Where a record begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Place {
-    pub sheet: SheetIdx,
+pub struct RecordAddr {
+    pub log_page: LogPageIdx,
     pub unit: u8,
 }
 
-impl Place {
-    /// The bytes of its sheet from here on.
-    pub fn within(self, sheet: &[u8]) -> &[u8] {
-        &sheet[usize::from(self.unit) * UNIT..]
+impl RecordAddr {
+    /// The bytes of its log page from here on.
+    pub fn within(self, log_page: &[u8]) -> &[u8] {
+        &log_page[usize::from(self.unit) * UNIT..]
     }
+}
+
+/// Units that a record of so many bytes has to itself: one that is too large for the log has whole
+/// log pages.
+pub fn units_of(bytes: u32) -> u32 {
+    let units = bytes.div_ceil(UNIT as u32);
+    if fits_log(units) { units } else { units.next_multiple_of(UNITS) }
+}
+
+/// Whether a record of so many units goes through the log. Larger ones are written by whoever has
+/// them.
+pub fn fits_log(units: u32) -> bool {
+    units <= BATCH as u32 * UNITS
 }
 
 /// The kept table can't be used.
 #[derive(Debug, thiserror::Error)]
-pub enum SheetsError {
+pub enum LogPagesError {
     #[error(transparent)]
     Map(#[from] MapError),
     #[error(
@@ -86,12 +101,12 @@ pub enum SheetsError {
 }
 
 /// See the module's header.
-pub struct SheetTable {
+pub struct LogPageTable {
     map: Mapped,
 }
 
-impl SheetTable {
-    pub fn create() -> Result<SheetTable, SheetsError> {
+impl LogPageTable {
+    pub fn create() -> Result<LogPageTable, LogPagesError> {
         let map = Mapped::create("annex-kv", LEN)?;
         let secret = HashKey::random();
         map.u64(SECRET).store(secret.0[0], Relaxed);
@@ -99,17 +114,17 @@ impl SheetTable {
         map.u64(NAMES).store((0..16).map(|n| n << (4 * n)).sum(), Relaxed);
         map.u32(8).store(VERSION, Relaxed);
         map.u64(0).store(MAGIC, Release);
-        Ok(SheetTable { map })
+        Ok(LogPageTable { map })
     }
 
-    pub fn open(fd: OwnedFd) -> Result<SheetTable, SheetsError> {
+    pub fn open(fd: OwnedFd) -> Result<LogPageTable, LogPagesError> {
         let map = Mapped::open("annex-kv", fd)?;
         if map.size() < STARTS || map.u64(0).load(Acquire) != MAGIC {
-            return Err(SheetsError::Foreign);
+            return Err(LogPagesError::Foreign);
         }
         match map.u32(8).load(Relaxed) {
-            VERSION if map.size() == LEN => Ok(SheetTable { map }),
-            other => Err(SheetsError::Version(other)),
+            VERSION if map.size() == LEN => Ok(LogPageTable { map }),
+            other => Err(LogPagesError::Version(other)),
         }
     }
 
@@ -148,63 +163,63 @@ impl SheetTable {
         self.map.u64(MARKS + usize::from(db.0) * 8).store(version, SeqCst);
     }
 
-    // ---- sheets ----
+    // ---- log pages ----
 
     #[inline]
-    pub fn slot(&self, sheet: SheetIdx) -> Option<SlotIdx> {
-        self.map.u32(SLOTS + sheet.0 as usize * 4).load(Acquire).checked_sub(1).map(SlotIdx)
+    pub fn slot(&self, log_page: LogPageIdx) -> Option<SlotIdx> {
+        self.map.u32(SLOTS + log_page.0 as usize * 4).load(Acquire).checked_sub(1).map(SlotIdx)
     }
 
-    /// Puts a sheet into a slot or into none, and tells where it was.
-    pub fn set_slot(&self, sheet: SheetIdx, slot: Option<SlotIdx>) -> Option<SlotIdx> {
+    /// Puts a log page into a slot or into none, and tells where it was.
+    pub fn set_slot(&self, log_page: LogPageIdx, slot: Option<SlotIdx>) -> Option<SlotIdx> {
         let word = slot.map_or(0, |s| s.0 + 1);
-        self.map.u32(SLOTS + sheet.0 as usize * 4).swap(word, SeqCst).checked_sub(1).map(SlotIdx)
+        self.map.u32(SLOTS + log_page.0 as usize * 4).swap(word, SeqCst).checked_sub(1).map(SlotIdx)
     }
 
     /// The units at which live records begin.
-    pub fn starts(&self, sheet: SheetIdx) -> u64 {
-        self.map.u64(STARTS + sheet.0 as usize * 8).load(Acquire)
+    pub fn starts(&self, log_page: LogPageIdx) -> u64 {
+        self.map.u64(STARTS + log_page.0 as usize * 8).load(Acquire)
     }
 
-    /// Where in a sheet live records begin, as of now.
-    pub fn places(&self, sheet: SheetIdx) -> impl Iterator<Item = Place> + use<> {
-        let starts = self.starts(sheet);
-        (0..UNITS as u8).filter(move |unit| starts >> unit & 1 == 1).map(move |unit| Place { sheet, unit })
+    /// Where in a log page live records begin, as of now.
+    pub fn addrs(&self, log_page: LogPageIdx) -> impl Iterator<Item = RecordAddr> + use<> {
+        let starts = self.starts(log_page);
+        (0..UNITS as u8).filter(move |unit| starts >> unit & 1 == 1).map(move |unit| RecordAddr { log_page, unit })
     }
 
-    pub fn set_start(&self, place: Place) {
-        self.map.u64(STARTS + place.sheet.0 as usize * 8).fetch_or(1 << place.unit, SeqCst);
+    pub fn set_start(&self, addr: RecordAddr) {
+        self.map.u64(STARTS + addr.log_page.0 as usize * 8).fetch_or(1 << addr.unit, SeqCst);
     }
 
-    pub fn clear_start(&self, place: Place) {
-        self.map.u64(STARTS + place.sheet.0 as usize * 8).fetch_and(!(1 << place.unit), SeqCst);
+    pub fn clear_start(&self, addr: RecordAddr) {
+        self.map.u64(STARTS + addr.log_page.0 as usize * 8).fetch_and(!(1 << addr.unit), SeqCst);
     }
 
     /// Gives back the table's memory for a segment without a slot.
     pub fn abandon(&self, segment: u32) {
-        let (first, sheets) = (segment as usize * SEGMENT as usize, SEGMENT as usize);
-        for (at, len) in [(SLOTS + first * 4, sheets * 4), (STARTS + first * 8, sheets * 8)] {
+        let (first, log_pages) = (segment as usize * SEGMENT as usize, SEGMENT as usize);
+        for (at, len) in [(SLOTS + first * 4, log_pages * 4), (STARTS + first * 8, log_pages * 8)] {
             if let Err(error) = self.map.punch(at, len) {
                 tracing::warn!("failed to give back the key-value table's memory of segment {segment}: {error}");
             }
         }
     }
 
-    /// Segments that may have a sheet in use: those whose part of the table takes memory.
+    /// Segments that may have a log page in use: those whose part of the table takes memory.
     pub fn segments(&self) -> Vec<u32> {
-        let slots = self.map.touched(SLOTS, SHEETS * 4);
+        let slots = self.map.touched(SLOTS, LOG_PAGES * 4);
         slots.into_iter().map(|at| ((at - SLOTS) / (SEGMENT as usize * 4)) as u32).collect()
     }
 
-    /// All sheets that lie in a slot.
-    pub fn sheets(&self) -> impl Iterator<Item = (SheetIdx, SlotIdx)> {
-        let sheets = self.segments().into_iter().flat_map(|n| n * SEGMENT..(n + 1) * SEGMENT).map(SheetIdx);
-        sheets.filter_map(|sheet| Some((sheet, self.slot(sheet)?)))
+    /// All log pages that lie in a slot.
+    pub fn log_pages(&self) -> impl Iterator<Item = (LogPageIdx, SlotIdx)> {
+        let log_pages = self.segments().into_iter().flat_map(|n| n * SEGMENT..(n + 1) * SEGMENT).map(LogPageIdx);
+        log_pages.filter_map(|log_page| Some((log_page, self.slot(log_page)?)))
     }
 
     /// Each reference that the table makes to a slot of the pool.
     pub fn references(&self, each: &mut dyn FnMut(SlotIdx)) {
-        self.sheets().for_each(|(_, slot)| each(slot));
+        self.log_pages().for_each(|(_, slot)| each(slot));
     }
 }
 
@@ -212,32 +227,32 @@ impl SheetTable {
 mod tests {
     use super::*;
 
-    fn again(table: &SheetTable) -> SheetTable {
-        SheetTable::open(table.fd().try_clone_to_owned().unwrap()).unwrap()
+    fn again(table: &LogPageTable) -> LogPageTable {
+        LogPageTable::open(table.fd().try_clone_to_owned().unwrap()).unwrap()
     }
 
     #[test]
     fn the_next_one_finds_what_was_entered() {
-        let table = SheetTable::create().unwrap();
-        let far = SheetIdx(900 * SEGMENT + 5);
-        table.set_slot(SheetIdx(3), Some(SlotIdx(0)));
+        let table = LogPageTable::create().unwrap();
+        let far = LogPageIdx(900 * SEGMENT + 5);
+        table.set_slot(LogPageIdx(3), Some(SlotIdx(0)));
         table.set_slot(far, Some(SlotIdx(77)));
-        table.set_start(Place { sheet: far, unit: 63 });
+        table.set_start(RecordAddr { log_page: far, unit: 63 });
         let next = again(&table);
         assert_eq!(next.secret(), table.secret());
-        assert_eq!(next.sheets().collect::<Vec<_>>(), [(SheetIdx(3), SlotIdx(0)), (far, SlotIdx(77))]);
+        assert_eq!(next.log_pages().collect::<Vec<_>>(), [(LogPageIdx(3), SlotIdx(0)), (far, SlotIdx(77))]);
         assert_eq!(next.starts(far), 1 << 63);
         let mut references = Vec::new();
         next.references(&mut |slot| references.push(slot.0));
         assert_eq!(references, [0, 77]);
         assert_eq!(table.set_slot(far, None), Some(SlotIdx(77)));
         table.abandon(900);
-        assert_eq!(next.sheets().count(), 1);
+        assert_eq!(next.log_pages().count(), 1);
     }
 
     #[test]
     fn databases_swap_names() {
-        let table = SheetTable::create().unwrap();
+        let table = LogPageTable::create().unwrap();
         table.swap(Db(0), Db(15));
         table.swap(Db(0), Db(1));
         table.swap(Db(2), Db(2));
@@ -247,9 +262,9 @@ mod tests {
 
     #[test]
     fn another_layout_is_refused() {
-        let table = SheetTable::create().unwrap();
+        let table = LogPageTable::create().unwrap();
         table.map.u32(8).store(2, SeqCst);
         let fd = table.fd().try_clone_to_owned().unwrap();
-        assert!(matches!(SheetTable::open(fd), Err(SheetsError::Version(2))));
+        assert!(matches!(LogPageTable::open(fd), Err(LogPagesError::Version(2))));
     }
 }

@@ -3,9 +3,9 @@
 //! Room is made as bytes come, and given back: when the client is quiet, and when most of a large
 //! buffer has been worked off.
 
-use super::stream::Stream;
 use crate::blocking;
-use crate::resp::{Ahead, Limits, Parser, ProtocolError, ahead};
+use crate::resp::{Limits, Parser, Peeked, ProtocolError, peek};
+use crate::server::Stream;
 use bytes::{Bytes, BytesMut};
 use std::io;
 use std::task::{Context, Poll, ready};
@@ -53,8 +53,8 @@ impl Inbox {
     }
 
     /// The requests behind those that were taken. `None`: one has been taken in part.
-    pub fn ahead(&self) -> Option<impl Iterator<Item = Ahead<'_>> + Clone> {
-        (!self.parser.is_within_request()).then(|| ahead(&self.buffer))
+    pub fn peek(&self) -> Option<impl Iterator<Item = Peeked<'_>> + Clone> {
+        (!self.parser.is_within_request()).then(|| peek(&self.buffer))
     }
 
     /// Bytes that are not parsed.

@@ -96,13 +96,13 @@ impl Table {
                 let shard = &mut self.keys[shard_of(hash)];
                 match shard.entry(hash, |known| known.hash == hash, |known| known.hash) {
                     Entry::Occupied(mut known) => known.get_mut().lock.ask(mode, ticket),
-                    Entry::Vacant(place) => {
+                    Entry::Vacant(vacant) => {
                         let mut lock = Lock::default();
                         for crowd in self.crowds.iter().filter(|crowd| crowd.has(hash)) {
                             crowd.meet(hash, &mut lock);
                         }
                         lock.ask(mode, ticket);
-                        place.insert(KeyLock { hash, lock });
+                        vacant.insert(KeyLock { hash, lock });
                     }
                 }
             }
@@ -126,12 +126,12 @@ impl Table {
         }
     }
 
-    pub fn leave(&mut self, spot: Spot, mode: Mode, placed: bool, ticket: Option<&Rc<State>>) {
-        self.with(spot, |lock| lock.leave(mode, placed, ticket));
+    pub fn leave(&mut self, spot: Spot, mode: Mode, appended: bool, ticket: Option<&Rc<State>>) {
+        self.with(spot, |lock| lock.leave(mode, appended, ticket));
     }
 
-    pub fn placed(&mut self, spot: Spot) {
-        self.with(spot, Lock::placed);
+    pub fn appended(&mut self, spot: Spot) {
+        self.with(spot, Lock::appended);
     }
 
     /// A lock that somebody holds or waits for. A key's goes when nobody does any more.

@@ -7,16 +7,16 @@ fn keys(locks: &Locks, keys: &[&str], write: bool) -> Ticket {
 }
 
 #[test]
-fn placements_follow_each_other_and_nobody_else_comes_between() {
+fn deferred_writes_follow_each_other_and_nobody_else_comes_between() {
     let locks = Locks::default();
-    let place = || locks.keys([&b"a"[..]].into_iter(), Mode::Place);
-    let (first, second) = (place(), place());
+    let deferred = || locks.keys([&b"a"[..]].into_iter(), Mode::Deferred);
+    let (first, second) = (deferred(), deferred());
     assert!(first.is_granted() && !second.is_granted());
-    first.placed();
+    first.appended();
     assert!(second.is_granted());
-    second.placed();
+    second.appended();
     let reader = keys(&locks, &["a"], false);
-    let third = place();
+    let third = deferred();
     assert!(!reader.is_granted() && !third.is_granted());
     drop(first);
     assert!(!reader.is_granted());
@@ -25,7 +25,7 @@ fn placements_follow_each_other_and_nobody_else_comes_between() {
     drop(reader);
     assert!(third.is_granted());
     let writer = keys(&locks, &["a"], true);
-    third.placed();
+    third.appended();
     assert!(!writer.is_granted());
     drop(third);
     assert!(writer.is_granted());
@@ -42,11 +42,11 @@ fn who_need_not_ask_to_read_is_who_would_be_let_in_at_once() {
     drop(reader);
     assert!(!may() && locks.may_read([&b"b"[..]].into_iter()));
     drop(writer);
-    let placement = locks.keys([&b"a"[..]].into_iter(), Mode::Place);
+    let deferred = locks.keys([&b"a"[..]].into_iter(), Mode::Deferred);
     assert!(!may());
-    placement.placed();
-    assert!(!may(), "a placement is on its way");
-    drop(placement);
+    deferred.appended();
+    assert!(!may(), "a deferred write is on its way");
+    drop(deferred);
     assert!(may());
     let alone = locks.everything();
     assert!(!may());
@@ -55,10 +55,10 @@ fn who_need_not_ask_to_read_is_who_would_be_let_in_at_once() {
 }
 
 #[test]
-fn a_placement_that_ends_without_a_place_lets_the_next_one_in() {
+fn a_deferred_write_that_ends_before_it_is_in_the_log_lets_the_next_one_in() {
     let locks = Locks::default();
-    let place = || locks.keys([&b"a"[..]].into_iter(), Mode::Place);
-    let (first, second) = (place(), place());
+    let deferred = || locks.keys([&b"a"[..]].into_iter(), Mode::Deferred);
+    let (first, second) = (deferred(), deferred());
     drop(first);
     assert!(second.is_granted());
 }
@@ -141,10 +141,14 @@ async fn a_waiting_command_is_woken() {
     assert!(second.is_granted());
 }
 
+/// Of tests that have no event loop: one that lets others have their turn would never go on.
 fn crowd(locks: &Locks, of: std::ops::Range<usize>, mode: Mode) -> Ticket {
+    futures::executor::block_on(ask_for_crowd(locks, of, mode))
+}
+
+async fn ask_for_crowd(locks: &Locks, of: std::ops::Range<usize>, mode: Mode) -> Ticket {
     let keys: Vec<String> = of.map(|nth| format!("key{nth}")).collect();
-    let asking = locks.together(keys.iter().map(String::as_bytes), mode, true);
-    futures::executor::block_on(asking)
+    locks.together(keys.iter().map(String::as_bytes), mode, true).await
 }
 
 #[test]
@@ -218,7 +222,7 @@ fn who_looks_at_all_keys_sees_no_half_of_what_writes_several() {
 #[tokio::test]
 async fn who_wants_to_run_alone_waits_for_the_long_ones_before_others_wait_for_it() {
     let locks = Locks::default();
-    let many = crowd(&locks, 0..500, Mode::Write);
+    let many = ask_for_crowd(&locks, 0..500, Mode::Write).await;
     let mut alone = std::pin::pin!(locks.everything_soon());
     assert!(futures::poll!(alone.as_mut()).is_pending());
     assert!(keys(&locks, &["other"], true).is_granted());
