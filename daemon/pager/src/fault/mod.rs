@@ -1,0 +1,12 @@
+//! Faults: from the message, or the question at a ring, to the page that is installed.
+//!
+//! A worker reads what a space has to say, asks the pool for the page and its likely neighbours,
+//! and installs what comes back.
+
+pub mod busy_poll;
+pub mod fetch;
+pub mod page_fault;
+pub mod prefetch;
+pub mod reading;
+pub mod rings;
+pub mod worker;

@@ -1,0 +1,12 @@
+//! One address space: its lock, its page table, its regions, and what is registered of it.
+//!
+//! What all other rooms work on is defined here. What they do to it is in their own rooms.
+
+pub mod address_space;
+pub mod guard_regions;
+pub mod hold;
+pub mod inflight;
+pub mod region;
+pub mod registration;
+pub mod registry;
+pub mod table;
