@@ -34,6 +34,7 @@ mod evict;
 mod fault;
 mod inject;
 mod kernel;
+mod page;
 mod pager;
 mod recovery;
 mod sched;

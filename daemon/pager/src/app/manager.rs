@@ -6,7 +6,8 @@
 
 use crate::app::application::{App, Member};
 use crate::app::membership::{self, ProcessScan};
-use crate::inject::attach::{AttachContext, AttachError};
+use crate::inject::attach::AttachError;
+use crate::inject::context::AttachContext;
 use crate::inject::stub::{self, Stub};
 use crate::inject::tracer_process;
 use crate::kernel::mm::Mark;

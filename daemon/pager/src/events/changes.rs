@@ -30,12 +30,14 @@
 
 use crate::events::ambiguous_unmap::{AmbiguousUnmap, Evidence, Origin, Verdict, judge};
 use crate::events::fork_exclusions;
-use crate::events::window::{Displaced, Past, Range, overlap, target_of, without};
+use crate::events::window::{Displaced, Past, target_of};
 use crate::events::young::Read;
 use crate::kernel::process;
 use crate::kernel::uffd::{Event, Installed, Probe, Proof, Uffd};
+use crate::page::PageIdx;
+use crate::page::{Range, overlap, without};
 use crate::space::address_space::{Core, Shared, Space, SpaceId};
-use crate::space::table::{PageIdx, Record, Table, TableFull};
+use crate::space::table::{Record, Table, TableFull};
 use annex_host::failpoint::failpoint;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;

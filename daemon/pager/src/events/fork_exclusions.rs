@@ -7,9 +7,9 @@
 //! can't be looked at is an error: its child would find its parent's bytes where it is to find
 //! zeros.
 
-use crate::events::window::Range;
 use crate::kernel::process::{self, Mapping};
-use crate::space::table::PageIdx;
+use crate::page::PageIdx;
+use crate::page::Range;
 use std::io;
 use std::time::Duration;
 

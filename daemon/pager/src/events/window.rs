@@ -8,22 +8,11 @@
 //! list, of ranges, is what the space has changed of its own while it was young.
 
 use crate::events::ambiguous_unmap::{AmbiguousUnmap, Origin};
+use crate::page::PageIdx;
+use crate::page::{Range, overlap, without};
 use crate::space::address_space::{Space, SpaceId};
-use crate::space::table::{PageIdx, Record};
+use crate::space::table::Record;
 use std::sync::{Arc, Weak};
-
-/// Pages from the first up to the second.
-pub type Range = (PageIdx, PageIdx);
-
-pub fn overlap(a: Range, b: Range) -> Option<Range> {
-    let both = (a.0.max(b.0), a.1.min(b.1));
-    (both.0 < both.1).then_some(both)
-}
-
-/// `a` without `b`.
-pub fn without(a: Range, b: Range) -> impl Iterator<Item = Range> {
-    [(a.0, a.1.min(b.0)), (a.0.max(b.1), a.1)].into_iter().filter(|r| r.0 < r.1)
-}
 
 /// Kinds of past changes.
 const FORK: u32 = 1;

@@ -19,11 +19,13 @@
 //! is remembered: there the kernel's answer says nothing about the fork.
 
 use crate::events::ambiguous_unmap::{AmbiguousUnmap, Origin};
-use crate::events::window::{Past, Range, overlap, target_of, without};
+use crate::events::window::{Past, target_of};
 use crate::kernel::uffd::{Installed, Probe};
+use crate::page::PageIdx;
+use crate::page::{Range, overlap, without};
 use crate::space::address_space::{Core, Shared, Space};
 use crate::space::hold::Hold;
-use crate::space::table::{PageIdx, Record, Table};
+use crate::space::table::{Record, Table};
 use annex_host::failpoint::failpoint;
 use annex_shared::page::PAGE_SIZE;
 use std::sync::Arc;

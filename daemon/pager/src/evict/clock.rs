@@ -5,14 +5,15 @@
 //! *spans*: consecutive pages, across pages that are evicted already. A span moves in one call, and
 //! on every call the kernel interrupts each CPU that runs the app, so long spans are worth having.
 
-use crate::evict::evictor::Outcome;
+use crate::evict::outcome::Outcome;
 use crate::evict::policy;
 use crate::inject::stub::{STAGING_PART, Stub};
 use crate::kernel::process;
 use crate::kernel::scan::{Pagemap, Run};
+use crate::page::PageIdx;
 use crate::space::address_space::{Core, Shared, Space};
 use crate::space::region;
-use crate::space::table::{INTENT_RANGES, PageIdx, Record};
+use crate::space::table::{INTENT_RANGES, Record};
 use annex_host::failpoint::failpoint;
 use std::io;
 use std::sync::Arc;

@@ -21,16 +21,18 @@
 use crate::evict::clock::{Clock, Victims, recheck};
 use crate::evict::eviction_blocked::Cause;
 use crate::evict::move_batch::{Made, MoveBatch, Moved};
+use crate::evict::outcome::Outcome;
 use crate::evict::thread_exit;
 use crate::fault::page_fault::Fault;
 use crate::fault::worker::Workers;
 use crate::inject::stub::{CallError, Gate, Hurry, Stub};
 use crate::kernel::mm::Mm;
+use crate::page::PageIdx;
 use crate::recovery::rollback;
 use crate::space::address_space::{Evicting, Shared, Space};
 use crate::space::registration::prepare;
 use crate::space::registry::Registry;
-use crate::space::table::{PageIdx, Record, Table, Victim};
+use crate::space::table::{Record, Table, Victim};
 use annex_host::failpoint::failpoint;
 use annex_host::priority::Urgent;
 use annex_host::repeated;
@@ -55,27 +57,6 @@ const SHORT: usize = 4;
 const LONG: usize = 12;
 /// A stub that has not answered for this long is asked before it is trusted with a batch.
 const QUIET: Duration = Duration::from_secs(1);
-
-/// What came of a batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// This many pages left local memory.
-    Evicted(u64),
-    /// The hand went round and found nothing to take.
-    NothingCold,
-    /// The app is changing its mappings; soon.
-    Again,
-    /// Nothing left, because a fork had left all of it shared: now it is not.
-    Unshared,
-    /// The pool is full.
-    PoolFull,
-    /// No replica took the pages; the app has them back.
-    WriteFailed,
-    /// The app is frozen.
-    NoAnswer,
-    /// The space or its stub is gone.
-    Dead,
-}
 
 pub struct Evictor {
     /// Whose steps are written down where.

@@ -11,7 +11,8 @@
 use crate::app::application::{App, Watermarks};
 use crate::app::manager::AppRegistry;
 use crate::evict::eviction_blocked::Cause;
-use crate::evict::evictor::{BATCH, Evictor, Outcome};
+use crate::evict::evictor::{BATCH, Evictor};
+use crate::evict::outcome::Outcome;
 use crate::fault::worker::Workers;
 use crate::recovery::restore;
 use crate::sched::watchdog::MOST_EVICTORS;

@@ -5,5 +5,6 @@ pub mod eviction_blocked;
 pub mod evictor;
 pub mod evictors;
 pub mod move_batch;
+pub mod outcome;
 pub mod policy;
 pub mod thread_exit;

@@ -6,12 +6,13 @@
 //! ([`hold`](crate::space::hold)). So to everybody who has the lock it is as if a batch ended with each
 //! call.
 
-use crate::events::window::Range;
 use crate::inject::stub::{Gate, Hurry, STAGING, Stub};
 use crate::kernel::scan::Pagemap;
+use crate::page::PageIdx;
+use crate::page::Range;
 use crate::recovery::rollback;
 use crate::space::address_space::{Core, Shared, Space};
-use crate::space::table::{PageIdx, Record, Victim};
+use crate::space::table::{Record, Victim};
 use annex_host::failpoint::failpoint;
 use annex_shared::ids::SlotIdx;
 use annex_shared::page::PAGE_SIZE;

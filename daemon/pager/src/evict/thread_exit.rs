@@ -20,7 +20,7 @@
 use crate::inject::tracer_process;
 use crate::kernel::mm::Mm;
 use crate::kernel::process;
-use crate::space::table::PageIdx;
+use crate::page::PageIdx;
 use annex_shared::page::PAGE_SIZE;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

@@ -7,10 +7,11 @@
 //! it would put the app over its limit.
 
 use crate::app::application::App;
-use crate::events::window::Range;
 use crate::fault::prefetch::{Plan, WIDEST_APART};
+use crate::page::PageIdx;
+use crate::page::Range;
 use crate::space::address_space::{Core, Shared};
-use crate::space::table::{PageIdx, Record};
+use crate::space::table::Record;
 use annex_shared::ids::SlotIdx;
 use std::sync::atomic::Ordering::Relaxed;
 

@@ -5,6 +5,7 @@
 
 pub mod busy_poll;
 pub mod fetch;
+pub mod next;
 pub mod page_fault;
 pub mod prefetch;
 pub mod reading;

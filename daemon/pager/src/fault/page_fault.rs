@@ -1,7 +1,6 @@
-//! A fault, what it asks for, and why pages are installed.
+//! A fault, and why pages are installed.
 
-use crate::fault::fetch::Fetch;
-use crate::space::table::PageIdx;
+use crate::page::PageIdx;
 use std::time::Instant;
 
 /// A thread of the app that waits for a page.
@@ -41,18 +40,4 @@ pub enum Why {
     Ahead,
     /// The app is being let go: nothing of the pages stays in the pool.
     Restore,
-}
-
-/// What a fault asks for next.
-#[derive(Debug)]
-pub enum Next {
-    /// Nothing: served, or somebody else will.
-    Served,
-    /// Nothing for now: the app holds it until there is room, or until it has waited long enough
-    /// ([`App::take_held`](crate::app::application::App::take_held)).
-    Held,
-    /// Bring these.
-    Read(Fetch),
-    /// The app is changing its mappings: read its messages, then try again.
-    Again,
 }

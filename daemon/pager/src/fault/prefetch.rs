@@ -22,7 +22,7 @@
 //! useless is at most a tenth of what is read, and [`ALLOWANCE`] pages, whatever the app does;
 //! after a program changed its ways, guesses may be short for a while.
 
-use crate::space::table::PageIdx;
+use crate::page::PageIdx;
 
 /// The largest window, in pages (128 KiB: past that the gain per page is small and the guess dear).
 pub const WIDEST: u32 = 32;

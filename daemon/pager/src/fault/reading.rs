@@ -8,9 +8,9 @@
 use super::worker::{Again, PATIENCE, Worker};
 use crate::fault::fetch::{Fetch, Stretch};
 use crate::fault::page_fault::{Fault, Why};
+use crate::page::PageIdx;
 use crate::space::address_space::Space;
 use crate::space::hold::Hold;
-use crate::space::table::PageIdx;
 use annex_host::repeated;
 use annex_pool::{Buf, Busy, IoError, SlotRun};
 use annex_shared::ids::SlotIdx;

@@ -8,9 +8,9 @@
 
 use super::worker::{Again, RING_EVERY, Worker};
 use crate::fault::page_fault::Fault;
+use crate::page::PageIdx;
 use crate::sched::affinity;
 use crate::space::address_space::{Core, Space, SpaceId};
-use crate::space::table::PageIdx;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

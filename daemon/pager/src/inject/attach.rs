@@ -2,7 +2,7 @@
 
 use crate::app::application::App;
 use crate::app::membership;
-use crate::fault::worker::Workers;
+use crate::inject::context::AttachContext;
 use crate::inject::stub::{Pause, STAGING, Seed, Stub, StubError};
 use crate::inject::tracer_process;
 use crate::kernel::lookup::Lookup;
@@ -12,9 +12,8 @@ use crate::kernel::ring::{Waiters, WaitersError};
 use crate::kernel::scan::Pagemap;
 use crate::kernel::uffd::{Probe, Uffd, feature};
 use crate::recovery::restore;
-use crate::space::address_space::{Shared, Space, SpaceId};
+use crate::space::address_space::{Space, SpaceId};
 use crate::space::region;
-use crate::space::registry::Registry;
 use crate::space::table::{StubTraces, Table};
 use annex_host::failpoint::failpoint;
 use annex_shared::page::PAGE_SIZE;
@@ -84,14 +83,6 @@ pub fn check(pid: i32) -> Result<Stat, AttachError> {
 
 fn has_no_more_rights(app: &App, pid: i32) -> Result<(), AttachError> {
     if app.may_have(pid) { Ok(()) } else { Err(AttachError::Privileged { pid, uid: app.uid }) }
-}
-
-/// What attaching needs of the pager.
-pub struct AttachContext {
-    pub shared: Arc<Shared>,
-    pub registry: Arc<Registry>,
-    pub workers: Arc<Workers>,
-    pub device: OwnedFd,
 }
 
 impl AttachContext {

@@ -5,6 +5,7 @@
 //! clones the stub. From then on nothing is traced any more.
 
 pub mod attach;
+pub mod context;
 pub mod stub;
 pub mod tracee;
 pub mod tracer_process;

@@ -9,10 +9,12 @@
 //! The child of an annexd with many threads must not touch a lock of theirs: what runs here does
 //! not log.
 
-use crate::inject::stub::{self, Pause, Seed, StubError};
+use crate::inject::stub::{self, Pause, STAGING, Seed, Stub, StubError};
 use crate::inject::tracee;
 use crate::kernel::process;
+use crate::kernel::uffd::Uffd;
 use crate::space::table::StubTraces;
+use nix::poll::{PollFd, PollFlags};
 use nix::sys::signal::{SigHandler, Signal, signal};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
@@ -173,6 +175,17 @@ pub fn ask_where_tids_are_cleared(pid: i32, tids: &[i32], scratch: u64) -> Vec<(
             Vec::new()
         }
     }
+}
+
+/// Ends a stub and takes everything of it out of the address space that a process, which lives,
+/// has.
+pub fn remove(stub: Stub, process: i32, uffd: &Uffd) {
+    // Unregistered first: the unmapping would otherwise send an event to us and wait for ourselves.
+    let _ = uffd.unregister(stub.staging(), STAGING);
+    stub.kill();
+    let mut fds = [PollFd::new(stub.pidfd(), PollFlags::POLLIN)];
+    let _ = nix::poll::poll(&mut fds, 2000u16);
+    reap(process, stub.pid(), &stub.mappings());
 }
 
 /// Where the child puts its report; dropping it ends the report.

@@ -8,7 +8,6 @@
 //! Which tasks live in an address space is told by the stub's shared page: it lies at an address
 //! and is of a file that no other address space has, and a fork does not copy it.
 
-use crate::inject::stub::SHARED_PAGE;
 use crate::kernel::lookup::Lookup;
 use crate::kernel::process;
 use crate::kernel::scan::Pagemap;
@@ -17,6 +16,9 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+
+/// The stub's shared page in its program's mappings: a name that nobody else's mapping has.
+pub const SHARED_PAGE: &str = "/memfd:annex-stub-page";
 
 /// An address space, open for reading.
 #[derive(Debug)]

@@ -406,6 +406,13 @@ fn read(path: String) -> io::Result<String> {
     Ok(String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
 }
 
+/// Where a thread is in the kernel, on one line.
+pub fn place(tid: i32) -> String {
+    let read = |name| fs::read_to_string(format!("/proc/{tid}/{name}")).unwrap_or_default();
+    let state = Stat::read(tid).map_or('?', |stat| stat.state);
+    format!("state {state}, {} {}", read("wchan"), read("stack").replace('\n', " "))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -12,7 +12,7 @@
 //! run in place of the thread that asks. Who polls such a CPU all the same (there are threads on
 //! all of them) lets it be for a while, and for longer each time.
 
-use crate::space::table::PageIdx;
+use crate::page::PageIdx;
 use annex_shared::ring::{Mapping, Question, Ring, RingError, SLOTS};
 use parking_lot::Mutex;
 use std::io;

@@ -1,7 +1,7 @@
 //! PAGEMAP_SCAN: which pages of a process are resident, written, huge. The numbers are those of
 //! `include/uapi/linux/fs.h` (Linux 6.7).
 
-use crate::space::table::PageIdx;
+use crate::page::PageIdx;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;

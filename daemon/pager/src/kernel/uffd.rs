@@ -6,7 +6,7 @@
 //! on is a variant, never an errno.
 
 use crate::kernel::ring::Waiters;
-use crate::space::table::{PageIdx, Table};
+use crate::page::PageIdx;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use std::ffi::c_void;
@@ -235,10 +235,9 @@ impl Proof {
         uffd.is_dead().then_some(Proof(()))
     }
 
-    /// No record of the table says that a page is anywhere but in memory. Nothing may be evicted
-    /// any more.
-    pub fn all_back(table: &Table) -> Option<Proof> {
-        (table.evicted() == 0 && table.intent().is_none()).then_some(Proof(()))
+    /// No record says that a page is anywhere but in memory. Nothing may be evicted any more.
+    pub fn all_back(is_sure: bool) -> Option<Proof> {
+        is_sure.then_some(Proof(()))
     }
 
     /// Every evicted page has been poisoned.

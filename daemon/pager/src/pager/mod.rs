@@ -7,7 +7,8 @@ use crate::app::application::App;
 use crate::app::manager::{AppRegistry, Manager, Motion};
 use crate::evict::evictors::Evictors;
 use crate::fault::worker::Workers;
-use crate::inject::attach::{AttachContext, AttachError};
+use crate::inject::attach::AttachError;
+use crate::inject::context::AttachContext;
 use crate::inject::stub::Pause;
 use crate::kernel::process::Stat;
 use crate::kernel::uffd::Proof;
@@ -107,10 +108,11 @@ impl Pager {
         let (watched, over) = mpsc::channel();
         let evictors = Evictors::start(shared.clone(), registry, fault_workers.clone(), app_registry.clone())?;
         let (workers, evictors_too) = (Arc::downgrade(&fault_workers), evictors.clone());
+        let stalled = move || workers.upgrade().and_then(|workers| workers.stalled());
         let look = move || evictors_too.relieve();
         let threads = vec![
             spawn("annex-manager", Box::new(move || manager.run()))?,
-            spawn("annex-watch", Box::new(move || watchdog::watch(&shared.watchdog, &workers, &over, look)))?,
+            spawn("annex-watch", Box::new(move || watchdog::watch(&shared.watchdog, stalled, &over, look)))?,
         ];
         Ok(Pager { context, app_registry, default_limit, evictors, threads, watched: Some(watched) })
     }

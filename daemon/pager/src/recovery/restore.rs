@@ -8,13 +8,15 @@
 use crate::app::application::App;
 use crate::fault::fetch::Stretch;
 use crate::fault::page_fault::Why;
-use crate::inject::attach::AttachContext;
+use crate::inject::context::AttachContext;
+use crate::inject::tracer_process;
 use crate::kernel::process;
 use crate::kernel::uffd::Proof;
+use crate::page::PageIdx;
 use crate::recovery::room::{self, Demand, RoomError};
 use crate::space::address_space::{Shared, Space};
 use crate::space::registry::Registry;
-use crate::space::table::{PageIdx, Record, Table};
+use crate::space::table::{Record, Table};
 use annex_host::failpoint::failpoint;
 use annex_host::repeated;
 use annex_pool::{Busy, Done, Lane, SlotRun};
@@ -184,7 +186,7 @@ fn sweep(space: &Arc<Space>, lane: &mut Lane, shared: &Shared, most: usize) -> u
 /// Takes annex out of a space that has nothing evicted, or whose address space has ended. False: it
 /// has pages in the pool, and nothing was done.
 pub fn let_go(context: &AttachContext, space: &Arc<Space>) -> bool {
-    let proof = Proof::of_end(&space.uffd).or_else(|| Proof::all_back(&space.core().table));
+    let proof = Proof::of_end(&space.uffd).or_else(|| space.core().table.all_back());
     let Some(proof) = proof.filter(|_| space.bequeath(&context.shared)) else { return false };
     context.workers.unwatch(space);
     context.registry.unfurnish(space);
@@ -208,7 +210,7 @@ pub fn let_go(context: &AttachContext, space: &Arc<Space>) -> bool {
         if let Some(stub) = stub {
             space.forget_staging();
             failpoint("stub-goes");
-            stub.remove(space.pid().unwrap_or(task), &space.uffd);
+            tracer_process::remove(stub, space.pid().unwrap_or(task), &space.uffd);
             failpoint("stub-gone");
         }
     }

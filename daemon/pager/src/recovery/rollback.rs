@@ -244,7 +244,8 @@ mod tests {
     use super::*;
     use crate::kernel::uffd::feature;
     use crate::kernel::uffd::tests::context;
-    use crate::space::table::{PageIdx, StubTraces, Victim};
+    use crate::page::PageIdx;
+    use crate::space::table::{StubTraces, Victim};
 
     /// annexd dies in the middle of a batch: two pages of four had moved. Of those the first was
     /// settled, and then unmapped by the app; nothing was known of the second's.

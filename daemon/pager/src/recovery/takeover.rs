@@ -19,7 +19,7 @@ use crate::app::application::App;
 use crate::app::manager::AppRegistry;
 use crate::app::membership;
 use crate::events::window::Window;
-use crate::inject::attach::AttachContext;
+use crate::inject::context::AttachContext;
 use crate::inject::stub::Stub;
 use crate::inject::tracer_process;
 use crate::kernel::mm::Mm;
@@ -137,7 +137,7 @@ impl PreviousState {
                 }
             }
         };
-        if let Some(proof) = Proof::all_back(&table).filter(|_| table.is_leaving() && !uffd.is_dead()) {
+        if let Some(proof) = table.all_back().filter(|_| table.is_leaving() && !uffd.is_dead()) {
             return leave(&table, uffd, proof);
         }
         // One that has ended is taken in, too: what was read of it and not applied may be the fork
@@ -311,7 +311,7 @@ fn leave(table: &Table, uffd: Uffd, proof: Proof) {
     let pid = table.pid();
     let traces = table.stub();
     match traces.as_ref().and_then(|traces| Stub::adopt(traces, &uffd)) {
-        Some(stub) => stub.remove(pid, &uffd),
+        Some(stub) => tracer_process::remove(stub, pid, &uffd),
         // What a dead stub had mapped may be there still.
         None => traces.iter().filter(|traces| !Stub::is_elsewhere(traces, pid)).for_each(|traces| {
             tracer_process::reap(pid, traces.pid, &traces.mappings());

@@ -1,13 +1,10 @@
 //! What the threads that are not fault workers are at, and since when: one that stands still is
 //! noticed, and it is said where.
 
-use crate::fault::worker::Workers;
 use crate::kernel::process;
 use annex_host::repeats::say_counts;
 use nix::unistd::gettid;
 use parking_lot::Mutex;
-use std::fs;
-use std::sync::Weak;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -88,7 +85,7 @@ impl Default for Watchdog {
 
 /// Says it when a thread has stopped making progress and when it goes on, until the other end of
 /// `over` is dropped. `look` is called each time too.
-pub fn watch(watchdog: &Watchdog, workers: &Weak<Workers>, over: &Receiver<()>, look: impl Fn()) {
+pub fn watch(watchdog: &Watchdog, stalled: impl Fn() -> Option<String>, over: &Receiver<()>, look: impl Fn()) {
     let mut said = [None; MOST_EVICTORS + 1];
     let mut is_stalled = false;
     while over.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
@@ -99,7 +96,7 @@ pub fn watch(watchdog: &Watchdog, workers: &Weak<Workers>, over: &Receiver<()>, 
                     "{} has been {step} for {} s; it is in {}",
                     turn.name,
                     since.elapsed().as_secs(),
-                    place(turn.tid())
+                    process::place(turn.tid())
                 ),
                 None if said.is_some() => tracing::warn!("{} goes on", turn.name),
                 _ => {}
@@ -108,7 +105,7 @@ pub fn watch(watchdog: &Watchdog, workers: &Weak<Workers>, over: &Receiver<()>, 
         }
         look();
         say_counts(Instant::now());
-        let stalled = workers.upgrade().and_then(|workers| workers.stalled());
+        let stalled = stalled();
         match (&stalled, is_stalled) {
             (Some(what), false) => tracing::error!("{what}: programs may stand still"),
             (None, true) => tracing::warn!("the fault worker that had stalled goes on"),
@@ -116,13 +113,6 @@ pub fn watch(watchdog: &Watchdog, workers: &Weak<Workers>, over: &Receiver<()>, 
         }
         is_stalled = stalled.is_some();
     }
-}
-
-/// Where a thread is in the kernel, on one line.
-pub fn place(tid: i32) -> String {
-    let read = |name| fs::read_to_string(format!("/proc/{tid}/{name}")).unwrap_or_default();
-    let state = process::Stat::read(tid).map_or('?', |stat| stat.state);
-    format!("state {state}, {} {}", read("wchan"), read("stack").replace('\n', " "))
 }
 
 #[cfg(test)]
@@ -144,6 +134,6 @@ mod tests {
 
     #[test]
     fn a_thread_is_somewhere() {
-        assert!(place(gettid().as_raw()).starts_with("state R"));
+        assert!(process::place(gettid().as_raw()).starts_with("state R"));
     }
 }

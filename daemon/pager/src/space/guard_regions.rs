@@ -13,11 +13,12 @@
 //! What is missed: the first guard of a space, if it is removed again before the next look (half a
 //! second, while pages are evicted), or a page is prefetched to its place until then.
 
-use crate::events::window::Range;
 use crate::kernel::scan::{Pagemap, Run};
 use crate::kernel::uffd::Probe;
+use crate::page::PageIdx;
+use crate::page::Range;
 use crate::space::address_space::{Core, Shared, Space};
-use crate::space::table::{PageIdx, Record};
+use crate::space::table::Record;
 use annex_shared::ids::SlotIdx;
 
 /// Pages of guarded mappings that one look brings back.

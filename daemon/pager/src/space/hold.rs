@@ -23,8 +23,8 @@
 //! Who evicts waits for the end of the stub's calls without the lock, and takes it [at
 //! rest](Space::core_at_rest) afterwards.
 
-use crate::events::window::Range;
 use crate::evict::move_batch::MoveBatch;
+use crate::page::Range;
 use crate::space::address_space::{Core, Space};
 use annex_host::failpoint::failpoint;
 use annex_shared::api::AppState;

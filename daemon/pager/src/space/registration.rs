@@ -2,13 +2,13 @@
 //! on every fault in them is ours to serve.
 
 use crate::evict::clock::{Clock, Victims};
-use crate::evict::evictor::Outcome;
+use crate::evict::outcome::Outcome;
 use crate::kernel::lookup::Lookup;
 use crate::kernel::process::Mapping;
 use crate::kernel::uffd::Probe;
+use crate::page::PageIdx;
 use crate::space::address_space::{Core, Space};
 use crate::space::region::Region;
-use crate::space::table::PageIdx;
 use annex_host::failpoint::failpoint;
 use std::io;
 

@@ -33,14 +33,13 @@ use crate::inject::tracee::TraceError;
 use crate::kernel::mm::{Mark, Mm};
 use crate::kernel::process;
 use crate::kernel::uffd::{
-    MOVE_DONTWAKE, MOVE_SOURCE_HOLES, MoveArg, RegisterArg, UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_UNREGISTER, Uffd,
+    MOVE_DONTWAKE, MOVE_SOURCE_HOLES, MoveArg, RegisterArg, UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_UNREGISTER,
 };
-use crate::sched::watchdog;
-use crate::space::table::{PageIdx, StubTraces};
+use crate::page::PageIdx;
+use crate::space::table::StubTraces;
 use annex_host::failpoint::failpoint;
 use annex_shared::page::PAGE_SIZE;
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags};
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 use std::io::{self, IoSliceMut};
@@ -63,8 +62,6 @@ const RELEASE: usize = 4;
 const RELEASES: u32 = 8;
 /// Of the code and the shared page: a stub of another version is replaced, not adopted.
 const VERSION: u32 = 5;
-/// The stub's shared page in its program's mappings: a name that nobody else's mapping has.
-pub const SHARED_PAGE: &str = "/memfd:annex-stub-page";
 const SHARED_PAGE_MEMFD: &std::ffi::CStr = c"annex-stub-page";
 /// What the stub is called in process listings.
 pub const NAME: &str = "annex-stub";
@@ -397,7 +394,7 @@ impl Stub {
         tracing::warn!(
             "the stub {} has not answered for {seconds} s, and its program's faults wait; is the program frozen? It is in {}",
             self.pid,
-            watchdog::place(self.pid)
+            process::place(self.pid)
         );
     }
 
@@ -526,18 +523,6 @@ impl Stub {
             at += len as usize;
         }
         Ok(())
-    }
-
-    /// Ends the stub and takes everything of it out of the address space that a process, which
-    /// lives, has.
-    pub fn remove(self, process: i32, uffd: &Uffd) {
-        // Unregistered first: the unmapping would otherwise send an event to us and wait for
-        // ourselves.
-        let _ = uffd.unregister(self.staging, STAGING);
-        self.kill();
-        let mut fds = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];
-        let _ = nix::poll::poll(&mut fds, 2000u16);
-        crate::inject::tracer_process::reap(process, self.pid, &self.mappings());
     }
 
     /// True if the answer to a doorbell is still out.

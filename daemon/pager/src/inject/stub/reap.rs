@@ -1,8 +1,9 @@
 //! What is left of a stub that has ended: its mappings in the program, and a zombie.
 
-use super::{NAME, SHARED_PAGE};
+use super::NAME;
 use crate::inject::tracee::{self, Tracee};
 use crate::kernel::lookup::Lookup;
+use crate::kernel::mm::SHARED_PAGE;
 use crate::kernel::process::{self, Stat};
 use std::time::{Duration, Instant};
 

@@ -14,7 +14,8 @@
 //!
 //! The slots were reserved by this eviction, so no record outside it names one of them.
 
-use super::{INTENT, INTENT_PAGES, PageIdx, Table};
+use super::{INTENT, INTENT_PAGES, Table};
+use crate::page::PageIdx;
 use annex_shared::ids::SlotIdx;
 use std::sync::atomic::{AtomicU32, Ordering};
 

@@ -55,9 +55,9 @@ mod undo;
 
 pub use intent::{Intent, Phase, Victim};
 
-use crate::kernel::uffd::Message;
+use crate::kernel::uffd::{Message, Proof};
+use crate::page::PageIdx;
 use annex_shared::ids::SlotIdx;
-use annex_shared::page::PAGE_SHIFT;
 use memmap2::MmapRaw;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::unistd::{Whence, lseek};
@@ -106,24 +106,6 @@ pub const INTENT_PAGES: usize = 512;
 
 /// The highest slot a record can name.
 pub const MAX_SLOT: u32 = (1 << 30) - 1;
-
-/// A page's number: its address divided by the page size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PageIdx(pub u64);
-
-impl PageIdx {
-    pub fn of(addr: u64) -> PageIdx {
-        PageIdx(addr >> PAGE_SHIFT)
-    }
-
-    pub fn addr(self) -> u64 {
-        self.0 << PAGE_SHIFT
-    }
-
-    pub fn plus(self, pages: u64) -> PageIdx {
-        PageIdx(self.0 + pages)
-    }
-}
 
 /// Where a page is. See the module's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -369,6 +351,11 @@ impl Table {
     /// Pages whose bytes are in the pool only.
     pub fn evicted(&self) -> u64 {
         self.evicted
+    }
+
+    /// That no page is anywhere but in memory. Nothing may be evicted any more.
+    pub fn all_back(&self) -> Option<Proof> {
+        Proof::all_back(self.evicted() == 0 && self.intent().is_none())
     }
 
     /// Bytes of memory the table takes, but for a few pages of header and directory.

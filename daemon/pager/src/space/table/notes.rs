@@ -1,9 +1,8 @@
 //! What a successor must know of work under way that no record shows: installs, forks, suspects,
 //! the window.
 
-use super::{
-    CHANGES, FORKING, INHERITED, INSTALL, PageIdx, SUSPECT_RANGES, SUSPECTS, Table, WINDOW, WINDOW_ROOM, WINDOW_WORDS,
-};
+use super::{CHANGES, FORKING, INHERITED, INSTALL, SUSPECT_RANGES, SUSPECTS, Table, WINDOW, WINDOW_ROOM, WINDOW_WORDS};
+use crate::page::PageIdx;
 
 impl Table {
     /// Notes that these pages are about to be installed, until [`Table::installed`].

@@ -107,8 +107,9 @@ const _: () = assert!(JOURNAL + JOURNAL_MESSAGES * size_of::<Message>() <= super
 
 #[cfg(test)]
 mod tests {
-    use super::super::{OLDEST, PageIdx, Record, VERSION};
+    use super::super::{OLDEST, Record, VERSION};
     use super::*;
+    use crate::page::PageIdx;
     use annex_shared::ids::SlotIdx;
 
     fn reopened(table: &Table) -> Table {

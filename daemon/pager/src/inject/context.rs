@@ -1,0 +1,15 @@
+//! What attaching and letting go need of the pager.
+
+use crate::fault::worker::Workers;
+use crate::space::address_space::Shared;
+use crate::space::registry::Registry;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// What attaching needs of the pager.
+pub struct AttachContext {
+    pub shared: Arc<Shared>,
+    pub registry: Arc<Registry>,
+    pub workers: Arc<Workers>,
+    pub device: OwnedFd,
+}
