@@ -5,7 +5,7 @@ use crate::evict::eviction_blocked::EvictionBlocked;
 use crate::fault::page_fault::Fault;
 use crate::kernel::process::{self, Stat};
 use crate::kernel::scan::Pagemap;
-use crate::space::address_space::Space;
+use crate::space::identity::{Identity, SpaceId};
 use annex_host::keeper::{Keeper, Kept};
 use annex_host::latency::Latency;
 use annex_shared::api::{AppInfo, AppState, Faults, Limit, Target, format_bytes};
@@ -23,7 +23,7 @@ pub struct Member {
     pub started: u64,
     pub pidfd: OwnedFd,
     /// Its address space, once it has a stub.
-    pub space: Option<Arc<Space>>,
+    pub space: Option<Arc<Identity>>,
     /// As what it is kept for the annexd that comes after.
     kept: Option<Kept>,
     /// Not before this is another attempt to give it a stub of any use.
@@ -124,7 +124,7 @@ pub struct App {
     /// The last batches brought room: it is worth waiting for the next.
     yields: AtomicBool,
     /// Faults that wait because the app is above its limit, until the evictor has made room.
-    held: Mutex<Vec<(Arc<Space>, Fault)>>,
+    held: Mutex<Vec<(SpaceId, Fault)>>,
     /// An eviction pass over everything found nothing more: not before this again.
     idle_until: Mutex<Option<Instant>>,
     stopped: AtomicBool,
@@ -206,11 +206,6 @@ impl App {
 
     pub fn current_note(&self) -> String {
         self.note.lock().clone()
-    }
-
-    /// Address spaces with a stub, and the PIDs they belong to.
-    pub fn spaces(&self) -> Vec<(i32, Arc<Space>)> {
-        self.members.lock().iter().filter_map(|m| Some((m.pid, m.space.clone()?))).collect()
     }
 
     /// Asks /proc what is resident, in pages; the sum over all members.
@@ -306,7 +301,7 @@ impl App {
     /// Makes a fault wait while the app is above its limit and eviction can do something about it;
     /// not for long, whatever happens. The evictor must be woken afterwards: it hands out again
     /// what is held. If it does not, whoever made it wait does, after [`LONGEST_HOLD`].
-    pub fn hold(&self, space: &Arc<Space>, fault: Fault) -> bool {
+    pub fn hold(&self, space: SpaceId, fault: Fault) -> bool {
         let full = self.estimate.load(Relaxed) > self.limit_pages.load(Relaxed);
         let wait = full
             && fault.since.elapsed() < LONGEST_HOLD
@@ -314,7 +309,7 @@ impl App {
             && self.yields.load(Relaxed)
             && !self.is_resting();
         if wait {
-            self.held.lock().push((space.clone(), fault));
+            self.held.lock().push((space, fault));
         }
         wait
     }
@@ -325,7 +320,7 @@ impl App {
         self.yields.store(pages >= WORTH_WAITING, Relaxed);
     }
 
-    pub fn take_held(&self) -> Vec<(Arc<Space>, Fault)> {
+    pub fn take_held(&self) -> Vec<(SpaceId, Fault)> {
         std::mem::take(&mut self.held.lock())
     }
 
@@ -354,7 +349,7 @@ impl App {
     }
 
     /// Kills its members, and whoever lives in their memory or in one of these other spaces of its.
-    pub fn kill_all(&self, others: &[Arc<Space>]) {
+    pub fn kill_all(&self, others: &[Arc<Identity>]) {
         let members = self.members.lock();
         let mut spaces = others.to_vec();
         for member in members.iter() {

@@ -6,6 +6,7 @@
 
 use crate::app::application::{App, Member};
 use crate::app::membership::{self, ProcessScan};
+use crate::events::young::bequeath;
 use crate::inject::attach::AttachError;
 use crate::inject::context::AttachContext;
 use crate::inject::stub::{self, Stub};
@@ -150,9 +151,10 @@ impl Manager {
             // A program that has put itself into the background has ended, and goes on as another
             // process.
             self.process_scan.update(&apps, &stubs, apps.iter().any(|app| has_nobody(app)));
-            apps.iter()
-                .filter(|app| app.is_stopped())
-                .for_each(|app| app.kill_all(&self.context.registry.of_app(app.id)));
+            apps.iter().filter(|app| app.is_stopped()).for_each(|app| {
+                let spaces = self.context.registry.of_app(app.id);
+                app.kill_all(&spaces.iter().map(|space| space.identity.clone()).collect::<Vec<_>>());
+            });
             apps.iter().for_each(|app| self.retire(app));
             // Before any of them gets a stub: what is evicted must have an owner that is known.
             self.app_registry.write_down();
@@ -189,7 +191,8 @@ impl Manager {
         app.members.lock().retain_mut(|member| {
             // Neither this thread nor other apps wait for a batch that is under way: what it works
             // on is buried later.
-            if member.space.as_ref().is_some_and(|space| space.evicting.is_locked()) {
+            let space = member.space.as_ref().and_then(|space| self.context.registry.space(space.id));
+            if space.as_ref().is_some_and(|space| space.evicting.is_locked()) {
                 return true;
             }
             if member.has_ended() {
@@ -197,7 +200,7 @@ impl Manager {
                 return false;
             }
             let is_left = |space: &Arc<Space>| space.uffd.is_dead() || space.was_left_by(member.pid);
-            if member.space.as_ref().is_some_and(is_left) {
+            if space.as_ref().is_some_and(is_left) {
                 tracing::debug!(pid = member.pid, app = app.name, "followed an exec");
                 member.space = None;
                 if app.region().is_some() {
@@ -210,7 +213,7 @@ impl Manager {
             true
         });
         for space in self.context.registry.of_app(app.id) {
-            let is_its = |member: &Member| member.space.as_ref().is_some_and(|s| Arc::ptr_eq(s, &space));
+            let is_its = |member: &Member| member.space.as_ref().is_some_and(|s| Arc::ptr_eq(s, &space.identity));
             let is_owned = app.members.lock().iter().any(is_its);
             if is_owned || space.evicting.is_locked() {
                 continue;
@@ -246,7 +249,7 @@ impl Manager {
         space.move_in(pid);
         if let Some(member) = app.members.lock().iter_mut().find(|member| member.pid == pid) {
             tracing::info!(app = app.name, pid, "the memory of a process that has ended lives on in another");
-            member.space = Some(space.clone());
+            member.space = Some(space.identity.clone());
             member.keep(&self.context.registry.keeper);
         }
     }
@@ -263,7 +266,7 @@ impl Manager {
 
     /// Forgets a space whose address space has ended.
     fn discard(&self, space: &Arc<Space>, proof: Proof) {
-        if !space.bequeath(&self.context.shared) {
+        if !bequeath(space, &self.context.shared) {
             // Its parent is busy: at the next look.
             return;
         }
@@ -281,7 +284,7 @@ impl Manager {
     fn follow(&self, app: &Arc<App>) {
         // The evictor may be busy with another app: nothing is held longer than it takes to come by
         // here.
-        self.context.workers.serve(app.take_held());
+        self.context.workers.serve(self.context.registry.take_held(app));
         if app.state() == AppState::Detaching {
             return;
         }
@@ -310,7 +313,7 @@ impl Manager {
             match result {
                 Ok((space, pause)) => {
                     tracing::info!(app = app.name, pid, pause = ?pause.0, "process attached");
-                    member.space = Some(space);
+                    member.space = Some(space.identity.clone());
                     member.keep(&self.context.registry.keeper);
                     app.running();
                 }
@@ -340,7 +343,7 @@ impl Manager {
     /// gets another. What the old one had moved was settled by the evictor, as after a kill of
     /// annexd.
     fn replace_dead_stubs(&self, app: &Arc<App>) {
-        for (pid, space) in app.spaces() {
+        for (pid, space) in self.context.registry.of_members(app) {
             // Whose stub is being used is looked at later.
             let Some(mut evicting) = space.evicting.try_lock() else { continue };
             if evicting.stub.as_ref().is_some_and(Stub::is_alive) || space.is_dead() {

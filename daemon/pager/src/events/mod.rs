@@ -8,5 +8,9 @@
 pub mod ambiguous_unmap;
 pub mod changes;
 pub mod fork_exclusions;
+pub mod guard_regions;
+pub mod messages;
+pub mod settle;
+pub mod transaction;
 pub mod window;
 pub mod young;

@@ -10,9 +10,8 @@
 use crate::events::ambiguous_unmap::{AmbiguousUnmap, Origin};
 use crate::page::PageIdx;
 use crate::page::{Range, overlap, without};
-use crate::space::address_space::{Space, SpaceId};
+use crate::space::identity::SpaceId;
 use crate::space::table::Record;
-use std::sync::{Arc, Weak};
 
 /// Kinds of past changes.
 const FORK: u32 = 1;
@@ -35,7 +34,7 @@ pub struct Displaced {
 /// A change of mappings, for the children that may have been forked after it.
 #[derive(Clone, Debug)]
 pub enum Past {
-    Fork(SpaceId, Weak<Space>),
+    Fork(SpaceId),
     Unmap(Range),
     /// The UNMAP of what a REMAP had left.
     Echo(Range),
@@ -161,7 +160,7 @@ impl Window {
     }
 
     /// The window that was saved; `None` if the words are none.
-    pub fn restored(words: &[u32], child: impl Fn(SpaceId) -> Option<Weak<Space>>) -> Option<Window> {
+    pub fn restored(words: &[u32]) -> Option<Window> {
         let mut words = words.iter().copied();
         if words.len() == 0 {
             return Some(Window::default());
@@ -184,8 +183,8 @@ impl Window {
             };
             window.ambiguous.push(AmbiguousUnmap { range, origin });
         }
-        window.past = past(&mut words, &child)?;
-        window.own = past(&mut words, &child)?;
+        window.past = past(&mut words)?;
+        window.own = past(&mut words)?;
         Some(window)
     }
 
@@ -198,19 +197,19 @@ impl Window {
 
     /// A child of a child that has ended takes that one's place: it was forked after the same
     /// changes.
-    pub fn adopt(&mut self, dead: SpaceId, child: &Arc<Space>) {
-        let is = |past: &Past, id| matches!(past, Past::Fork(child, _) if *child == id);
-        if self.past.iter().any(|past| is(past, child.id)) {
+    pub fn adopt(&mut self, dead: SpaceId, child: SpaceId) {
+        let is = |past: &Past, id| matches!(past, Past::Fork(child) if *child == id);
+        if self.past.iter().any(|past| is(past, child)) {
             return;
         }
         if let Some(nth) = self.past.iter().position(|past| is(past, dead)) {
-            self.past.insert(nth + 1, Past::Fork(child.id, Arc::downgrade(child)));
+            self.past.insert(nth + 1, Past::Fork(child));
         }
     }
 
-    /// Those that were forked in this window, and live.
-    pub fn children(&self) -> Vec<Arc<Space>> {
-        let child = |past: &Past| if let Past::Fork(_, child) = past { child.upgrade() } else { None };
+    /// Those that were forked in this window; some may have ended.
+    pub fn children(&self) -> Vec<SpaceId> {
+        let child = |past: &Past| if let Past::Fork(child) = past { Some(*child) } else { None };
         self.past.iter().filter_map(child).collect()
     }
 
@@ -247,7 +246,7 @@ impl Words {
         self.0.push(past.len() as u32);
         for past in past {
             let (kind, range) = match past {
-                Past::Fork(child, _) => {
+                Past::Fork(child) => {
                     self.0.push(FORK);
                     self.wide(child.0);
                     continue;
@@ -271,13 +270,10 @@ impl Words {
     }
 }
 
-fn past(words: &mut dyn Iterator<Item = u32>, child: &dyn Fn(SpaceId) -> Option<Weak<Space>>) -> Option<Vec<Past>> {
+fn past(words: &mut dyn Iterator<Item = u32>) -> Option<Vec<Past>> {
     let one = |words: &mut dyn Iterator<Item = u32>| {
         Some(match words.next()? {
-            FORK => {
-                let id = SpaceId(wide(words)?);
-                Past::Fork(id, child(id).unwrap_or_default())
-            }
+            FORK => Past::Fork(SpaceId(wide(words)?)),
             UNMAP => Past::Unmap(range(words)?),
             ECHO => Past::Echo(range(words)?),
             REMAP => Past::Remap(range(words)?, PageIdx(wide(words)?)),
@@ -342,15 +338,15 @@ mod tests {
         window.ambiguous.push(AmbiguousUnmap { range: range(7, 8), origin: Origin::Here(PageIdx(6)) });
         window.ambiguous.push(AmbiguousUnmap { range: range(8, 9), origin: Origin::Below });
         window.ambiguous.push(AmbiguousUnmap { range: range(9, 10), origin: Origin::Parent });
-        window.past.push(Past::Fork(SpaceId(1 << 33), Weak::new()));
+        window.past.push(Past::Fork(SpaceId(1 << 33)));
         window.past.extend([Past::Unmap(range(1, 2)), Past::Echo(range(3, 4)), Past::Remap(range(5, 6), PageIdx(7))]);
         window.own.push(Past::Remove(range(20, 22)));
         let words = window.save();
-        let back = Window::restored(&words, |_| None).unwrap();
+        let back = Window::restored(&words).unwrap();
         assert_eq!((back.landed, back.echoes, back.ambiguous), (window.landed, window.echoes, window.ambiguous));
         assert_eq!((back.displaced[0].at, &back.displaced[0].records), (range(10, 20), &records));
         assert_eq!(format!("{:?}", (back.past, back.own)), format!("{:?}", (window.past, window.own)));
-        assert!((1..words.len()).all(|n| Window::restored(&words[..n], |_| None).is_none()));
+        assert!((1..words.len()).all(|n| Window::restored(&words[..n]).is_none()));
         assert!(Window::default().save().is_empty());
     }
 }

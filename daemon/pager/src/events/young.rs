@@ -19,15 +19,19 @@
 //! is remembered: there the kernel's answer says nothing about the fork.
 
 use crate::events::ambiguous_unmap::{AmbiguousUnmap, Origin};
+use crate::events::changes::place;
+use crate::events::messages::read_and_wake;
 use crate::events::window::{Past, target_of};
 use crate::kernel::uffd::{Installed, Probe};
 use crate::page::PageIdx;
 use crate::page::{Range, overlap, without};
-use crate::space::address_space::{Core, Shared, Space};
-use crate::space::hold::Hold;
+use crate::space::address_space::Space;
+use crate::space::core::Core;
+use crate::space::guard::Hold;
+use crate::space::identity::SpaceId;
+use crate::space::shared::Shared;
 use crate::space::table::{Record, Table};
 use annex_host::failpoint::failpoint;
-use annex_shared::page::PAGE_SIZE;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -47,283 +51,249 @@ enum Inherited {
 
 /// What of the parent's changes was read.
 #[derive(Clone, Copy, PartialEq)]
-pub(crate) enum Read {
+pub enum Read {
     /// All that can be read of what happened before the fork.
     All,
     /// All that came in [`PATIENCE`].
     ForLong,
 }
 
-impl Space {
-    pub(crate) fn is_young(&self) -> bool {
-        self.elder.lock().is_some()
+/// The parent's changes don't end: children that have waited for long get what is known.
+pub fn release_patient_children(space: &Space, core: &mut Core, shared: &Shared) {
+    if core.window.past.is_empty() {
+        return;
     }
-
-    /// Closes the window of a young child's parent if no change of that is unread any more. False:
-    /// the child is young still. The caller has no core.
-    pub(crate) fn grows_up(&self, shared: &Shared) -> bool {
-        let elder = self.elder.lock().clone();
-        let Some((elder, _)) = elder else { return true };
-        if let Some(elder) = elder.upgrade()
-            && elder.grows_up(shared)
-            && let Some(mut core) = elder.core_at_once()
-        {
-            elder.settle_changes(&mut core, shared);
-            if self.is_young() {
-                // At a take-over nobody else reads what the parent has to say.
-                elder.read_and_wake(&mut core, shared);
-                elder.settle_changes(&mut core, shared);
-            }
-        }
-        !self.is_young()
-    }
-
-    /// The parent's changes don't end: children that have waited for long get what is known.
-    pub(crate) fn release_patient_children(&self, core: &mut Core, shared: &Shared) {
-        if core.window.past.is_empty() {
-            return;
-        }
-        self.release_children(&core.window.past, Read::ForLong, shared);
-        let is_young =
-            |past: &Past| matches!(past, Past::Fork(_, child) if child.upgrade().is_some_and(|c| c.is_young()));
-        let first = core.window.past.iter().position(is_young).unwrap_or(core.window.past.len());
-        if first > 0 {
-            core.window.past.drain(..first);
-            core.keep_window(shared);
-        }
-    }
-
-    /// The parent has ended: its children get what could be read. What a thread had changed that
-    /// was killed with it before it could say so, is not known.
-    pub(crate) fn release_orphans(&self, core: &mut Core, shared: &Shared) {
-        let past = std::mem::take(&mut core.window.past);
-        self.release_children(&past, Read::All, shared);
-    }
-
-    /// The space is about to be forgotten: it has ended, or is let go of. Its children get what
-    /// could be read of its changes; if it was young itself, they wait for its parent's in its
-    /// place. False: its parent's core is not to be had now.
-    pub fn bequeath(&self, shared: &Shared) -> bool {
-        let elder = self.elder.lock().as_ref().and_then(|(elder, _)| elder.upgrade());
-        let mut elders = match elder.as_ref().map(|elder| elder.core_within(PATIENCE)) {
-            Some(None) => return false,
-            elders => elders.flatten(),
-        };
-        let mut core = self.core();
-        let children = core.window.children();
-        self.release_orphans(&mut core, shared);
-        // Asked again with its core: its window may have closed meanwhile.
-        if let Some((elder, elders)) = elder.as_ref().zip(elders.as_mut()).filter(|_| self.is_young()) {
-            for child in &children {
-                child.waits_for(elder, &core.window.own, shared);
-                elders.window.adopt(self.id, child);
-            }
-            elders.keep_window(shared);
-        }
-        *self.elder.lock() = None;
-        // Not before: until here a successor of this annexd would do the same again.
+    release_children(space, &core.window.past, Read::ForLong, shared);
+    let is_young =
+        |past: &Past| matches!(past, Past::Fork(child) if shared.registry.space(*child).is_some_and(|c| c.is_young()));
+    let first = core.window.past.iter().position(is_young).unwrap_or(core.window.past.len());
+    if first > 0 {
+        core.window.past.drain(..first);
         core.keep_window(shared);
-        true
     }
+}
 
-    /// What had happened to its dead parent while that was young has happened to this child, too.
-    fn waits_for(&self, elder: &Arc<Space>, dead: &[Past], shared: &Shared) {
-        let mut core = self.core();
-        core.window.own.splice(0..0, dead.iter().cloned());
-        core.keep_window(shared);
-        *self.elder.lock() = Some((Arc::downgrade(elder), Instant::now()));
+/// The parent has ended: its children get what could be read. What a thread had changed that
+/// was killed with it before it could say so, is not known.
+pub fn release_orphans(space: &Space, core: &mut Core, shared: &Shared) {
+    let past = std::mem::take(&mut core.window.past);
+    release_children(space, &past, Read::All, shared);
+}
+
+/// The space is about to be forgotten: it has ended, or is let go of. Its children get what
+/// could be read of its changes; if it was young itself, they wait for its parent's in its
+/// place. False: its parent's core is not to be had now.
+pub fn bequeath(space: &Space, shared: &Shared) -> bool {
+    let elder = space.elder.lock().as_ref().and_then(|(elder, _)| elder.upgrade());
+    let mut elders = match elder.as_ref().map(|elder| elder.core_within(PATIENCE)) {
+        Some(None) => return false,
+        elders => elders.flatten(),
+    };
+    let mut core = space.core();
+    let children = living(core.window.children(), shared);
+    release_orphans(space, &mut core, shared);
+    // Asked again with its core: its window may have closed meanwhile.
+    if let Some((elder, elders)) = elder.as_ref().zip(elders.as_mut()).filter(|_| space.is_young()) {
+        for child in &children {
+            waits_for(child, elder, &core.window.own, shared);
+            elders.window.adopt(space.id, child.id);
+        }
+        elders.keep_window(shared);
     }
+    *space.elder.lock() = None;
+    // Not before: until here a successor of this annexd would do the same again.
+    core.keep_window(shared);
+    true
+}
 
-    /// Each child forked in a window gets what had happened before.
-    pub(crate) fn release_children(&self, past: &[Past], read: Read, shared: &Shared) {
-        for (nth, fork) in past.iter().enumerate() {
-            let Past::Fork(_, child) = fork else { continue };
-            let Some(child) = child.upgrade() else { continue };
-            let Some(waits) = child.elder.lock().as_ref().map(|(_, since)| since.elapsed()) else { continue };
-            let is_due = read != Read::ForLong || waits >= PATIENCE;
-            if is_due && child.comes_of_age(self.id.0, &past[nth + 1..], read, shared) {
-                *child.elder.lock() = None;
-            }
+/// What had happened to its dead parent while that was young has happened to this child, too.
+fn waits_for(space: &Space, elder: &Arc<Space>, dead: &[Past], shared: &Shared) {
+    let mut core = space.core();
+    core.window.own.splice(0..0, dead.iter().cloned());
+    core.keep_window(shared);
+    *space.elder.lock() = Some((Arc::downgrade(elder), Instant::now()));
+}
+
+/// Each child forked in a window gets what had happened before.
+pub fn release_children(space: &Space, past: &[Past], read: Read, shared: &Shared) {
+    for (nth, fork) in past.iter().enumerate() {
+        let Past::Fork(child) = fork else { continue };
+        let Some(child) = shared.registry.space(*child) else { continue };
+        let Some(waits) = child.elder.lock().as_ref().map(|(_, since)| since.elapsed()) else { continue };
+        let is_due = read != Read::ForLong || waits >= PATIENCE;
+        if is_due && comes_of_age(&child, space.id.0, &past[nth + 1..], read, shared) {
+            *child.elder.lock() = None;
         }
     }
+}
 
-    /// False: more must have happened before the fork than was read `since`.
-    fn comes_of_age(self: &Arc<Self>, parent: u64, since: &[Past], read: Read, shared: &Shared) -> bool {
-        let changes = since.iter().any(|past| matches!(past, Past::Unmap(_) | Past::Remap(..)));
-        let mut core = self.core();
-        if read == Read::All && !changes || core.table.has_inherited_from(parent) {
-            return true;
-        }
-        let inherited = self.inherited(&mut core, since, shared);
-        let is_all = match &inherited {
-            Some(inherited) if read == Read::ForLong => self.explains(&mut core, inherited, shared),
-            _ => Some(true),
-        };
-        match (inherited, is_all) {
-            (Some(inherited), Some(true)) => self.inherit(&mut core, parent, &inherited, shared),
-            (Some(_), Some(false)) => return false,
-            // It has ended itself.
-            _ if self.uffd.is_dead() => {}
-            (inherited, _) => {
-                let (own, evicted) = (&core.window.own, core.table.evicted());
-                tracing::debug!(space = self.id.0, ?inherited, ?own, evicted, "since the fork: {since:x?}");
-                self.fail_closed(&mut core, since, shared)
-            }
-        }
-        true
+/// False: more must have happened before the fork than was read `since`.
+fn comes_of_age(space: &Arc<Space>, parent: u64, since: &[Past], read: Read, shared: &Shared) -> bool {
+    let changes = since.iter().any(|past| matches!(past, Past::Unmap(_) | Past::Remap(..)));
+    let mut core = space.core();
+    if read == Read::All && !changes || core.table.has_inherited_from(parent) {
+        return true;
     }
-
-    fn fail_closed(&self, core: &mut Core, since: &[Past], shared: &Shared) {
-        core.table.begin();
-        for past in since {
-            if let Past::Remap(source, to) = *past {
-                [source, target_of(source, to)].into_iter().for_each(|range| core.lose(range));
-            }
+    let inherited = inherited(space, &mut core, since, shared);
+    let is_all = match &inherited {
+        Some(inherited) if read == Read::ForLong => explains(space, &mut core, inherited, shared),
+        _ => Some(true),
+    };
+    match (inherited, is_all) {
+        (Some(inherited), Some(true)) => inherit(space, &mut core, parent, &inherited, shared),
+        (Some(_), Some(false)) => return false,
+        // It has ended itself.
+        _ if space.uffd.is_dead() => {}
+        (inherited, _) => {
+            let (own, evicted) = (&core.window.own, core.table.evicted());
+            tracing::debug!(space = space.id.0, ?inherited, ?own, evicted, "since the fork: {since:x?}");
+            fail_closed(space, &mut core, since, shared)
         }
-        let applied = core.table.applied();
-        core.commit(applied, shared);
-        self.app
-            .stop("a child was forked as mappings of its parent were moved, and which of them it has can't be told");
     }
+    true
+}
 
-    /// Whether all that is evicted lies where the child has something mapped, or these changes say
-    /// why not. `None`: it can't be told.
-    fn explains(self: &Arc<Self>, core: &mut Hold<'_>, inherited: &[Inherited], shared: &Shared) -> Option<bool> {
-        let mut evicted: Vec<PageIdx> = Vec::new();
-        let (start, end) = Table::everything();
-        core.table.walk(start, end, |page, record| {
-            if record.slot().is_some() {
-                evicted.push(page);
-            }
-        });
-        let has_left = |page: PageIdx| {
-            inherited.iter().any(|change| match change {
-                Inherited::Unmap(range) | Inherited::Remap(range, _) => range.0 <= page && page < range.1,
-            })
-        };
-        for page in evicted.into_iter().filter(|page| !has_left(*page)) {
-            // What the child has left itself has no record any more.
-            if !self.has_now(core, page, shared)? && core.table.record(page).slot().is_some() {
-                return Some(false);
-            }
+fn fail_closed(space: &Space, core: &mut Core, since: &[Past], shared: &Shared) {
+    core.table.begin();
+    for past in since {
+        if let Past::Remap(source, to) = *past {
+            [source, target_of(source, to)].into_iter().for_each(|range| core.lose(range));
         }
-        Some(true)
     }
+    let applied = core.table.applied();
+    core.commit(applied, shared);
+    space.app.stop("a child was forked as mappings of its parent were moved, and which of them it has can't be told");
+}
 
-    /// What of its parent's changes the child has. `None`: that can't be told.
-    fn inherited(self: &Arc<Self>, core: &mut Hold<'_>, since: &[Past], shared: &Shared) -> Option<Vec<Inherited>> {
-        let mut inherited = Vec::new();
-        let mut after = Vec::new();
-        for (nth, past) in since.iter().enumerate() {
-            match *past {
-                Past::Fork(..) | Past::Echo(_) | Past::Remove(_) => {}
-                Past::Unmap(range) => inherited.push(Inherited::Unmap(range)),
-                Past::Remap(source, to) => {
-                    let target = target_of(source, to);
-                    let before = match was_before(since, nth, &after, |range| self.has(core, range, shared)) {
-                        None if self.has_pages(core, source) => Some(false),
-                        told => told,
+/// Whether all that is evicted lies where the child has something mapped, or these changes say
+/// why not. `None`: it can't be told.
+fn explains(space: &Arc<Space>, core: &mut Hold<'_>, inherited: &[Inherited], shared: &Shared) -> Option<bool> {
+    let mut evicted: Vec<PageIdx> = Vec::new();
+    let (start, end) = Table::everything();
+    core.table.walk(start, end, |page, record| {
+        if record.slot().is_some() {
+            evicted.push(page);
+        }
+    });
+    let has_left = |page: PageIdx| {
+        inherited.iter().any(|change| match change {
+            Inherited::Unmap(range) | Inherited::Remap(range, _) => range.0 <= page && page < range.1,
+        })
+    };
+    for page in evicted.into_iter().filter(|page| !has_left(*page)) {
+        // What the child has left itself has no record any more.
+        if !has_now(space, core, page, shared)? && core.table.record(page).slot().is_some() {
+            return Some(false);
+        }
+    }
+    Some(true)
+}
+
+/// What of its parent's changes the child has. `None`: that can't be told.
+fn inherited(space: &Arc<Space>, core: &mut Hold<'_>, since: &[Past], shared: &Shared) -> Option<Vec<Inherited>> {
+    let mut inherited = Vec::new();
+    let mut after = Vec::new();
+    for (nth, past) in since.iter().enumerate() {
+        match *past {
+            Past::Fork(..) | Past::Echo(_) | Past::Remove(_) => {}
+            Past::Unmap(range) => inherited.push(Inherited::Unmap(range)),
+            Past::Remap(source, to) => {
+                let target = target_of(source, to);
+                let before = match was_before(since, nth, &after, |range| has(space, core, range, shared)) {
+                    None if has_pages(space, core, source) => Some(false),
+                    told => told,
+                };
+                if !before? {
+                    move_after(&mut after, source, target);
+                } else {
+                    let moved_itself = |own: &Past| {
+                        let is_there = |range: &Range| overlap(*range, source).or(overlap(*range, target)).is_some();
+                        matches!(own, Past::Remap(..)) && own.maps_anew().iter().any(is_there)
                     };
-                    if !before? {
-                        move_after(&mut after, source, target);
-                    } else {
-                        let moved_itself = |own: &Past| {
-                            let is_there =
-                                |range: &Range| overlap(*range, source).or(overlap(*range, target)).is_some();
-                            matches!(own, Past::Remap(..)) && own.maps_anew().iter().any(is_there)
-                        };
-                        if core.window.own.iter().any(moved_itself) {
-                            return None;
-                        }
-                        inherited.push(Inherited::Remap(source, to));
+                    if core.window.own.iter().any(moved_itself) {
+                        return None;
                     }
+                    inherited.push(Inherited::Remap(source, to));
                 }
             }
         }
-        Some(inherited)
     }
+    Some(inherited)
+}
 
-    /// Whether the child had the range mapped when it was forked. `None`: it can't be told.
-    fn has(self: &Arc<Self>, core: &mut Hold<'_>, range: Range, shared: &Shared) -> Option<bool> {
-        loop {
-            let page = core.window.first_untouched(range)?;
-            let has = self.has_now(core, page, shared)?;
-            // Asking may have shown what it has changed.
-            if core.window.first_untouched(range) == Some(page) {
-                return Some(has);
-            }
+/// Whether the child had the range mapped when it was forked. `None`: it can't be told.
+fn has(space: &Arc<Space>, core: &mut Hold<'_>, range: Range, shared: &Shared) -> Option<bool> {
+    loop {
+        let page = core.window.first_untouched(range)?;
+        let has = has_now(space, core, page, shared)?;
+        // Asking may have shown what it has changed.
+        if core.window.first_untouched(range) == Some(page) {
+            return Some(has);
         }
     }
+}
 
-    /// Whether the child has the page mapped. `None`: it can't be told.
-    fn has_now(self: &Arc<Self>, core: &mut Hold<'_>, page: PageIdx, shared: &Shared) -> Option<bool> {
-        let asked_at = Instant::now();
-        loop {
-            match self.uffd.is_registered(page.addr()) {
-                Probe::Registered => return Some(true),
-                Probe::NotRegistered | Probe::Dead => return Some(false),
-                Probe::TryAgain if asked_at.elapsed() > REST => return None,
-                // It takes microseconds, once its message is read and its thread has a CPU.
-                Probe::TryAgain => self.read_and_wake(core, shared),
-            }
-            std::thread::sleep(Duration::from_micros(20));
+/// Whether the child has the page mapped. `None`: it can't be told.
+fn has_now(space: &Arc<Space>, core: &mut Hold<'_>, page: PageIdx, shared: &Shared) -> Option<bool> {
+    let asked_at = Instant::now();
+    loop {
+        match space.uffd.is_registered(page.addr()) {
+            Probe::Registered => return Some(true),
+            Probe::NotRegistered | Probe::Dead => return Some(false),
+            Probe::TryAgain if asked_at.elapsed() > REST => return None,
+            // It takes microseconds, once its message is read and its thread has a CPU.
+            Probe::TryAgain => read_and_wake(space, core, shared),
+        }
+        std::thread::sleep(Duration::from_micros(20));
+    }
+}
+
+/// Whether the child has a page in memory that is not evicted, in a range that it has mapped.
+/// What had been moved away before the fork left none, and its parent could not get one there
+/// before the message was read.
+fn has_pages(space: &Space, core: &Core, range: Range) -> bool {
+    let resident = |page: &PageIdx| matches!(core.table.record(*page), Record::None | Record::Clean(_));
+    // If it is not there, it reads as zeros in either case.
+    let is_there = |page: PageIdx| space.uffd.zero(page.addr()) == Installed::Exists;
+    (range.0.0..range.1.0).map(PageIdx).filter(resident).any(is_there)
+}
+
+/// Its own children have the same, and get it first: an annexd that ends in between leaves the
+/// rest to its successor.
+fn inherit(space: &Space, core: &mut Core, parent: u64, inherited: &[Inherited], shared: &Shared) {
+    if core.table.has_inherited_from(parent) {
+        return;
+    }
+    for child in living(core.window.children(), shared) {
+        inherit(&child, &mut child.core(), parent, inherited, shared);
+    }
+    core.table.begin();
+    for inherited in inherited {
+        match *inherited {
+            Inherited::Unmap(range) => core.window.ambiguous.push(AmbiguousUnmap { range, origin: Origin::Parent }),
+            Inherited::Remap(source, to) => remap_before_birth(space, core, source, to),
         }
     }
+    core.table.inherit_from(parent);
+    let applied = core.table.applied();
+    core.commit(applied, shared);
+    failpoint("child-followed");
+}
 
-    /// Whether the child has a page in memory that is not evicted, in a range that it has mapped.
-    /// What had been moved away before the fork left none, and its parent could not get one there
-    /// before the message was read.
-    fn has_pages(&self, core: &Core, range: Range) -> bool {
-        let resident = |page: &PageIdx| matches!(core.table.record(*page), Record::None | Record::Clean(_));
-        // If it is not there, it reads as zeros in either case.
-        let is_there = |page: PageIdx| self.uffd.zero(page.addr()) == Installed::Exists;
-        (range.0.0..range.1.0).map(PageIdx).filter(resident).any(is_there)
-    }
-
-    /// Reads all messages, so that the kernel answers questions. Faults come again.
-    fn read_and_wake(self: &Arc<Self>, core: &mut Hold<'_>, shared: &Shared) {
-        let mut faults = Vec::new();
-        self.read_messages(core, shared, Instant::now(), &mut faults);
-        faults.iter().for_each(|fault| self.uffd.wake(fault.page.addr(), PAGE_SIZE as u64));
-    }
-
-    /// Its own children have the same, and get it first: an annexd that ends in between leaves the
-    /// rest to its successor.
-    fn inherit(&self, core: &mut Core, parent: u64, inherited: &[Inherited], shared: &Shared) {
-        if core.table.has_inherited_from(parent) {
-            return;
-        }
-        for child in core.window.children() {
-            child.inherit(&mut child.core(), parent, inherited, shared);
-        }
-        core.table.begin();
-        for inherited in inherited {
-            match *inherited {
-                Inherited::Unmap(range) => core.window.ambiguous.push(AmbiguousUnmap { range, origin: Origin::Parent }),
-                Inherited::Remap(source, to) => self.remap_before_birth(core, source, to),
-            }
-        }
-        core.table.inherit_from(parent);
-        let applied = core.table.applied();
-        core.commit(applied, shared);
-        failpoint("child-followed");
-    }
-
-    fn remap_before_birth(&self, core: &mut Core, source: Range, to: PageIdx) {
-        let (leaving, mut carried) = core.leave(source, to);
-        let target = target_of(source, to);
-        core.clear(target);
-        core.window.ambiguous.append(&mut carried);
-        self.place(core, leaving, source.0, to);
-        core.forget(source);
-        core.forget(target);
-        // What the child has changed since, it has changed there.
-        for own in core.window.own.clone() {
-            match own {
-                Past::Unmap(range) => overlap(range, target).into_iter().for_each(|both| core.clear(both)),
-                Past::Remove(range) => overlap(range, target).into_iter().for_each(|both| core.remove(both)),
-                Past::Fork(..) | Past::Echo(_) | Past::Remap(..) => {}
-            }
+fn remap_before_birth(space: &Space, core: &mut Core, source: Range, to: PageIdx) {
+    let (leaving, mut carried) = core.leave(source, to);
+    let target = target_of(source, to);
+    core.clear(target);
+    core.window.ambiguous.append(&mut carried);
+    place(space, core, leaving, source.0, to);
+    core.forget(source);
+    core.forget(target);
+    // What the child has changed since, it has changed there.
+    for own in core.window.own.clone() {
+        match own {
+            Past::Unmap(range) => overlap(range, target).into_iter().for_each(|both| core.clear(both)),
+            Past::Remove(range) => overlap(range, target).into_iter().for_each(|both| core.remove(both)),
+            Past::Fork(..) | Past::Echo(_) | Past::Remap(..) => {}
         }
     }
 }
@@ -337,6 +307,11 @@ impl Core {
             let _ = self.table.set(page, Record::Poisoned);
         }
     }
+}
+
+/// Those of these spaces that have not ended.
+fn living(children: Vec<SpaceId>, shared: &Shared) -> Vec<Arc<Space>> {
+    children.into_iter().filter_map(|child| shared.registry.space(child)).collect()
 }
 
 /// Whether the REMAP that is the `nth` change read since a fork happened before it. `after`: where

@@ -18,20 +18,24 @@
 //! REMOVE makes MOVE answer EAGAIN instead of touching an address that has become something else.
 //! If all replicas of a batch fail, its bytes go back into the app.
 
-use crate::evict::clock::{Clock, Victims, recheck};
+use crate::events::settle::settle_changes;
+use crate::evict::choice::{choose, recheck};
+use crate::evict::clock::{Clock, Victims};
 use crate::evict::eviction_blocked::Cause;
 use crate::evict::move_batch::{Made, MoveBatch, Moved};
 use crate::evict::outcome::Outcome;
 use crate::evict::thread_exit;
+use crate::fault::install::put_back;
 use crate::fault::page_fault::Fault;
 use crate::fault::worker::Workers;
 use crate::inject::stub::{CallError, Gate, Hurry, Stub};
 use crate::kernel::mm::Mm;
 use crate::page::PageIdx;
 use crate::recovery::rollback;
-use crate::space::address_space::{Evicting, Shared, Space};
+use crate::space::address_space::{Evicting, Space};
 use crate::space::registration::prepare;
 use crate::space::registry::Registry;
+use crate::space::shared::Shared;
 use crate::space::table::{Record, Table, Victim};
 use annex_host::failpoint::failpoint;
 use annex_host::priority::Urgent;
@@ -92,7 +96,7 @@ impl Evictor {
             return Outcome::Again;
         }
         turn.begin("choosing pages");
-        let victims = match clock.choose(space, task, stub, want.min(BATCH), &shared) {
+        let victims = match choose(clock, space, task, stub, want.min(BATCH), &shared) {
             Ok(victims) => victims,
             Err(outcome) => return outcome,
         };
@@ -172,7 +176,7 @@ impl Evictor {
         if core.frozen || !core.suspects.is_empty() || space.is_dead() || space.app.state() == AppState::Detaching {
             return Err(Outcome::NothingCold);
         }
-        if !space.settle_changes(&mut core, &self.shared) {
+        if !settle_changes(space, &mut core, &self.shared) {
             return Err(Outcome::Again);
         }
         let victims = recheck(&core, victims, reserved);
@@ -185,7 +189,7 @@ impl Evictor {
             LONG.. => space.is_scattered.store(false, Relaxed),
             _ => {}
         }
-        let pagemap = clock.take_pagemap(space).map_err(|_| Outcome::Dead)?;
+        let pagemap = clock.take_pagemap(&space.identity).map_err(|_| Outcome::Dead)?;
         let bytes: Vec<(u64, u64)> = victims.spans.iter().map(|(p, n)| (p.addr(), n * PAGE_SIZE as u64)).collect();
         let at = stub.take_part(victims.covered, victims.pages.len());
         let plan = plan(&victims, runs, at);
@@ -193,7 +197,7 @@ impl Evictor {
         core.table.intend(plan.iter().map(|(victim, _)| *victim));
         stub.prepare_moves(&bytes, at);
         let in_chunks = std::mem::take(&mut core.faulted) && space.stub_is_at_home.load(Relaxed);
-        core.moves = Some(Box::new(MoveBatch::new(&self.shared, (stub, pagemap), victims.spans, plan, in_chunks)));
+        core.moves = Some(Box::new(MoveBatch::new(&self.shared.pool, (stub, pagemap), victims.spans, plan, in_chunks)));
         drop(core);
         failpoint("moves-begin");
         let answer = if in_chunks {
@@ -210,11 +214,11 @@ impl Evictor {
             Ok(()) => {
                 failpoint("batch-moved");
                 clock.last_answer = Some(Instant::now());
-                moves.settle(space, &mut core);
+                moves.settle(&mut space.records(&mut core));
             }
             // Killed in the middle of it: whatever it has moved must be in the records before a
             // message is read.
-            Err(_) => moves.settle_lost(space, &mut core),
+            Err(_) => moves.settle_lost(&mut space.records(&mut core)),
         }
         let Made { moved, busy, rest, lost, soiled, pagemap } = moves.end();
         clock.resume(pagemap, rest);
@@ -277,9 +281,16 @@ impl Evictor {
             Err(()) => {
                 let ours = moved.iter().enumerate().map(|(i, m)| (m.slot, i)).collect();
                 let workers = &self.workers;
-                rollback::put_back(&self.registry, &self.shared, &space.app, &ours, self.lane.bytes(&buf), &|faults| {
-                    workers.serve(faults);
-                });
+                rollback::give_back(
+                    &self.registry,
+                    &self.shared,
+                    &space.app,
+                    &ours,
+                    self.lane.bytes(&buf),
+                    &|faults| {
+                        workers.serve(faults);
+                    },
+                );
                 Outcome::WriteFailed
             }
         };
@@ -325,7 +336,7 @@ impl Evictor {
             let alone = core.table.record(m.page) == Record::Evicted(m.slot) && pool.references(m.slot) == 2;
             if blocks.contains(&i) {
                 core.pins.insert(m.page);
-                if alone && space.put_back(&mut core, m.page, &bytes[page_at(i)], m.slot, &self.shared) {
+                if alone && put_back(space, &mut core, m.page, &bytes[page_at(i)], m.slot, &self.shared) {
                     m.copy.take().into_iter().for_each(|copy| pool.release(copy));
                     spare.push_back(slots[i]);
                     continue;
@@ -412,7 +423,7 @@ impl Evictor {
     fn serve_from_staging(&self, mm: &Mm, stub: &Stub, moved: &[Moved], space: &Arc<Space>, fault: Fault) -> bool {
         let shared = &self.shared;
         let mut core = space.core();
-        if space.is_dead() || !space.settle_changes(&mut core, shared) {
+        if space.is_dead() || !settle_changes(space, &mut core, shared) {
             return space.is_dead();
         }
         let Record::Evicted(slot) = core.table.record(fault.page) else { return false };
@@ -422,7 +433,7 @@ impl Evictor {
         if !is_read || checksum(&page) != shared.pool.checksum(slot) {
             return false;
         }
-        let is_back = space.put_back(&mut core, fault.page, &page, slot, shared);
+        let is_back = put_back(space, &mut core, fault.page, &page, slot, shared);
         if is_back {
             space.app.counters.major.fetch_add(1, Relaxed);
             space.app.latency.add(fault.since.elapsed());

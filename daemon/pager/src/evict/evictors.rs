@@ -16,8 +16,8 @@ use crate::evict::outcome::Outcome;
 use crate::fault::worker::Workers;
 use crate::recovery::restore;
 use crate::sched::watchdog::MOST_EVICTORS;
-use crate::space::address_space::Shared;
 use crate::space::registry::Registry;
+use crate::space::shared::Shared;
 use annex_host::sentinel::Sentinel;
 use annex_shared::api::AppState;
 use nix::poll::{PollFd, PollFlags, poll};
@@ -139,13 +139,13 @@ impl Evictors {
             // that are over, and their devices open.
             evictor.lane.poll(&mut nothing);
             let mut again = false;
-            for app in self.app_registry.all() {
+            for app in &self.app_registry.all() {
                 if !app.is_over() {
                     app.eviction_blocked.not_met();
                 } else if app.state() != AppState::Detaching && !app.is_resting() {
-                    again |= relieve(&mut evictor, &app);
+                    again |= relieve(&mut evictor, app);
                 }
-                evictor.workers.serve(app.take_held());
+                evictor.workers.serve(evictor.registry.take_held(app));
                 if !self.acts(evictor.number) {
                     break;
                 }
@@ -168,7 +168,7 @@ fn relieve(evictor: &mut Evictor, app: &Arc<App>) -> bool {
         return false;
     }
     let mut need = resident - marks.low;
-    let mut spaces = app.spaces();
+    let mut spaces = evictor.registry.of_members(app);
     let turn_ends = Instant::now() + Duration::from_millis(50);
     let mut retries = 0;
     let mut nothing_to_take = resident > marks.limit && !spaces.is_empty();
@@ -181,7 +181,7 @@ fn relieve(evictor: &mut Evictor, app: &Arc<App>) -> bool {
             }
             let outcome = evictor.batch(space, BATCH.min(need as usize).max(64));
             app.yielded(if let Outcome::Evicted(n) = outcome { n } else { 0 });
-            evictor.workers.serve(app.take_held());
+            evictor.workers.serve(evictor.registry.take_held(app));
             match outcome {
                 Outcome::Evicted(n) => {
                     nothing_to_take = false;

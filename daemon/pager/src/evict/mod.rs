@@ -1,5 +1,6 @@
 //! The way out: which pages are cold, and how a batch of them gets to the pool.
 
+pub mod choice;
 pub mod clock;
 pub mod eviction_blocked;
 pub mod evictor;

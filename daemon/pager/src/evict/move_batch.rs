@@ -3,17 +3,17 @@
 //!
 //! The stub makes a call for each span, without the space's lock. Whoever takes that lock meanwhile
 //! shuts the stub's gate, and then *settles*: makes the records of what has moved say so
-//! ([`hold`](crate::space::hold)). So to everybody who has the lock it is as if a batch ended with each
+//! ([`hold`](crate::space::guard)). So to everybody who has the lock it is as if a batch ended with each
 //! call.
 
 use crate::inject::stub::{Gate, Hurry, STAGING, Stub};
 use crate::kernel::scan::Pagemap;
 use crate::page::PageIdx;
 use crate::page::Range;
-use crate::recovery::rollback;
-use crate::space::address_space::{Core, Shared, Space};
+use crate::recovery::staged::{self, SpaceRecords};
 use crate::space::table::{Record, Victim};
 use annex_host::failpoint::failpoint;
+use annex_pool::Pool;
 use annex_shared::ids::SlotIdx;
 use annex_shared::page::PAGE_SIZE;
 use nix::errno::Errno;
@@ -39,7 +39,7 @@ pub struct Moved {
 
 pub struct MoveBatch {
     pub gate: Gate,
-    shared: Arc<Shared>,
+    pool: Arc<Pool>,
     pagemap: Pagemap,
     staging: u64,
     /// First page and length of what each call moves.
@@ -80,7 +80,7 @@ pub struct Made {
 
 impl MoveBatch {
     pub fn new(
-        shared: &Arc<Shared>,
+        pool: &Arc<Pool>,
         (stub, pagemap): (&Stub, Pagemap),
         spans: Vec<(PageIdx, u64)>,
         plan: Vec<(Victim, bool)>,
@@ -88,13 +88,13 @@ impl MoveBatch {
     ) -> MoveBatch {
         let moved = Vec::with_capacity(plan.len());
         let busy = Vec::with_capacity(plan.len());
-        let (gate, staging, shared) = (stub.gate(), stub.staging(), shared.clone());
+        let (gate, staging, pool) = (stub.gate(), stub.staging(), pool.clone());
         let rung = if in_chunks { 0 } else { spans.len() };
         let (calls, pages) = (0, 0);
         let (over, lost, soiled) = (false, false, false);
         MoveBatch {
             gate,
-            shared,
+            pool,
             pagemap,
             staging,
             spans,
@@ -140,7 +140,7 @@ impl MoveBatch {
     }
 
     /// MoveBatch that are given up have their gate ended by whoever had the lock then
-    /// ([`hold`](crate::space::hold)).
+    /// ([`hold`](crate::space::guard)).
     fn is_to_be_rung(&self) -> bool {
         self.is_between_chunks() && !self.gate.is_ended()
     }
@@ -172,15 +172,15 @@ impl MoveBatch {
 
     /// Makes records say what has moved by now. Nothing moves meanwhile: the gate is shut, or the
     /// stub has answered.
-    pub fn settle(&mut self, space: &Space, core: &mut Core) {
+    pub fn settle(&mut self, records: &mut SpaceRecords<'_>) {
         let mut staged = None;
         while !self.lost && self.calls < self.spans.len() {
             let Some(answer) = self.gate.answer(self.calls) else { break };
             let error = (answer != 0).then(|| Errno::from_raw(-answer as i32));
             if error.is_some() && staged.is_none() {
-                match rollback::places(&mut self.pagemap, (self.staging, STAGING)) {
+                match staged::places(&mut self.pagemap, (self.staging, STAGING)) {
                     Ok(places) => staged = Some(places),
-                    Err(_) => return self.settle_lost(space, core),
+                    Err(_) => return self.settle_lost(records),
                 }
             }
             // A program that locks its memory or looks through all of it has the kernel put zeros
@@ -188,7 +188,7 @@ impl MoveBatch {
             let stayed = match error {
                 Some(Errno::EEXIST) => match self.still_at_source() {
                     Ok(stayed) => stayed,
-                    Err(_) => return self.settle_lost(space, core),
+                    Err(_) => return self.settle_lost(records),
                 },
                 _ => HashSet::new(),
             };
@@ -196,48 +196,48 @@ impl MoveBatch {
             if let Some(staged) = staged.as_mut() {
                 staged.retain(|place| !stayed.contains(place));
             }
-            self.settle_call(core, error, staged.as_ref());
+            self.settle_call(records, error, staged.as_ref());
         }
     }
 
     /// Places in staging of the present call's pages that are still where they were.
     fn still_at_source(&mut self) -> io::Result<HashSet<u64>> {
         let (first, len) = self.spans[self.calls];
-        let present = rollback::places(&mut self.pagemap, (first.addr(), len * PAGE_SIZE as u64))?;
+        let present = staged::places(&mut self.pagemap, (first.addr(), len * PAGE_SIZE as u64))?;
         let pages = self.plan[self.pages..].iter().take_while(|(victim, _)| victim.page < first.plus(len));
         let stayed = pages.filter(|(victim, _)| present.contains(&(victim.page.0 - first.0)));
         Ok(stayed.map(|(victim, _)| victim.place).collect())
     }
 
     /// Staging is to tell what moved, by whatever way is left.
-    pub fn settle_lost(&mut self, space: &Space, core: &mut Core) {
+    pub fn settle_lost(&mut self, records: &mut SpaceRecords<'_>) {
         (self.lost, self.over) = (true, true);
-        rollback::settle_records(space, core, &self.shared);
+        staged::settle_records(records, &self.pool);
     }
 
-    fn settle_call(&mut self, core: &mut Core, error: Option<Errno>, staged: Option<&HashSet<u64>>) {
+    fn settle_call(&mut self, records: &mut SpaceRecords<'_>, error: Option<Errno>, staged: Option<&HashSet<u64>>) {
         let (first, len) = self.spans[self.calls];
-        let lap = core.lap;
+        let lap = records.lap;
         while let Some((victim, unwritten)) = self.plan.get(self.pages).filter(|(v, _)| v.page < first.plus(len)) {
             let Victim { page, slot, place, .. } = *victim;
             let has_moved = error.is_none() || staged.is_some_and(|places| places.contains(&place));
             if has_moved {
-                self.shared.pool.retain(slot);
-                let before = core.table.set(page, Record::Evicted(slot)).unwrap_or(Record::None);
-                core.table.set_policy(page, lap);
+                self.pool.retain(slot);
+                let before = records.table.set(page, Record::Evicted(slot)).unwrap_or(Record::None);
+                records.table.set_policy(page, lap);
                 let (nth, copy, unwritten) = (self.pages, before.slot(), *unwritten);
                 self.moved.push(Moved { page, nth, at: place, slot, copy, unwritten });
                 failpoint("record-flipped");
             } else if error == Some(Errno::EBUSY) {
                 self.busy.push(page);
             }
-            core.table.intent_settled(self.pages);
+            records.table.intent_settled(self.pages);
             self.pages += 1;
         }
         match error {
             Some(Errno::EINVAL) => {
-                if let Some(mapping) = core.regions.containing(first.addr()).map(|r| r.mapping) {
-                    core.regions.mark(mapping, |r| r.refused = true);
+                if let Some(mapping) = records.regions.containing(first.addr()).map(|r| r.mapping) {
+                    records.regions.mark(mapping, |r| r.refused = true);
                 }
             }
             Some(Errno::EEXIST) => tracing::debug!("the kernel moved pages that it did not count"),

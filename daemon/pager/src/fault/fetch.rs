@@ -10,7 +10,8 @@ use crate::app::application::App;
 use crate::fault::prefetch::{Plan, WIDEST_APART};
 use crate::page::PageIdx;
 use crate::page::Range;
-use crate::space::address_space::{Core, Shared};
+use crate::space::core::Core;
+use crate::space::shared::Shared;
 use crate::space::table::Record;
 use annex_shared::ids::SlotIdx;
 use std::sync::atomic::Ordering::Relaxed;
@@ -77,43 +78,41 @@ impl Fetch {
     }
 }
 
-impl Core {
-    /// What to read for a fault on `page`, which is evicted to `slot`.
-    pub(crate) fn fetch(&mut self, page: PageIdx, slot: SlotIdx, app: &App, shared: &Shared) -> Fetch {
-        let is_out = |page| matches!(self.table.record(page), Record::Evicted(_));
-        let plan = self.prefetcher.plan(page, is_out);
-        // A scan may go over the limit by its window: were it to shrink just when the evictor is
-        // behind, each page would be a fault of its own.
-        let most = if plan.is_scan() { plan.pages } else { plan.pages.min(app.room().max(1)) };
-        let (fetch, ahead, covered) = self.stretches(&plan, page, slot, most, shared);
-        let next = plan.nth(page, covered);
-        let sampled = next.is_some_and(is_out);
-        let samples = self.prefetcher.brought(ahead, next.unwrap_or(page), sampled);
-        app.counters.prefetch_samples.fetch_add(samples.into(), Relaxed);
-        app.counters.prefetch_hits.fetch_add(plan.proved.into(), Relaxed);
-        fetch
-    }
+/// What to read for a fault on `page`, which is evicted to `slot`.
+pub fn fetch(core: &mut Core, page: PageIdx, slot: SlotIdx, app: &App, shared: &Shared) -> Fetch {
+    let is_out = |page| matches!(core.table.record(page), Record::Evicted(_));
+    let plan = core.prefetcher.plan(page, is_out);
+    // A scan may go over the limit by its window: were it to shrink just when the evictor is
+    // behind, each page would be a fault of its own.
+    let most = if plan.is_scan() { plan.pages } else { plan.pages.min(app.room().max(1)) };
+    let (fetch, ahead, covered) = stretches(core, &plan, page, slot, most, shared);
+    let next = plan.nth(page, covered);
+    let sampled = next.is_some_and(is_out);
+    let samples = core.prefetcher.brought(ahead, next.unwrap_or(page), sampled);
+    app.counters.prefetch_samples.fetch_add(samples.into(), Relaxed);
+    app.counters.prefetch_hits.fetch_add(plan.proved.into(), Relaxed);
+    fetch
+}
 
-    /// Those of the first `most` pages of a plan that can be read, which ones (bit n: the nth), and
-    /// how many pages of the plan were gone through: it ends where there is no place for another
-    /// stretch.
-    fn stretches(&self, plan: &Plan, page: PageIdx, slot: SlotIdx, most: u32, shared: &Shared) -> (Fetch, u32, u32) {
-        let extent = shared.pool.slots_per_extent().max(1);
-        let mut fetch = Fetch { asked: Stretch::one(page, slot), apart: Default::default() };
-        let (mut last, mut rest) = (&mut fetch.asked, fetch.apart.iter_mut());
-        let mut ahead = 0;
-        for nth in 1..most {
-            let Some(page) = plan.nth(page, nth) else { return (fetch, ahead, nth) };
-            let Record::Evicted(slot) = self.table.record(page) else { continue };
-            if shared.in_flight.contains(slot) {
-                return (fetch, ahead, nth);
-            }
-            if !(plan.is_scan() && last.grow(page, slot, extent)) {
-                let Some(place) = rest.next() else { return (fetch, ahead, nth) };
-                last = place.insert(Stretch::one(page, slot));
-            }
-            ahead |= 1 << nth;
+/// Those of the first `most` pages of a plan that can be read, which ones (bit n: the nth), and
+/// how many pages of the plan were gone through: it ends where there is no place for another
+/// stretch.
+fn stretches(core: &Core, plan: &Plan, page: PageIdx, slot: SlotIdx, most: u32, shared: &Shared) -> (Fetch, u32, u32) {
+    let extent = shared.pool.slots_per_extent().max(1);
+    let mut fetch = Fetch { asked: Stretch::one(page, slot), apart: Default::default() };
+    let (mut last, mut rest) = (&mut fetch.asked, fetch.apart.iter_mut());
+    let mut ahead = 0;
+    for nth in 1..most {
+        let Some(page) = plan.nth(page, nth) else { return (fetch, ahead, nth) };
+        let Record::Evicted(slot) = core.table.record(page) else { continue };
+        if shared.in_flight.contains(slot) {
+            return (fetch, ahead, nth);
         }
-        (fetch, ahead, most)
+        if !(plan.is_scan() && last.grow(page, slot, extent)) {
+            let Some(place) = rest.next() else { return (fetch, ahead, nth) };
+            last = place.insert(Stretch::one(page, slot));
+        }
+        ahead |= 1 << nth;
     }
+    (fetch, ahead, most)
 }

@@ -5,9 +5,11 @@
 
 pub mod busy_poll;
 pub mod fetch;
+pub mod install;
 pub mod next;
 pub mod page_fault;
 pub mod prefetch;
 pub mod reading;
 pub mod rings;
+pub mod serve;
 pub mod worker;

@@ -7,10 +7,12 @@
 
 use super::worker::{Again, PATIENCE, Worker};
 use crate::fault::fetch::{Fetch, Stretch};
+use crate::fault::install::install;
+use crate::fault::install::lose;
 use crate::fault::page_fault::{Fault, Why};
 use crate::page::PageIdx;
 use crate::space::address_space::Space;
-use crate::space::hold::Hold;
+use crate::space::guard::Hold;
 use annex_host::repeated;
 use annex_pool::{Buf, Busy, IoError, SlotRun};
 use annex_shared::ids::SlotIdx;
@@ -90,7 +92,7 @@ impl Worker {
     pub(super) fn install_at_once(&mut self, space: &Space, core: &mut Hold<'_>, fault: Fault, fetch: &Fetch) -> bool {
         let Some(page) = fetch.alone() else { return false };
         let why = fault.why();
-        let install = |bytes: &[u8]| space.install(core, page, bytes, why, &self.shared).then_some(());
+        let install = |bytes: &[u8]| install(space, core, page, bytes, why, &self.shared).then_some(());
         let is_installed = self.lane.read_page_now(page.slot, install).is_some();
         if is_installed {
             self.served(space, fault);
@@ -140,7 +142,7 @@ impl Worker {
             core.has_to_itself(stretch.range()).then_some(core)
         };
         let core = if fault.is_some() { self.core_of(space, beside) } else { beside(PATIENCE) };
-        let installed = core.map(|mut core| space.install(&mut core, *stretch, self.lane.bytes(&buf), why, &shared));
+        let installed = core.map(|mut core| install(space, &mut core, *stretch, self.lane.bytes(&buf), why, &shared));
         match (fault, installed) {
             (Some(_), None) => self.again.push(Again::Install(pending, buf)),
             (Some(_), Some(false)) => {
@@ -165,7 +167,7 @@ impl Worker {
         let is_over = space.is_dead()
             || self
                 .core_of(&space, |limit| space.core_within(limit))
-                .is_some_and(|mut core| space.lose(&mut core, page, slot, &shared));
+                .is_some_and(|mut core| lose(&space, &mut core, page, slot, &shared));
         if !is_over {
             self.again.push(Again::Lose(space, page, slot));
         }

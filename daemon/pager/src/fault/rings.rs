@@ -10,7 +10,9 @@ use super::worker::{Again, RING_EVERY, Worker};
 use crate::fault::page_fault::Fault;
 use crate::page::PageIdx;
 use crate::sched::affinity;
-use crate::space::address_space::{Core, Space, SpaceId};
+use crate::space::address_space::Space;
+use crate::space::core::Core;
+use crate::space::identity::SpaceId;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

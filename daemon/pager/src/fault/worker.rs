@@ -15,19 +15,24 @@
 
 use crate::app::application::{App, LONGEST_HOLD};
 use crate::config::PagerConfig;
+use crate::events::settle::drain;
+use crate::events::settle::grows_up;
 use crate::fault::busy_poll::BusyPoll;
 use crate::fault::next::Next;
 use crate::fault::page_fault::Fault;
 use crate::fault::reading::Pending;
 use crate::fault::rings;
+use crate::fault::serve::serve;
 use crate::kernel::process;
 use crate::page::PageIdx;
 use crate::sched::affinity::{self, Bell, HERD};
 use crate::sched::sched_class::{Patience, Standing};
 use crate::sched::waiting::Waiting;
-use crate::space::address_space::{Shared, Space, SpaceId};
-use crate::space::hold::Hold;
+use crate::space::address_space::Space;
+use crate::space::guard::Hold;
+use crate::space::identity::SpaceId;
 use crate::space::registry::Registry;
+use crate::space::shared::Shared;
 use annex_host::priority::Precedence;
 use annex_host::sentinel::Sentinel;
 use annex_pool::{Buf, Done, Lane};
@@ -363,12 +368,12 @@ impl Worker {
     /// waited since `since`), and `also`. False: the space is busy.
     pub(super) fn attend(&mut self, space: &Arc<Space>, since: Instant, also: Option<Fault>) -> bool {
         let shared = self.shared.clone();
-        if !space.grows_up(&shared) {
+        if !grows_up(space, &shared) {
             return false;
         }
         let Some(mut core) = self.core_of(space, |limit| space.core_for_messages(limit)) else { return false };
         let mut faults = std::mem::take(&mut self.faults);
-        space.drain(&mut core, &shared, since, &mut faults);
+        drain(space, &mut core, &shared, since, &mut faults);
         self.note_threads(space, &mut core, &faults);
         faults.extend(also);
         let any = !faults.is_empty();
@@ -385,7 +390,7 @@ impl Worker {
         if self.joins(space, fault) {
             return;
         }
-        match space.serve(core, fault, &self.shared) {
+        match serve(space, core, fault, &self.shared) {
             Next::Served => {}
             Next::Held => self.hold(&space.app),
             Next::Again => self.again.push(Again::Fault(space.clone(), fault)),
@@ -435,7 +440,7 @@ impl Worker {
         for i in (0..self.holding.len()).rev() {
             if self.holding[i].1 <= now {
                 let (app, _) = self.holding.swap_remove(i);
-                app.take_held().into_iter().for_each(|(space, fault)| self.face(&space, fault));
+                self.registry.take_held(&app).into_iter().for_each(|(space, fault)| self.face(&space, fault));
             }
         }
     }

@@ -1,8 +1,8 @@
 //! What attaching and letting go need of the pager.
 
 use crate::fault::worker::Workers;
-use crate::space::address_space::Shared;
 use crate::space::registry::Registry;
+use crate::space::shared::Shared;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 

@@ -14,14 +14,14 @@ use crate::kernel::process::Stat;
 use crate::kernel::uffd::Proof;
 use crate::recovery::ledger::{Ledger, LedgerError};
 use crate::sched::watchdog::Watchdog;
-use crate::space::address_space::{Shared, Space, Watch};
+use crate::space::address_space::Space;
 use crate::space::registry::Registry;
+use crate::space::shared::{Shared, Watch};
 use annex_host::keeper::{Keeper, Kept};
 use annex_pool::Pool;
 use annex_shared::api::{ApiError, AppInfo, ErrorCode, Limit, Target};
 use annex_shared::printable::{as_name, is_control, printable};
 use refusal::{error, refused};
-use serde::{Deserialize, Serialize};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak, mpsc};
@@ -209,7 +209,7 @@ impl Pager {
     fn settle(&self, app: &App, pid: i32, space: Arc<Space>, pause: Pause) {
         tracing::info!(app = app.name, pid, pause = ?pause.0, "process attached");
         if let Some(member) = app.members.lock().iter_mut().find(|m| m.pid == pid) {
-            member.space = Some(space);
+            member.space = Some(space.identity.clone());
             member.keep(&self.context.registry.keeper);
         }
         app.running();
@@ -260,7 +260,7 @@ impl Pager {
     /// Lets go of an app whose pages are all back (or gone with it).
     fn finish(&self, app: &App) {
         // The context of a space ends with its last user: nothing may go on holding one.
-        self.context.workers.serve(app.take_held());
+        self.context.workers.serve(self.context.registry.take_held(app));
         app.members.lock().iter_mut().for_each(|member| member.space = None);
         // A fork that is read on the way brings a child, whose pages come back first.
         loop {

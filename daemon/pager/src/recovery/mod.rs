@@ -5,4 +5,5 @@ pub mod ledger;
 pub mod restore;
 pub mod rollback;
 pub mod room;
+pub mod staged;
 pub mod takeover;

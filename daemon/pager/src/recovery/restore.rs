@@ -6,7 +6,11 @@
 //! with can succeed. Only then are the mappings unregistered and the stubs removed.
 
 use crate::app::application::App;
+use crate::events::guard_regions::drop_guarded;
+use crate::events::young::bequeath;
 use crate::fault::fetch::Stretch;
+use crate::fault::install::install;
+use crate::fault::install::lose;
 use crate::fault::page_fault::Why;
 use crate::inject::context::AttachContext;
 use crate::inject::tracer_process;
@@ -14,8 +18,9 @@ use crate::kernel::process;
 use crate::kernel::uffd::Proof;
 use crate::page::PageIdx;
 use crate::recovery::room::{self, Demand, RoomError};
-use crate::space::address_space::{Shared, Space};
+use crate::space::address_space::Space;
 use crate::space::registry::Registry;
+use crate::space::shared::Shared;
 use crate::space::table::{Record, Table};
 use annex_host::failpoint::failpoint;
 use annex_host::repeated;
@@ -158,17 +163,17 @@ fn sweep(space: &Arc<Space>, lane: &mut Lane, shared: &Shared, most: usize) -> u
             match result {
                 Ok(()) => {
                     let range = (page, page.plus(n.into()));
-                    let heeded = guards.as_mut().map(|g| space.drop_guarded(&mut core, range, g, shared));
+                    let heeded = guards.as_mut().map(|g| drop_guarded(space, &mut core, range, g, shared));
                     // Else the next pass does it.
                     if heeded != Some(None) {
-                        space.install(&mut core, Stretch::one(page, slot), lane.bytes(&buf), Why::Restore, shared);
+                        install(space, &mut core, Stretch::one(page, slot), lane.bytes(&buf), Why::Restore, shared);
                     }
                 }
                 Err(error) if n == 1 => {
                     let name = &space.app.name;
                     repeated!(WARN, "failed to read a page" of name, app = name, slot = slot.0, "failed to read a page: {error}");
                     let was = core.table.record(page) == Record::Evicted(slot);
-                    lost += (space.lose(&mut core, page, slot, shared) && was) as u64;
+                    lost += (lose(space, &mut core, page, slot, shared) && was) as u64;
                 }
                 // Page by page, to lose no more than must be.
                 Err(_) => runs.extend((0..n).map(|i| (page.plus(i as u64), SlotIdx(slot.0 + i), 1))),
@@ -187,7 +192,7 @@ fn sweep(space: &Arc<Space>, lane: &mut Lane, shared: &Shared, most: usize) -> u
 /// has pages in the pool, and nothing was done.
 pub fn let_go(context: &AttachContext, space: &Arc<Space>) -> bool {
     let proof = Proof::of_end(&space.uffd).or_else(|| space.core().table.all_back());
-    let Some(proof) = proof.filter(|_| space.bequeath(&context.shared)) else { return false };
+    let Some(proof) = proof.filter(|_| bequeath(space, &context.shared)) else { return false };
     context.workers.unwatch(space);
     context.registry.unfurnish(space);
     if let Some(task) = space.task() {

@@ -18,7 +18,9 @@
 use crate::app::application::App;
 use crate::app::manager::AppRegistry;
 use crate::app::membership;
+use crate::events::changes::change;
 use crate::events::window::Window;
+use crate::events::young::bequeath;
 use crate::inject::context::AttachContext;
 use crate::inject::stub::Stub;
 use crate::inject::tracer_process;
@@ -28,7 +30,9 @@ use crate::kernel::ring::Waiters;
 use crate::kernel::uffd::{Event, Message, Proof, Uffd};
 use crate::recovery::ledger::{Ledger, LedgerError};
 use crate::recovery::rollback;
-use crate::space::address_space::{Space, SpaceId};
+use crate::recovery::staged;
+use crate::space::address_space::Space;
+use crate::space::identity::SpaceId;
 use crate::space::table::{Phase, Record, Table, TableError};
 use annex_host::failpoint::failpoint;
 use annex_host::keeper::{Inheritance, Kept};
@@ -152,8 +156,8 @@ impl PreviousState {
                 table.stub().iter().for_each(Stub::end);
                 stub = None;
             }
-            if let Err(error) = rollback::records_as_moved(&mut table, &uffd, mm.as_ref()) {
-                rollback::poison_unsettled(&mut table);
+            if let Err(error) = staged::records_as_moved(&mut table, &uffd, mm.as_ref()) {
+                staged::poison_unsettled(&mut table);
                 self.ruin(table.app(), format!("annexd ended during an eviction, and {error}"));
             }
         }
@@ -191,7 +195,7 @@ impl PreviousState {
         let (start, end) = Table::everything();
         for left in &self.spaces {
             left.table.walk(start, end, |_, record| record.slot().into_iter().for_each(&mut *each));
-            let window = left.table.saved_window().and_then(|words| Window::restored(&words, |_| None));
+            let window = left.table.saved_window().and_then(|words| Window::restored(&words));
             window.iter().flat_map(Window::slots).for_each(&mut *each);
         }
         self.unsettled().into_iter().for_each(each);
@@ -243,10 +247,10 @@ impl PreviousState {
             spaces.push((space, left.pending, left.forked));
         }
         for (space, words) in windows {
-            let child = |id| spaces.iter().find(|(s, ..)| s.id == id).map(|(s, ..)| Arc::downgrade(s));
-            match words.and_then(|words| Window::restored(&words, child)) {
+            match words.and_then(|words| Window::restored(&words)) {
                 Some(window) => {
-                    for child in window.children() {
+                    let children = window.children().into_iter().filter_map(|id| context.registry.space(id));
+                    for child in children {
                         *child.elder.lock() = Some((Arc::downgrade(&space), started));
                     }
                     space.core().window = window;
@@ -277,7 +281,7 @@ impl PreviousState {
         failpoint("caught-up");
         for space in spaces.iter().map(|(space, ..)| space).filter(|space| space.uffd.is_dead()) {
             // Nobody else has a core: there is nothing to wait for but its parent's stub.
-            while !space.bequeath(&context.shared) {}
+            while !bequeath(space, &context.shared) {}
         }
         failpoint("bequeathed");
         for (space, ..) in &spaces {
@@ -362,7 +366,7 @@ fn take_up(
         if !space.was_left_by(pid)
             && let Some(member) = app.members.lock().iter_mut().find(|m| m.pid == pid)
         {
-            member.space = Some(space.clone());
+            member.space = Some(space.identity.clone());
             member.keep(&context.registry.keeper);
         }
     }
@@ -410,7 +414,7 @@ fn catch_up(
             },
             other => other,
         };
-        space.change(&mut space.core(), *nth, event, &context.shared);
+        change(space, &mut space.core(), *nth, event, &context.shared);
         if matches!(event, Event::Fork { .. }) {
             keeper.let_go(name);
         }

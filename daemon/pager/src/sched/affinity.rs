@@ -14,7 +14,9 @@
 use crate::kernel::process;
 use crate::sched::cpu_affinity::Watch;
 use crate::sched::sched_class::Patience;
-use crate::space::address_space::{Shared, Space, SpaceId};
+use crate::space::address_space::Space;
+use crate::space::identity::SpaceId;
+use crate::space::shared::Shared;
 use annex_host::priority::Precedence;
 use annex_host::sentinel::Sentinel;
 use nix::errno::Errno;

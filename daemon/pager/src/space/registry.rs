@@ -1,7 +1,10 @@
 //! Every address space that has a userfaultfd, by its id, and the bell of the thread that evicts.
 
+use crate::app::application::App;
+use crate::fault::page_fault::Fault;
 use crate::kernel::uffd::Proof;
-use crate::space::address_space::{Space, SpaceId};
+use crate::space::address_space::Space;
+use crate::space::identity::SpaceId;
 use annex_host::failpoint::failpoint;
 use annex_host::keeper::{Keeper, Kept};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -83,6 +86,19 @@ impl Registry {
     /// The spaces of one app, fork children included.
     pub fn of_app(&self, app: u64) -> Vec<Arc<Space>> {
         self.spaces.read().values().filter(|s| s.app.id == app).cloned().collect()
+    }
+
+    /// The app's address spaces that a process is known to live in, and those processes' PIDs.
+    pub fn of_members(&self, app: &App) -> Vec<(i32, Arc<Space>)> {
+        let members = app.members.lock();
+        let known: Vec<_> = members.iter().filter_map(|m| Some((m.pid, m.space.as_ref()?.id))).collect();
+        drop(members);
+        known.into_iter().filter_map(|(pid, id)| Some((pid, self.space(id)?))).collect()
+    }
+
+    /// The faults that the app holds, for the caller to serve.
+    pub fn take_held(&self, app: &App) -> Vec<(Arc<Space>, Fault)> {
+        app.take_held().into_iter().filter_map(|(id, fault)| Some((self.space(id)?, fault))).collect()
     }
 
     /// Rings for the evictor, once until it looks.

@@ -25,7 +25,8 @@
 
 use crate::evict::move_batch::MoveBatch;
 use crate::page::Range;
-use crate::space::address_space::{Core, Space};
+use crate::space::address_space::Space;
+use crate::space::core::Core;
 use annex_host::failpoint::failpoint;
 use annex_shared::api::AppState;
 use parking_lot::MutexGuard;
@@ -88,7 +89,7 @@ impl<'a> Hold<'a> {
         if let Some(mut moves) = self.core.moves.take() {
             let is_shut = moves.gate.shut(limit);
             if is_shut {
-                moves.settle(self.space, &mut self.core);
+                moves.settle(&mut self.space.records(&mut self.core));
                 self.beside = None;
                 failpoint("moves-interrupted");
             }
