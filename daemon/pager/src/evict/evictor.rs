@@ -27,7 +27,7 @@ use crate::evict::outcome::Outcome;
 use crate::evict::thread_exit;
 use crate::fault::install::put_back;
 use crate::fault::page_fault::Fault;
-use crate::fault::worker::Workers;
+use crate::fault::workers::Workers;
 use crate::inject::stub::{CallError, Gate, Hurry, Stub};
 use crate::kernel::mm::Mm;
 use crate::page::PageIdx;

@@ -13,7 +13,7 @@ use crate::app::manager::AppRegistry;
 use crate::evict::eviction_blocked::Cause;
 use crate::evict::evictor::{BATCH, Evictor};
 use crate::evict::outcome::Outcome;
-use crate::fault::worker::Workers;
+use crate::fault::workers::Workers;
 use crate::recovery::restore;
 use crate::sched::watchdog::MOST_EVICTORS;
 use crate::space::registry::Registry;

@@ -3,7 +3,9 @@
 //! A worker reads what a space has to say, asks the pool for the page and its likely neighbours,
 //! and installs what comes back.
 
+pub mod attend;
 pub mod busy_poll;
+pub mod completion;
 pub mod fetch;
 pub mod install;
 pub mod next;
@@ -11,5 +13,7 @@ pub mod page_fault;
 pub mod prefetch;
 pub mod reading;
 pub mod rings;
+pub mod run;
 pub mod serve;
 pub mod worker;
+pub mod workers;

@@ -5,28 +5,15 @@
 //! the space's lock: a copy of 4 KiB takes less time than a read under way is work. All else is
 //! asked for, and whoever has the lock meanwhile finds that nothing has changed yet.
 
-use super::worker::{Again, PATIENCE, Worker};
 use crate::fault::fetch::{Fetch, Stretch};
 use crate::fault::install::install;
-use crate::fault::install::lose;
-use crate::fault::page_fault::{Fault, Why};
-use crate::page::PageIdx;
+use crate::fault::page_fault::Fault;
+use crate::fault::worker::{Again, Pending, Worker};
 use crate::space::address_space::Space;
 use crate::space::guard::Hold;
-use annex_host::repeated;
-use annex_pool::{Buf, Busy, IoError, SlotRun};
-use annex_shared::ids::SlotIdx;
+use annex_pool::{Buf, Busy, SlotRun};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
-
-/// A read under way.
-pub(super) struct Pending {
-    space: Arc<Space>,
-    stretch: Stretch,
-    /// `None`: nobody waits for it.
-    fault: Option<Fault>,
-}
 
 impl Worker {
     /// A page that nobody waited for is on its way, and now somebody does.
@@ -52,7 +39,7 @@ impl Worker {
     }
 
     /// Asks the pool for a page that is waited for and its neighbours.
-    fn read(&mut self, space: &Arc<Space>, fault: Fault, mut stretch: Stretch) {
+    pub(super) fn read(&mut self, space: &Arc<Space>, fault: Fault, mut stretch: Stretch) {
         let buf = self.lane.alloc(stretch.pages as usize).or_else(|| {
             stretch = stretch.only(fault.page);
             self.lane.alloc(1)
@@ -101,75 +88,15 @@ impl Worker {
     }
 
     /// A fault that had to be read for is over.
-    fn served(&self, space: &Space, fault: Fault) {
+    pub(super) fn served(&self, space: &Space, fault: Fault) {
         space.app.counters.major.fetch_add(1, Ordering::Relaxed);
         space.app.latency.add(fault.since.elapsed());
         self.see_to_room(space);
     }
 
-    fn see_to_room(&self, space: &Space) {
+    pub(super) fn see_to_room(&self, space: &Space) {
         if space.app.is_over() {
             self.registry.wake_evictor();
-        }
-    }
-
-    /// The pool could not give what was asked for.
-    pub(super) fn fail(&mut self, pending: Pending, error: IoError) {
-        let Pending { space, stretch, fault } = pending;
-        let name = &space.app.name;
-        repeated!(WARN, "failed to read a page" of name, app = name, slot = stretch.slot.0, "failed to read a page: {error}");
-        match fault {
-            // Whoever touches it will ask again.
-            None => {}
-            Some(fault) if stretch.pages == 1 => self.lose(space, fault.page, stretch.slot),
-            // One of the neighbours may be the trouble: the page that is waited for, alone.
-            Some(fault) => self.read(&space, fault, stretch.only(fault.page)),
-        }
-    }
-
-    pub(super) fn install(&mut self, pending: Pending, buf: Buf) {
-        let Pending { space, stretch, fault } = &pending;
-        // What nobody waits for is dropped rather than that somebody waits for it, or the app is
-        // above its limit.
-        if space.is_dead() || (fault.is_none() && space.app.room() == 0) {
-            self.lane.free(buf);
-            return;
-        }
-        let shared = self.shared.clone();
-        let why = fault.map_or(Why::Ahead, Fault::why);
-        let beside = |limit| {
-            let mut core = space.core_beside(limit)?;
-            core.has_to_itself(stretch.range()).then_some(core)
-        };
-        let core = if fault.is_some() { self.core_of(space, beside) } else { beside(PATIENCE) };
-        let installed = core.map(|mut core| install(space, &mut core, *stretch, self.lane.bytes(&buf), why, &shared));
-        match (fault, installed) {
-            (Some(_), None) => self.again.push(Again::Install(pending, buf)),
-            (Some(_), Some(false)) => {
-                let id = space.id;
-                self.again.push(Again::Install(pending, buf));
-                // Its message must be read before the install can succeed.
-                self.visit(id, Instant::now());
-            }
-            (Some(fault), Some(true)) => {
-                self.served(space, *fault);
-                self.lane.free(buf);
-            }
-            (None, _) => {
-                self.see_to_room(space);
-                self.lane.free(buf);
-            }
-        }
-    }
-
-    pub(super) fn lose(&mut self, space: Arc<Space>, page: PageIdx, slot: SlotIdx) {
-        let shared = self.shared.clone();
-        let is_over = space.is_dead()
-            || self
-                .core_of(&space, |limit| space.core_within(limit))
-                .is_some_and(|mut core| lose(&space, &mut core, page, slot, &shared));
-        if !is_over {
-            self.again.push(Again::Lose(space, page, slot));
         }
     }
 }

@@ -6,12 +6,10 @@
 //! polls it is a thread like any other, which gives way between its rounds: it must not keep the
 //! evictor, or a program, off its CPU.
 
-use super::worker::{Again, RING_EVERY, Worker};
 use crate::fault::page_fault::Fault;
+use crate::fault::worker::{Again, Polled, Worker};
 use crate::page::PageIdx;
-use crate::sched::affinity;
 use crate::space::address_space::Space;
-use crate::space::core::Core;
 use crate::space::identity::SpaceId;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,12 +21,6 @@ const QUIET: Duration = Duration::from_millis(1);
 /// Rounds in which something was found, one after the other, until the worker looks at its epoll
 /// set all the same.
 pub(super) const MOST_FOUND: u32 = 8;
-
-/// A space whose ring is polled.
-pub(super) struct Polled {
-    space: Arc<Space>,
-    found_at: Instant,
-}
 
 impl Worker {
     /// The bell of this space was rung.
@@ -116,21 +108,5 @@ impl Worker {
         }
         faults.clear();
         self.faults = faults;
-    }
-
-    /// Where faults come from is of interest to who watches what.
-    pub(super) fn note_threads(&mut self, space: &Space, core: &mut Core, faults: &[Fault]) {
-        let Some(last) = faults.last() else { return };
-        space.faulted(last.thread);
-        self.since_ring += 1;
-        if self.since_ring >= RING_EVERY {
-            self.since_ring = 0;
-            self.looking.ring();
-        }
-        for fault in faults {
-            if let Some(change) = core.home.fault(fault.thread) {
-                affinity::rearrange(&self.epolls, space, change);
-            }
-        }
     }
 }

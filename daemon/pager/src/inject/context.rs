@@ -1,6 +1,6 @@
 //! What attaching and letting go need of the pager.
 
-use crate::fault::worker::Workers;
+use crate::fault::workers::Workers;
 use crate::space::registry::Registry;
 use crate::space::shared::Shared;
 use std::os::fd::OwnedFd;

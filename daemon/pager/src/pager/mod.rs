@@ -6,7 +6,7 @@ mod refusal;
 use crate::app::application::App;
 use crate::app::manager::{AppRegistry, Manager, Motion};
 use crate::evict::evictors::Evictors;
-use crate::fault::worker::Workers;
+use crate::fault::workers::Workers;
 use crate::inject::attach::AttachError;
 use crate::inject::context::AttachContext;
 use crate::inject::stub::Pause;
