@@ -10,8 +10,8 @@ use crate::space::address_space::Space;
 use crate::space::core::Core;
 use crate::space::guard::Hold;
 use crate::space::identity::SpaceId;
-use std::sync::atomic::Ordering;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 /// Times that faults were read after which a worker rings for the thread that looks where those

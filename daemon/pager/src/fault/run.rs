@@ -7,8 +7,8 @@ use crate::space::identity::SpaceId;
 use annex_host::priority::Precedence;
 use annex_host::sentinel::Sentinel;
 use nix::sys::epoll::{EpollEvent, EpollTimeout};
-use std::sync::atomic::Ordering;
 use std::sync::OnceLock;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 pub(super) const LANE: u64 = u64::MAX;

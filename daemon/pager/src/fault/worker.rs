@@ -24,8 +24,8 @@ use annex_shared::ids::SlotIdx;
 use crossbeam::channel::Receiver;
 use nix::sys::epoll::Epoll;
 use nix::sys::eventfd::EventFd;
-use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
 /// Pages of transfer buffers a worker has: 1 MiB.

@@ -1,51 +1,6 @@
-//! What the stub runs, and the page it shares with annexd.
+//! What the stub runs.
 
-use super::MAX_MOVES;
-use super::gate;
-use crate::kernel::uffd::MoveArg;
-use std::sync::atomic::{AtomicU32, AtomicU64};
-
-/// The shared page's layout; the assembly below knows the offsets.
-#[repr(C, align(4096))]
-pub(super) struct Comm {
-    /// Calls to make, and the first of them.
-    pub count: AtomicU32,
-    pub first: AtomicU32,
-    /// See [`gate`].
-    pub gate: AtomicU32,
-    pub left: AtomicU32,
-    /// How often the bell was rung, on which the stub sleeps, and which of these rings is over, on
-    /// which annexd does.
-    pub rung: AtomicU32,
-    pub over: AtomicU32,
-    /// Whether annexd is to be woken when this ring is over.
-    pub answers: AtomicU32,
-    pad: u32,
-    /// Where threads of the program write what they are asked for.
-    pub answer: AtomicU64,
-    unused: [u64; 3],
-    pub calls: [Call; MAX_MOVES],
-    pub moves: [MoveArg; MAX_MOVES],
-}
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct Call {
-    pub number: i64,
-    pub args: [u64; 6],
-    pub result: i64,
-}
-
-const _: () = {
-    assert!(std::mem::offset_of!(Comm, first) == 4);
-    assert!(std::mem::offset_of!(Comm, gate) == 8);
-    assert!(std::mem::offset_of!(Comm, left) == 12);
-    assert!(std::mem::offset_of!(Comm, rung) == 16);
-    assert!(std::mem::offset_of!(Comm, over) == 20);
-    assert!(std::mem::offset_of!(Comm, answers) == 24);
-    assert!(std::mem::offset_of!(Comm, calls) == 64);
-    assert!(size_of::<Call>() == 64);
-};
+use super::layout::{ENDED, LOOKS, MOVING, SHUT};
 
 // rbx = the comm page, r12 = calls left of this ring, r13 = the next, r14 = the ring's number, r15
 // = whether it is answered. Never touches a stack. Whatever wakes it (a stop does), it looks
@@ -117,11 +72,11 @@ std::arch::global_asm!(
     wait = const libc::FUTEX_WAIT,
     wake = const libc::FUTEX_WAKE,
     all = const i32::MAX,
-    looks = const gate::LOOKS,
-    moving = const gate::MOVING,
-    rests = const !gate::MOVING as i32,
-    shut = const gate::SHUT,
-    ended = const gate::ENDED,
+    looks = const LOOKS,
+    moving = const MOVING,
+    rests = const !MOVING as i32,
+    shut = const SHUT,
+    ended = const ENDED,
 );
 
 unsafe extern "C" {

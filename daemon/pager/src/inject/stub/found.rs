@@ -1,7 +1,9 @@
 //! Stubs that were there before this annexd, or that another process has put there: found by their
 //! traces, adopted or ended.
 
-use super::{Comm, Gate, HUGE, NAME, STAGING, Stub, StubError, VERSION, system};
+use super::gate::Gate;
+use super::handle::{Stub, StubError, system};
+use super::layout::{Comm, HUGE, NAME, STAGING, VERSION};
 use crate::kernel::mm::Mark;
 use crate::kernel::process;
 use crate::kernel::uffd::Uffd;

@@ -5,7 +5,7 @@
 //! in the program's memory. So the stub's memory lies in the middle of the largest gap, where no
 //! program maps anything but by an address that it has made up.
 
-use super::HUGE;
+use super::layout::HUGE;
 use crate::kernel::process::{self, Mapping};
 
 /// From here on no program can have memory (x86-64, 47 bits).

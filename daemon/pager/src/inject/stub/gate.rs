@@ -13,23 +13,13 @@
 //! Bell and answer are words of the page, on which the other side sleeps (a futex), and no
 //! descriptors: of those the program has a copy, and could make whoever uses them wait.
 
-use super::code::{Call, Comm};
+use super::layout::{Call, Comm, ENDED, MAX_MOVES, MOVING, SHUT, UNMADE};
 use annex_shared::futex;
 use memmap2::MmapRaw;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// A call is under way.
-pub(super) const MOVING: u32 = 1;
-/// No call may begin.
-pub(super) const SHUT: u32 = 2;
-/// No call of this doorbell will begin any more.
-pub(super) const ENDED: u32 = 4;
-/// Looks of a stub at a gate that is shut, with a `pause` each: some tens of microseconds.
-pub(super) const LOOKS: u32 = 1 << 9;
-/// What a call answers that was not made.
-pub(super) const UNMADE: i64 = i64::MIN;
 /// Between two looks whether the stub has done what it does not answer.
 pub(super) const LOOK: Duration = Duration::from_micros(50);
 /// A call that takes longer than this is not waited for without letting others have the CPU.
@@ -140,7 +130,7 @@ impl Gate {
     /// What the call that was prepared there answered, if it was made. With the gate shut, or once
     /// the stub is idle.
     pub fn answer(&self, nth: usize) -> Option<i64> {
-        assert!(nth < super::MAX_MOVES);
+        assert!(nth < MAX_MOVES);
         // SAFETY: in bounds of the mapping; the stub writes it before it takes `MOVING` back, and
         // not again.
         let call: Call = unsafe { (&raw const (*self.comm.as_ptr().cast::<Comm>()).calls[nth]).read_volatile() };
@@ -150,8 +140,8 @@ impl Gate {
 
 #[cfg(test)]
 mod tests {
-    use super::super::code::Call;
-    use super::super::tests::{gate, start};
+    use super::super::handle::tests::{gate, start};
+    use super::super::layout::Call;
     use super::*;
     use nix::sys::eventfd::EventFd;
     use std::os::fd::AsRawFd;

@@ -1,10 +1,12 @@
 //! Putting a stub into an app: a thread of the app clones it, and it makes all else by itself while
 //! the app runs on. And taking it out again.
 
-use super::code::{self, Comm};
+use super::code;
 use super::gap;
+use super::gate::Gate;
+use super::handle::{Stub, StubError, system};
+use super::layout::{Comm, HUGE, NAME, SHARED_PAGE_MEMFD, STAGING};
 use super::reap;
-use super::{Gate, HUGE, NAME, SHARED_PAGE_MEMFD, STAGING, Stub, StubError, system};
 use crate::inject::tracee::{self, Beside, TraceError, Tracee};
 use crate::kernel::process;
 use crate::kernel::uffd::USERFAULTFD_IOC_NEW;

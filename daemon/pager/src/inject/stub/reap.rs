@@ -1,6 +1,6 @@
 //! What is left of a stub that has ended: its mappings in the program, and a zombie.
 
-use super::NAME;
+use super::layout::NAME;
 use crate::inject::tracee::{self, Tracee};
 use crate::kernel::lookup::Lookup;
 use crate::kernel::mm::SHARED_PAGE;

@@ -1,6 +1,6 @@
 //! A stub that is a thread of this process, which it ends with.
 
-use super::code::code;
+use super::super::code::code;
 use super::*;
 use crate::kernel::scan::Pagemap;
 use crate::kernel::uffd::feature;
@@ -14,13 +14,13 @@ const LEN: usize = PAGES * PAGE_SIZE;
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// A gate on a page of our own.
-pub(super) fn gate() -> Gate {
+pub fn gate() -> Gate {
     let comm = MmapOptions::new().len(size_of::<Comm>()).map_anon().expect("memory");
     Gate::new(MmapRaw::from(comm))
 }
 
 /// Has a thread run the stub's loop for the rest of the process.
-pub(super) fn start(gate: &Gate) {
+pub fn start(gate: &Gate) {
     let mut text = MmapMut::map_anon(4096).expect("memory");
     text[..code().len()].copy_from_slice(code());
     let text = Box::leak(Box::new(text.make_exec().expect("executable memory")));
