@@ -6,9 +6,10 @@
 //! The first that stops is taken. The others are let go as soon as they stop, or by the kernel when
 //! the tracing thread ends.
 
-use super::{PTRACE_EVENT_STOP, TraceError, Tracee, find_syscall, interrupt_new, ptrace};
+use super::beside::{Beside, Seen, look};
+use super::ptrace::{TraceError, find_syscall, interrupt_new, pause};
+use super::thread::Tracee;
 use crate::kernel::process::{self, Stat};
-use nix::errno::Errno;
 use std::time::{Duration, Instant};
 
 /// How long one thread is waited for before the next one is asked too.
@@ -19,65 +20,6 @@ const DEADLINE: Duration = Duration::from_secs(5);
 const MOST_ASKED: usize = 16;
 /// As many threads are told of in a message.
 const MOST_TOLD: usize = 3;
-
-/// Threads that were asked to stop and are not needed any more.
-#[derive(Debug, Default)]
-pub struct Beside {
-    pid: i32,
-    tids: Vec<i32>,
-}
-
-impl Beside {
-    /// Lets those of them go that have stopped.
-    pub fn let_go(&mut self) {
-        let pid = self.pid;
-        self.tids.retain(|tid| match look(*tid) {
-            Seen::Running => true,
-            Seen::Gone => false,
-            Seen::Stopped => {
-                if let Ok(tracee) = Tracee::take(pid, *tid, find_syscall(*tid)) {
-                    let _ = tracee.release();
-                }
-                false
-            }
-        });
-    }
-
-    pub fn contains(&self, tid: i32) -> bool {
-        self.tids.contains(&tid)
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.tids.is_empty()
-    }
-}
-
-enum Seen {
-    Running,
-    Stopped,
-    Gone,
-}
-
-/// Whether a thread that was asked to stop has.
-fn look(tid: i32) -> Seen {
-    loop {
-        let mut status = 0;
-        let flags = libc::__WALL | libc::__WNOTHREAD | libc::WNOHANG;
-        // SAFETY: waitpid writes one int.
-        match unsafe { libc::waitpid(tid, &mut status, flags) } {
-            0 => return Seen::Running,
-            -1 if Errno::last() == Errno::EINTR => {}
-            p if p != tid || !libc::WIFSTOPPED(status) => return Seen::Gone,
-            _ if status >> 16 == PTRACE_EVENT_STOP => return Seen::Stopped,
-            // A signal came first: deliver it, the stop follows.
-            _ => {
-                if ptrace(libc::PTRACE_CONT, tid, 0, libc::WSTOPSIG(status) as usize).is_err() {
-                    return Seen::Gone;
-                }
-            }
-        }
-    }
-}
 
 /// Stops the first thread of `pid` that can be.
 pub fn borrow(pid: i32, suspend_seccomp: bool) -> Result<(Tracee, Beside), TraceError> {
@@ -125,7 +67,7 @@ pub fn borrow(pid: i32, suspend_seccomp: bool) -> Result<(Tracee, Beside), Trace
         if waited > DEADLINE {
             return Err(TraceError::NoneStopped { pid, causes: causes(pid, &beside.tids) });
         }
-        super::pause(waited);
+        pause(waited);
     }
 }
 
@@ -151,7 +93,7 @@ impl Borrowing {
                 Seen::Gone => return None,
                 // The kernel lets it go when the tracing thread ends.
                 Seen::Running if start.elapsed() > PATIENCE => return None,
-                Seen::Running => super::pause(start.elapsed()),
+                Seen::Running => pause(start.elapsed()),
             }
         }
     }

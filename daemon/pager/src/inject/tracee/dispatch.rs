@@ -3,7 +3,7 @@
 //! A thread that emulates its own system calls gets SIGSYS for those from outside of one range of
 //! addresses. The calls that it makes for us come from the vdso: the dispatch is off meanwhile.
 
-use super::{TraceError, ptrace};
+use super::ptrace::{TraceError, ptrace};
 
 const PTRACE_SET_SYSCALL_USER_DISPATCH_CONFIG: libc::c_uint = 0x4210;
 const PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG: libc::c_uint = 0x4211;

@@ -4,6 +4,7 @@
 //! to that when the thread goes on. But the thread goes to our system call first, and the kernel
 //! takes that for the sequence's end. So it is sent to the sequence's abort address by us.
 
+use super::ptrace::ptrace;
 use crate::kernel::process;
 
 const PTRACE_GET_RSEQ_CONFIGURATION: libc::c_uint = 0x420f;
@@ -27,7 +28,7 @@ struct Configuration {
 pub fn abort_address(tid: i32, rip: u64) -> Option<u64> {
     let mut there = Configuration::default();
     let size = size_of::<Configuration>();
-    super::ptrace(PTRACE_GET_RSEQ_CONFIGURATION, tid, size, &raw mut there as usize).ok()?;
+    ptrace(PTRACE_GET_RSEQ_CONFIGURATION, tid, size, &raw mut there as usize).ok()?;
     if there.area == 0 || there.size < LEAST_SIZE {
         return None;
     }

@@ -1,7 +1,11 @@
 //! Children that are stopped, make a call, and are let go.
 
+use super::ptrace::*;
 use super::*;
+use crate::kernel::process;
+use nix::errno::Errno;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 /// A child that runs `body` and ends with its answer.
 pub(super) struct Child(i32);

@@ -14,7 +14,8 @@
 //!
 //! The slots were reserved by this eviction, so no record outside it names one of them.
 
-use super::{INTENT, INTENT_PAGES, Table};
+use super::layout::{INTENT, INTENT_PAGES};
+use super::records::Table;
 use crate::page::PageIdx;
 use annex_shared::ids::SlotIdx;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -67,14 +68,14 @@ impl Table {
         let mut pages = 0;
         for (i, victim) in victims.into_iter().take(INTENT_PAGES).enumerate() {
             let at = INTENT + 8 + i * ENTRY;
-            self.write_u64(at, victim.page.0);
-            self.write(at + 8, victim.slot.0);
-            self.write(at + 12, victim.before.0);
-            self.write(at + 16, victim.place as u32);
-            self.write(at + 20, victim.settled.into());
+            self.words.write_u64(at, victim.page.0);
+            self.words.write(at + 8, victim.slot.0);
+            self.words.write(at + 12, victim.before.0);
+            self.words.write(at + 16, victim.place as u32);
+            self.words.write(at + 20, victim.settled.into());
             pages = i + 1;
         }
-        self.write(INTENT + 4, pages as u32);
+        self.words.write(INTENT + 4, pages as u32);
         self.set_phase(1);
     }
 
@@ -85,12 +86,12 @@ impl Table {
 
     /// The n-th page's record says where it is now: from here on messages may change it.
     pub fn intent_settled(&self, nth: usize) {
-        self.write(INTENT + 8 + nth * ENTRY + 20, 1);
+        self.words.write(INTENT + 8 + nth * ENTRY + 20, 1);
     }
 
     /// The n-th page's bytes will go to another slot than noted first.
     pub fn intend_better(&self, nth: usize, slot: SlotIdx) {
-        self.write(INTENT + 8 + nth * ENTRY + 8, slot.0);
+        self.words.write(INTENT + 8 + nth * ENTRY + 8, slot.0);
     }
 
     /// The bytes are in the pool, or back in the app.
@@ -100,20 +101,20 @@ impl Table {
 
     /// The eviction that was under way, if any.
     pub fn intent(&self) -> Option<Intent> {
-        let phase = match self.read(INTENT) {
+        let phase = match self.words.read(INTENT) {
             1 => Phase::Moving,
             2 => Phase::Moved,
             _ => return None,
         };
-        let pages = (self.read(INTENT + 4) as usize).min(INTENT_PAGES);
+        let pages = (self.words.read(INTENT + 4) as usize).min(INTENT_PAGES);
         let victim = |i: usize| {
             let at = INTENT + 8 + i * ENTRY;
             Victim {
-                page: PageIdx(self.read_u64(at)),
-                slot: SlotIdx(self.read(at + 8)),
-                before: SlotIdx(self.read(at + 12)),
-                place: u64::from(self.read(at + 16)),
-                settled: self.read(at + 20) != 0,
+                page: PageIdx(self.words.read_u64(at)),
+                slot: SlotIdx(self.words.read(at + 8)),
+                before: SlotIdx(self.words.read(at + 12)),
+                place: u64::from(self.words.read(at + 16)),
+                settled: self.words.read(at + 20) != 0,
             }
         };
         Some(Intent { phase, victims: (0..pages).map(victim).collect() })
@@ -121,7 +122,7 @@ impl Table {
 
     fn set_phase(&self, phase: u32) {
         // SAFETY: in bounds, 4-aligned, and atomic like every word of the table.
-        let word = unsafe { &*self.at(INTENT).cast::<AtomicU32>() };
+        let word = unsafe { &*self.words.at(INTENT).cast::<AtomicU32>() };
         word.store(phase, Ordering::SeqCst);
     }
 }

@@ -1,6 +1,9 @@
 //! The table is a map from pages to records.
 
+use super::layout::*;
 use super::*;
+use crate::page::PageIdx;
+use annex_shared::ids::SlotIdx;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -14,7 +17,7 @@ fn a_covered_chunk_is_given_back_and_used_again() {
     table.clear(PageIdx(0), Table::everything().1, |slot| released.push(slot));
     assert_eq!((released, table.evicted(), table.record(far)), (vec![SlotIdx(MAX_SLOT)], 0, Record::None));
     table.set(PageIdx(5), Record::Gone).unwrap();
-    assert_eq!(table.read(12), 1, "the freed chunk is used again");
+    assert_eq!(table.words.read(12), 1, "the freed chunk is used again");
     assert_eq!(table.record(PageIdx(6)), Record::None, "and carries nothing over");
 }
 

@@ -8,19 +8,70 @@
 //! Order: the entry, then the log's length, then the word itself. Slots that a transaction lets go
 //! of are released after its end.
 
-use super::{INTENT_PAGES, JOURNAL, JOURNAL_MESSAGES, Message, PROGRESS, Table, TableError, UNDO};
+use super::layout::{FILE_BYTES, PROGRESS, UNDO, UNDO_ENTRIES};
+use super::record::TableError;
+use memmap2::MmapRaw;
 use nix::fcntl::{FallocateFlags, fallocate};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Entries the log has room for: two for each page of 1 TiB that moves.
-pub const ENTRIES: usize = 1 << 29;
 /// A longer log's memory is given back (1 MiB).
 const KEPT: u64 = 1 << 17;
 /// The log overflowed: a successor can't tell what was.
 const OVERFLOW: u64 = u32::MAX as u64;
 
-impl Table {
-    fn progress(&self) -> &AtomicU64 {
+/// The words of a table's file.
+#[derive(Debug)]
+pub(super) struct Words {
+    /// Keeps the memory reachable for a successor, who gets the descriptor.
+    pub memfd: OwnedFd,
+    pub map: MmapRaw,
+    /// A transaction is open: what is overwritten goes to the undo log.
+    logging: bool,
+}
+
+impl Words {
+    pub fn over(memfd: OwnedFd) -> std::io::Result<Words> {
+        let map = MmapRaw::map_raw(&memfd)?;
+        Ok(Words { memfd, map, logging: false })
+    }
+
+    pub(super) fn at(&self, offset: usize) -> *mut u8 {
+        debug_assert!(offset < FILE_BYTES);
+        // SAFETY: every offset is computed from bounded indices and lies in the mapping.
+        unsafe { self.map.as_mut_ptr().add(offset) }
+    }
+
+    pub(super) fn read(&self, offset: usize) -> u32 {
+        // SAFETY: in bounds and 4-aligned; the word is only ever accessed atomically.
+        let word = unsafe { &*self.at(offset).cast::<AtomicU32>() };
+        word.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn write(&self, offset: usize, value: u32) {
+        if self.logging {
+            self.log(offset);
+        }
+        self.put(offset, value);
+    }
+
+    pub(super) fn write_u64(&self, offset: usize, value: u64) {
+        self.write(offset, value as u32);
+        self.write(offset + 4, (value >> 32) as u32);
+    }
+
+    /// As `write`, whether a transaction is open or not.
+    pub(super) fn put(&self, offset: usize, value: u32) {
+        // SAFETY: in bounds and 4-aligned; the word is only ever accessed atomically.
+        let word = unsafe { &*self.at(offset).cast::<AtomicU32>() };
+        word.store(value, Ordering::Release);
+    }
+
+    pub(super) fn read_u64(&self, offset: usize) -> u64 {
+        u64::from(self.read(offset)) | u64::from(self.read(offset + 4)) << 32
+    }
+
+    pub(super) fn progress(&self) -> &AtomicU64 {
         // SAFETY: in bounds, 8-aligned, and accessed as a whole only.
         unsafe { &*self.at(PROGRESS).cast::<AtomicU64>() }
     }
@@ -44,17 +95,17 @@ impl Table {
         if entries > KEPT {
             let punch = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
             // The log is only memory: if it can't be given back it is used again.
-            let _ = fallocate(&self.memfd, punch, UNDO as i64, (entries.min(ENTRIES as u64) * 8) as i64);
+            let _ = fallocate(&self.memfd, punch, UNDO as i64, (entries.min(UNDO_ENTRIES as u64) * 8) as i64);
         }
     }
 
-    pub(super) fn log(&self, offset: usize) {
+    fn log(&self, offset: usize) {
         let progress = self.progress().load(Ordering::Relaxed);
         let entries = progress & OVERFLOW;
         if entries == OVERFLOW {
             return;
         }
-        if entries as usize >= ENTRIES {
+        if entries as usize >= UNDO_ENTRIES {
             self.progress().store(progress | OVERFLOW, Ordering::Release);
             return;
         }
@@ -81,109 +132,5 @@ impl Table {
         }
         self.progress().store(progress & !OVERFLOW, Ordering::SeqCst);
         Ok(())
-    }
-
-    /// The journal is empty again: all its messages are applied.
-    pub fn clear_journal(&self, messages: usize) {
-        for i in 0..messages {
-            // SAFETY: the journal has room for JOURNAL_MESSAGES.
-            unsafe { self.journal().add(i).cast::<u8>().write_volatile(0) };
-        }
-        // Last: until here a successor skips the applied ones by their number.
-        self.progress().store(0, Ordering::SeqCst);
-    }
-
-    /// Messages that were read and not yet applied, with their places.
-    pub fn unapplied(&self) -> Vec<(usize, Message)> {
-        let messages = (self.applied()..JOURNAL_MESSAGES).map(|i| {
-            // SAFETY: in bounds of the journal, which is plain memory; nobody else writes it now.
-            (i, unsafe { self.journal().add(i).read_volatile() })
-        });
-        messages.take_while(|(_, message)| message.event != 0).collect()
-    }
-}
-
-const _: () = assert!(JOURNAL + JOURNAL_MESSAGES * size_of::<Message>() <= super::INTENT && INTENT_PAGES <= 512);
-
-#[cfg(test)]
-mod tests {
-    use super::super::{OLDEST, Record, VERSION};
-    use super::*;
-    use crate::page::PageIdx;
-    use annex_shared::ids::SlotIdx;
-
-    fn reopened(table: &Table) -> Table {
-        Table::open(nix::unistd::dup(table.fd()).unwrap()).unwrap()
-    }
-
-    fn records(table: &Table) -> Vec<(PageIdx, Record)> {
-        let mut found = Vec::new();
-        let (start, end) = Table::everything();
-        table.walk(start, end, |page, record| found.push((page, record)));
-        found
-    }
-
-    #[test]
-    fn a_transaction_that_was_not_ended_never_was() {
-        let mut table = Table::new(1, 2).unwrap();
-        for page in 0..1500 {
-            table.set(PageIdx(page), Record::Evicted(SlotIdx(page as u32))).unwrap();
-        }
-        let before = records(&table);
-        table.begin();
-        table.clear(PageIdx(0), PageIdx(1024), |_| {});
-        table.set(PageIdx(9_000_000), Record::Clean(SlotIdx(7))).unwrap();
-        table.save_window(&[1, 2, 3]);
-        let successor = reopened(&table);
-        assert_eq!(records(&successor), before);
-        assert_eq!(successor.evicted(), 1500);
-        assert!(successor.saved_window().unwrap().is_empty());
-    }
-
-    #[test]
-    fn an_ended_transaction_stays_and_its_message_is_not_applied_again() {
-        let mut table = Table::new(1, 2).unwrap();
-        let message = |event| Message { event, ..Default::default() };
-        for (i, event) in [0x15, 0x16].into_iter().enumerate() {
-            // SAFETY: in bounds of the journal.
-            unsafe { table.journal().add(i).write(message(event)) };
-        }
-        table.begin();
-        table.set(PageIdx(5), Record::Gone).unwrap();
-        table.commit(1);
-        table.begin();
-        table.set(PageIdx(6), Record::Gone).unwrap();
-        let successor = reopened(&table);
-        assert_eq!(records(&successor), [(PageIdx(5), Record::Gone)]);
-        assert_eq!(successor.unapplied().iter().map(|(i, m)| (*i, m.event)).collect::<Vec<_>>(), [(1, 0x16)]);
-        successor.clear_journal(2);
-        assert!(reopened(&successor).unapplied().is_empty());
-    }
-
-    #[test]
-    fn a_table_of_the_version_before_is_taken_over_unless_its_window_is_open() {
-        let mut table = Table::new(1, 2).unwrap();
-        table.set(PageIdx(5), Record::Evicted(SlotIdx(9))).unwrap();
-        table.write(8, OLDEST);
-        let successor = reopened(&table);
-        assert_eq!((successor.read(8), records(&successor)), (VERSION, records(&table)));
-
-        table.write(8, OLDEST);
-        table.begin();
-        table.save_window(&[0, 0, 0, 0, 0]);
-        table.commit(1);
-        let error = Table::open(nix::unistd::dup(table.fd()).unwrap()).unwrap_err();
-        assert!(matches!(error, TableError::Version(OLDEST)), "{error}");
-        assert_eq!(table.read(8), OLDEST);
-    }
-
-    #[test]
-    fn a_table_of_another_version_is_refused_and_left_alone() {
-        let table = Table::new(1, 2).unwrap();
-        let other = VERSION + 1;
-        table.write(8, other);
-        let error = Table::open(nix::unistd::dup(table.fd()).unwrap()).unwrap_err();
-        assert!(matches!(error, TableError::Version(v) if v == other), "{error}");
-        assert_eq!(table.read(8), other);
     }
 }
