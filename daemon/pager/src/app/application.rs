@@ -65,7 +65,7 @@ pub struct Counters {
     pub zero_pages: AtomicU64,
     pub brought_in: AtomicU64,
     /// Of those, the ones that no fault had asked for; and what samples say of how many were of use
-    /// (see `stream`).
+    /// (see `prefetch`).
     pub prefetched: AtomicU64,
     pub prefetch_samples: AtomicU64,
     pub prefetch_hits: AtomicU64,
@@ -75,7 +75,7 @@ pub struct Counters {
 const WORTH_A_WORD: u64 = 16 << 20;
 
 /// The longest a fault waits for room. Past it the app exceeds its limit rather than stand still.
-pub const LONGEST_HOLD: Duration = Duration::from_millis(20);
+pub const LONGEST_DELAY: Duration = Duration::from_millis(20);
 
 /// How full an app is against its limit, in pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,7 +124,7 @@ pub struct App {
     /// The last batches brought room: it is worth waiting for the next.
     yields: AtomicBool,
     /// Faults that wait because the app is above its limit, until the evictor has made room.
-    held: Mutex<Vec<(SpaceId, Fault)>>,
+    delayed: Mutex<Vec<(SpaceId, Fault)>>,
     /// An eviction pass over everything found nothing more: not before this again.
     idle_until: Mutex<Option<Instant>>,
     stopped: AtomicBool,
@@ -153,7 +153,7 @@ impl App {
             high: AtomicI64::new(i64::MAX),
             limit_pages: AtomicI64::new(i64::MAX),
             yields: AtomicBool::new(true),
-            held: Mutex::default(),
+            delayed: Mutex::default(),
             idle_until: Mutex::new(None),
             stopped: AtomicBool::new(false),
             sharing: Mutex::new(None),
@@ -278,7 +278,7 @@ impl App {
         self.estimate.fetch_add(pages, Relaxed) + pages > self.high.load(Relaxed)
     }
 
-    pub fn is_over(&self) -> bool {
+    pub fn is_above_watermark(&self) -> bool {
         self.estimate.load(Relaxed) > self.high.load(Relaxed)
     }
 
@@ -300,16 +300,16 @@ impl App {
 
     /// Makes a fault wait while the app is above its limit and eviction can do something about it;
     /// not for long, whatever happens. The evictor must be woken afterwards: it hands out again
-    /// what is held. If it does not, whoever made it wait does, after [`LONGEST_HOLD`].
-    pub fn hold(&self, space: SpaceId, fault: Fault) -> bool {
+    /// what is delayed. If it does not, whoever made it wait does, after [`LONGEST_DELAY`].
+    pub fn delay(&self, space: SpaceId, fault: Fault) -> bool {
         let full = self.estimate.load(Relaxed) > self.limit_pages.load(Relaxed);
         let wait = full
-            && fault.since.elapsed() < LONGEST_HOLD
+            && fault.since.elapsed() < LONGEST_DELAY
             && self.state.load(Relaxed) == RUNNING
             && self.yields.load(Relaxed)
             && !self.is_resting();
         if wait {
-            self.held.lock().push((space, fault));
+            self.delayed.lock().push((space, fault));
         }
         wait
     }
@@ -320,8 +320,8 @@ impl App {
         self.yields.store(pages >= WORTH_WAITING, Relaxed);
     }
 
-    pub fn take_held(&self) -> Vec<(SpaceId, Fault)> {
-        std::mem::take(&mut self.held.lock())
+    pub fn take_delayed(&self) -> Vec<(SpaceId, Fault)> {
+        std::mem::take(&mut self.delayed.lock())
     }
 
     pub fn rest(&self, pause: Duration) {

@@ -1,6 +1,6 @@
 //! Two threads that look after the apps: the *manager* follows processes as they come, grow, exec
-//! and go, and gives them stubs when they are needed; the *evictor* ([`evictors`](crate::evict::evictors))
-//! keeps every app below its limit.
+//! and go, and gives them stubs when they are needed; the *evictor*
+//! ([`evictors`](crate::evict::evictors)) keeps every app below its limit.
 //!
 //! Neither is ever waited for by a fault.
 
@@ -135,18 +135,18 @@ impl Manager {
         // It holds locks that faults wait for, if briefly.
         Precedence::OfItsGroup.give(0);
         let shared = self.context.shared.clone();
-        let turn = &shared.watchdog.manager;
-        turn.enlist();
+        let watched = &shared.watchdog.manager;
+        watched.enlist();
         while !self.app_registry.stop.load(Ordering::Acquire) {
             let apps = self.app_registry.all();
-            turn.end();
+            watched.end();
             self.sleep(&apps);
-            turn.begin("looking for processes that have ended");
+            watched.begin("looking for processes that have ended");
             let apps = self.app_registry.all();
             for app in &apps {
                 self.bury(app);
             }
-            turn.begin("looking for new processes");
+            watched.begin("looking for new processes");
             let stubs: HashSet<i32> = self.context.registry.all().iter().filter_map(|s| s.stub_pid()).collect();
             // A program that has put itself into the background has ended, and goes on as another
             // process.
@@ -158,7 +158,7 @@ impl Manager {
             apps.iter().for_each(|app| self.retire(app));
             // Before any of them gets a stub: what is evicted must have an owner that is known.
             self.app_registry.write_down();
-            turn.begin("following how its apps grow");
+            watched.begin("following how its apps grow");
             for app in &apps {
                 self.follow(app);
             }
@@ -260,7 +260,7 @@ impl Manager {
             let _changing = self.app_registry.changing.lock();
             tracing::info!(app = app.name, "the app has ended");
             self.app_registry.remove(app.id);
-            drop(app.take_held());
+            drop(app.take_delayed());
         }
     }
 
@@ -282,15 +282,15 @@ impl Manager {
 
     /// Sees how an app has grown, and gives stubs to those of its processes that need one.
     fn follow(&self, app: &Arc<App>) {
-        // The evictor may be busy with another app: nothing is held longer than it takes to come by
-        // here.
-        self.context.workers.serve(self.context.registry.take_held(app));
+        // The evictor may be busy with another app: nothing is delayed longer than it takes to
+        // come by here.
+        self.context.workers.serve(self.context.registry.take_delayed(app));
         if app.state() == AppState::Detaching {
             return;
         }
         let evicted = restore::evicted_about(&self.context.registry, app);
         app.measure(evicted);
-        if !app.is_over() {
+        if !app.is_above_watermark() {
             return;
         }
         let _changing = self.app_registry.changing.lock();
@@ -353,13 +353,13 @@ impl Manager {
             if space.mark().is_some_and(|mark| mark.task_of(pid).is_none()) || !self.may_retry(app, pid) {
                 continue;
             }
-            let gone = evicting.stub.take();
+            let dead = evicting.stub.take();
             drop(evicting);
             self.context.shared.watchdog.manager.begin("replacing a stub");
-            if let Some(gone) = &gone {
+            if let Some(dead) = &dead {
                 tracing::warn!(app = app.name, pid, "the stub was killed; setting up another");
                 self.context.registry.unfurnish(&space);
-                self.context.clear_away(&space, pid, &gone.traces());
+                self.context.clear_away(&space, pid, &dead.traces());
             }
             if let Err(error) = self.context.refurnish(&space, pid) {
                 tracing::warn!(app = app.name, pid, "{error}");

@@ -1,4 +1,4 @@
-//! Doubts about an UNMAP: did it mean what had landed there (by mremap), or what was there before
+//! Ambiguous UNMAPs: did it mean what had landed there (by mremap), or what was there before
 //! that?
 //!
 //! When the window closes no message is unread, and the kernel is asked what lies there. If nothing
@@ -39,7 +39,7 @@ impl AmbiguousUnmap {
         overlap(range, landed).map(|range| AmbiguousUnmap { range, origin })
     }
 
-    /// Something else has landed on `target`: what that leaves of the doubt. What lies behind it
+    /// Something else has landed on `target`: what that leaves ambiguous. What lies behind it
     /// may be its rest, which is not in its message.
     pub fn landed_upon(self, target: Range) -> Vec<AmbiguousUnmap> {
         let AmbiguousUnmap { range, origin } = self;
@@ -63,14 +63,14 @@ impl AmbiguousUnmap {
     }
 }
 
-/// What the kernel says about the pages of a doubt.
+/// What the kernel says about ambiguous pages.
 #[derive(Debug)]
 pub struct Evidence<'a> {
-    /// The first page of the doubt that is mapped with us.
+    /// The first ambiguous page that is mapped with us.
     pub page: PageIdx,
     /// First page and end of the mappings, in order.
     pub mappings: &'a [Range],
-    /// Some page of the doubt that is mapped with us is in memory.
+    /// Some ambiguous page that is mapped with us is in memory.
     pub any_present: bool,
 }
 
@@ -79,14 +79,14 @@ pub struct Evidence<'a> {
 pub enum Verdict {
     /// It is there.
     Stays,
-    /// It is gone, and another one lies there.
-    Gone,
+    /// It was unmapped, and another one lies there.
+    Removed,
     Unknown,
 }
 
 /// About pages that are mapped with us, with these records.
-pub fn judge(doubt: &AmbiguousUnmap, records: &[Record], evidence: &Evidence<'_>) -> Verdict {
-    let is_there = match doubt.origin {
+pub fn judge(unmap: &AmbiguousUnmap, records: &[Record], evidence: &Evidence<'_>) -> Verdict {
+    let is_there = match unmap.origin {
         Origin::Parent => true,
         Origin::Here(origin) => begins_there(origin, evidence.page, evidence.mappings),
         Origin::Below => false,
@@ -96,10 +96,10 @@ pub fn judge(doubt: &AmbiguousUnmap, records: &[Record], evidence: &Evidence<'_>
     }
     match records {
         // They would be present.
-        records if records.iter().any(|r| matches!(r, Record::Clean(_))) => Verdict::Gone,
+        records if records.iter().any(|r| matches!(r, Record::Clean(_))) => Verdict::Removed,
         records if records.iter().any(|r| matches!(r, Record::Evicted(_) | Record::Poisoned)) => Verdict::Unknown,
         // Absent pages read as zeros in both.
-        _ => Verdict::Gone,
+        _ => Verdict::Removed,
     }
 }
 
@@ -131,23 +131,23 @@ mod tests {
         (PageIdx(from), PageIdx(to))
     }
 
-    fn doubt(from: u64, to: u64, origin: u64) -> AmbiguousUnmap {
+    fn unmap(from: u64, to: u64, origin: u64) -> AmbiguousUnmap {
         AmbiguousUnmap { range: range(from, to), origin: Origin::Here(PageIdx(origin)) }
     }
 
-    fn verdict(doubt: AmbiguousUnmap, records: &[Record], mappings: &[Range], any_present: bool) -> Verdict {
-        judge(&doubt, records, &Evidence { page: doubt.range.0, mappings, any_present })
+    fn verdict(unmap: AmbiguousUnmap, records: &[Record], mappings: &[Range], any_present: bool) -> Verdict {
+        judge(&unmap, records, &Evidence { page: unmap.range.0, mappings, any_present })
     }
 
     #[test]
     fn a_mapping_that_begins_where_it_landed_is_there() {
-        let landed = doubt(20, 30, 20);
+        let landed = unmap(20, 30, 20);
         assert_eq!(verdict(landed, &[EVICTED, CLEAN], &[range(20, 30)], false), Verdict::Stays);
         assert_eq!(verdict(landed, &[EVICTED], &[range(5, 10), range(20, 40)], false), Verdict::Stays);
         // Not the one below it, from which it is told apart by where it begins.
         assert_eq!(verdict(landed, &[EVICTED], &[range(5, 20), range(20, 40)], false), Verdict::Stays);
-        // In parts, of which the first is none of the doubt.
-        let part = doubt(24, 30, 20);
+        // In parts, of which the first is not ambiguous.
+        let part = unmap(24, 30, 20);
         assert_eq!(verdict(part, &[EVICTED], &[range(20, 22), range(22, 26), range(26, 30)], false), Verdict::Stays);
         // Its beginning was unmapped since.
         assert_eq!(verdict(part, &[EVICTED], &[range(23, 30)], false), Verdict::Stays);
@@ -155,10 +155,10 @@ mod tests {
 
     #[test]
     fn what_has_grown_over_it_from_below_has_none_of_its_pages() {
-        let landed = doubt(20, 30, 20);
+        let landed = unmap(20, 30, 20);
         let grown = [range(2, 4), range(10, 30)];
-        assert_eq!(verdict(landed, &[EVICTED, CLEAN], &grown, false), Verdict::Gone);
-        assert_eq!(verdict(landed, &[Record::Gone], &grown, false), Verdict::Gone);
+        assert_eq!(verdict(landed, &[EVICTED, CLEAN], &grown, false), Verdict::Removed);
+        assert_eq!(verdict(landed, &[Record::Removed], &grown, false), Verdict::Removed);
         assert_eq!(
             verdict(landed, &[CLEAN], &grown, true),
             Verdict::Stays,
@@ -167,18 +167,18 @@ mod tests {
         assert_eq!(verdict(landed, &[EVICTED], &grown, false), Verdict::Unknown);
         // The mapping that grew is in two parts by now.
         let parts = [range(10, 25), range(25, 40)];
-        assert_eq!(verdict(doubt(26, 30, 20), &[CLEAN], &parts, false), Verdict::Gone);
+        assert_eq!(verdict(unmap(26, 30, 20), &[CLEAN], &parts, false), Verdict::Removed);
     }
 
     #[test]
     fn doubts_move_with_what_they_are_about() {
-        assert_eq!(doubt(24, 30, 20).carried(PageIdx(20), PageIdx(50)), doubt(54, 60, 50));
+        assert_eq!(unmap(24, 30, 20).carried(PageIdx(20), PageIdx(50)), unmap(54, 60, 50));
         // Its tail moves: that begins where it lands.
-        assert_eq!(doubt(24, 30, 20).carried(PageIdx(22), PageIdx(50)), doubt(52, 58, 50));
+        assert_eq!(unmap(24, 30, 20).carried(PageIdx(22), PageIdx(50)), unmap(52, 58, 50));
         // What has grown over it moves, with what lies below.
-        let grown = doubt(24, 30, 24).carried(PageIdx(10), PageIdx(50));
-        assert_eq!(grown, doubt(64, 70, 64));
-        assert_eq!(verdict(grown, &[CLEAN], &[range(50, 70)], false), Verdict::Gone);
+        let grown = unmap(24, 30, 24).carried(PageIdx(10), PageIdx(50));
+        assert_eq!(grown, unmap(64, 70, 64));
+        assert_eq!(verdict(grown, &[CLEAN], &[range(50, 70)], false), Verdict::Removed);
     }
 
     #[test]
@@ -187,9 +187,9 @@ mod tests {
         assert_eq!(tail, AmbiguousUnmap { range: range(25, 30), origin: Origin::Below });
         let whole = [range(20, 30)];
         assert_eq!(verdict(tail, &[CLEAN], &whole, true), Verdict::Stays);
-        assert_eq!(verdict(tail, &[CLEAN], &whole, false), Verdict::Gone);
+        assert_eq!(verdict(tail, &[CLEAN], &whole, false), Verdict::Removed);
         assert_eq!(verdict(tail, &[EVICTED], &whole, false), Verdict::Unknown);
-        assert_eq!(AmbiguousUnmap::of(range(20, 30), range(15, 30)), Some(doubt(20, 30, 20)));
+        assert_eq!(AmbiguousUnmap::of(range(20, 30), range(15, 30)), Some(unmap(20, 30, 20)));
         assert_eq!(AmbiguousUnmap::of(range(20, 30), range(30, 40)), None);
     }
 
@@ -201,14 +201,14 @@ mod tests {
 
     #[test]
     fn what_lands_leaves_doubts_beside_it_and_may_go_on_behind_it() {
-        let landed = doubt(20, 30, 18);
-        assert_eq!(landed.landed_upon(range(22, 24)), [doubt(20, 22, 18), doubt(24, 30, 24)]);
+        let landed = unmap(20, 30, 18);
+        assert_eq!(landed.landed_upon(range(22, 24)), [unmap(20, 22, 18), unmap(24, 30, 24)]);
         assert_eq!(landed.landed_upon(range(20, 30)), []);
-        assert_eq!(landed.landed_upon(range(18, 19)), [doubt(20, 30, 19)], "below, where the mapping in doubt was");
+        assert_eq!(landed.landed_upon(range(18, 19)), [unmap(20, 30, 19)], "below, where the mapping in doubt was");
         assert_eq!(landed.landed_upon(range(10, 12)), [landed], "below that: where mappings begin tells it");
         assert_eq!(landed.landed_upon(range(40, 50)), [landed]);
         // So what has moved to 18 and grown over the rest is not taken for it.
         let [rest] = landed.landed_upon(range(18, 19))[..] else { panic!("one part") };
-        assert_eq!(verdict(rest, &[CLEAN], &[range(18, 40)], false), Verdict::Gone);
+        assert_eq!(verdict(rest, &[CLEAN], &[range(18, 40)], false), Verdict::Removed);
     }
 }

@@ -17,12 +17,12 @@
 //! - the UNMAP that follows a REMAP, of what that left, is known and passed over where something
 //!   has landed since;
 //! - any other UNMAP of where a REMAP has landed makes those pages
-//!   [*ambiguous*](crate::events::ambiguous_unmap): when the window closes, the kernel is asked what lies
-//!   there;
+//!   [*ambiguous*](crate::events::ambiguous_unmap): when the window closes, the kernel is asked
+//!   what lies there;
 //! - changes read after a FORK may have happened before it: until the window closes the child is
 //!   [*young*](crate::events::young).
 //!
-//! While there are doubts, nothing is served, installed or evicted.
+//! While any are ambiguous, nothing is served, installed or evicted.
 //!
 //! Each change is one transaction of the table, the window with it, so that a kill in the middle
 //! leaves it to be applied again, whole. Slots that it lets go of are released after its end: they
@@ -93,8 +93,8 @@ fn unmap(core: &mut Core, range: Range) {
     } else {
         core.window.remember(Past::Unmap(range));
     }
-    let (gone, _) = core.window.vacate(range);
-    core.let_go(gone);
+    let (dropped, _) = core.window.vacate(range);
+    core.let_go(dropped);
     let mut certain = vec![range];
     for landed in core.window.landed.clone() {
         core.window.ambiguous.extend(AmbiguousUnmap::of(landed, range));
@@ -114,7 +114,7 @@ fn remap(space: &Space, core: &mut Core, source: Range, to: PageIdx) {
     if !lands_on.is_empty() {
         core.window.displaced.push(Displaced { at: target, records: lands_on });
     }
-    place(space, core, leaving, source.0, to);
+    put_records(space, core, leaving, source.0, to);
     core.window.land(target);
     core.window.echoes.push(source);
     core.forget(source);
@@ -124,13 +124,19 @@ fn remap(space: &Space, core: &mut Core, source: Range, to: PageIdx) {
 /// Something lands on `target`, so what was there had left: an UNMAP that was unclear about it
 /// was meant so.
 fn settle_target(core: &mut Core, target: Range) {
-    for doubt in std::mem::take(&mut core.window.ambiguous) {
-        overlap(doubt.range, target).into_iter().for_each(|both| core.clear(both));
-        core.window.ambiguous.extend(doubt.landed_upon(target));
+    for unmap in std::mem::take(&mut core.window.ambiguous) {
+        overlap(unmap.range, target).into_iter().for_each(|both| core.clear(both));
+        core.window.ambiguous.extend(unmap.landed_upon(target));
     }
 }
 
-pub(super) fn place(space: &Space, core: &mut Core, records: Vec<(PageIdx, Record, u8)>, from: PageIdx, to: PageIdx) {
+pub(super) fn put_records(
+    space: &Space,
+    core: &mut Core,
+    records: Vec<(PageIdx, Record, u8)>,
+    from: PageIdx,
+    to: PageIdx,
+) {
     for (page, record, policy) in records {
         let target = to.plus(page.0 - from.0);
         if core.table.set(target, record).is_err() {

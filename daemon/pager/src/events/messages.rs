@@ -5,17 +5,17 @@ use crate::fault::page_fault::Fault;
 use crate::kernel::uffd::Event;
 use crate::page::PageIdx;
 use crate::space::address_space::Space;
-use crate::space::guard::Hold;
+use crate::space::guard::SpaceGuard;
 use crate::space::shared::Shared;
 use annex_shared::page::PAGE_SIZE;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Reads all messages (beside a stub that moves pages: only faults), applies the changes among them,
+/// Reads all messages (while a stub moves pages: only faults), applies the changes among them,
 /// and appends the faults to `faults`; they have waited at least since `since`.
 pub fn read_messages(
     space: &Arc<Space>,
-    core: &mut Hold<'_>,
+    core: &mut SpaceGuard<'_>,
     shared: &Shared,
     since: Instant,
     faults: &mut Vec<Fault>,
@@ -62,7 +62,7 @@ pub fn read_messages(
 }
 
 /// Reads all messages, so that the kernel answers questions. Faults come again.
-pub fn read_and_wake(space: &Arc<Space>, core: &mut Hold<'_>, shared: &Shared) {
+pub fn read_and_wake(space: &Arc<Space>, core: &mut SpaceGuard<'_>, shared: &Shared) {
     let mut faults = Vec::new();
     read_messages(space, core, shared, Instant::now(), &mut faults);
     faults.iter().for_each(|fault| space.uffd.wake(fault.page.addr(), PAGE_SIZE as u64));

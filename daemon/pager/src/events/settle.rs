@@ -12,7 +12,7 @@ use crate::kernel::uffd::Probe;
 use crate::page::{PageIdx, Range};
 use crate::space::address_space::Space;
 use crate::space::core::Core;
-use crate::space::guard::Hold;
+use crate::space::guard::SpaceGuard;
 use crate::space::shared::Shared;
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,10 +20,10 @@ use std::time::Instant;
 /// An address that nobody maps.
 const NOWHERE: u64 = 1 << 16;
 
-/// Reads all messages (beside a stub that moves pages: only faults), applies the changes among
+/// Reads all messages (while a stub moves pages: only faults), applies the changes among
 /// them, and appends the faults to `faults`; they have waited at least since `since`. A young
 /// child's messages wait.
-pub fn drain(space: &Arc<Space>, core: &mut Hold<'_>, shared: &Shared, since: Instant, faults: &mut Vec<Fault>) {
+pub fn drain(space: &Arc<Space>, core: &mut SpaceGuard<'_>, shared: &Shared, since: Instant, faults: &mut Vec<Fault>) {
     if !space.is_young() {
         read_messages(space, core, shared, since, faults);
         settle_changes(space, core, shared);
@@ -49,8 +49,8 @@ pub fn grows_up(space: &Space, shared: &Shared) -> bool {
     !space.is_young()
 }
 
-/// Closes the window if no change is unread any more, and settles its doubts. False: there are
-/// doubts, and nothing may be served, installed or evicted yet.
+/// Closes the window if no change is unread any more, and settles what is ambiguous. False:
+/// something stays so, and nothing may be served, installed or evicted yet.
 pub fn settle_changes(space: &Space, core: &mut Core, shared: &Shared) -> bool {
     if space.is_young() {
         return false;
@@ -84,8 +84,8 @@ pub fn settle_changes(space: &Space, core: &mut Core, shared: &Shared) -> bool {
 /// Asks the kernel what lies at the ambiguous pages. False: it can't say now; what is left
 /// stays ambiguous.
 fn settle_ambiguous_unmaps(space: &Space, core: &mut Core, ambiguous: Vec<AmbiguousUnmap>) -> bool {
-    for (nth, doubt) in ambiguous.iter().enumerate() {
-        match settle_ambiguous_unmap(space, core, doubt) {
+    for (nth, unmap) in ambiguous.iter().enumerate() {
+        match settle_ambiguous_unmap(space, core, unmap) {
             Probe::TryAgain => {
                 core.window.ambiguous = ambiguous[nth..].to_vec();
                 return false;
@@ -100,9 +100,9 @@ fn settle_ambiguous_unmaps(space: &Space, core: &mut Core, ambiguous: Vec<Ambigu
     true
 }
 
-fn settle_ambiguous_unmap(space: &Space, core: &mut Core, doubt: &AmbiguousUnmap) -> Probe {
+fn settle_ambiguous_unmap(space: &Space, core: &mut Core, unmap: &AmbiguousUnmap) -> Probe {
     let (mut pages, mut records) = (Vec::new(), Vec::new());
-    core.table.walk(doubt.range.0, doubt.range.1, |page, record| {
+    core.table.walk(unmap.range.0, unmap.range.1, |page, record| {
         pages.push(page);
         records.push(record);
     });
@@ -115,16 +115,16 @@ fn settle_ambiguous_unmap(space: &Space, core: &mut Core, doubt: &AmbiguousUnmap
         }
     }
     let Some(first) = mapped.first().copied() else { return Probe::NotRegistered };
-    let verdict = match evidence(space, doubt) {
+    let verdict = match evidence(space, unmap) {
         Ok(None) => Verdict::Stays,
         Ok(Some((mappings, any_present))) => {
-            judge(doubt, &records, &Evidence { page: first, mappings: &mappings, any_present })
+            judge(unmap, &records, &Evidence { page: first, mappings: &mappings, any_present })
         }
         Err(probe) => return probe,
     };
     match verdict {
         Verdict::Stays => {}
-        Verdict::Gone => mapped.iter().for_each(|page| core.clear((*page, page.plus(1)))),
+        Verdict::Removed => mapped.iter().for_each(|page| core.clear((*page, page.plus(1)))),
         Verdict::Unknown => space.app.stop(&format!(
             "whether the mapping at {:#x} was unmapped and another one grew over it can't be told",
             first.addr()
@@ -133,15 +133,15 @@ fn settle_ambiguous_unmap(space: &Space, core: &mut Core, doubt: &AmbiguousUnmap
     Probe::Registered
 }
 
-/// The mappings, and whether a page of the doubt is in memory. `None`: there is no need to
+/// The mappings, and whether an ambiguous page is in memory. `None`: there is no need to
 /// look, or nowhere to.
-fn evidence(space: &Space, doubt: &AmbiguousUnmap) -> Result<Option<(Vec<Range>, bool)>, Probe> {
+fn evidence(space: &Space, unmap: &AmbiguousUnmap) -> Result<Option<(Vec<Range>, bool)>, Probe> {
     if space.mark().is_none() {
         return Ok(None);
     }
     let unseen = || if space.uffd.is_dead() { Probe::Dead } else { Probe::TryAgain };
     let task = space.task().ok_or_else(unseen)?;
-    match doubt.origin {
+    match unmap.origin {
         Origin::Parent => return Ok(None),
         Origin::Below => {}
         Origin::Here(origin) => match space.uffd.is_registered(PageIdx(origin.0.saturating_sub(1)).addr()) {
@@ -152,7 +152,7 @@ fn evidence(space: &Space, doubt: &AmbiguousUnmap) -> Result<Option<(Vec<Range>,
         },
     }
     let mut present = Vec::new();
-    let (start, end) = (doubt.range.0.addr(), doubt.range.1.addr());
+    let (start, end) = (unmap.range.0.addr(), unmap.range.1.addr());
     let seen = space.pagemap().and_then(|mut pagemap| pagemap.in_memory(start, end, &mut present));
     let mappings = seen.and_then(|_| process::maps(task)).map_err(|_| unseen())?;
     // Of what is not ours nothing follows.

@@ -44,7 +44,7 @@ impl Core {
     /// The program throws away what the range holds.
     pub(crate) fn remove(&mut self, range: Range) {
         self.clear(range);
-        if self.set_all(range.0, range.1, Record::Gone).is_err() {
+        if self.set_all(range.0, range.1, Record::Removed).is_err() {
             // What can't be marked must not be evicted; nothing is then.
             self.freeze();
         }
@@ -66,7 +66,7 @@ impl Core {
     }
 
     /// Takes what leaves a range for another address: what is displaced there, else what the table
-    /// has, with the doubts there are about that.
+    /// has, with what is ambiguous of that.
     pub(crate) fn leave(&mut self, range: Range, to: PageIdx) -> (Vec<(PageIdx, Record, u8)>, Vec<AmbiguousUnmap>) {
         let (mut leaving, rest) = self.window.vacate(range);
         let mut carried = Vec::new();

@@ -2,10 +2,10 @@
 //!
 //! What is displaced is in no table's records, so the window is saved with every change (`table`'s
 //! window words, u32): lists, each its length first. Ranges are four words (first page low, high,
-//! end low, high); a doubt is a range and two words for its origin; a displaced range is followed
-//! by its records (length, then page low, high, record, policy each); a past change is its kind,
-//! then the child's number (two words), a range, or a range and the page it moved to. The last
-//! list, of ranges, is what the space has changed of its own while it was young.
+//! end low, high); an ambiguous unmap is a range and two words for its origin; a displaced range
+//! is followed by its records (length, then page low, high, record, policy each); a past change is
+//! its kind, then the child's number (two words), a range, or a range and the page it moved to.
+//! The last list, of ranges, is what the space has changed of its own while it was young.
 
 use crate::events::ambiguous_unmap::{AmbiguousUnmap, Origin};
 use crate::page::PageIdx;
@@ -116,14 +116,14 @@ impl Window {
         self.landed.push(target);
     }
 
-    /// Takes the doubts about a part of what moves from `from` to `to`: as they are there.
+    /// Takes what is ambiguous of a part of what moves from `from` to `to`: as they are there.
     pub fn carry(&mut self, part: Range, from: PageIdx, to: PageIdx) -> Vec<AmbiguousUnmap> {
         let mut carried = Vec::new();
-        for doubt in std::mem::take(&mut self.ambiguous) {
-            let both = overlap(doubt.range, part);
-            let left = both.map_or_else(|| vec![doubt.range], |both| without(doubt.range, both).collect());
-            self.ambiguous.extend(left.into_iter().map(|range| AmbiguousUnmap { range, ..doubt }));
-            carried.extend(both.map(|range| AmbiguousUnmap { range, ..doubt }.carried(from, to)));
+        for unmap in std::mem::take(&mut self.ambiguous) {
+            let both = overlap(unmap.range, part);
+            let left = both.map_or_else(|| vec![unmap.range], |both| without(unmap.range, both).collect());
+            self.ambiguous.extend(left.into_iter().map(|range| AmbiguousUnmap { range, ..unmap }));
+            carried.extend(both.map(|range| AmbiguousUnmap { range, ..unmap }.carried(from, to)));
         }
         carried
     }
@@ -146,9 +146,9 @@ impl Window {
             }
         }
         words.0.push(self.ambiguous.len() as u32);
-        for doubt in &self.ambiguous {
-            words.range(doubt.range);
-            words.wide(match doubt.origin {
+        for unmap in &self.ambiguous {
+            words.range(unmap.range);
+            words.wide(match unmap.origin {
                 Origin::Here(page) => page.0,
                 Origin::Below => BELOW,
                 Origin::Parent => PARENT,
@@ -333,7 +333,7 @@ mod tests {
     #[test]
     fn a_saved_window_comes_back_and_half_of_one_does_not() {
         let mut window = Window { landed: vec![range(1, 2)], echoes: vec![range(3, 1 << 35)], ..Window::default() };
-        let records = vec![(PageIdx(11), Record::Evicted(SlotIdx(4)), 3), (PageIdx(12), Record::Gone, 0)];
+        let records = vec![(PageIdx(11), Record::Evicted(SlotIdx(4)), 3), (PageIdx(12), Record::Removed, 0)];
         window.displaced.push(Displaced { at: range(10, 20), records: records.clone() });
         window.ambiguous.push(AmbiguousUnmap { range: range(7, 8), origin: Origin::Here(PageIdx(6)) });
         window.ambiguous.push(AmbiguousUnmap { range: range(8, 9), origin: Origin::Below });

@@ -1,11 +1,11 @@
 //! Children that have just been forked, and what of their parent's changes they have.
 //!
 //! A change that was read after a FORK may have happened before it, and messages don't tell. So a
-//! child is *young* until its parent's window closes (see [`changes`](crate::events::changes)). Then all
-//! has been read that can have happened before the fork, and it is decided by what the child has
-//! mapped:
+//! child is *young* until its parent's window closes (see [`changes`](crate::events::changes)).
+//! Then all has been read that can have happened before the fork, and it is decided by what the
+//! child has mapped:
 //!
-//! - An UNMAP leaves a doubt: if the child has nothing there, it is one of the child's too.
+//! - An UNMAP is ambiguous: if the child has nothing there, it is one of the child's too.
 //! - A REMAP is one of the child's if the child has its target, and had not got that otherwise
 //!   ([`was_before`]).
 //!
@@ -19,7 +19,7 @@
 //! is remembered: there the kernel's answer says nothing about the fork.
 
 use crate::events::ambiguous_unmap::{AmbiguousUnmap, Origin};
-use crate::events::changes::place;
+use crate::events::changes::put_records;
 use crate::events::messages::read_and_wake;
 use crate::events::window::{Past, target_of};
 use crate::kernel::uffd::{Installed, Probe};
@@ -27,7 +27,7 @@ use crate::page::PageIdx;
 use crate::page::{Range, overlap, without};
 use crate::space::address_space::Space;
 use crate::space::core::Core;
-use crate::space::guard::Hold;
+use crate::space::guard::SpaceGuard;
 use crate::space::identity::SpaceId;
 use crate::space::shared::Shared;
 use crate::space::table::{Record, Table};
@@ -167,7 +167,7 @@ fn fail_closed(space: &Space, core: &mut Core, since: &[Past], shared: &Shared) 
 
 /// Whether all that is evicted lies where the child has something mapped, or these changes say
 /// why not. `None`: it can't be told.
-fn explains(space: &Arc<Space>, core: &mut Hold<'_>, inherited: &[Inherited], shared: &Shared) -> Option<bool> {
+fn explains(space: &Arc<Space>, core: &mut SpaceGuard<'_>, inherited: &[Inherited], shared: &Shared) -> Option<bool> {
     let mut evicted: Vec<PageIdx> = Vec::new();
     let (start, end) = Table::everything();
     core.table.walk(start, end, |page, record| {
@@ -190,7 +190,7 @@ fn explains(space: &Arc<Space>, core: &mut Hold<'_>, inherited: &[Inherited], sh
 }
 
 /// What of its parent's changes the child has. `None`: that can't be told.
-fn inherited(space: &Arc<Space>, core: &mut Hold<'_>, since: &[Past], shared: &Shared) -> Option<Vec<Inherited>> {
+fn inherited(space: &Arc<Space>, core: &mut SpaceGuard<'_>, since: &[Past], shared: &Shared) -> Option<Vec<Inherited>> {
     let mut inherited = Vec::new();
     let mut after = Vec::new();
     for (nth, past) in since.iter().enumerate() {
@@ -222,7 +222,7 @@ fn inherited(space: &Arc<Space>, core: &mut Hold<'_>, since: &[Past], shared: &S
 }
 
 /// Whether the child had the range mapped when it was forked. `None`: it can't be told.
-fn has(space: &Arc<Space>, core: &mut Hold<'_>, range: Range, shared: &Shared) -> Option<bool> {
+fn has(space: &Arc<Space>, core: &mut SpaceGuard<'_>, range: Range, shared: &Shared) -> Option<bool> {
     loop {
         let page = core.window.first_untouched(range)?;
         let has = has_now(space, core, page, shared)?;
@@ -234,7 +234,7 @@ fn has(space: &Arc<Space>, core: &mut Hold<'_>, range: Range, shared: &Shared) -
 }
 
 /// Whether the child has the page mapped. `None`: it can't be told.
-fn has_now(space: &Arc<Space>, core: &mut Hold<'_>, page: PageIdx, shared: &Shared) -> Option<bool> {
+fn has_now(space: &Arc<Space>, core: &mut SpaceGuard<'_>, page: PageIdx, shared: &Shared) -> Option<bool> {
     let asked_at = Instant::now();
     loop {
         match space.uffd.is_registered(page.addr()) {
@@ -285,7 +285,7 @@ fn remap_before_birth(space: &Space, core: &mut Core, source: Range, to: PageIdx
     let target = target_of(source, to);
     core.clear(target);
     core.window.ambiguous.append(&mut carried);
-    place(space, core, leaving, source.0, to);
+    put_records(space, core, leaving, source.0, to);
     core.forget(source);
     core.forget(target);
     // What the child has changed since, it has changed there.

@@ -1,18 +1,17 @@
 //! Eviction: one batch of cold pages of one space, from the app to the pool.
 //!
-//! ```text
-//!  choose    clock hand over the regions, PAGEMAP_SCAN, records and heat       no lock, then briefly the core's
-//!  reserve   slots, contiguous                                                 no lock
-//!  plan      records checked again, probe                                      the core's lock, some 20 us
-//!  move      UFFDIO_MOVE by the stub, records flip to the new slots (which     no lock for the calls; who takes the core's between two of
-//!            are "in flight")                                                  them finds the records of all that has moved flipped (`hold`)
-//!  settle    bytes read from staging; all-zero pages become *none*, pages      no lock, then briefly the core's
-//!            equal to their clean copy go back to that slot
-//!  write     the rest, to all replicas                                         no lock; faults on these pages are parked, and served
-//!                                                                              from staging when a donor takes long
-//!  release   slots leave "in flight", parked faults are served; staging is     no lock
-//!            emptied after some batches
-//! ```
+//! 1. *Choose*: the clock's hand, PAGEMAP_SCAN, records and heat. No lock, then briefly the core's.
+//! 2. *Reserve*: slots, contiguous. No lock.
+//! 3. *Plan*: records are checked again, and mappings probed. The core's lock, some 20 us.
+//! 4. *Move*: `UFFDIO_MOVE` by the stub. Records flip to the new slots, which are "in flight". No
+//!    lock for the calls; who takes the core's between two of them finds the records of all that
+//!    has moved flipped ([`guard`](crate::space::guard)).
+//! 5. *Settle*: bytes are read from staging. All-zero pages become *none*, pages equal to their
+//!    clean copy go back to that slot. No lock, then briefly the core's.
+//! 6. *Write*: the rest, to all replicas. No lock. Faults on these pages are parked, and served
+//!    from staging when a donor takes long.
+//! 7. *Release*: slots leave "in flight", and parked faults are served. Staging is emptied after
+//!    some batches. No lock.
 //!
 //! While pages move, nobody reads a change from the userfaultfd: an unread FORK, UNMAP, REMAP or
 //! REMOVE makes MOVE answer EAGAIN instead of touching an address that has become something else.
@@ -82,8 +81,8 @@ impl Evictor {
 
     fn attempt(&mut self, space: &Arc<Space>, want: usize) -> Outcome {
         let shared = self.shared.clone();
-        let turn = &shared.watchdog.evictors[self.number];
-        turn.begin("waiting for a stub");
+        let watched = &shared.watchdog.evictors[self.number];
+        watched.begin("waiting for a stub");
         // Another evictor may be kept by its program, for as long as that is frozen.
         let Some(mut evicting) = space.evicting.try_lock_for(BUSY) else { return Outcome::NoAnswer };
         let Evicting { stub: Some(stub), clock, exits } = &mut *evicting else { return Outcome::Dead };
@@ -95,12 +94,12 @@ impl Evictor {
         if self.has_suspects(space) {
             return Outcome::Again;
         }
-        turn.begin("choosing pages");
+        watched.begin("choosing pages");
         let victims = match choose(clock, space, task, stub, want.min(BATCH), &shared) {
             Ok(victims) => victims,
             Err(outcome) => return outcome,
         };
-        turn.begin("looking at threads");
+        watched.begin("looking at threads");
         if let Some(mm) = space.mm() {
             space.core().keep(exits.pages(pid, &mm, stub.scratch_at()));
         }
@@ -119,7 +118,7 @@ impl Evictor {
             };
         }
         self.shared.in_flight.begin(&runs);
-        turn.begin("moving pages");
+        watched.begin("moving pages");
         let (outcome, busy) = match self.move_out(space, task, (stub, clock), &victims, &runs) {
             Ok((moved, busy)) => {
                 let n = moved.len() as u64;
@@ -134,7 +133,7 @@ impl Evictor {
                 (outcome, Vec::new())
             }
         };
-        turn.begin("ending a batch");
+        watched.begin("ending a batch");
         let parked = self.shared.in_flight.settle(&runs);
         self.workers.serve(parked);
         failpoint("batch-written");
@@ -142,12 +141,12 @@ impl Evictor {
         failpoint("batch-concluded");
         // Not before: a mapping may have moved to where such a page was, with one that left in this
         // batch, and whoever touches that waits for the batch to end.
-        turn.begin("unsharing pages that a fork left shared");
+        watched.begin("unsharing pages that a fork left shared");
         let is_unshared = clock.unshare(stub, &busy);
-        turn.begin("ending a batch");
+        watched.begin("ending a batch");
         if stub.is_used_up() {
             let release = stub.prepare_release();
-            match space.stub_is_at_home.load(Relaxed) {
+            match space.stub_shares_cpu.load(Relaxed) {
                 // Rung for where the stub is, after the next fault: that interrupts no CPU.
                 true => space.core().release = Some(release),
                 false => release.ring(),
@@ -196,7 +195,7 @@ impl Evictor {
         failpoint("batch-planned");
         core.table.intend(plan.iter().map(|(victim, _)| *victim));
         stub.prepare_moves(&bytes, at);
-        let in_chunks = std::mem::take(&mut core.faulted) && space.stub_is_at_home.load(Relaxed);
+        let in_chunks = std::mem::take(&mut core.faulted) && space.stub_shares_cpu.load(Relaxed);
         core.moves = Some(Box::new(MoveBatch::new(&self.shared.pool, (stub, pagemap), victims.spans, plan, in_chunks)));
         drop(core);
         failpoint("moves-begin");
@@ -208,7 +207,7 @@ impl Evictor {
         } else {
             stub.make_moves(bytes.len())
         };
-        let (mut core, moves) = space.core_at_rest();
+        let (mut core, moves) = space.core_quiesced();
         let Some(mut moves) = moves else { return Err(Outcome::Dead) };
         match answer {
             Ok(()) => {
@@ -218,14 +217,14 @@ impl Evictor {
             }
             // Killed in the middle of it: whatever it has moved must be in the records before a
             // message is read.
-            Err(_) => moves.settle_lost(&mut space.records(&mut core)),
+            Err(_) => moves.settle_interrupted(&mut space.records(&mut core)),
         }
-        let Made { moved, busy, rest, lost, soiled, pagemap } = moves.end();
+        let Made { moved, busy, rest, interrupted, soiled, pagemap } = moves.end();
         clock.resume(pagemap, rest);
         if soiled {
             stub.is_soiled();
         }
-        if lost {
+        if interrupted {
             drop(core);
             self.release_copies(&moved);
             return Err(Outcome::Dead);
@@ -404,7 +403,7 @@ impl Evictor {
                 return (buf, result.map_err(drop));
             }
             if Instant::now() > slow {
-                // No fault is held for what this brings.
+                // No fault is delayed for what this brings.
                 space.app.yielded(0);
                 let parked = self.shared.in_flight.take_parked();
                 let unserved = |(space, fault): &_| !self.serve_from_staging(mm, stub, moved, space, *fault);
@@ -490,8 +489,8 @@ fn plan(victims: &Victims, runs: &[SlotRun], mut at: u64) -> Vec<(Victim, bool)>
             at += len;
         }
         let (Some((first, _)), Some(slot)) = (spans.peek(), slots.next()) else { break };
-        let place = at + page.0 - first.0;
-        plan.push((Victim { page: *page, slot, before: slot, place, settled: false }, *unwritten));
+        let staged_at = at + page.0 - first.0;
+        plan.push((Victim { page: *page, slot, before: slot, staged_at, settled: false }, *unwritten));
     }
     plan
 }

@@ -74,8 +74,8 @@ impl Evictors {
     pub fn relieve(self: &Arc<Self>) {
         let acting = self.acting.load(Ordering::Acquire);
         let Some((step, _)) = self.shared.watchdog.evictors[acting].stuck() else { return };
-        let over = |thread: &Option<JoinHandle<()>>| thread.as_ref().is_none_or(JoinHandle::is_finished);
-        let free = self.threads.lock().iter().position(over);
+        let is_free = |thread: &Option<JoinHandle<()>>| thread.as_ref().is_none_or(JoinHandle::is_finished);
+        let free = self.threads.lock().iter().position(is_free);
         let Some(next) = free else {
             tracing::debug!("all {MOST_EVICTORS} evictors stand still");
             return;
@@ -125,12 +125,12 @@ impl Evictors {
     /// An evictor's life.
     fn act(&self, mut evictor: Evictor) {
         let _sentinel = Sentinel("an evictor");
-        let turn = &self.shared.watchdog.evictors[evictor.number];
-        turn.enlist();
+        let watched = &self.shared.watchdog.evictors[evictor.number];
+        watched.enlist();
         // Between batches nothing is under way.
         let mut nothing = Vec::new();
         while self.acts(evictor.number) {
-            turn.end();
+            watched.end();
             // One that has just been replaced may have taken the ring.
             let patience = if self.len() > 1 { LOOK } else { LANE_LOOK };
             let _ = poll(&mut [PollFd::new(self.registry.bell().as_fd(), PollFlags::POLLIN)], patience);
@@ -140,12 +140,12 @@ impl Evictors {
             evictor.lane.poll(&mut nothing);
             let mut again = false;
             for app in &self.app_registry.all() {
-                if !app.is_over() {
+                if !app.is_above_watermark() {
                     app.eviction_blocked.not_met();
                 } else if app.state() != AppState::Detaching && !app.is_resting() {
                     again |= relieve(&mut evictor, app);
                 }
-                evictor.workers.serve(evictor.registry.take_held(app));
+                evictor.workers.serve(evictor.registry.take_delayed(app));
                 if !self.acts(evictor.number) {
                     break;
                 }
@@ -154,7 +154,7 @@ impl Evictors {
                 self.registry.wake_evictor();
             }
         }
-        turn.retire();
+        watched.retire();
     }
 }
 
@@ -181,7 +181,7 @@ fn relieve(evictor: &mut Evictor, app: &Arc<App>) -> bool {
             }
             let outcome = evictor.batch(space, BATCH.min(need as usize).max(64));
             app.yielded(if let Outcome::Evicted(n) = outcome { n } else { 0 });
-            evictor.workers.serve(evictor.registry.take_held(app));
+            evictor.workers.serve(evictor.registry.take_delayed(app));
             match outcome {
                 Outcome::Evicted(n) => {
                     nothing_to_take = false;

@@ -1,10 +1,10 @@
 //! The moves of one eviction while they are made: which pages go where, how many of the stub's
 //! calls are over, and what their records were.
 //!
-//! The stub makes a call for each span, without the space's lock. Whoever takes that lock meanwhile
-//! shuts the stub's gate, and then *settles*: makes the records of what has moved say so
-//! ([`hold`](crate::space::guard)). So to everybody who has the lock it is as if a batch ended with each
-//! call.
+//! The stub makes a call for each span, without the space's lock. Whoever takes that lock
+//! meanwhile shuts the stub's gate, and then *settles*: makes the records of what has moved say so
+//! ([`guard`](crate::space::guard)). So to everybody who has the lock it is as if a batch ended
+//! with each call.
 
 use crate::inject::stub::{Gate, Hurry, STAGING, Stub};
 use crate::kernel::scan::Pagemap;
@@ -56,10 +56,10 @@ pub struct MoveBatch {
     pages: usize,
     moved: Vec<Moved>,
     busy: Vec<PageIdx>,
-    /// The plan does not hold any more: no further call may begin.
-    over: bool,
-    /// What moved can't be told from staging as it should.
-    lost: bool,
+    /// The plan is not true any more: no further call may begin.
+    given_up: bool,
+    /// The stub was killed, or staging can't be read: staging told what moved, as after a crash.
+    interrupted: bool,
     /// Something is in staging that was not moved there.
     soiled: bool,
 }
@@ -71,8 +71,8 @@ pub struct Made {
     pub busy: Vec<PageIdx>,
     /// The first page whose call was never made.
     pub rest: Option<PageIdx>,
-    /// Records were put right from staging as after a crash; nothing else is known of what moved.
-    pub lost: bool,
+    /// Records were made right from staging as after a crash; nothing else is known of what moved.
+    pub interrupted: bool,
     /// Staging has pages that no move has brought.
     pub soiled: bool,
     pub pagemap: Pagemap,
@@ -91,7 +91,7 @@ impl MoveBatch {
         let (gate, staging, pool) = (stub.gate(), stub.staging(), pool.clone());
         let rung = if in_chunks { 0 } else { spans.len() };
         let (calls, pages) = (0, 0);
-        let (over, lost, soiled) = (false, false, false);
+        let (given_up, interrupted, soiled) = (false, false, false);
         MoveBatch {
             gate,
             pool,
@@ -105,8 +105,8 @@ impl MoveBatch {
             pages,
             moved,
             busy,
-            over,
-            lost,
+            given_up,
+            interrupted,
             soiled,
         }
     }
@@ -139,8 +139,8 @@ impl MoveBatch {
         self.gate.clone()
     }
 
-    /// MoveBatch that are given up have their gate ended by whoever had the lock then
-    /// ([`hold`](crate::space::guard)).
+    /// Moves that are given up have their gate ended by whoever had the lock then
+    /// ([`guard`](crate::space::guard)).
     fn is_to_be_rung(&self) -> bool {
         self.is_between_chunks() && !self.gate.is_ended()
     }
@@ -153,34 +153,34 @@ impl MoveBatch {
     /// What was planned must not happen any more: the app has changed its mappings, or is being let
     /// go of.
     pub fn give_up(&mut self) {
-        self.over = true;
+        self.given_up = true;
     }
 
     /// Whether a span that is not settled goes on over some of these pages.
-    pub fn goes_over(&self, (from, to): Range) -> bool {
+    pub fn still_covers(&self, (from, to): Range) -> bool {
         self.spans[self.calls..].iter().any(|(first, len)| *first < to && from < first.plus(*len))
     }
 
     /// Pages that are evicted come back: a span that goes on over them would take them along.
     pub fn make_way(&mut self, pages: Range) {
-        self.over |= self.goes_over(pages);
+        self.given_up |= self.still_covers(pages);
     }
 
-    pub fn is_over(&self) -> bool {
-        self.over
+    pub fn is_given_up(&self) -> bool {
+        self.given_up
     }
 
     /// Makes records say what has moved by now. Nothing moves meanwhile: the gate is shut, or the
     /// stub has answered.
     pub fn settle(&mut self, records: &mut SpaceRecords<'_>) {
         let mut staged = None;
-        while !self.lost && self.calls < self.spans.len() {
+        while !self.interrupted && self.calls < self.spans.len() {
             let Some(answer) = self.gate.answer(self.calls) else { break };
             let error = (answer != 0).then(|| Errno::from_raw(-answer as i32));
             if error.is_some() && staged.is_none() {
-                match staged::places(&mut self.pagemap, (self.staging, STAGING)) {
+                match staged::pages_present(&mut self.pagemap, (self.staging, STAGING)) {
                     Ok(places) => staged = Some(places),
-                    Err(_) => return self.settle_lost(records),
+                    Err(_) => return self.settle_interrupted(records),
                 }
             }
             // A program that locks its memory or looks through all of it has the kernel put zeros
@@ -188,13 +188,13 @@ impl MoveBatch {
             let stayed = match error {
                 Some(Errno::EEXIST) => match self.still_at_source() {
                     Ok(stayed) => stayed,
-                    Err(_) => return self.settle_lost(records),
+                    Err(_) => return self.settle_interrupted(records),
                 },
                 _ => HashSet::new(),
             };
             self.soiled |= !stayed.is_empty();
             if let Some(staged) = staged.as_mut() {
-                staged.retain(|place| !stayed.contains(place));
+                staged.retain(|staged_at| !stayed.contains(staged_at));
             }
             self.settle_call(records, error, staged.as_ref());
         }
@@ -203,15 +203,15 @@ impl MoveBatch {
     /// Places in staging of the present call's pages that are still where they were.
     fn still_at_source(&mut self) -> io::Result<HashSet<u64>> {
         let (first, len) = self.spans[self.calls];
-        let present = staged::places(&mut self.pagemap, (first.addr(), len * PAGE_SIZE as u64))?;
+        let present = staged::pages_present(&mut self.pagemap, (first.addr(), len * PAGE_SIZE as u64))?;
         let pages = self.plan[self.pages..].iter().take_while(|(victim, _)| victim.page < first.plus(len));
         let stayed = pages.filter(|(victim, _)| present.contains(&(victim.page.0 - first.0)));
-        Ok(stayed.map(|(victim, _)| victim.place).collect())
+        Ok(stayed.map(|(victim, _)| victim.staged_at).collect())
     }
 
     /// Staging is to tell what moved, by whatever way is left.
-    pub fn settle_lost(&mut self, records: &mut SpaceRecords<'_>) {
-        (self.lost, self.over) = (true, true);
+    pub fn settle_interrupted(&mut self, records: &mut SpaceRecords<'_>) {
+        (self.interrupted, self.given_up) = (true, true);
         staged::settle_records(records, &self.pool);
     }
 
@@ -219,14 +219,14 @@ impl MoveBatch {
         let (first, len) = self.spans[self.calls];
         let lap = records.lap;
         while let Some((victim, unwritten)) = self.plan.get(self.pages).filter(|(v, _)| v.page < first.plus(len)) {
-            let Victim { page, slot, place, .. } = *victim;
-            let has_moved = error.is_none() || staged.is_some_and(|places| places.contains(&place));
+            let Victim { page, slot, staged_at, .. } = *victim;
+            let has_moved = error.is_none() || staged.is_some_and(|places| places.contains(&staged_at));
             if has_moved {
                 self.pool.retain(slot);
                 let before = records.table.set(page, Record::Evicted(slot)).unwrap_or(Record::None);
                 records.table.set_policy(page, lap);
                 let (nth, copy, unwritten) = (self.pages, before.slot(), *unwritten);
-                self.moved.push(Moved { page, nth, at: place, slot, copy, unwritten });
+                self.moved.push(Moved { page, nth, at: staged_at, slot, copy, unwritten });
                 failpoint("record-flipped");
             } else if error == Some(Errno::EBUSY) {
                 self.busy.push(page);
@@ -249,7 +249,7 @@ impl MoveBatch {
     /// All is settled that ever will be.
     pub fn end(self) -> Made {
         let rest = self.plan.get(self.pages).map(|(victim, _)| victim.page);
-        let (lost, soiled) = (self.lost, self.soiled);
-        Made { moved: self.moved, busy: self.busy, rest, lost, soiled, pagemap: self.pagemap }
+        let (interrupted, soiled) = (self.interrupted, self.soiled);
+        Made { moved: self.moved, busy: self.busy, rest, interrupted, soiled, pagemap: self.pagemap }
     }
 }

@@ -8,7 +8,7 @@ use crate::fault::worker::{Again, Worker};
 use crate::sched::affinity;
 use crate::space::address_space::Space;
 use crate::space::core::Core;
-use crate::space::guard::Hold;
+use crate::space::guard::SpaceGuard;
 use crate::space::identity::SpaceId;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -50,20 +50,20 @@ impl Worker {
         let any = !faults.is_empty();
         faults.drain(..).for_each(|fault| self.serve(space, &mut core, fault));
         self.faults = faults;
-        if any && space.stub_is_at_home.load(Ordering::Relaxed) {
+        if any && space.stub_shares_cpu.load(Ordering::Relaxed) {
             core.faulted = true;
             self.faulted = Some(space.clone());
         }
         true
     }
 
-    pub(super) fn serve(&mut self, space: &Arc<Space>, core: &mut Hold<'_>, fault: Fault) {
+    pub(super) fn serve(&mut self, space: &Arc<Space>, core: &mut SpaceGuard<'_>, fault: Fault) {
         if self.joins(space, fault) {
             return;
         }
         match serve(space, core, fault, &self.shared) {
             Next::Served => {}
-            Next::Held => self.hold(&space.app),
+            Next::Delayed => self.delay(&space.app),
             Next::Again => self.again.push(Again::Fault(space.clone(), fault)),
             Next::Read(fetch) if self.install_at_once(space, core, fault, &fetch) => {}
             Next::Read(fetch) => self.fetch(space, fault, &fetch),
@@ -80,7 +80,7 @@ impl Worker {
             self.looking.ring();
         }
         for fault in faults {
-            if let Some(change) = core.home.fault(fault.thread) {
+            if let Some(change) = core.affinity.fault(fault.thread) {
                 affinity::rearrange(&self.epolls, space, change);
             }
         }

@@ -1,5 +1,5 @@
-//! What the lane brings back: pages are installed, or lost. And second tries of what could not be done
-//! at once.
+//! What the lane brings back: pages are installed, or lost. And second tries of what could not be
+//! done at once.
 
 use crate::fault::install::{install, lose};
 use crate::fault::page_fault::{Fault, Why};
@@ -37,11 +37,11 @@ impl Worker {
         }
         let shared = self.shared.clone();
         let why = fault.map_or(Why::Ahead, Fault::why);
-        let beside = |limit| {
-            let mut core = space.core_beside(limit)?;
+        let concurrent = |limit| {
+            let mut core = space.core_concurrent(limit)?;
             core.has_to_itself(stretch.range()).then_some(core)
         };
-        let core = if fault.is_some() { self.core_of(space, beside) } else { beside(PATIENCE) };
+        let core = if fault.is_some() { self.core_of(space, concurrent) } else { concurrent(PATIENCE) };
         let installed = core.map(|mut core| install(space, &mut core, *stretch, self.lane.bytes(&buf), why, &shared));
         match (fault, installed) {
             (Some(_), None) => self.again.push(Again::Install(pending, buf)),
@@ -64,29 +64,29 @@ impl Worker {
 
     pub(super) fn lose(&mut self, space: Arc<Space>, page: PageIdx, slot: SlotIdx) {
         let shared = self.shared.clone();
-        let is_over = space.is_dead()
+        let is_settled = space.is_dead()
             || self
                 .core_of(&space, |limit| space.core_within(limit))
                 .is_some_and(|mut core| lose(&space, &mut core, page, slot, &shared));
-        if !is_over {
+        if !is_settled {
             self.again.push(Again::Lose(space, page, slot));
         }
     }
 
     /// What has waited long enough is served, whatever the evictor is at.
-    pub(super) fn end_holds(&mut self) {
+    pub(super) fn end_delays(&mut self) {
         let now = Instant::now();
-        for i in (0..self.holding.len()).rev() {
-            if self.holding[i].1 <= now {
-                let (app, _) = self.holding.swap_remove(i);
-                self.registry.take_held(&app).into_iter().for_each(|(space, fault)| self.face(&space, fault));
+        for i in (0..self.delaying.len()).rev() {
+            if self.delaying[i].1 <= now {
+                let (app, _) = self.delaying.swap_remove(i);
+                self.registry.take_delayed(&app).into_iter().for_each(|(space, fault)| self.face(&space, fault));
             }
         }
     }
 
-    /// MoveBatch everything that can move: doorbells, completions, second tries.
+    /// Does everything that can be done now: doorbells, completions, second tries.
     pub(super) fn turn(&mut self) {
-        self.end_holds();
+        self.end_delays();
         for again in std::mem::take(&mut self.again) {
             match again {
                 Again::Drain(id, since) => self.visit(id, since),

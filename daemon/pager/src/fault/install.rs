@@ -72,11 +72,11 @@ pub fn install(space: &Space, core: &mut Core, read: Stretch, bytes: &[u8], why:
                 return true;
             }
             // The kernel copies within one mapping only.
-            Installed::Gone if n > 1 => {
+            Installed::NotMapped if n > 1 => {
                 most = 1;
                 continue;
             }
-            Installed::Gone => {
+            Installed::NotMapped => {
                 tracing::debug!(space = space.id.0, "page {addr:#x} has no mapping to go to");
                 space.uffd.wake(addr, PAGE_SIZE as u64);
                 i += 1;
@@ -127,7 +127,7 @@ pub fn put_back(space: &Space, core: &mut Core, page: PageIdx, bytes: &[u8], slo
         }
         Installed::Exists => space.app.stop(&format!("page {:#x} is both evicted and present", page.addr())),
         Installed::Dead => space.set_dead(),
-        Installed::TryAgain | Installed::Partly(_) | Installed::Gone => {}
+        Installed::TryAgain | Installed::Partly(_) | Installed::NotMapped => {}
     }
     installed == Installed::Done
 }

@@ -7,9 +7,9 @@ use crate::fault::fetch::Fetch;
 pub enum Next {
     /// Nothing: served, or somebody else will.
     Served,
-    /// Nothing for now: the app holds it until there is room, or until it has waited long enough
-    /// ([`App::take_held`](crate::app::application::App::take_held)).
-    Held,
+    /// Nothing for now: the app delays it until there is room, or until it has waited long enough
+    /// ([`App::take_delayed`](crate::app::application::App::take_delayed)).
+    Delayed,
     /// Bring these.
     Read(Fetch),
     /// The app is changing its mappings: read its messages, then try again.

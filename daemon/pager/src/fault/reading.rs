@@ -10,7 +10,7 @@ use crate::fault::install::install;
 use crate::fault::page_fault::Fault;
 use crate::fault::worker::{Again, Pending, Worker};
 use crate::space::address_space::Space;
-use crate::space::guard::Hold;
+use crate::space::guard::SpaceGuard;
 use annex_pool::{Buf, Busy, SlotRun};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -76,7 +76,13 @@ impl Worker {
 
     /// Installs a page that is to come alone from memory of this host: that takes less time than to
     /// ask for it and to come back. False: it is to be asked for.
-    pub(super) fn install_at_once(&mut self, space: &Space, core: &mut Hold<'_>, fault: Fault, fetch: &Fetch) -> bool {
+    pub(super) fn install_at_once(
+        &mut self,
+        space: &Space,
+        core: &mut SpaceGuard<'_>,
+        fault: Fault,
+        fetch: &Fetch,
+    ) -> bool {
         let Some(page) = fetch.alone() else { return false };
         let why = fault.why();
         let install = |bytes: &[u8]| install(space, core, page, bytes, why, &self.shared).then_some(());
@@ -87,7 +93,7 @@ impl Worker {
         is_installed
     }
 
-    /// A fault that had to be read for is over.
+    /// A fault that had to be read for is served.
     pub(super) fn served(&self, space: &Space, fault: Fault) {
         space.app.counters.major.fetch_add(1, Ordering::Relaxed);
         space.app.latency.add(fault.since.elapsed());
@@ -95,7 +101,7 @@ impl Worker {
     }
 
     pub(super) fn see_to_room(&self, space: &Space) {
-        if space.app.is_over() {
+        if space.app.is_above_watermark() {
             self.registry.wake_evictor();
         }
     }

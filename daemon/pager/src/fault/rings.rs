@@ -98,7 +98,7 @@ impl Worker {
             faults.push(Fault { page, write, thread, since, evictors: false });
         });
         if !faults.is_empty() && !space.is_dead() {
-            match self.core_of(space, |limit| space.core_beside(limit)) {
+            match self.core_of(space, |limit| space.core_concurrent(limit)) {
                 Some(mut core) => {
                     self.note_threads(space, &mut core, &faults);
                     faults.drain(..).for_each(|fault| self.serve(space, &mut core, fault));

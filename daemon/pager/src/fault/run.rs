@@ -78,7 +78,7 @@ impl Worker {
         };
         if *has != Some(may) {
             *has = Some(may);
-            self.standing.deserve(may);
+            self.class.deserve(may);
         }
     }
 
@@ -101,8 +101,10 @@ impl Worker {
         if polls || self.polls_rings() || self.lane.arm() {
             return EpollTimeout::ZERO;
         }
-        let held =
-            self.holding.iter().map(|(_, until)| until.saturating_duration_since(Instant::now()).as_millis() as u8 + 1);
+        let held = self
+            .delaying
+            .iter()
+            .map(|(_, until)| until.saturating_duration_since(Instant::now()).as_millis() as u8 + 1);
         let under_way = (self.lane.in_flight() > 0).then_some(50);
         held.chain(under_way).min().map_or(EpollTimeout::NONE, EpollTimeout::from)
     }

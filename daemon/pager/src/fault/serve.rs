@@ -9,7 +9,7 @@ use crate::kernel::uffd::Installed;
 use crate::page::PageIdx;
 use crate::space::address_space::Space;
 use crate::space::core::Core;
-use crate::space::guard::Hold;
+use crate::space::guard::SpaceGuard;
 use crate::space::shared::Shared;
 use crate::space::table::Record;
 use annex_shared::page::PAGE_SIZE;
@@ -21,7 +21,7 @@ const ZERO_AROUND: u64 = 16;
 static ZEROS: [u8; ZERO_AROUND as usize * PAGE_SIZE] = [0; ZERO_AROUND as usize * PAGE_SIZE];
 
 /// Looks at one fault. The caller holds the core and has applied every change read so far.
-pub fn serve(space: &Arc<Space>, core: &mut Hold<'_>, fault: Fault, shared: &Shared) -> Next {
+pub fn serve(space: &Arc<Space>, core: &mut SpaceGuard<'_>, fault: Fault, shared: &Shared) -> Next {
     let page = fault.page;
     let block = PageIdx(page.0 / ZERO_AROUND * ZERO_AROUND);
     if !core.has_to_itself((block, block.plus(ZERO_AROUND))) || !settle_changes(space, core, shared) {
@@ -31,10 +31,10 @@ pub fn serve(space: &Arc<Space>, core: &mut Hold<'_>, fault: Fault, shared: &Sha
     if !matches!(record, Record::Evicted(_)) {
         core.clear_suspect(page);
     }
-    let adds_memory = matches!(record, Record::Evicted(_) | Record::None | Record::Gone);
-    if adds_memory && !fault.evictors && space.app.hold(space.id, fault) {
+    let adds_memory = matches!(record, Record::Evicted(_) | Record::None | Record::Removed);
+    if adds_memory && !fault.evictors && space.app.delay(space.id, fault) {
         shared.registry.wake_evictor();
-        return Next::Held;
+        return Next::Delayed;
     }
     match record {
         Record::Evicted(slot) => {
@@ -51,17 +51,17 @@ pub fn serve(space: &Arc<Space>, core: &mut Hold<'_>, fault: Fault, shared: &Sha
                 Next::Served
             }
         },
-        Record::None | Record::Gone => zero_fill(space, core, page, shared),
+        Record::None | Record::Removed => zero_fill(space, core, page, shared),
         // Resident by its record: nearly always the fault is an old one. A page that is truly
         // absent has been lost to us, and must not read as zeros until the app is stopped. (One
-        // that MADV_FREE gave away is *gone*: that was announced.)
+        // that MADV_FREE gave away is *removed*: that was announced.)
         Record::Clean(_) => match space.uffd.poison(page.addr()) {
             Installed::TryAgain => Next::Again,
             Installed::Done | Installed::Partly(_) => {
                 space.app.stop(&format!("page {:#x} vanished while it was resident", page.addr()));
                 Next::Served
             }
-            Installed::Exists | Installed::Gone => {
+            Installed::Exists | Installed::NotMapped => {
                 space.uffd.wake(page.addr(), PAGE_SIZE as u64);
                 Next::Served
             }
@@ -79,7 +79,8 @@ fn zero_fill(space: &Space, core: &mut Core, page: PageIdx, shared: &Shared) -> 
     let limit = (page.0 / ZERO_AROUND + 1) * ZERO_AROUND;
     let end = core.regions.containing(page.addr()).map_or(page.0 + 1, |r| r.end / PAGE_SIZE as u64);
     let mut pages = 1;
-    while page.0 + pages < limit.min(end) && matches!(core.table.record(page.plus(pages)), Record::None | Record::Gone)
+    while page.0 + pages < limit.min(end)
+        && matches!(core.table.record(page.plus(pages)), Record::None | Record::Removed)
     {
         pages += 1;
     }
@@ -103,8 +104,8 @@ fn zero_fill(space: &Space, core: &mut Core, page: PageIdx, shared: &Shared) -> 
             Installed::Partly(bytes) => break bytes / PAGE_SIZE as u64,
             Installed::TryAgain => return Next::Again,
             // The run may reach past the mapping.
-            Installed::Gone if pages > 1 => pages = 1,
-            Installed::Exists | Installed::Gone => {
+            Installed::NotMapped if pages > 1 => pages = 1,
+            Installed::Exists | Installed::NotMapped => {
                 space.uffd.wake(page.addr(), PAGE_SIZE as u64);
                 return Next::Served;
             }

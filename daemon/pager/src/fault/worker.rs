@@ -1,21 +1,21 @@
-//! What one fault worker has: a lane to the pool of its own, reads under way, and what it has to try
-//! again.
+//! What one fault worker has: a lane to the pool of its own, reads under way, and what it has to
+//! try again.
 //!
 //! A worker never waits for anything but its epoll set. What can't be done at once goes to `again`
 //! and is tried on the next turn. A space whose lock somebody keeps (an evictor, with a stub that
 //! stands still because its program is frozen) is taken out of the epoll set until it can be had:
 //! its messages would wake the worker without end, and all other programs would wait for that.
 
-use crate::app::application::{App, LONGEST_HOLD};
+use crate::app::application::{App, LONGEST_DELAY};
 use crate::fault::busy_poll::BusyPoll;
 use crate::fault::fetch::Stretch;
 use crate::fault::page_fault::Fault;
 use crate::page::PageIdx;
 use crate::sched::affinity;
 use crate::sched::affinity::Bell;
-use crate::sched::sched_class::Standing;
+use crate::sched::sched_class::WorkerClass;
 use crate::space::address_space::Space;
-use crate::space::guard::Hold;
+use crate::space::guard::SpaceGuard;
 use crate::space::identity::SpaceId;
 use crate::space::registry::Registry;
 use crate::space::shared::Shared;
@@ -60,7 +60,7 @@ pub(super) struct Worker {
     pub(super) number: usize,
     /// All workers', by number.
     pub(super) epolls: Arc<[Arc<Epoll>]>,
-    pub(super) standing: Arc<Standing>,
+    pub(super) class: Arc<WorkerClass>,
     pub(super) looking: Arc<Bell>,
     pub(super) since_ring: u32,
     pub(super) epoll: Arc<Epoll>,
@@ -83,7 +83,7 @@ pub(super) struct Worker {
     pub(super) done: Vec<Done>,
     pub(super) faults: Vec<Fault>,
     /// Apps that hold faults of ours, and when those have waited long enough.
-    pub(super) holding: Vec<(Arc<App>, Instant)>,
+    pub(super) delaying: Vec<(Arc<App>, Instant)>,
     /// A space that had faults in this turn, and whose stub is to have this CPU after it.
     pub(super) faulted: Option<Arc<Space>>,
     /// Rings that it polls, if it does such things.
@@ -97,19 +97,19 @@ impl Worker {
     pub(super) fn core_of<'a>(
         &mut self,
         space: &Space,
-        take: impl Fn(Duration) -> Option<Hold<'a>>,
-    ) -> Option<Hold<'a>> {
+        take: impl Fn(Duration) -> Option<SpaceGuard<'a>>,
+    ) -> Option<SpaceGuard<'a>> {
         let held_up = self.held_up.iter().position(|id| *id == space.id);
         let core = take(if held_up.is_some() { Duration::ZERO } else { PATIENCE });
         match (held_up, &core) {
             (None, None) => {
                 self.held_up.push(space.id);
-                // The home's worker alone may have been watching.
+                // The worker of the space's CPU alone may have been watching.
                 let _ = self.epoll.delete(space.uffd.as_fd());
             }
             (Some(at), Some(core)) => {
                 self.held_up.swap_remove(at);
-                if core.home.is_watched_by(self.number)
+                if core.affinity.is_watched_by(self.number)
                     && let Err(error) = affinity::watch(&self.epoll, space, self.epolls.len())
                 {
                     space.app.stop(&format!("a userfaultfd can't be watched any more: {error}"));
@@ -121,9 +121,9 @@ impl Worker {
     }
 
     /// A fault waits for the evictor, but not for longer than it may.
-    pub(super) fn hold(&mut self, app: &Arc<App>) {
-        if !self.holding.iter().any(|(held, _)| Arc::ptr_eq(held, app)) {
-            self.holding.push((app.clone(), Instant::now() + LONGEST_HOLD));
+    pub(super) fn delay(&mut self, app: &Arc<App>) {
+        if !self.delaying.iter().any(|(held, _)| Arc::ptr_eq(held, app)) {
+            self.delaying.push((app.clone(), Instant::now() + LONGEST_DELAY));
         }
     }
 }

@@ -8,12 +8,7 @@
 //! gets there first, which is the cheapest place to serve it from: no inter-processor interrupt.
 //! With many, the watches are exclusive, so that a fault wakes one of them and not all. A space
 //! whose faults come from one CPU is watched by the worker there alone
-//! ([`home`](crate::sched::cpu_affinity)).
-//!
-//! A worker never waits for anything but its epoll set. What can't be done at once goes to `again`
-//! and is tried on the next turn. A space whose lock somebody keeps (an evictor, with a stub that
-//! stands still because its program is frozen) is taken out of the epoll set until it can be had:
-//! its messages would wake the worker without end, and all other programs would wait for that.
+//! ([`cpu_affinity`](crate::sched::cpu_affinity)).
 
 use crate::config::PagerConfig;
 use crate::fault::busy_poll::BusyPoll;
@@ -23,7 +18,7 @@ use crate::fault::run::{INBOX, LANE, STALLED, millis};
 use crate::fault::worker::{BUFFERS, Worker};
 use crate::sched::affinity;
 use crate::sched::affinity::{Bell, HERD};
-use crate::sched::sched_class::{Patience, Standing};
+use crate::sched::sched_class::{WorkerClass, WorkerClasses};
 use crate::sched::waiting::Waiting;
 use crate::space::address_space::Space;
 use crate::space::registry::Registry;
@@ -69,7 +64,7 @@ impl Workers {
             .map(|_| Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map(Arc::new))
             .collect::<Result<Vec<_>, _>>()?
             .into();
-        let standings: Vec<Arc<Standing>> = (0..count).map(|_| Arc::default()).collect();
+        let classes: Vec<Arc<WorkerClass>> = (0..count).map(|_| Arc::default()).collect();
         let mut handles = Vec::new();
         for n in 0..count {
             let lane = shared.pool.lane(&format!("fault-{n}"), BUFFERS).map_err(io::Error::other)?;
@@ -82,7 +77,7 @@ impl Workers {
             let worker = Worker {
                 number: n,
                 epolls: epolls.clone(),
-                standing: standings[n].clone(),
+                class: classes[n].clone(),
                 looking: looking.clone(),
                 since_ring: 0,
                 epoll: epoll.clone(),
@@ -102,7 +97,7 @@ impl Workers {
                 held_up: Vec::new(),
                 done: Vec::with_capacity(BUFFERS),
                 faults: Vec::with_capacity(64),
-                holding: Vec::new(),
+                delaying: Vec::new(),
                 faulted: None,
                 rings: Vec::new(),
                 polls_rings: count <= cpus && config.busy_poll_us > 0,
@@ -112,9 +107,11 @@ impl Workers {
             let thread = std::thread::Builder::new().name(name).spawn(move || worker.run(pin))?;
             handles.push(Handle { epoll, inbox, bell, busy_since, thread: Some(thread) });
         }
-        let homes = (2..=cpus).contains(&count) && waiting.sleeps_at_once();
-        let looking = match homes {
-            true => Some((looking.clone(), affinity::start(shared.clone(), epolls, looking, Patience::of(standings))?)),
+        let has_affinity = (2..=cpus).contains(&count) && waiting.sleeps_at_once();
+        let looking = match has_affinity {
+            true => {
+                Some((looking.clone(), affinity::start(shared.clone(), epolls, looking, WorkerClasses::of(classes))?))
+            }
             false => None,
         };
         Ok(Workers { handles, stop, waiting, looking })
@@ -145,7 +142,7 @@ impl Workers {
     }
 
     pub fn unwatch(&self, space: &Space) {
-        space.core().home.close();
+        space.core().affinity.close();
         for handle in &self.handles {
             // Not watched any more is what is wanted.
             let _ = handle.epoll.delete(space.uffd.as_fd());

@@ -209,26 +209,26 @@ impl AttachContext {
         let failed = |source| AttachError::Stub { pid, source };
         let until = Instant::now() + BECOMING;
         loop {
-            let placed = tracer_process::inject(pid, fd, is_device, suspend_seccomp).map_err(failed)?;
-            let (traces, pause) = (placed.traces, placed.pause);
-            match Stub::placed(&traces, pid) {
+            let injected = tracer_process::inject(pid, fd, is_device, suspend_seccomp).map_err(failed)?;
+            let (traces, pause) = (injected.traces, injected.pause);
+            match Stub::injected(&traces, pid) {
                 Ok((stub, uffd)) => {
                     // Asked of the program that has the stub now: it may have become this one just
                     // before.
                     if let Err(error) = has_no_more_rights(app, pid) {
                         drop(stub);
-                        placed.withdraw();
+                        injected.withdraw();
                         return Err(error);
                     }
                     tracing::debug!(pid, stub = stub.pid(), pause = ?pause.0, "stub in place");
                     failpoint("stub-placed");
                     let done = then(stub, uffd)?;
-                    placed.acknowledge();
+                    injected.acknowledge();
                     return Ok((done, pause));
                 }
                 Err(source) => {
                     let became_another = Stub::is_elsewhere(&traces, pid);
-                    placed.withdraw();
+                    injected.withdraw();
                     // A context that was inherited is not the new program's.
                     if !is_device || !became_another || Instant::now() > until {
                         return Err(failed(source));

@@ -31,7 +31,7 @@ const PR_GET_TID_ADDRESS: u64 = 40;
 /// What the child says.
 #[derive(Serialize, Deserialize)]
 enum Report {
-    Placed {
+    Injected {
         traces: StubTraces,
         pause_ns: u64,
     },
@@ -43,14 +43,14 @@ enum Report {
 /// A stub that annexd has yet to write down. Were annexd killed before, nobody would know of it,
 /// and it would keep the program's memory for ever: unless it is said to be known, the tracing
 /// process ends it.
-pub struct Placed {
+pub struct NewStub {
     pub traces: StubTraces,
     pub pause: Pause,
     word: Option<OwnedFd>,
     tracer: Pid,
 }
 
-impl Placed {
+impl NewStub {
     /// A successor would find the stub.
     pub fn acknowledge(self) {
         // A tracing process that is gone has been killed, and leaves the stub as it is.
@@ -64,7 +64,7 @@ impl Placed {
     }
 }
 
-impl Drop for Placed {
+impl Drop for NewStub {
     fn drop(&mut self) {
         self.word = None;
         collect(self.tracer);
@@ -73,7 +73,7 @@ impl Drop for Placed {
 
 /// Puts a stub into process `pid`, around the context behind `seed` or, if that is
 /// `/dev/userfaultfd`, a new one.
-pub fn inject(pid: i32, seed: BorrowedFd<'_>, is_device: bool, suspend_seccomp: bool) -> Result<Placed, StubError> {
+pub fn inject(pid: i32, seed: BorrowedFd<'_>, is_device: bool, suspend_seccomp: bool) -> Result<NewStub, StubError> {
     let failed = |error| StubError::Apart(format!("failed to start a tracing process: {error}"));
     let (heard, word) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC).map_err(|errno| failed(errno.into()))?;
     let (said, tracer) = run(&[seed.as_raw_fd(), heard.as_raw_fd()], |mut report| {
@@ -82,7 +82,7 @@ pub fn inject(pid: i32, seed: BorrowedFd<'_>, is_device: bool, suspend_seccomp: 
         report.send(&match &injected {
             Ok(injected) => {
                 let pause_ns = injected.pause.0.as_nanos() as u64;
-                Report::Placed { traces: injected.stub.traces(), pause_ns }
+                Report::Injected { traces: injected.stub.traces(), pause_ns }
             }
             Err(error) => Report::Failed(format!("{error}{}", hint(error))),
         });
@@ -93,7 +93,7 @@ pub fn inject(pid: i32, seed: BorrowedFd<'_>, is_device: bool, suspend_seccomp: 
                 injected.stub.kill();
             }
             if injected.accompany {
-                tracee::accompany(injected.stub.pid(), &mut injected.beside);
+                tracee::accompany(injected.stub.pid(), &mut injected.asked);
             }
             if !is_known {
                 let traces = injected.stub.traces();
@@ -103,8 +103,8 @@ pub fn inject(pid: i32, seed: BorrowedFd<'_>, is_device: bool, suspend_seccomp: 
     })
     .map_err(failed)?;
     let why = match serde_json::from_slice(&said) {
-        Ok(Report::Placed { traces, pause_ns }) => {
-            return Ok(Placed { traces, pause: Pause(Duration::from_nanos(pause_ns)), word: Some(word), tracer });
+        Ok(Report::Injected { traces, pause_ns }) => {
+            return Ok(NewStub { traces, pause: Pause(Duration::from_nanos(pause_ns)), word: Some(word), tracer });
         }
         Ok(Report::Failed(why)) => why,
         Ok(Report::Answers(_)) | Err(_) => "the tracing process ended without a word".into(),

@@ -407,7 +407,7 @@ fn read(path: String) -> io::Result<String> {
 }
 
 /// Where a thread is in the kernel, on one line.
-pub fn place(tid: i32) -> String {
+pub fn where_in_kernel(tid: i32) -> String {
     let read = |name| fs::read_to_string(format!("/proc/{tid}/{name}")).unwrap_or_default();
     let state = Stat::read(tid).map_or('?', |stat| stat.state);
     format!("state {state}, {} {}", read("wchan"), read("stack").replace('\n', " "))

@@ -1,12 +1,12 @@
 //! The ring of a region, from annexd's side: whose questions were taken and not answered, and who
 //! polls.
 //!
-//! The region's userfaultfd is in SIGBUS mode: the kernel sends no fault messages and wakes nobody.
-//! A worker takes the questions off the ring ([`annex_shared::ring`]) and serves them as it does
-//! faults; whatever installs, wakes or poisons pages through the space's
-//! [`Uffd`](crate::kernel::uffd::Uffd) answers those that wait for them. So a question is answered exactly
-//! when a fault would be woken. It is known here by page, in annexd's own memory: the shared one is
-//! not asked twice.
+//! The region's userfaultfd is in SIGBUS mode: the kernel sends no fault messages and wakes
+//! nobody. A worker takes the questions off the ring ([`annex_shared::ring`]) and serves them as
+//! it does faults; whatever installs, wakes or poisons pages through the space's
+//! [`Uffd`](crate::kernel::uffd::Uffd) answers those that wait for them. So a question is answered
+//! exactly when a fault would be woken. It is known here by page, in annexd's own memory: the
+//! shared one is not asked twice.
 //!
 //! One worker at most polls a ring, and none on the CPU where the faults come from: there it would
 //! run in place of the thread that asks. Who polls such a CPU all the same (there are threads on

@@ -207,7 +207,7 @@ pub enum Installed {
     /// A page is there already.
     Exists,
     /// The address is not mapped (or not registered) any more.
-    Gone,
+    NotMapped,
     /// The app is changing its mappings: read its events, then try again.
     TryAgain,
     /// The address space is dead.
@@ -292,7 +292,7 @@ impl Uffd {
     }
 
     /// From now on pages may be evicted.
-    pub fn hold(&self) {
+    pub fn keep_open(&self) {
         self.is_needed.store(true, Relaxed);
     }
 
@@ -397,7 +397,7 @@ impl Uffd {
             Installed::Done | Installed::Partly(_) | Installed::Exists => Probe::Registered,
             Installed::TryAgain => Probe::TryAgain,
             Installed::Dead => Probe::Dead,
-            Installed::Gone => Probe::NotRegistered,
+            Installed::NotMapped => Probe::NotRegistered,
         }
     }
 
@@ -544,7 +544,7 @@ fn outcome(result: nix::Result<i32>, bytes: i64, len: u64) -> Installed {
         Err(Errno::EEXIST) => Installed::Exists,
         Err(Errno::EAGAIN | Errno::EINTR) => Installed::TryAgain,
         Err(Errno::ESRCH) => Installed::Dead,
-        Err(_) => Installed::Gone,
+        Err(_) => Installed::NotMapped,
     }
 }
 

@@ -105,14 +105,14 @@ impl Pager {
         };
         let spawn =
             |name: &str, body: Box<dyn FnOnce() + Send>| std::thread::Builder::new().name(name.into()).spawn(body);
-        let (watched, over) = mpsc::channel();
+        let (watched, ended) = mpsc::channel();
         let evictors = Evictors::start(shared.clone(), registry, fault_workers.clone(), app_registry.clone())?;
         let (workers, evictors_too) = (Arc::downgrade(&fault_workers), evictors.clone());
         let stalled = move || workers.upgrade().and_then(|workers| workers.stalled());
         let look = move || evictors_too.relieve();
         let threads = vec![
             spawn("annex-manager", Box::new(move || manager.run()))?,
-            spawn("annex-watch", Box::new(move || watchdog::watch(&shared.watchdog, stalled, &over, look)))?,
+            spawn("annex-watch", Box::new(move || watchdog::watch(&shared.watchdog, stalled, &ended, look)))?,
         ];
         Ok(Pager { context, app_registry, default_limit, evictors, threads, watched: Some(watched) })
     }
@@ -260,7 +260,7 @@ impl Pager {
     /// Lets go of an app whose pages are all back (or gone with it).
     fn finish(&self, app: &App) {
         // The context of a space ends with its last user: nothing may go on holding one.
-        self.context.workers.serve(self.context.registry.take_held(app));
+        self.context.workers.serve(self.context.registry.take_delayed(app));
         app.members.lock().iter_mut().for_each(|member| member.space = None);
         // A fork that is read on the way brings a child, whose pages come back first.
         loop {

@@ -68,19 +68,19 @@ pub fn bring_back(
         let mm = space.mm();
         let staged = staged(&space.core().table, &space.uffd, mm.as_deref());
         let staged = match staged {
-            Err(RollbackError::Gone) => {
+            Err(RollbackError::Ended) => {
                 let mut faults = Vec::new();
                 drain(space, &mut space.core(), shared, Instant::now(), &mut faults);
                 let missed = registry.of_app(space.app.id).iter().any(|other| other.id != space.id && named(other));
-                return if missed { Err(RollbackError::Gone) } else { Ok(()) };
+                return if missed { Err(RollbackError::Ended) } else { Ok(()) };
             }
             staged => staged?,
         };
         let mm = mm.ok_or(RollbackError::NoProcess)?;
         let mut bytes = vec![0; intent.victims.len() * PAGE_SIZE];
         for (victim, page) in intent.victims.iter().zip(bytes.chunks_mut(PAGE_SIZE)) {
-            if staged.contains(&victim.place) {
-                let at = staging.0 + victim.place * PAGE_SIZE as u64;
+            if staged.contains(&victim.staged_at) {
+                let at = staging.0 + victim.staged_at * PAGE_SIZE as u64;
                 mm.read(at, page).map_err(RollbackError::Staging)?;
             }
         }

@@ -20,7 +20,7 @@ pub enum RollbackError {
     #[error("the address space of its pages is not known")]
     NoProcess,
     #[error("a child was forked meanwhile, whose pages have ended with its parent's memory")]
-    Gone,
+    Ended,
     #[error("its staging area could not be read: {0}")]
     Staging(#[source] io::Error),
 }
@@ -72,14 +72,14 @@ pub fn records_as_moved(
     let staged = match staged(table, uffd, mm) {
         // Its pages are nobody's any more, unless a child was forked meanwhile: that must not take
         // them for zeros.
-        Err(RollbackError::Gone) => victims.iter().map(|v| v.place).collect(),
+        Err(RollbackError::Ended) => victims.iter().map(|v| v.staged_at).collect(),
         staged => staged?,
     };
     let mut changed = Vec::new();
     for victim in victims.into_iter().filter(|victim| !victim.settled) {
         let now = table.record(victim.page);
         let named = now == Record::Evicted(victim.slot);
-        let after = match staged.contains(&victim.place) {
+        let after = match staged.contains(&victim.staged_at) {
             true if !named => Record::Evicted(victim.slot),
             // It had vanished before it could be moved: zeros, as ever.
             false if named => Record::None,
@@ -95,19 +95,19 @@ pub fn records_as_moved(
 /// Which places of staging have a page, in pages.
 pub fn staged(table: &Table, uffd: &Uffd, mm: Option<&Mm>) -> Result<HashSet<u64>, RollbackError> {
     let (mm, stub) = match mm.zip(table.stub()) {
-        None if uffd.is_dead() => return Err(RollbackError::Gone),
+        None if uffd.is_dead() => return Err(RollbackError::Ended),
         found => found.ok_or(RollbackError::NoProcess)?,
     };
-    let staged = mm.pagemap().and_then(|mut pagemap| places(&mut pagemap, stub.staging));
+    let staged = mm.pagemap().and_then(|mut pagemap| pages_present(&mut pagemap, stub.staging));
     // Asked after the look: an address space that has ended looks as if nothing were there.
     if uffd.is_dead() {
-        return Err(RollbackError::Gone);
+        return Err(RollbackError::Ended);
     }
     staged.map_err(RollbackError::Staging)
 }
 
 /// Which places of a staging area (start and bytes) have a page, in pages.
-pub fn places(pagemap: &mut Pagemap, (start, len): (u64, u64)) -> io::Result<HashSet<u64>> {
+pub fn pages_present(pagemap: &mut Pagemap, (start, len): (u64, u64)) -> io::Result<HashSet<u64>> {
     let mut runs = Vec::new();
     let mut at = start;
     while at < start + len {
@@ -151,7 +151,7 @@ mod tests {
         table.describe(pid, &traces);
         let victim = |n: u64| {
             let slot = SlotIdx(n as u32 + 7);
-            Victim { page: PageIdx(100 + n), slot, before: slot, place: n, settled: false }
+            Victim { page: PageIdx(100 + n), slot, before: slot, staged_at: n, settled: false }
         };
         table.intend((0..4).map(victim));
         for moved in [0, 1] {

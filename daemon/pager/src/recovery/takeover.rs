@@ -151,7 +151,7 @@ impl PreviousState {
         let kept = from.take(Kept::Memory(space)).zip(from.take(Kept::Pagemap(space)));
         let mm = kept.map(|(memory, pagemap)| Mm::kept(memory, pagemap)).or_else(|| open(&table, stub.as_ref()));
         if table.intent().is_some_and(|intent| intent.phase == Phase::Moving) {
-            let rests = stub.as_mut().is_some_and(|stub| stub.come_to_rest(STUB_PATIENCE));
+            let rests = stub.as_mut().is_some_and(|stub| stub.quiesce(STUB_PATIENCE));
             if !rests {
                 table.stub().iter().for_each(Stub::end);
                 stub = None;

@@ -1,19 +1,19 @@
 //! Who watches which space, and the thread that looks where the faults come from
-//! ([`home`](crate::sched::cpu_affinity) decides).
+//! ([`cpu_affinity`](crate::sched::cpu_affinity) decides).
 //!
 //! While faults are served it looks every [`LOOK`]: on which CPU is the thread of each space that
-//! faulted last? /proc tells, in about ten microseconds. Else it sleeps until a worker rings. While
-//! one space alone has faults, it also keeps the evictor, other stubs and itself off its home: when
-//! they take that CPU for the length of a batch, the kernel moves the program to another one. With
-//! more of them there is no CPU to spare, and eviction must get its share of each. The space's own
-//! stub is kept there if it has many calls to make for few pages: a MOVE made where the program
-//! runs interrupts no other CPU, and it is made in chunks, each after a fault
-//! ([`moves`](crate::evict::move_batch)). Few calls for many pages are better made elsewhere. And it sees
-//! whether workers get their CPUs at once ([`contention`](crate::sched::contention)).
+//! faulted last? /proc tells, in about ten microseconds. Else it sleeps until a worker rings.
+//! While one space alone has faults, it also keeps the evictor, other stubs and itself off its
+//! CPU: when they take that CPU for the length of a batch, the kernel moves the program to another
+//! one. With more of them there is no CPU to spare, and eviction must get its share of each. The
+//! space's own stub is kept there if it has many calls to make for few pages: a MOVE made where
+//! the program runs interrupts no other CPU, and it is made in chunks, each after a fault
+//! ([`move_batch`](crate::evict::move_batch)). Few calls for many pages are better made elsewhere.
+//! And it sees whether workers get their CPUs at once ([`contention`](crate::sched::contention)).
 
 use crate::kernel::process;
 use crate::sched::cpu_affinity::Watch;
-use crate::sched::sched_class::Patience;
+use crate::sched::sched_class::WorkerClasses;
 use crate::space::address_space::Space;
 use crate::space::identity::SpaceId;
 use crate::space::shared::Shared;
@@ -83,7 +83,7 @@ pub fn start(
     shared: Arc<Shared>,
     epolls: Arc<[Arc<Epoll>]>,
     bell: Arc<Bell>,
-    mut patience: Patience,
+    mut classes: WorkerClasses,
 ) -> io::Result<JoinHandle<()>> {
     let body = move || {
         let _sentinel = Sentinel("the thread that looks where faults come from");
@@ -96,22 +96,22 @@ pub fn start(
             quiet = if home.is_some() { 0 } else { quiet + 1 };
             if quiet == QUIET {
                 kept_clear.renew(&shared, None);
-                patience.rest();
+                classes.rest();
                 bell.sleep();
                 quiet = 0;
             } else {
                 if let Some(home) = home {
                     kept_clear.renew(&shared, home);
-                    patience.look();
+                    classes.look();
                 }
                 std::thread::sleep((began.elapsed() * REST).clamp(LOOK, MOST));
             }
         }
     };
-    std::thread::Builder::new().name("annex-homes".into()).spawn(body)
+    std::thread::Builder::new().name("annex-affinity".into()).spawn(body)
 }
 
-/// The home of the one space that had faults since the last look, if it has one; `None` if none had
+/// The CPU of the one space that had faults since the last look, if it has one; `None` if none had
 /// faults.
 fn look(shared: &Shared, epolls: &[Arc<Epoll>]) -> Option<Option<(usize, SpaceId)>> {
     let mut only = None;
@@ -123,10 +123,10 @@ fn look(shared: &Shared, epolls: &[Arc<Epoll>]) -> Option<Option<(usize, SpaceId
         let stat = process::Stat::read_thread(pid, thread);
         let worker = stat.map(|stat| stat.cpu as usize).filter(|cpu| *cpu < epolls.len());
         let Some(mut core) = space.core_within(PATIENCE) else { continue };
-        if let Some(change) = core.home.look(thread, worker) {
+        if let Some(change) = core.affinity.look(thread, worker) {
             rearrange(epolls, &space, change);
         }
-        only = Some(core.home.worker().filter(|_| is_first).map(|home| (home, space.id)));
+        only = Some(core.affinity.worker().filter(|_| is_first).map(|home| (home, space.id)));
     }
     only
 }
@@ -135,7 +135,7 @@ fn look(shared: &Shared, epolls: &[Arc<Epoll>]) -> Option<Option<(usize, SpaceId
 #[derive(Default)]
 struct Kept {
     home: Option<usize>,
-    /// The stub that is kept at home.
+    /// The stub that is kept on that CPU.
     stub: Option<i32>,
     threads: Vec<i32>,
 }
@@ -160,7 +160,7 @@ impl Kept {
         threads.iter().for_each(|thread| process::keep_off(*thread, home));
         let kept = home.zip(stub).filter(|(cpu, stub)| process::keep_on(*stub, *cpu)).map(|(_, stub)| stub);
         for space in spaces {
-            space.stub_is_at_home.store(kept.is_some() && space.stub_pid() == kept, Relaxed);
+            space.stub_shares_cpu.store(kept.is_some() && space.stub_pid() == kept, Relaxed);
         }
         *self = Kept { home, stub, threads };
     }
@@ -175,7 +175,7 @@ pub fn rearrange(epolls: &[Arc<Epoll>], space: &Space, change: Watch) {
             _ => watch(epoll, space, epolls.len()),
         };
         if let Err(error) = done {
-            // Somebody else watches, or it is over.
+            // Somebody else watches, or it has ended.
             tracing::debug!(worker = n, space = space.id.0, ?change, %error, "a watch could not be changed");
         }
     }

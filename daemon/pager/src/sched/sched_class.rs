@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 #[derive(Default)]
-pub struct Standing(Mutex<Held>);
+pub struct WorkerClass(Mutex<Held>);
 
 #[derive(Default)]
 struct Held {
@@ -28,7 +28,7 @@ impl Held {
     }
 }
 
-impl Standing {
+impl WorkerClass {
     /// Of the calling thread from now on.
     pub fn deserve(&self, due: Precedence) {
         let mut held = self.0.lock();
@@ -48,21 +48,21 @@ impl Standing {
 }
 
 /// Makes all workers patient, or not. One thread's.
-pub struct Patience {
-    standings: Vec<Arc<Standing>>,
+pub struct WorkerClasses {
+    classes: Vec<Arc<WorkerClass>>,
     contention: Contention,
     waits: Option<Waits>,
     is_patient: bool,
 }
 
-impl Patience {
-    pub fn of(standings: Vec<Arc<Standing>>) -> Patience {
-        Patience { standings, contention: Contention::default(), waits: None, is_patient: false }
+impl WorkerClasses {
+    pub fn of(classes: Vec<Arc<WorkerClass>>) -> WorkerClasses {
+        WorkerClasses { classes, contention: Contention::default(), waits: None, is_patient: false }
     }
 
     /// There were faults. To be called every few milliseconds until [`rest`](Self::rest).
     pub fn look(&mut self) {
-        let threads = || self.standings.iter().map(|standing| standing.thread()).collect::<Vec<_>>();
+        let threads = || self.classes.iter().map(|class| class.thread()).collect::<Vec<_>>();
         let waits = match self.waits.take() {
             Some(waits) => Ok(waits),
             None => Waits::of(&threads()),
@@ -90,7 +90,7 @@ impl Patience {
     fn set(&mut self, patient: bool) {
         if patient != self.is_patient {
             self.is_patient = patient;
-            self.standings.iter().for_each(|standing| standing.be_patient(patient));
+            self.classes.iter().for_each(|class| class.be_patient(patient));
         }
     }
 }

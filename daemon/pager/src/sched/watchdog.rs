@@ -28,7 +28,7 @@ impl Watched {
         Watched { name, tid: AtomicI32::new(0), step: Mutex::new(None) }
     }
 
-    /// Whose turns these are: the thread that calls it.
+    /// Whose steps these are: the thread that calls it.
     pub fn enlist(&self) {
         self.tid.store(gettid().as_raw(), Relaxed);
     }
@@ -59,7 +59,7 @@ impl Watched {
     }
 }
 
-/// The evictors' turns, by number, and the manager's.
+/// The evictors' steps, by number, and the manager's.
 pub struct Watchdog {
     pub evictors: [Watched; MOST_EVICTORS],
     pub manager: Watched,
@@ -68,7 +68,7 @@ pub struct Watchdog {
 impl Watchdog {
     /// Whether Linux's number of a thread is an evictor's.
     pub fn are_evictors(&self, thread: i32) -> bool {
-        thread != 0 && self.evictors.iter().any(|turn| turn.tid() == thread)
+        thread != 0 && self.evictors.iter().any(|watched| watched.tid() == thread)
     }
 
     /// The threads that evict now.
@@ -85,20 +85,20 @@ impl Default for Watchdog {
 
 /// Says it when a thread has stopped making progress and when it goes on, until the other end of
 /// `over` is dropped. `look` is called each time too.
-pub fn watch(watchdog: &Watchdog, stalled: impl Fn() -> Option<String>, over: &Receiver<()>, look: impl Fn()) {
+pub fn watch(watchdog: &Watchdog, stalled: impl Fn() -> Option<String>, ended: &Receiver<()>, look: impl Fn()) {
     let mut said = [None; MOST_EVICTORS + 1];
     let mut is_stalled = false;
-    while over.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
-        for (turn, said) in watchdog.evictors.iter().chain([&watchdog.manager]).zip(&mut said) {
-            let stuck = turn.stuck();
+    while ended.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
+        for (watched, said) in watchdog.evictors.iter().chain([&watchdog.manager]).zip(&mut said) {
+            let stuck = watched.stuck();
             match stuck {
                 Some((step, since)) if *said != stuck => tracing::warn!(
                     "{} has been {step} for {} s; it is in {}",
-                    turn.name,
+                    watched.name,
                     since.elapsed().as_secs(),
-                    process::place(turn.tid())
+                    process::where_in_kernel(watched.tid())
                 ),
-                None if said.is_some() => tracing::warn!("{} goes on", turn.name),
+                None if said.is_some() => tracing::warn!("{} goes on", watched.name),
                 _ => {}
             }
             *said = stuck;
@@ -121,19 +121,19 @@ mod tests {
 
     #[test]
     fn only_a_step_that_takes_long_is_stuck() {
-        let turn = Watched::new("it");
-        assert_eq!(turn.stuck(), None);
-        turn.begin("waiting");
-        assert_eq!(turn.stuck(), None);
+        let watched = Watched::new("it");
+        assert_eq!(watched.stuck(), None);
+        watched.begin("waiting");
+        assert_eq!(watched.stuck(), None);
         let long_ago = Instant::now().checked_sub(LONG * 2).expect("the host runs for longer than that");
-        *turn.step.lock() = Some(("waiting", long_ago));
-        assert_eq!(turn.stuck(), Some(("waiting", long_ago)));
-        turn.end();
-        assert_eq!(turn.stuck(), None);
+        *watched.step.lock() = Some(("waiting", long_ago));
+        assert_eq!(watched.stuck(), Some(("waiting", long_ago)));
+        watched.end();
+        assert_eq!(watched.stuck(), None);
     }
 
     #[test]
     fn a_thread_is_somewhere() {
-        assert!(process::place(gettid().as_raw()).starts_with("state R"));
+        assert!(process::where_in_kernel(gettid().as_raw()).starts_with("state R"));
     }
 }

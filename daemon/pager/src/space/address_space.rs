@@ -13,8 +13,8 @@
 //! - While a change is unread, COPY, WRITEPROTECT and MOVE answer EAGAIN. So an install or an
 //!   eviction that succeeds under the lock has met the address space that the records describe.
 //! - REMOVE comes *before* the kernel drops the pages. Until the app touches such a page anew it
-//!   may be about to vanish, so its record is *gone* and it is not evicted: evicting it would bring
-//!   back what the app threw away.
+//!   may be about to vanish, so its record is *removed* and it is not evicted: evicting it would
+//!   bring back what the app threw away.
 //!
 //! Lock order: [`Space::evicting`] before [`Space::core`]; a parent's core before its new child's.
 
@@ -50,7 +50,7 @@ pub struct Space {
     pub evicting: Mutex<Evicting>,
     pub(crate) core: Mutex<Core>,
     /// The stub has the CPU that the faults come from.
-    pub stub_is_at_home: AtomicBool,
+    pub stub_shares_cpu: AtomicBool,
     /// What is evicted lies in short spans.
     pub is_scattered: AtomicBool,
     /// The staging area, whose REMOVE events are our own: the annexd before may have had it emptied
@@ -67,7 +67,7 @@ pub struct Space {
 
 impl Space {
     pub fn new(id: SpaceId, app: Arc<App>, uffd: Uffd, table: Table) -> Space {
-        uffd.hold();
+        uffd.keep_open();
         Space {
             id,
             identity: Arc::new(Identity::new(id)),
@@ -75,7 +75,7 @@ impl Space {
             uffd,
             evicting: Mutex::new(Evicting { stub: None, clock: Default::default(), exits: Default::default() }),
             core: Mutex::new(Core::new(table)),
-            stub_is_at_home: AtomicBool::new(false),
+            stub_shares_cpu: AtomicBool::new(false),
             is_scattered: AtomicBool::new(false),
             staging: Mutex::new((0, 0)),
             dead: AtomicBool::new(false),

@@ -17,7 +17,7 @@ pub struct Core {
     pub table: Table,
     pub regions: Regions,
     pub(crate) prefetcher: Prefetcher,
-    pub home: CpuAffinity,
+    pub affinity: CpuAffinity,
     /// The clock's lap, modulo `policy::LAPS`.
     pub lap: u8,
     /// Pages that the kernel touches where it can't wait for them (see `thread_exit`), never to be
@@ -60,7 +60,7 @@ impl Core {
             table,
             regions: Regions::default(),
             prefetcher: Prefetcher::default(),
-            home: CpuAffinity::default(),
+            affinity: CpuAffinity::default(),
             lap: 0,
             pins: BTreeSet::new(),
             wanted: Vec::new(),
@@ -101,7 +101,7 @@ impl Core {
         self.table.installing(first, pages);
     }
 
-    /// No longer in doubt. True if it was.
+    /// It is no suspect any more. True if it was.
     pub(crate) fn clear_suspect(&mut self, page: PageIdx) -> bool {
         let was = !self.suspects.is_empty() && self.suspects.remove(&page);
         if was {

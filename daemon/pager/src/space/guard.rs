@@ -1,27 +1,27 @@
-//! Having a space's core: its lock, and the stub at rest.
+//! The guard of a space: its lock, and the stub quiesced.
 //!
 //! While an eviction moves pages, nobody may read a change from the userfaultfd: an unread one is
 //! what keeps MOVE from touching an address that has become something else. But a batch takes
 //! hundreds of microseconds, and a fault must not wait for that. So whoever takes the core's lock
-//! shuts the gate between two calls of the stub ([`stub::gate`](crate::inject::stub)), and makes the
-//! records say what has moved by then ([`MoveBatch::settle`]): as long as the [`Hold`] lasts
-//! nothing moves, and all is as if the batch had been that short. With its end the stub goes on,
-//! unless the plan does not hold any more: a change was applied, the app is being let go of, or is
-//! dead. Then the rest of the calls is given up.
+//! shuts the gate between two calls of the stub ([`stub::gate`](crate::inject::stub)), and makes
+//! the records say what has moved by then ([`MoveBatch::settle`]): as long as the [`SpaceGuard`]
+//! lasts nothing moves, and all is as if the batch had been that short. With its end the stub goes
+//! on, unless the plan is not true any more: a change was applied, the app is being let go of, or
+//! is dead. Then the rest of the calls is given up.
 //!
 //! Even one call is long where an interrupt between processors is (20 us in a virtual machine, for
-//! a MOVE of 2). Faults are served *beside* it:
+//! a MOVE of 2). Faults are served *concurrently*:
 //!
 //! - Faults are read while pages move if some are pending. The kernel hands those out before any
 //!   change, and whoever has the lock is the only reader. Should a change come all the same (a
 //!   signal took the thread that waited, in that very moment), the stub is stopped; had a call
 //!   ended meanwhile, the app is, for what was moved may have been something else already.
 //! - Records of pages that no unfinished call goes over are as true as ever: those pages can be
-//!   looked at, read and installed ([`Hold::has_to_itself`]). For others the stub is brought to
-//!   rest.
+//!   looked at, read and installed ([`SpaceGuard::has_to_itself`]). For others the stub is
+//!   quiesced.
 //!
-//! Who evicts waits for the end of the stub's calls without the lock, and takes it [at
-//! rest](Space::core_at_rest) afterwards.
+//! Who evicts waits for the end of the stub's calls without the lock, and takes it
+//! [quiesced](Space::core_quiesced) afterwards.
 
 use crate::evict::move_batch::MoveBatch;
 use crate::page::Range;
@@ -49,65 +49,65 @@ fn for_a_call(limit: Duration) -> Duration {
 }
 
 /// A space's core.
-pub struct Hold<'a> {
+pub struct SpaceGuard<'a> {
     space: &'a Space,
     core: MutexGuard<'a, Core>,
     /// While the stub goes on.
-    beside: Option<Beside>,
+    concurrent: Option<Concurrent>,
 }
 
 #[derive(Clone, Copy)]
-struct Beside {
+struct Concurrent {
     /// Calls that were still to be made when this began.
     left: u32,
     /// Messages that may be read: there are so many faults.
     faults: usize,
 }
 
-impl<'a> Hold<'a> {
+impl<'a> SpaceGuard<'a> {
     /// `None`: the stub's present call takes longer than `limit`.
-    fn at_rest(space: &'a Space, core: MutexGuard<'a, Core>, limit: Duration) -> Option<Hold<'a>> {
-        let mut hold = Hold::beside(space, core);
-        hold.come_to_rest(limit).then_some(hold)
+    fn quiesced(space: &'a Space, core: MutexGuard<'a, Core>, limit: Duration) -> Option<SpaceGuard<'a>> {
+        let mut guard = SpaceGuard::concurrent(space, core);
+        guard.quiesce(limit).then_some(guard)
     }
 
-    fn beside(space: &'a Space, core: MutexGuard<'a, Core>) -> Hold<'a> {
-        let beside = core.moves.as_ref().map(|moves| Beside { left: moves.gate.left(), faults: 0 });
-        Hold { space, core, beside }
+    fn concurrent(space: &'a Space, core: MutexGuard<'a, Core>) -> SpaceGuard<'a> {
+        let concurrent = core.moves.as_ref().map(|moves| Concurrent { left: moves.gate.left(), faults: 0 });
+        SpaceGuard { space, core, concurrent }
     }
 
     /// How many messages may be read.
     pub fn readable(&self) -> usize {
-        self.beside.map_or(usize::MAX, |beside| beside.faults)
+        self.concurrent.map_or(usize::MAX, |concurrent| concurrent.faults)
     }
 
     /// Has nothing move any more. False: the stub's present call takes longer than `limit`.
-    fn come_to_rest(&mut self, limit: Duration) -> bool {
-        if self.beside.is_none() {
+    fn quiesce(&mut self, limit: Duration) -> bool {
+        if self.concurrent.is_none() {
             return true;
         }
         if let Some(mut moves) = self.core.moves.take() {
             let is_shut = moves.gate.shut(limit);
             if is_shut {
                 moves.settle(&mut self.space.records(&mut self.core));
-                self.beside = None;
+                self.concurrent = None;
                 failpoint("moves-interrupted");
             }
             self.core.moves = Some(moves);
         }
-        self.beside.is_none()
+        self.concurrent.is_none()
     }
 
     /// Sees that no unfinished call goes over these pages. False: the one that does takes long.
     pub fn has_to_itself(&mut self, pages: Range) -> bool {
-        self.core.moves.as_ref().is_none_or(|moves| !moves.goes_over(pages)) || self.come_to_rest(CALL)
+        self.core.moves.as_ref().is_none_or(|moves| !moves.still_covers(pages)) || self.quiesce(CALL)
     }
 
     /// A change was read: nothing more may move. Stops the app unless it is certain that nothing
-    /// has since the hold began.
+    /// has since the guard was taken.
     pub fn startle(&mut self) {
-        let Some(Beside { left, .. }) = self.beside else { return };
-        let is_certain = self.come_to_rest(MUST) && self.core.moves.as_ref().is_none_or(|m| m.gate.left() == left);
+        let Some(Concurrent { left, .. }) = self.concurrent else { return };
+        let is_certain = self.quiesce(MUST) && self.core.moves.as_ref().is_none_or(|m| m.gate.left() == left);
         if !is_certain {
             self.space.app.stop(
                 "its mappings changed as pages of it were moved, in the moment in which a signal took away the fault that was to be read: \
@@ -117,7 +117,7 @@ impl<'a> Hold<'a> {
     }
 }
 
-impl Deref for Hold<'_> {
+impl Deref for SpaceGuard<'_> {
     type Target = Core;
 
     fn deref(&self) -> &Core {
@@ -125,19 +125,19 @@ impl Deref for Hold<'_> {
     }
 }
 
-impl DerefMut for Hold<'_> {
+impl DerefMut for SpaceGuard<'_> {
     fn deref_mut(&mut self) -> &mut Core {
         &mut self.core
     }
 }
 
-impl Drop for Hold<'_> {
+impl Drop for SpaceGuard<'_> {
     fn drop(&mut self) {
         let frozen = self.core.frozen;
         let Some(moves) = &self.core.moves else { return };
-        if moves.is_over() || frozen || self.space.is_dead() || self.space.app.state() == AppState::Detaching {
+        if moves.is_given_up() || frozen || self.space.is_dead() || self.space.app.state() == AppState::Detaching {
             moves.gate.end();
-        } else if self.beside.is_none() {
+        } else if self.concurrent.is_none() {
             moves.gate.open();
         }
     }
@@ -151,10 +151,10 @@ impl Core {
 }
 
 impl Space {
-    pub fn core(&self) -> Hold<'_> {
+    pub fn core(&self) -> SpaceGuard<'_> {
         loop {
-            if let Some(hold) = Hold::at_rest(self, self.lock(), CALL) {
-                return hold;
+            if let Some(guard) = SpaceGuard::quiesced(self, self.lock(), CALL) {
+                return guard;
             }
             std::thread::sleep(SOON);
         }
@@ -162,34 +162,38 @@ impl Space {
 
     /// The core, unless it can't be had for longer than `limit` (an app frozen in the middle of an
     /// eviction).
-    pub fn core_within(&self, limit: Duration) -> Option<Hold<'_>> {
-        Hold::at_rest(self, self.lock_within(limit)?, for_a_call(limit))
+    pub fn core_within(&self, limit: Duration) -> Option<SpaceGuard<'_>> {
+        SpaceGuard::quiesced(self, self.lock_within(limit)?, for_a_call(limit))
     }
 
     /// The core, if nobody has it and nothing moves.
-    pub fn core_at_once(&self) -> Option<Hold<'_>> {
-        Hold::at_rest(self, self.core.try_lock()?, SOON)
+    pub fn core_at_once(&self) -> Option<SpaceGuard<'_>> {
+        SpaceGuard::quiesced(self, self.core.try_lock()?, SOON)
     }
 
     /// The same, for whoever reads no messages, and only looks at pages that he [has to
-    /// himself](Hold::has_to_itself): the stub goes on meanwhile.
-    pub fn core_beside(&self, limit: Duration) -> Option<Hold<'_>> {
+    /// himself](SpaceGuard::has_to_itself): the stub goes on meanwhile.
+    pub fn core_concurrent(&self, limit: Duration) -> Option<SpaceGuard<'_>> {
         let core = self.lock_within(limit)?;
-        if core.is_plain() { Some(Hold::beside(self, core)) } else { Hold::at_rest(self, core, for_a_call(limit)) }
+        if core.is_plain() {
+            Some(SpaceGuard::concurrent(self, core))
+        } else {
+            SpaceGuard::quiesced(self, core, for_a_call(limit))
+        }
     }
 
-    /// The same, to read messages: beside the stub if there are faults to be read.
-    pub fn core_for_messages(&self, limit: Duration) -> Option<Hold<'_>> {
-        let mut hold = Hold::beside(self, self.lock_within(limit)?);
-        if hold.moves.as_ref().is_some_and(|moves| moves.is_between_chunks()) {
-            return hold.come_to_rest(CALL).then_some(hold);
+    /// The same, to read messages: concurrently with the stub if there are faults to be read.
+    pub fn core_for_messages(&self, limit: Duration) -> Option<SpaceGuard<'_>> {
+        let mut guard = SpaceGuard::concurrent(self, self.lock_within(limit)?);
+        if guard.moves.as_ref().is_some_and(|moves| moves.is_between_chunks()) {
+            return guard.quiesce(CALL).then_some(guard);
         }
-        let is_plain = hold.is_plain();
-        if let Some(beside) = hold.beside.as_mut().filter(|_| is_plain) {
-            beside.faults = self.uffd.pending_faults();
+        let is_plain = guard.is_plain();
+        if let Some(concurrent) = guard.concurrent.as_mut().filter(|_| is_plain) {
+            concurrent.faults = self.uffd.pending_faults();
             failpoint("faults-counted");
         }
-        (hold.readable() > 0 || hold.come_to_rest(for_a_call(limit))).then_some(hold)
+        (guard.readable() > 0 || guard.quiesce(for_a_call(limit))).then_some(guard)
     }
 
     /// A fault was served, or waits for a donor, and the worker has nothing to do: the stub may
@@ -206,10 +210,10 @@ impl Space {
 
     /// The core, for the evictor whose stub has answered or is dead, and the moves that were being
     /// made.
-    pub(crate) fn core_at_rest(&self) -> (Hold<'_>, Option<Box<MoveBatch>>) {
+    pub(crate) fn core_quiesced(&self) -> (SpaceGuard<'_>, Option<Box<MoveBatch>>) {
         let mut core = self.lock();
         let moves = core.moves.take();
-        (Hold { space: self, core, beside: None }, moves)
+        (SpaceGuard { space: self, core, concurrent: None }, moves)
     }
 
     fn lock(&self) -> MutexGuard<'_, Core> {

@@ -91,7 +91,7 @@ impl Regions {
         self.list.iter_mut().filter(|r| r.mapping == mapping).for_each(&mut change);
     }
 
-    /// GuardRegions were found in the region that begins at `start`.
+    /// Guards were found in the region that begins at `start`.
     pub fn guarded(&mut self, start: u64) {
         self.list.iter_mut().filter(|r| r.start == start).for_each(|r| (r.guarded, r.refused) = (true, true));
     }

@@ -72,8 +72,8 @@ fn register(space: &Space, core: &mut Core, task: i32, clock: &mut Clock, region
         return Err(Outcome::Again);
     }
     let reach = reach(&lookup, region).map_err(dead)?;
-    let beside = |(start, end): (u64, u64)| Ok([lookup.at(start - 1)?, lookup.at(end)?]);
-    let before = [beside(reach).map_err(dead)?, beside(mapping).map_err(dead)?];
+    let neighbours = |(start, end): (u64, u64)| Ok([lookup.at(start - 1)?, lookup.at(end)?]);
+    let before = [neighbours(reach).map_err(dead)?, neighbours(mapping).map_err(dead)?];
     failpoint("mapping-looked-up");
     let register = |(start, end)| space.uffd.register(start, end - start);
     // Something that can't be registered may have come to lie beside it.
@@ -88,7 +88,7 @@ fn register(space: &Space, core: &mut Core, task: i32, clock: &mut Clock, region
         }
     };
     // What has come to lie there meanwhile may be the rest of a mapping that grew, now split.
-    let after = beside(registered).map_err(dead)?;
+    let after = neighbours(registered).map_err(dead)?;
     for new in before.iter().zip(after).filter(|(before, after)| *before != after).filter_map(|(_, after)| after) {
         if (new.end == registered.0 || new.start == registered.1) && new.is_private_anonymous() {
             tracing::debug!(task, "mapping {:#x}-{:#x} changed while it was registered", mapping.0, mapping.1);

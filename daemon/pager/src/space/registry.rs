@@ -97,8 +97,8 @@ impl Registry {
     }
 
     /// The faults that the app holds, for the caller to serve.
-    pub fn take_held(&self, app: &App) -> Vec<(Arc<Space>, Fault)> {
-        app.take_held().into_iter().filter_map(|(id, fault)| Some((self.space(id)?, fault))).collect()
+    pub fn take_delayed(&self, app: &App) -> Vec<(Arc<Space>, Fault)> {
+        app.take_delayed().into_iter().filter_map(|(id, fault)| Some((self.space(id)?, fault))).collect()
     }
 
     /// Rings for the evictor, once until it looks.

@@ -61,7 +61,7 @@ impl Space {
         bytes.inspect(|n| self.last_overhead.store(*n, Relaxed)).unwrap_or_else(|| self.last_overhead.load(Relaxed))
     }
 
-    /// The space is over: gives back every slot it refers to.
+    /// The space has ended: gives back every slot it refers to.
     pub fn release_all(&self, shared: &Shared) {
         self.set_dead();
         self.forget_records(shared);

@@ -77,7 +77,7 @@ impl Stub {
 
     /// Waits until it has done all that another annexd rang for. False: it has not, and can't be
     /// relied on.
-    pub fn come_to_rest(&mut self, limit: Duration) -> bool {
+    pub fn quiesce(&mut self, limit: Duration) -> bool {
         self.wait(limit).is_ok()
     }
 
@@ -93,10 +93,10 @@ impl Stub {
     }
 
     /// The stub that was just put there, and the context it made if it did.
-    pub fn placed(traces: &StubTraces, app: i32) -> Result<(Stub, OwnedFd), StubError> {
+    pub fn injected(traces: &StubTraces, app: i32) -> Result<(Stub, OwnedFd), StubError> {
         let stub = Stub::found(traces).filter(|stub| stub.mark().task_of(app).is_some());
         let mut stub = stub.ok_or(StubError::Silent)?;
-        if !stub.come_to_rest(Duration::from_secs(2)) {
+        if !stub.quiesce(Duration::from_secs(2)) {
             return Err(StubError::Silent);
         }
         let uffd = process::pidfd_getfd(&stub.pidfd, traces.fds[1]).map_err(system("fetch the userfaultfd"))?;

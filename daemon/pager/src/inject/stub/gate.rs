@@ -8,7 +8,7 @@
 //! ([`ENDED`]), and so it does when it is told to.
 //!
 //! Calls may be rung for a few at a time. Only an idle stub may be rung for, for it reads what to
-//! do once it has heard the bell: the stub notes which ring is over.
+//! do once it has heard the bell: the stub notes which ring is completed.
 //!
 //! Bell and answer are words of the page, on which the other side sleeps (a futex), and no
 //! descriptors: of those the program has a copy, and could make whoever uses them wait.
@@ -89,9 +89,9 @@ impl Gate {
         self.word().load(Ordering::SeqCst) & ENDED != 0
     }
 
-    /// Whether all that was rung for is over.
+    /// Whether all that was rung for is completed.
     pub fn is_idle(&self) -> bool {
-        self.comm().over.load(Ordering::SeqCst) == self.comm().rung.load(Ordering::SeqCst)
+        self.comm().completed.load(Ordering::SeqCst) == self.comm().rung.load(Ordering::SeqCst)
     }
 
     /// Whether the stub is idle and no call that is prepared will be made any more. It stays so,
@@ -101,14 +101,14 @@ impl Gate {
         (self.left() == 0 || self.is_ended()) && self.is_idle()
     }
 
-    /// Sleeps until what was rung for is over, for `limit` at most. It may come back sooner, and
-    /// what is not answered is looked at every [`LOOK`].
+    /// Sleeps until what was rung for is completed, for `limit` at most. It may come back sooner,
+    /// and what is not answered is looked at every [`LOOK`].
     pub fn await_end(&self, limit: Duration) {
         let comm = self.comm();
-        let over = comm.over.load(Ordering::SeqCst);
+        let completed = comm.completed.load(Ordering::SeqCst);
         let limit = if comm.answers.load(Ordering::SeqCst) == 0 { limit.min(LOOK) } else { limit };
-        if over != comm.rung.load(Ordering::SeqCst) {
-            futex::wait(&comm.over, over, limit);
+        if completed != comm.rung.load(Ordering::SeqCst) {
+            futex::wait(&comm.completed, completed, limit);
         }
     }
 

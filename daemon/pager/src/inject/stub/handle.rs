@@ -340,7 +340,7 @@ impl Stub {
         tracing::warn!(
             "the stub {} has not answered for {seconds} s, and its program's faults wait; is the program frozen? It is in {}",
             self.pid,
-            process::place(self.pid)
+            process::where_in_kernel(self.pid)
         );
     }
 

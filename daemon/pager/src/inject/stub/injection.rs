@@ -7,7 +7,7 @@ use super::gate::Gate;
 use super::handle::{Stub, StubError, system};
 use super::layout::{Comm, HUGE, NAME, SHARED_PAGE_MEMFD, STAGING};
 use super::reap;
-use crate::inject::tracee::{self, Beside, TraceError, Tracee};
+use crate::inject::tracee::{self, AskedThreads, TraceError, Tracee};
 use crate::kernel::process;
 use crate::kernel::uffd::USERFAULTFD_IOC_NEW;
 use annex_host::mapped;
@@ -43,7 +43,7 @@ pub struct Injected {
     pub pause: Pause,
     pub accompany: bool,
     /// Threads of the app that may still stop because they were asked to.
-    pub beside: Beside,
+    pub asked: AskedThreads,
 }
 
 /// Stops a thread of `pid`, has it clone the stub, lets it go, and sets the stub up. Must be called
@@ -53,24 +53,24 @@ pub fn inject(pid: i32, suspend_seccomp: bool, seed: Seed<'_>) -> Result<Injecte
     // Looked for while the app runs: it may take long.
     let block = gap::middle(pid).ok_or(TraceError::Died { tid: pid })?;
     let start = Instant::now();
-    let (mut thread, mut beside) = tracee::borrow(pid, suspend_seccomp)?;
-    let cloned = clone_stub(&mut thread, &mut beside, pid, (is_init, block));
+    let (mut thread, mut asked) = tracee::borrow(pid, suspend_seccomp)?;
+    let cloned = clone_stub(&mut thread, &mut asked, pid, (is_init, block));
     let released = thread.release();
     let pause = Pause(start.elapsed());
-    beside.let_go();
+    asked.let_go();
     let (mut child, pid_there, scratch) = cloned?;
     let block = scratch + HUGE;
     let stub_pid = child.tid();
     let result = released
         .map_err(StubError::from)
         .and_then(|()| furnish(&mut child, (stub_pid, pid_there), (scratch, block), &seed));
-    beside.let_go();
+    asked.let_go();
     match result {
         Ok(stub) => {
             // Faults wait while it moves pages; it never runs for longer than that takes.
             Precedence::OfAll.give(stub_pid);
             child.jump(stub.code_at, stub.comm_at, suspend_seccomp)?;
-            Ok(Injected { stub, pause, accompany: suspend_seccomp, beside })
+            Ok(Injected { stub, pause, accompany: suspend_seccomp, asked })
         }
         Err(e) => {
             child.kill();
@@ -90,12 +90,12 @@ pub fn inject(pid: i32, suspend_seccomp: bool, seed: Seed<'_>) -> Result<Injecte
 /// it over.
 fn clone_stub(
     thread: &mut Tracee,
-    beside: &mut Beside,
+    asked: &mut AskedThreads,
     pid: i32,
     how: (bool, u64),
 ) -> Result<(Tracee, i32, u64), TraceError> {
-    let (mut between, between_there) = clone_unlimited(thread, beside, pid)?;
-    let made = clone_from(&mut between, thread, beside, how);
+    let (mut between, between_there) = clone_unlimited(thread, asked, pid)?;
+    let made = clone_from(&mut between, thread, asked, how);
     match made {
         Ok((Some((stub, pid_there)), scratch)) => {
             collect_own(between, between_there, thread);
@@ -113,7 +113,7 @@ fn clone_stub(
 fn clone_from(
     between: &mut Tracee,
     thread: &mut Tracee,
-    beside: &mut Beside,
+    asked: &mut AskedThreads,
     (is_init, block): (bool, u64),
 ) -> Result<(Option<(Tracee, i32)>, u64), TraceError> {
     process::lift_limits(between.tid());
@@ -123,7 +123,7 @@ fn clone_from(
         let mut is_subreaper = [0u8; 4];
         process::read_memory(between.tid(), scratch, &mut is_subreaper).is_ok() && is_subreaper != [0; 4]
     };
-    let made = if adopts { None } else { Some(between.clone_process(beside)?) };
+    let made = if adopts { None } else { Some(between.clone_process(asked)?) };
     Ok((made, scratch))
 }
 
@@ -134,13 +134,13 @@ fn collect_own(between: Tracee, there: i32, thread: &mut Tracee) {
 
 /// `clone` in the thread, though the program's user may have no more processes: for that moment it
 /// may.
-fn clone_unlimited(thread: &mut Tracee, beside: &mut Beside, pid: i32) -> Result<(Tracee, i32), TraceError> {
-    let first = thread.clone_process(beside);
+fn clone_unlimited(thread: &mut Tracee, asked: &mut AskedThreads, pid: i32) -> Result<(Tracee, i32), TraceError> {
+    let first = thread.clone_process(asked);
     if !first.as_ref().is_err_and(|e| e.errno() == Some(libc::EAGAIN)) {
         return first;
     }
     let Some(limit) = process::set_limit(pid, libc::RLIMIT_NPROC, process::UNLIMITED) else { return first };
-    let second = thread.clone_process(beside);
+    let second = thread.clone_process(asked);
     process::set_limit(pid, libc::RLIMIT_NPROC, limit);
     second
 }

@@ -30,11 +30,11 @@ pub(super) struct Comm {
     /// See `gate`.
     pub gate: AtomicU32,
     pub left: AtomicU32,
-    /// How often the bell was rung, on which the stub sleeps, and which of these rings is over, on
-    /// which annexd does.
+    /// How often the bell was rung, on which the stub sleeps, and which of these rings is
+    /// completed, on which annexd does.
     pub rung: AtomicU32,
-    pub over: AtomicU32,
-    /// Whether annexd is to be woken when this ring is over.
+    pub completed: AtomicU32,
+    /// Whether annexd is to be woken when this ring is completed.
     pub answers: AtomicU32,
     pad: u32,
     /// Where threads of the program write what they are asked for.
@@ -57,7 +57,7 @@ const _: () = {
     assert!(std::mem::offset_of!(Comm, gate) == 8);
     assert!(std::mem::offset_of!(Comm, left) == 12);
     assert!(std::mem::offset_of!(Comm, rung) == 16);
-    assert!(std::mem::offset_of!(Comm, over) == 20);
+    assert!(std::mem::offset_of!(Comm, completed) == 20);
     assert!(std::mem::offset_of!(Comm, answers) == 24);
     assert!(std::mem::offset_of!(Comm, calls) == 64);
     assert!(size_of::<Call>() == 64);

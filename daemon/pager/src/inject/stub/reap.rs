@@ -35,17 +35,17 @@ pub fn reap(pid: i32, suspend_seccomp: bool, stub: i32, mappings: &[(u64, u64)])
         return;
     }
     let seccomp = process::identity(parent).is_ok_and(|i| i.seccomp);
-    let _ = tracee::borrow(parent, seccomp).and_then(|(mut thread, mut beside)| {
+    let _ = tracee::borrow(parent, seccomp).and_then(|(mut thread, mut asked)| {
         collect(&mut thread, parent, stub);
         let released = thread.release();
-        beside.let_go();
+        asked.let_go();
         released
     });
 }
 
 /// What is to be done in the program itself.
 fn tidy(pid: i32, suspend_seccomp: bool, stub: i32, mappings: &[(u64, u64)]) -> Result<(), tracee::TraceError> {
-    let (mut thread, mut beside) = tracee::borrow(pid, suspend_seccomp)?;
+    let (mut thread, mut asked) = tracee::borrow(pid, suspend_seccomp)?;
     // Looked at while the thread is held: were another one calling exec, this one would be ended by
     // that.
     let there = Lookup::open(thread.tid());
@@ -60,7 +60,7 @@ fn tidy(pid: i32, suspend_seccomp: bool, stub: i32, mappings: &[(u64, u64)]) -> 
     }
     collect(&mut thread, pid, stub);
     let released = thread.release();
-    beside.let_go();
+    asked.let_go();
     released
 }
 

@@ -6,7 +6,7 @@
 //! The first that stops is taken. The others are let go as soon as they stop, or by the kernel when
 //! the tracing thread ends.
 
-use super::beside::{Beside, Seen, look};
+use super::asked::{AskedThreads, Seen, look};
 use super::ptrace::{TraceError, find_syscall, interrupt_new, pause};
 use super::thread::Tracee;
 use crate::kernel::process::{self, Stat};
@@ -22,9 +22,9 @@ const MOST_ASKED: usize = 16;
 const MOST_TOLD: usize = 3;
 
 /// Stops the first thread of `pid` that can be.
-pub fn borrow(pid: i32, suspend_seccomp: bool) -> Result<(Tracee, Beside), TraceError> {
+pub fn borrow(pid: i32, suspend_seccomp: bool) -> Result<(Tracee, AskedThreads), TraceError> {
     let start = Instant::now();
-    let mut beside = Beside { pid, tids: Vec::new() };
+    let mut asked = AskedThreads { pid, tids: Vec::new() };
     let mut refused = None;
     // Most often the main thread stops at once: others are looked for when it does not.
     let mut next = vec![pid];
@@ -33,39 +33,39 @@ pub fn borrow(pid: i32, suspend_seccomp: bool) -> Result<(Tracee, Beside), Trace
     loop {
         if Instant::now() >= next_round {
             if next.is_empty() {
-                next = candidates(pid, &beside.tids);
+                next = candidates(pid, &asked.tids);
             }
             next.retain(|tid| Stat::read_thread(pid, *tid).is_some_and(|stat| !stat.is_zombie()));
-            while !next.is_empty() && beside.tids.len() < MOST_ASKED {
+            while !next.is_empty() && asked.tids.len() < MOST_ASKED {
                 let tid = next.remove(0);
                 match interrupt_new(tid, suspend_seccomp) {
                     Ok(()) => {
-                        beside.tids.push(tid);
+                        asked.tids.push(tid);
                         break;
                     }
                     Err(error) => refused = Some(error),
                 }
             }
-            next_round = Instant::now() + if beside.tids.is_empty() { Duration::ZERO } else { PATIENCE };
+            next_round = Instant::now() + if asked.tids.is_empty() { Duration::ZERO } else { PATIENCE };
         }
-        for nth in (0..beside.tids.len()).rev() {
-            let tid = beside.tids[nth];
+        for nth in (0..asked.tids.len()).rev() {
+            let tid = asked.tids[nth];
             match look(tid) {
                 Seen::Running => {}
-                Seen::Gone => drop(beside.tids.swap_remove(nth)),
+                Seen::Ended => drop(asked.tids.swap_remove(nth)),
                 Seen::Stopped => {
-                    beside.tids.swap_remove(nth);
+                    asked.tids.swap_remove(nth);
                     syscall_at = syscall_at.or_else(|| find_syscall(tid));
-                    return Ok((Tracee::take(pid, tid, syscall_at)?, beside));
+                    return Ok((Tracee::take(pid, tid, syscall_at)?, asked));
                 }
             }
         }
         let waited = start.elapsed();
-        if beside.tids.is_empty() && (waited > PATIENCE * 5 || candidates(pid, &[]).is_empty()) {
+        if asked.tids.is_empty() && (waited > PATIENCE * 5 || candidates(pid, &[]).is_empty()) {
             return Err(refused.unwrap_or(TraceError::Died { tid: pid }));
         }
         if waited > DEADLINE {
-            return Err(TraceError::NoneStopped { pid, causes: causes(pid, &beside.tids) });
+            return Err(TraceError::NoneStopped { pid, causes: causes(pid, &asked.tids) });
         }
         pause(waited);
     }
@@ -90,7 +90,7 @@ impl Borrowing {
         loop {
             match look(tid) {
                 Seen::Stopped => return Tracee::take(self.pid, tid, self.syscall_at).ok(),
-                Seen::Gone => return None,
+                Seen::Ended => return None,
                 // The kernel lets it go when the tracing thread ends.
                 Seen::Running if start.elapsed() > PATIENCE => return None,
                 Seen::Running => pause(start.elapsed()),

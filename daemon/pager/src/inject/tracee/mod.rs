@@ -13,7 +13,7 @@
 //! ptrace belongs to the *thread* that seized: a `Tracee` must not leave it (it is `!Send`), and if
 //! that thread ends, the kernel lets the tracee go.
 
-mod beside;
+mod asked;
 mod choice;
 mod dispatch;
 mod interrupted;
@@ -23,7 +23,7 @@ mod rseq;
 mod tests;
 mod thread;
 
-pub use beside::{Beside, accompany};
+pub use asked::{AskedThreads, accompany};
 pub use choice::{Borrowing, borrow};
 pub use ptrace::TraceError;
 pub use thread::Tracee;

@@ -61,12 +61,12 @@ impl Drop for Child {
 pub(super) fn disturb(pid: i32) -> Result<i32, TraceError> {
     // The tracer may have children that are none of this test's tracees.
     std::thread::spawn(move || {
-        let (mut tracee, mut beside) = borrow(pid, false)?;
+        let (mut tracee, mut asked) = borrow(pid, false)?;
         let tid = tracee.tid();
         let answered = tracee.syscall(libc::SYS_getpid, [0; 6])?;
         assert_eq!(answered, i64::from(pid));
         tracee.release()?;
-        beside.let_go();
+        asked.let_go();
         Ok(tid)
     })
     .join()

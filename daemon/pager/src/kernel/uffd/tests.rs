@@ -147,7 +147,7 @@ fn a_page_that_a_stopped_move_took_along_is_found_in_staging() {
             while done.load(SeqCst) != round {
                 std::thread::yield_now();
             }
-            let staged = staged::places(&mut pagemap, (dst, PAGE as u64)).expect("a scan");
+            let staged = staged::pages_present(&mut pagemap, (dst, PAGE as u64)).expect("a scan");
             let arrived = stopped.is_none() || staged.contains(&0);
             // SAFETY: if nothing arrived there, this is not read.
             let holds = |addr: u64| unsafe { (addr as *const u32).read_volatile() } == round;

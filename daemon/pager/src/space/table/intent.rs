@@ -1,12 +1,7 @@
 //! The eviction under way, noted so that a successor can bring its pages back.
 //!
-//! ```text
-//! 8192         phase u32 (0 none, 1 moving, 2 moved), pages u32
-//! 8200         512 x {page u64, slot u32, slot before u32, place in staging (pages) u32, settled u32}
-//! ```
-//!
 //! - *Moving*: the stub may have moved any of the pages. A page that is in staging was moved; its
-//!   record may still be the old one, unless the page is *settled*: then its record has been put
+//!   record may still be the old one, unless the page is *settled*: then its record has been made
 //!   right since its move was over, and may have changed in any way after that.
 //! - *Moved*: the records name the slots, and the bytes are in staging. A page whose bytes go to
 //!   another slot than noted first gets the new one noted before its record changes; the slot
@@ -36,8 +31,8 @@ pub struct Victim {
     /// The slot it had first, if it was given a better one.
     pub before: SlotIdx,
     /// Where it is in staging, in pages.
-    pub place: u64,
-    /// Its move is over, and its record has been put right once.
+    pub staged_at: u64,
+    /// Its move is over, and its record has been made right once.
     pub settled: bool,
 }
 
@@ -71,7 +66,7 @@ impl Table {
             self.words.write_u64(at, victim.page.0);
             self.words.write(at + 8, victim.slot.0);
             self.words.write(at + 12, victim.before.0);
-            self.words.write(at + 16, victim.place as u32);
+            self.words.write(at + 16, victim.staged_at as u32);
             self.words.write(at + 20, victim.settled.into());
             pages = i + 1;
         }
@@ -113,7 +108,7 @@ impl Table {
                 page: PageIdx(self.words.read_u64(at)),
                 slot: SlotIdx(self.words.read(at + 8)),
                 before: SlotIdx(self.words.read(at + 12)),
-                place: u64::from(self.words.read(at + 16)),
+                staged_at: u64::from(self.words.read(at + 16)),
                 settled: self.words.read(at + 20) != 0,
             }
         };
@@ -132,7 +127,13 @@ mod tests {
     use super::*;
 
     fn victim(page: u64, slot: u32) -> Victim {
-        Victim { page: PageIdx(page), slot: SlotIdx(slot), before: SlotIdx(slot), place: page - 100, settled: false }
+        Victim {
+            page: PageIdx(page),
+            slot: SlotIdx(slot),
+            before: SlotIdx(slot),
+            staged_at: page - 100,
+            settled: false,
+        }
     }
 
     #[test]

@@ -92,12 +92,12 @@ mod tests {
             unsafe { table.journal().add(i).write(message(event)) };
         }
         table.begin();
-        table.set(PageIdx(5), Record::Gone).unwrap();
+        table.set(PageIdx(5), Record::Removed).unwrap();
         table.commit(1);
         table.begin();
-        table.set(PageIdx(6), Record::Gone).unwrap();
+        table.set(PageIdx(6), Record::Removed).unwrap();
         let successor = reopened(&table);
-        assert_eq!(records(&successor), [(PageIdx(5), Record::Gone)]);
+        assert_eq!(records(&successor), [(PageIdx(5), Record::Removed)]);
         assert_eq!(successor.unapplied().iter().map(|(i, m)| (*i, m.event)).collect::<Vec<_>>(), [(1, 0x16)]);
         successor.clear_journal(2);
         assert!(reopened(&successor).unapplied().is_empty());

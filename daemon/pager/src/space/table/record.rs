@@ -9,7 +9,7 @@ use std::io;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Record {
     None,
-    Gone,
+    Removed,
     Poisoned,
     Evicted(SlotIdx),
     Clean(SlotIdx),
@@ -19,7 +19,7 @@ impl Record {
     pub fn encode(self) -> u32 {
         match self {
             Record::None => 0,
-            Record::Gone => 1,
+            Record::Removed => 1,
             Record::Poisoned => 2,
             Record::Evicted(slot) => 1 << 30 | slot.0,
             Record::Clean(slot) => 2 << 30 | slot.0,
@@ -32,7 +32,7 @@ impl Record {
             (1, _) => Record::Evicted(slot),
             (2, _) => Record::Clean(slot),
             (0, 0) => Record::None,
-            (0, 1) => Record::Gone,
+            (0, 1) => Record::Removed,
             // Anything else was never written; poison fails closed.
             _ => Record::Poisoned,
         }

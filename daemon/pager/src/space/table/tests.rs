@@ -16,7 +16,7 @@ fn a_covered_chunk_is_given_back_and_used_again() {
     let mut released = Vec::new();
     table.clear(PageIdx(0), Table::everything().1, |slot| released.push(slot));
     assert_eq!((released, table.evicted(), table.record(far)), (vec![SlotIdx(MAX_SLOT)], 0, Record::None));
-    table.set(PageIdx(5), Record::Gone).unwrap();
+    table.set(PageIdx(5), Record::Removed).unwrap();
     assert_eq!(table.words.read(12), 1, "the freed chunk is used again");
     assert_eq!(table.record(PageIdx(6)), Record::None, "and carries nothing over");
 }
@@ -53,7 +53,7 @@ proptest! {
         for step in steps {
             match step {
                 Step::Set(page, r) => {
-                    let record = match r { 0 => Record::None, 1 => Record::Gone, 2..20 => Record::Clean(SlotIdx(r)), _ => Record::Evicted(SlotIdx(r)) };
+                    let record = match r { 0 => Record::None, 1 => Record::Removed, 2..20 => Record::Clean(SlotIdx(r)), _ => Record::Evicted(SlotIdx(r)) };
                     let before = table.set(PageIdx(page), record).unwrap();
                     let expected = if record == Record::None { model.remove(&page) } else { model.insert(page, record) };
                     prop_assert_eq!(before, expected.unwrap_or(Record::None));

@@ -60,7 +60,7 @@ fn staging_is_emptied_and_registered_again_though_nobody_reads_messages() {
     };
     let mut source = MmapMut::map_anon(LEN).expect("memory");
     let mut pagemap = Pagemap::open(pid).expect("our pagemap");
-    let mut held = || staged::places(&mut pagemap, (staging, STAGING)).expect("our pagemap");
+    let mut held = || staged::pages_present(&mut pagemap, (staging, STAGING)).expect("our pagemap");
     for round in 1..=3 {
         source.fill(round);
         let at = stub.take_part(PAGES as u64, PAGES);

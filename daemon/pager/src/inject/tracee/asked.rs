@@ -1,5 +1,5 @@
-//! Threads and processes beside the one that was borrowed: those that were asked to stop and are not
-//! needed, and those that are made by it.
+//! Threads and processes other than the one that was borrowed: those that were asked to stop and
+//! are not needed, and those that are made by it.
 
 use super::ptrace::{
     PTRACE_EVENT_STOP, PTRACE_O_EXITKILL, PTRACE_O_SUSPEND_SECCOMP, PTRACE_O_TRACESYSGOOD, PTRACE_SETOPTIONS,
@@ -12,18 +12,18 @@ use std::time::{Duration, Instant};
 
 /// Threads that were asked to stop and are not needed any more.
 #[derive(Debug, Default)]
-pub struct Beside {
+pub struct AskedThreads {
     pub(super) pid: i32,
     pub(super) tids: Vec<i32>,
 }
 
-impl Beside {
+impl AskedThreads {
     /// Lets those of them go that have stopped.
     pub fn let_go(&mut self) {
         let pid = self.pid;
         self.tids.retain(|tid| match look(*tid) {
             Seen::Running => true,
-            Seen::Gone => false,
+            Seen::Ended => false,
             Seen::Stopped => {
                 if let Ok(tracee) = Tracee::take(pid, *tid, find_syscall(*tid)) {
                     let _ = tracee.release();
@@ -45,7 +45,7 @@ impl Beside {
 pub(super) enum Seen {
     Running,
     Stopped,
-    Gone,
+    Ended,
 }
 
 /// Whether a thread that was asked to stop has.
@@ -57,12 +57,12 @@ pub(super) fn look(tid: i32) -> Seen {
         match unsafe { libc::waitpid(tid, &mut status, flags) } {
             0 => return Seen::Running,
             -1 if Errno::last() == Errno::EINTR => {}
-            p if p != tid || !libc::WIFSTOPPED(status) => return Seen::Gone,
+            p if p != tid || !libc::WIFSTOPPED(status) => return Seen::Ended,
             _ if status >> 16 == PTRACE_EVENT_STOP => return Seen::Stopped,
             // A signal came first: deliver it, the stop follows.
             _ => {
                 if ptrace(libc::PTRACE_CONT, tid, 0, libc::WSTOPSIG(status) as usize).is_err() {
-                    return Seen::Gone;
+                    return Seen::Ended;
                 }
             }
         }
@@ -72,15 +72,15 @@ pub(super) fn look(tid: i32) -> Seen {
 impl Tracee {
     /// `clone(CLONE_VM)` in the thread: a new process in the same address space, stopped and traced
     /// by us from its birth. Returns it and the PID it has in the thread's own namespace. A thread
-    /// `beside` that stops only now is none of the new process: it is let go.
-    pub fn clone_process(&mut self, beside: &mut Beside) -> Result<(Tracee, i32), TraceError> {
+    /// that was `asked` and stops only now is none of the new process: it is let go.
+    pub fn clone_process(&mut self, asked: &mut AskedThreads) -> Result<(Tracee, i32), TraceError> {
         let flags = libc::CLONE_VM | libc::CLONE_FILES | libc::CLONE_PTRACE;
         let pid_there = self.call("clone", libc::SYS_clone, [flags as u64, 0, 0, 0, 0, 0])? as i32;
         let deadline = Instant::now() + STOP_DEADLINE;
         loop {
             match next_to_tell() {
                 Some(pid) if pid == self.tid => return Err(TraceError::Died { tid: self.tid }),
-                Some(pid) if beside.contains(pid) => beside.let_go(),
+                Some(pid) if asked.contains(pid) => asked.let_go(),
                 Some(pid) => {
                     wait(pid)?;
                     end_with_us(pid, self.tid);
@@ -96,7 +96,7 @@ impl Tracee {
     pub fn kill(self) {
         // SAFETY: our own tracee, so the PID can't have been recycled.
         unsafe { libc::kill(self.tid, libc::SIGKILL) };
-        accompany(self.tid, &mut Beside::default());
+        accompany(self.tid, &mut AskedThreads::default());
     }
 }
 
@@ -122,18 +122,18 @@ fn next_to_tell() -> Option<i32> {
 }
 
 /// Keeps a traced thread running until it ends: every stop is passed on. For a stub whose seccomp
-/// filter is suspended. Threads that were asked to stop beside it are let go when they do.
-pub fn accompany(tid: i32, beside: &mut Beside) {
+/// filter is suspended. Threads that were asked to stop as well are let go when they do.
+pub fn accompany(tid: i32, asked: &mut AskedThreads) {
     loop {
         let mut status = 0;
-        let hang = if beside.is_empty() { 0 } else { libc::WNOHANG };
+        let hang = if asked.is_empty() { 0 } else { libc::WNOHANG };
         // SAFETY: waitpid writes one int.
         let pid = unsafe { libc::waitpid(tid, &mut status, libc::__WALL | libc::__WNOTHREAD | hang) };
         if pid < 0 && Errno::last() == Errno::EINTR {
             continue;
         }
         if pid == 0 {
-            beside.let_go();
+            asked.let_go();
             std::thread::sleep(Duration::from_millis(1));
             continue;
         }
