@@ -1,11 +1,11 @@
 //! An app: the processes that are managed as one, their shared local limit, and what is counted
 //! about them.
 
-use crate::evict::eviction_blocked::EvictionBlocked;
-use crate::fault::page_fault::Fault;
-use crate::kernel::process::{self, Stat};
-use crate::kernel::scan::Pagemap;
-use crate::space::identity::{Identity, SpaceId};
+use crate::evict::EvictionBlocked;
+use crate::fault::Fault;
+use crate::kernel::process::Stat;
+use crate::kernel::{Pagemap, process};
+use crate::space::{Identity, SpaceId};
 use annex_host::keeper::{Keeper, Kept};
 use annex_host::latency::Latency;
 use annex_shared::api::{AppInfo, AppState, Faults, Limit, Target, format_bytes};

@@ -5,18 +5,17 @@
 //! Neither is ever waited for by a fault.
 
 use crate::app::application::{App, Member};
-use crate::app::membership::{self, ProcessScan};
-use crate::events::young::bequeath;
+use crate::app::membership;
+use crate::app::membership::ProcessScan;
+use crate::events::bequeath;
 use crate::inject::attach::AttachError;
-use crate::inject::context::AttachContext;
-use crate::inject::stub::{self, Stub};
-use crate::inject::tracer_process;
-use crate::kernel::mm::Mark;
+use crate::inject::stub::Stub;
+use crate::inject::{AttachContext, stub, tracer_process};
+use crate::kernel::Mark;
 use crate::kernel::process::Stat;
 use crate::kernel::uffd::Proof;
-use crate::recovery::ledger::Ledger;
-use crate::recovery::restore;
-use crate::space::address_space::Space;
+use crate::recovery::{Ledger, restore};
+use crate::space::Space;
 use annex_host::priority::Precedence;
 use annex_host::sentinel::Sentinel;
 use annex_shared::api::{AppState, Target};

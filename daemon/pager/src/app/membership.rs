@@ -7,7 +7,8 @@
 
 use crate::app::application::{App, Member};
 use crate::inject::stub;
-use crate::kernel::process::{self, Stat};
+use crate::kernel::process;
+use crate::kernel::process::Stat;
 use annex_shared::api::{APP_MARK, Target};
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};

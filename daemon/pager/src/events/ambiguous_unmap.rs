@@ -9,9 +9,8 @@
 //! begins below the place: below where the landed one began, if the UNMAP took that one's
 //! beginning.
 
-use crate::page::PageIdx;
-use crate::page::{Range, overlap};
-use crate::space::table::Record;
+use crate::page::{PageIdx, Range, overlap};
+use crate::space::Record;
 
 /// Pages of which it is not known whether they are mapped as the records have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,9 +7,9 @@
 //! can't be looked at is an error: its child would find its parent's bytes where it is to find
 //! zeros.
 
-use crate::kernel::process::{self, Mapping};
-use crate::page::PageIdx;
-use crate::page::Range;
+use crate::kernel::process;
+use crate::kernel::process::Mapping;
+use crate::page::{PageIdx, Range};
 use std::io;
 use std::time::Duration;
 

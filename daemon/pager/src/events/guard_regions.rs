@@ -14,15 +14,10 @@
 //! second, while pages are evicted), or a page is prefetched to its place until then.
 
 use crate::events::settle::settle_changes;
-use crate::kernel::scan::{Pagemap, Run};
 use crate::kernel::uffd::Probe;
-use crate::page::PageIdx;
-use crate::page::Range;
-use crate::space::address_space::Space;
-use crate::space::core::Core;
-use crate::space::core::GuardRegions;
-use crate::space::shared::Shared;
-use crate::space::table::Record;
+use crate::kernel::{Pagemap, Run};
+use crate::page::{PageIdx, Range};
+use crate::space::{Core, GuardRegions, Record, Shared, Space};
 use annex_shared::ids::SlotIdx;
 
 /// Pages of guarded mappings that one look brings back.

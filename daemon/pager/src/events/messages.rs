@@ -1,12 +1,10 @@
 //! Reading what a userfaultfd has to say: changes are applied at once, faults are gathered.
 
 use crate::events::changes::change;
-use crate::fault::page_fault::Fault;
+use crate::fault::Fault;
 use crate::kernel::uffd::Event;
 use crate::page::PageIdx;
-use crate::space::address_space::Space;
-use crate::space::guard::SpaceGuard;
-use crate::space::shared::Shared;
+use crate::space::{Shared, Space, SpaceGuard};
 use annex_shared::page::PAGE_SIZE;
 use std::sync::Arc;
 use std::time::Instant;

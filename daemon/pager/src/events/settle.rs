@@ -6,14 +6,11 @@ use crate::events::ambiguous_unmap::{AmbiguousUnmap, Evidence, Origin, Verdict, 
 use crate::events::changes::pages;
 use crate::events::messages::{read_and_wake, read_messages};
 use crate::events::young::{Read, release_children, release_orphans, release_patient_children};
-use crate::fault::page_fault::Fault;
+use crate::fault::Fault;
 use crate::kernel::process;
 use crate::kernel::uffd::Probe;
 use crate::page::{PageIdx, Range};
-use crate::space::address_space::Space;
-use crate::space::core::Core;
-use crate::space::guard::SpaceGuard;
-use crate::space::shared::Shared;
+use crate::space::{Core, Shared, Space, SpaceGuard};
 use std::sync::Arc;
 use std::time::Instant;
 

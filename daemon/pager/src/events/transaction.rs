@@ -2,9 +2,7 @@
 
 use crate::events::ambiguous_unmap::AmbiguousUnmap;
 use crate::page::{PageIdx, Range};
-use crate::space::core::Core;
-use crate::space::shared::Shared;
-use crate::space::table::{Record, TableFull};
+use crate::space::{Core, Record, Shared, TableFull};
 
 impl Core {
     /// Ends the transaction of a change: the window is saved with it, and what it let go of is

@@ -8,10 +8,8 @@
 //! The last list, of ranges, is what the space has changed of its own while it was young.
 
 use crate::events::ambiguous_unmap::{AmbiguousUnmap, Origin};
-use crate::page::PageIdx;
-use crate::page::{Range, overlap, without};
-use crate::space::identity::SpaceId;
-use crate::space::table::Record;
+use crate::page::{PageIdx, Range, overlap, without};
+use crate::space::{Record, SpaceId};
 
 /// Kinds of past changes.
 const FORK: u32 = 1;

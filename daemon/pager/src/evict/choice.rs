@@ -4,19 +4,14 @@
 //! What mappings there are is read anew now and then, and with it where guards are and what must
 //! stay.
 
-use crate::events::guard_regions::look_for_guards;
+use crate::events::look_for_guards;
 use crate::evict::clock::{Clock, Victims};
 use crate::evict::outcome::Outcome;
 use crate::evict::policy;
 use crate::inject::stub::Stub;
-use crate::kernel::process;
-use crate::kernel::scan::Run;
+use crate::kernel::{Run, process};
 use crate::page::PageIdx;
-use crate::space::address_space::Space;
-use crate::space::core::Core;
-use crate::space::region;
-use crate::space::shared::Shared;
-use crate::space::table::Record;
+use crate::space::{Core, Record, Shared, Space, region};
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -6,10 +6,9 @@
 //! on every call the kernel interrupts each CPU that runs the app, so long spans are worth having.
 
 use crate::inject::stub::{STAGING_PART, Stub};
-use crate::kernel::scan::{Pagemap, Run};
+use crate::kernel::{Pagemap, Run};
 use crate::page::PageIdx;
-use crate::space::identity::Identity;
-use crate::space::table::INTENT_RANGES;
+use crate::space::{INTENT_RANGES, Identity};
 use annex_host::failpoint::failpoint;
 use std::io;
 use std::time::{Duration, Instant};

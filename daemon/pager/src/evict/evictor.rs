@@ -17,25 +17,19 @@
 //! REMOVE makes MOVE answer EAGAIN instead of touching an address that has become something else.
 //! If all replicas of a batch fail, its bytes go back into the app.
 
-use crate::events::settle::settle_changes;
+use crate::events::settle_changes;
 use crate::evict::choice::{choose, recheck};
 use crate::evict::clock::{Clock, Victims};
 use crate::evict::eviction_blocked::Cause;
 use crate::evict::move_batch::{Made, MoveBatch, Moved};
 use crate::evict::outcome::Outcome;
 use crate::evict::thread_exit;
-use crate::fault::install::put_back;
-use crate::fault::page_fault::Fault;
-use crate::fault::workers::Workers;
+use crate::fault::{Fault, Workers, put_back};
 use crate::inject::stub::{CallError, Gate, Hurry, Stub};
-use crate::kernel::mm::Mm;
+use crate::kernel::Mm;
 use crate::page::PageIdx;
 use crate::recovery::rollback;
-use crate::space::address_space::{Evicting, Space};
-use crate::space::registration::prepare;
-use crate::space::registry::Registry;
-use crate::space::shared::Shared;
-use crate::space::table::{Record, Table, Victim};
+use crate::space::{Evicting, Record, Registry, Shared, Space, Table, Victim, prepare};
 use annex_host::failpoint::failpoint;
 use annex_host::priority::Urgent;
 use annex_host::repeated;

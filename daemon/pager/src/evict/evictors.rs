@@ -8,16 +8,15 @@
 //! lane of its own. Nobody waits for a space that an evictor has. One that finds, when its batch is
 //! over, that somebody else acts, ends.
 
-use crate::app::application::{App, Watermarks};
 use crate::app::manager::AppRegistry;
+use crate::app::{App, Watermarks};
 use crate::evict::eviction_blocked::Cause;
 use crate::evict::evictor::{BATCH, Evictor};
 use crate::evict::outcome::Outcome;
-use crate::fault::workers::Workers;
+use crate::fault::Workers;
 use crate::recovery::restore;
 use crate::sched::watchdog::MOST_EVICTORS;
-use crate::space::registry::Registry;
-use crate::space::shared::Shared;
+use crate::space::{Registry, Shared};
 use annex_host::sentinel::Sentinel;
 use annex_shared::api::AppState;
 use nix::poll::{PollFd, PollFlags, poll};

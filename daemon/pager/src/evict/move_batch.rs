@@ -7,11 +7,11 @@
 //! with each call.
 
 use crate::inject::stub::{Gate, Hurry, STAGING, Stub};
-use crate::kernel::scan::Pagemap;
-use crate::page::PageIdx;
-use crate::page::Range;
-use crate::recovery::staged::{self, SpaceRecords};
-use crate::space::table::{Record, Victim};
+use crate::kernel::Pagemap;
+use crate::page::{PageIdx, Range};
+use crate::recovery::staged;
+use crate::recovery::staged::SpaceRecords;
+use crate::space::{Record, Victim};
 use annex_host::failpoint::failpoint;
 use annex_pool::Pool;
 use annex_shared::ids::SlotIdx;

@@ -18,8 +18,7 @@
 //! begins.
 
 use crate::inject::tracer_process;
-use crate::kernel::mm::Mm;
-use crate::kernel::process;
+use crate::kernel::{Mm, process};
 use crate::page::PageIdx;
 use annex_shared::page::PAGE_SIZE;
 use std::collections::HashMap;

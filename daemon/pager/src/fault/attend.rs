@@ -1,15 +1,12 @@
 //! What a worker does for a space that has something to say: reads it, and serves the faults.
 
-use crate::events::settle::{drain, grows_up};
+use crate::events::{drain, grows_up};
 use crate::fault::next::Next;
 use crate::fault::page_fault::Fault;
 use crate::fault::serve::serve;
 use crate::fault::worker::{Again, Worker};
 use crate::sched::affinity;
-use crate::space::address_space::Space;
-use crate::space::core::Core;
-use crate::space::guard::SpaceGuard;
-use crate::space::identity::SpaceId;
+use crate::space::{Core, Space, SpaceGuard, SpaceId};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;

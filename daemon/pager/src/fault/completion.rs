@@ -5,7 +5,7 @@ use crate::fault::install::{install, lose};
 use crate::fault::page_fault::{Fault, Why};
 use crate::fault::worker::{Again, PATIENCE, Pending, Worker};
 use crate::page::PageIdx;
-use crate::space::address_space::Space;
+use crate::space::Space;
 use annex_host::repeated;
 use annex_pool::{Buf, Done, IoError};
 use annex_shared::ids::SlotIdx;

@@ -6,13 +6,10 @@
 //! left out; what is on its way to the donors ends it. What lies a stride apart is not brought if
 //! it would put the app over its limit.
 
-use crate::app::application::App;
+use crate::app::App;
 use crate::fault::prefetch::{Plan, WIDEST_APART};
-use crate::page::PageIdx;
-use crate::page::Range;
-use crate::space::core::Core;
-use crate::space::shared::Shared;
-use crate::space::table::Record;
+use crate::page::{PageIdx, Range};
+use crate::space::{Core, Record, Shared};
 use annex_shared::ids::SlotIdx;
 use std::sync::atomic::Ordering::Relaxed;
 

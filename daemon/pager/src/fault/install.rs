@@ -1,16 +1,12 @@
 //! Pages that come in: installed, put back or lost, and their records with them.
 
-use crate::events::guard_regions::heed_guards;
-use crate::events::settle::settle_changes;
+use crate::events::{heed_guards, settle_changes};
 use crate::evict::policy;
 use crate::fault::fetch::Stretch;
 use crate::fault::page_fault::Why;
 use crate::kernel::uffd::Installed;
 use crate::page::PageIdx;
-use crate::space::address_space::Space;
-use crate::space::core::Core;
-use crate::space::shared::Shared;
-use crate::space::table::Record;
+use crate::space::{Core, Record, Shared, Space};
 use annex_host::failpoint::failpoint;
 use annex_host::repeated;
 use annex_shared::ids::SlotIdx;

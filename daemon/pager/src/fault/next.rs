@@ -8,7 +8,7 @@ pub enum Next {
     /// Nothing: served, or somebody else will.
     Served,
     /// Nothing for now: the app delays it until there is room, or until it has waited long enough
-    /// ([`App::take_delayed`](crate::app::application::App::take_delayed)).
+    /// ([`App::take_delayed`](crate::app::App::take_delayed)).
     Delayed,
     /// Bring these.
     Read(Fetch),

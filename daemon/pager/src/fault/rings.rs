@@ -9,8 +9,7 @@
 use crate::fault::page_fault::Fault;
 use crate::fault::worker::{Again, Polled, Worker};
 use crate::page::PageIdx;
-use crate::space::address_space::Space;
-use crate::space::identity::SpaceId;
+use crate::space::{Space, SpaceId};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -3,7 +3,7 @@
 use crate::fault::rings;
 use crate::fault::worker::Worker;
 use crate::kernel::process;
-use crate::space::identity::SpaceId;
+use crate::space::SpaceId;
 use annex_host::priority::Precedence;
 use annex_host::sentinel::Sentinel;
 use nix::sys::epoll::{EpollEvent, EpollTimeout};

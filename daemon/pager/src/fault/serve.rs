@@ -1,17 +1,13 @@
 //! What becomes of a fault under its space's lock.
 
-use crate::events::settle::settle_changes;
+use crate::events::settle_changes;
 use crate::fault::fetch::fetch;
 use crate::fault::next::Next;
 use crate::fault::page_fault::Fault;
-use crate::kernel::mm::Mm;
+use crate::kernel::Mm;
 use crate::kernel::uffd::Installed;
 use crate::page::PageIdx;
-use crate::space::address_space::Space;
-use crate::space::core::Core;
-use crate::space::guard::SpaceGuard;
-use crate::space::shared::Shared;
-use crate::space::table::Record;
+use crate::space::{Core, Record, Shared, Space, SpaceGuard};
 use annex_shared::page::PAGE_SIZE;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

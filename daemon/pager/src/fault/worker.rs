@@ -6,19 +6,14 @@
 //! stands still because its program is frozen) is taken out of the epoll set until it can be had:
 //! its messages would wake the worker without end, and all other programs would wait for that.
 
-use crate::app::application::{App, LONGEST_DELAY};
+use crate::app::{App, LONGEST_DELAY};
 use crate::fault::busy_poll::BusyPoll;
 use crate::fault::fetch::Stretch;
 use crate::fault::page_fault::Fault;
 use crate::page::PageIdx;
-use crate::sched::affinity;
 use crate::sched::affinity::Bell;
-use crate::sched::sched_class::WorkerClass;
-use crate::space::address_space::Space;
-use crate::space::guard::SpaceGuard;
-use crate::space::identity::SpaceId;
-use crate::space::registry::Registry;
-use crate::space::shared::Shared;
+use crate::sched::{WorkerClass, affinity};
+use crate::space::{Registry, Shared, Space, SpaceGuard, SpaceId};
 use annex_pool::{Buf, Done, Lane};
 use annex_shared::ids::SlotIdx;
 use crossbeam::channel::Receiver;

@@ -1,21 +1,14 @@
 //! Getting a stub into a process: whether it may be, and which userfaultfd belongs to it.
 
-use crate::app::application::App;
-use crate::app::membership;
+use crate::app::{App, membership};
 use crate::inject::context::AttachContext;
 use crate::inject::stub::{Pause, STAGING, Seed, Stub, StubError};
 use crate::inject::tracer_process;
-use crate::kernel::lookup::Lookup;
-use crate::kernel::mm::Mm;
-use crate::kernel::process::{self, Stat};
-use crate::kernel::ring::{Waiters, WaitersError};
-use crate::kernel::scan::Pagemap;
+use crate::kernel::process::Stat;
 use crate::kernel::uffd::{Probe, Uffd, feature};
+use crate::kernel::{Lookup, Mm, Pagemap, Waiters, WaitersError, process};
 use crate::recovery::restore;
-use crate::space::address_space::Space;
-use crate::space::identity::SpaceId;
-use crate::space::region;
-use crate::space::table::{StubTraces, Table};
+use crate::space::{Space, SpaceId, StubTraces, Table, region};
 use annex_host::failpoint::failpoint;
 use annex_shared::page::PAGE_SIZE;
 use std::io;

@@ -1,8 +1,7 @@
 //! What attaching and letting go need of the pager.
 
-use crate::fault::workers::Workers;
-use crate::space::registry::Registry;
-use crate::space::shared::Shared;
+use crate::fault::Workers;
+use crate::space::{Registry, Shared};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 

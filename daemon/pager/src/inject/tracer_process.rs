@@ -9,11 +9,11 @@
 //! The child of an annexd with many threads must not touch a lock of theirs: what runs here does
 //! not log.
 
-use crate::inject::stub::{self, Pause, STAGING, Seed, Stub, StubError};
-use crate::inject::tracee;
+use crate::inject::stub::{Pause, STAGING, Seed, Stub, StubError};
+use crate::inject::{stub, tracee};
 use crate::kernel::process;
 use crate::kernel::uffd::Uffd;
-use crate::space::table::StubTraces;
+use crate::space::StubTraces;
 use nix::poll::{PollFd, PollFlags};
 use nix::sys::signal::{SigHandler, Signal, signal};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};

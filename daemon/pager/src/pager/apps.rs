@@ -2,21 +2,20 @@
 
 use super::Pager;
 use super::refusal::{error, no_app, refused};
+use crate::app::membership;
+use crate::control::{Apps, Caller};
+use crate::inject::attach;
 use crate::inject::attach::AttachError;
+use crate::kernel::process;
 use crate::kernel::process::Stat;
 use crate::recovery::restore::RestoreError;
+use crate::recovery::{restore, takeover};
 use annex_shared::api::{
     ApiError, AppInfo, AttachRequest, ErrorCode, LONGEST_REGION, Limit, Progress, RegionRequest, SHORTEST_REGION,
     Target, WorkersInfo, format_bytes,
 };
 use annex_shared::page::PAGE_SIZE;
 use std::sync::Arc;
-
-use crate::app::membership;
-use crate::control::{Apps, Caller};
-use crate::inject::attach;
-use crate::kernel::process;
-use crate::recovery::{restore, takeover};
 
 impl Apps for Pager {
     fn attach(&self, request: &AttachRequest, caller: Caller) -> Result<AppInfo, ApiError> {

@@ -3,20 +3,23 @@
 mod apps;
 mod refusal;
 
-use crate::app::application::App;
 use crate::app::manager::{AppRegistry, Manager, Motion};
-use crate::evict::evictors::Evictors;
-use crate::fault::workers::Workers;
+use crate::app::{App, manager, membership};
+use crate::config::PagerConfig;
+use crate::control::Apps;
+use crate::evict::Evictors;
+use crate::fault::Workers;
 use crate::inject::attach::AttachError;
-use crate::inject::context::AttachContext;
 use crate::inject::stub::Pause;
+use crate::inject::{AttachContext, attach};
 use crate::kernel::process::Stat;
 use crate::kernel::uffd::Proof;
-use crate::recovery::ledger::{Ledger, LedgerError};
+use crate::kernel::{probe, process};
+use crate::recovery::takeover::{PreviousState, PreviousStateError};
+use crate::recovery::{Ledger, LedgerError, restore};
+use crate::sched::watchdog;
 use crate::sched::watchdog::Watchdog;
-use crate::space::address_space::Space;
-use crate::space::registry::Registry;
-use crate::space::shared::{Shared, Watch};
+use crate::space::{Registry, Shared, Space, Watch};
 use annex_host::keeper::{Keeper, Kept};
 use annex_pool::Pool;
 use annex_shared::api::{ApiError, AppInfo, ErrorCode, Limit, Target};
@@ -27,15 +30,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
-
-use crate::app::{manager, membership};
-use crate::config::PagerConfig;
-use crate::control::Apps;
-use crate::inject::attach;
-use crate::kernel::{probe, process};
-use crate::recovery::restore;
-use crate::recovery::takeover::{PreviousState, PreviousStateError};
-use crate::sched::watchdog;
 
 /// The pager could not start.
 #[derive(Debug, thiserror::Error)]
@@ -176,7 +170,7 @@ impl Pager {
     /// whole tree.
     fn attach_descendants(&self, app: &Arc<App>, root: i32) -> Result<(), ApiError> {
         for (pid, stat) in membership::descendants(root) {
-            let has_space = |m: &crate::app::application::Member| m.pid == pid && m.space.is_some();
+            let has_space = |m: &crate::app::Member| m.pid == pid && m.space.is_some();
             let is_large = process::resident_pages(pid).is_some_and(|pages| pages >= manager::WORTH_A_STUB);
             let is_ours =
                 app.members.lock().iter().any(has_space) || self.owner_of(pid).is_some_and(|o| o.id != app.id);

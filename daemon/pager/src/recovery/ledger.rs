@@ -11,7 +11,7 @@
 //! ```
 //! A change is written to the half that does not count, and then that one does.
 
-use crate::app::application::App;
+use crate::app::App;
 use annex_host::mapped::{MapError, Mapped};
 use annex_shared::api::{Limit, Target};
 use annex_shared::page::checksum;

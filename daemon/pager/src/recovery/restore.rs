@@ -5,23 +5,16 @@
 //! that was forked meanwhile shows up as a space before the install in its parent that it raced
 //! with can succeed. Only then are the mappings unregistered and the stubs removed.
 
-use crate::app::application::App;
-use crate::events::guard_regions::drop_guarded;
-use crate::events::young::bequeath;
-use crate::fault::fetch::Stretch;
-use crate::fault::install::install;
-use crate::fault::install::lose;
-use crate::fault::page_fault::Why;
-use crate::inject::context::AttachContext;
-use crate::inject::tracer_process;
+use crate::app::App;
+use crate::events::{bequeath, drop_guarded};
+use crate::fault::{Stretch, Why, install, lose};
+use crate::inject::{AttachContext, tracer_process};
 use crate::kernel::process;
 use crate::kernel::uffd::Proof;
 use crate::page::PageIdx;
-use crate::recovery::room::{self, Demand, RoomError};
-use crate::space::address_space::Space;
-use crate::space::registry::Registry;
-use crate::space::shared::Shared;
-use crate::space::table::{Record, Table};
+use crate::recovery::room;
+use crate::recovery::room::{Demand, RoomError};
+use crate::space::{Record, Registry, Shared, Space, Table};
 use annex_host::failpoint::failpoint;
 use annex_host::repeated;
 use annex_pool::{Busy, Done, Lane, SlotRun};

@@ -5,17 +5,11 @@
 //! slots rest before they are used again. Wherever a record names one of them (forked children and
 //! remapped places included) the bytes are put, from staging or from the batch's buffer.
 
-use crate::app::application::App;
-use crate::events::settle::drain;
-use crate::events::settle::grows_up;
-use crate::events::settle::settle_changes;
-use crate::fault::install::put_back;
-use crate::fault::page_fault::Fault;
+use crate::app::App;
+use crate::events::{drain, grows_up, settle_changes};
+use crate::fault::{Fault, put_back};
 use crate::recovery::staged::{RollbackError, staged};
-use crate::space::address_space::Space;
-use crate::space::registry::Registry;
-use crate::space::shared::Shared;
-use crate::space::table::{Record, Table};
+use crate::space::{Record, Registry, Shared, Space, Table};
 use annex_shared::ids::SlotIdx;
 use annex_shared::page::PAGE_SIZE;
 use std::collections::{HashMap, HashSet};

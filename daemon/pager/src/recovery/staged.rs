@@ -1,13 +1,11 @@
 //! What of an eviction that was cut short had moved: staging tells, and the records are made to say
 //! so.
 
-use crate::app::application::App;
-use crate::kernel::mm::Mm;
-use crate::kernel::scan::Pagemap;
+use crate::app::App;
 use crate::kernel::uffd::Uffd;
-use crate::space::identity::Identity;
+use crate::kernel::{Mm, Pagemap};
 use crate::space::region::Regions;
-use crate::space::table::{Intent, Phase, Record, Table};
+use crate::space::{Identity, Intent, Phase, Record, Table};
 use annex_pool::Pool;
 use annex_shared::ids::SlotIdx;
 use annex_shared::page::PAGE_SIZE;
@@ -127,7 +125,8 @@ mod tests {
     use crate::kernel::uffd::feature;
     use crate::kernel::uffd::tests::context;
     use crate::page::PageIdx;
-    use crate::space::table::{StubTraces, Victim};
+    use crate::space::StubTraces;
+    use crate::space::Victim;
 
     /// annexd dies in the middle of a batch: two pages of four had moved. Of those the first was
     /// settled, and then unmapped by the app; nothing was known of the second's.

@@ -15,25 +15,17 @@
 //!
 //! Killed anywhere in between, the next annexd finds the same and starts again.
 
-use crate::app::application::App;
 use crate::app::manager::AppRegistry;
-use crate::app::membership;
-use crate::events::changes::change;
-use crate::events::window::Window;
-use crate::events::young::bequeath;
-use crate::inject::context::AttachContext;
+use crate::app::{App, membership};
+use crate::events::{Window, bequeath, change};
 use crate::inject::stub::Stub;
-use crate::inject::tracer_process;
-use crate::kernel::mm::Mm;
-use crate::kernel::process::{self, Stat};
-use crate::kernel::ring::Waiters;
+use crate::inject::{AttachContext, tracer_process};
+use crate::kernel::process::Stat;
 use crate::kernel::uffd::{Event, Message, Proof, Uffd};
+use crate::kernel::{Mm, Waiters, process};
 use crate::recovery::ledger::{Ledger, LedgerError};
-use crate::recovery::rollback;
-use crate::recovery::staged;
-use crate::space::address_space::Space;
-use crate::space::identity::SpaceId;
-use crate::space::table::{Phase, Record, Table, TableError};
+use crate::recovery::{rollback, staged};
+use crate::space::{Phase, Record, Space, SpaceId, Table, TableError};
 use annex_host::failpoint::failpoint;
 use annex_host::keeper::{Inheritance, Kept};
 use annex_pool::SlotRun;
@@ -420,7 +412,7 @@ fn catch_up(
         }
     }
     if !pending.is_empty() {
-        space.core().table.clear_journal(crate::space::table::JOURNAL_MESSAGES);
+        space.core().table.clear_journal(crate::space::JOURNAL_MESSAGES);
     }
 }
 

@@ -14,9 +14,7 @@
 use crate::kernel::process;
 use crate::sched::cpu_affinity::Watch;
 use crate::sched::sched_class::WorkerClasses;
-use crate::space::address_space::Space;
-use crate::space::identity::SpaceId;
-use crate::space::shared::Shared;
+use crate::space::{Shared, Space, SpaceId};
 use annex_host::priority::Precedence;
 use annex_host::sentinel::Sentinel;
 use nix::errno::Errno;

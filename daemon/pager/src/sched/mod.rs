@@ -1,9 +1,17 @@
-//! Which thread runs where, and before whom: how workers wait, which CPU a space's faults come
-//! from, and who stands still.
+//! Which thread runs where, and before whom.
+//!
+//! - [`waiting`], [`contention`]: do workers poll or sleep, and do they fight for their CPUs?
+//! - [`cpu_affinity`], [`affinity`]: the CPU that a space's faults come from, and who is kept
+//!   there.
+//! - [`sched_class`]: the scheduling class of fault workers.
+//! - [`watchdog`]: which thread stands still, and where.
 
 pub mod affinity;
-pub mod contention;
-pub mod cpu_affinity;
-pub mod sched_class;
+mod contention;
+mod cpu_affinity;
+mod sched_class;
 pub mod waiting;
 pub mod watchdog;
+
+pub use cpu_affinity::CpuAffinity;
+pub use sched_class::{WorkerClass, WorkerClasses};

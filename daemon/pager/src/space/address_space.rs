@@ -18,13 +18,11 @@
 //!
 //! Lock order: [`Space::evicting`] before [`Space::core`]; a parent's core before its new child's.
 
-use crate::app::application::App;
-use crate::evict::clock::Clock;
-use crate::evict::thread_exit::ThreadExits;
+use crate::app::App;
+use crate::evict::{Clock, ThreadExits};
 use crate::inject::stub::Stub;
-use crate::kernel::mm::{Mark, Mm};
-use crate::kernel::scan::Pagemap;
 use crate::kernel::uffd::Uffd;
+use crate::kernel::{Mark, Mm, Pagemap};
 use crate::recovery::staged::SpaceRecords;
 use crate::space::core::Core;
 use crate::space::identity::{Identity, SpaceId};

@@ -1,13 +1,12 @@
 //! What is known of an address space, and what is under way in it: everything that its lock guards.
 
-use crate::events::window::Window;
-use crate::evict::move_batch::MoveBatch;
-use crate::fault::page_fault::Fault;
-use crate::fault::prefetch::Prefetcher;
+use crate::events::Window;
+use crate::evict::MoveBatch;
+use crate::fault::{Fault, Prefetcher};
 use crate::inject::stub::Gate;
-use crate::kernel::scan::Pagemap;
+use crate::kernel::Pagemap;
 use crate::page::{PageIdx, Range};
-use crate::sched::cpu_affinity::CpuAffinity;
+use crate::sched::CpuAffinity;
 use crate::space::region::Regions;
 use crate::space::table::{JOURNAL_MESSAGES, Record, Table};
 use annex_shared::ids::SlotIdx;

@@ -23,7 +23,7 @@
 //! Who evicts waits for the end of the stub's calls without the lock, and takes it
 //! [quiesced](Space::core_quiesced) afterwards.
 
-use crate::evict::move_batch::MoveBatch;
+use crate::evict::MoveBatch;
 use crate::page::Range;
 use crate::space::address_space::Space;
 use crate::space::core::Core;

@@ -1,7 +1,6 @@
 //! Which address space a space is: what names it here, and what tells it from others on this host.
 
-use crate::kernel::mm::{Mark, Mm};
-use crate::kernel::scan::Pagemap;
+use crate::kernel::{Mark, Mm, Pagemap};
 use parking_lot::Mutex;
 use std::io;
 use std::sync::Arc;

@@ -4,7 +4,7 @@
 //! it along; until the write is settled the slot must not be read. A fault that meets such a slot
 //! is parked here and served when its batch is.
 
-use crate::fault::page_fault::Fault;
+use crate::fault::Fault;
 use crate::space::address_space::Space;
 use annex_pool::SlotRun;
 use annex_shared::ids::SlotIdx;

@@ -1,9 +1,8 @@
 //! Registering mappings with userfaultfd, when the first of their pages is to be evicted: from then
 //! on every fault in them is ours to serve.
 
-use crate::evict::clock::{Clock, Victims};
-use crate::evict::outcome::Outcome;
-use crate::kernel::lookup::Lookup;
+use crate::evict::{Clock, Outcome, Victims};
+use crate::kernel::Lookup;
 use crate::kernel::process::Mapping;
 use crate::kernel::uffd::Probe;
 use crate::page::PageIdx;

@@ -1,7 +1,7 @@
 //! Every address space that has a userfaultfd, by its id, and the bell of the thread that evicts.
 
-use crate::app::application::App;
-use crate::fault::page_fault::Fault;
+use crate::app::App;
+use crate::fault::Fault;
 use crate::kernel::uffd::Proof;
 use crate::space::address_space::Space;
 use crate::space::identity::SpaceId;

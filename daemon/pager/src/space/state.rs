@@ -1,7 +1,7 @@
 //! What others tell a space about itself, and ask of it, which takes its lock.
 
 use crate::inject::stub::Stub;
-use crate::kernel::mm::Mm;
+use crate::kernel::Mm;
 use crate::space::address_space::Space;
 use crate::space::shared::Shared;
 use crate::space::table::{StubTraces, Table};

@@ -4,10 +4,9 @@
 use super::gate::Gate;
 use super::handle::{Stub, StubError, system};
 use super::layout::{Comm, HUGE, NAME, STAGING, VERSION};
-use crate::kernel::mm::Mark;
-use crate::kernel::process;
 use crate::kernel::uffd::Uffd;
-use crate::space::table::StubTraces;
+use crate::kernel::{Mark, process};
+use crate::space::StubTraces;
 use annex_host::mapped;
 use annex_shared::page::PAGE_SIZE;
 use memmap2::MmapRaw;

@@ -3,13 +3,12 @@
 use super::gate::{self, Gate};
 use super::layout::{Call, Comm, HUGE, MAX_MOVES, STAGING, STAGING_PART, UNMADE, VERSION};
 use crate::inject::tracee::TraceError;
-use crate::kernel::mm::{Mark, Mm};
-use crate::kernel::process;
 use crate::kernel::uffd::{
     MOVE_DONTWAKE, MOVE_SOURCE_HOLES, MoveArg, RegisterArg, UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_UNREGISTER,
 };
+use crate::kernel::{Mark, Mm, process};
 use crate::page::PageIdx;
-use crate::space::table::StubTraces;
+use crate::space::StubTraces;
 use annex_host::failpoint::failpoint;
 use annex_shared::page::PAGE_SIZE;
 use nix::errno::Errno;

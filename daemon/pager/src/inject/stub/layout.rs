@@ -1,8 +1,8 @@
 //! What stubs and annexd agree on: the shared page, the words of the gate, sizes and names.
 
-use crate::kernel::mm::Mark;
+use crate::kernel::Mark;
 use crate::kernel::uffd::MoveArg;
-use crate::space::table::StubTraces;
+use crate::space::StubTraces;
 use annex_shared::page::PAGE_SIZE;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -18,7 +18,7 @@ pub(super) const SHARED_PAGE_MEMFD: &std::ffi::CStr = c"annex-stub-page";
 /// What the stub is called in process listings.
 pub const NAME: &str = "annex-stub";
 /// Ranges one doorbell can move.
-pub const MAX_MOVES: usize = crate::space::table::INTENT_RANGES;
+pub const MAX_MOVES: usize = crate::space::INTENT_RANGES;
 
 pub(super) const HUGE: u64 = 2 << 20;
 /// The shared page's layout; the assembly below knows the offsets.

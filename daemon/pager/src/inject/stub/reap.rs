@@ -1,10 +1,10 @@
 //! What is left of a stub that has ended: its mappings in the program, and a zombie.
 
 use super::layout::NAME;
-use crate::inject::tracee::{self, Tracee};
-use crate::kernel::lookup::Lookup;
-use crate::kernel::mm::SHARED_PAGE;
-use crate::kernel::process::{self, Stat};
+use crate::inject::tracee;
+use crate::inject::tracee::Tracee;
+use crate::kernel::process::Stat;
+use crate::kernel::{Lookup, SHARED_PAGE, process};
 use std::time::{Duration, Instant};
 
 /// How long a stub that was killed may take to end.

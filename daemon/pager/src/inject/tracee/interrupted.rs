@@ -181,8 +181,9 @@ mod tests {
     /// disturbed gets further tries.
     fn tried(wait: &Wait) -> Option<String> {
         for _ in 0..10 {
+            let (_, here) = module_path!().split_once("::").unwrap();
             let mut child = Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "tracee::interrupted::tests::waits", "--ignored", "--nocapture"])
+                .args(["--exact", &format!("{here}::waits"), "--ignored", "--nocapture"])
                 .args(["--test-threads", "1"])
                 .env(WHICH, wait.name)
                 .stdout(Stdio::piped())

@@ -2,7 +2,7 @@
 
 use super::super::code::code;
 use super::*;
-use crate::kernel::scan::Pagemap;
+use crate::kernel::Pagemap;
 use crate::kernel::uffd::feature;
 use crate::kernel::uffd::tests::context;
 use crate::recovery::staged;
