@@ -199,7 +199,8 @@ impl Manager {
                 return false;
             }
             let is_left = |space: &Arc<Space>| space.uffd.is_dead() || space.was_left_by(member.pid);
-            if space.as_ref().is_some_and(is_left) {
+            // One that nobody knows any more had ended before it became the member's.
+            if member.space.is_some() && space.as_ref().is_none_or(is_left) {
                 tracing::debug!(pid = member.pid, app = app.name, "followed an exec");
                 member.space = None;
                 if app.region().is_some() {

@@ -45,7 +45,7 @@ pub fn read_messages(
                     core.faults.push(Fault { page: PageIdx::of(addr), write, thread, since, evictors });
                 }
                 event => {
-                    core.startle();
+                    core.quiesce_for_change();
                     most = core.readable();
                     change(space, core, i, event, shared);
                 }

@@ -10,7 +10,7 @@
 //!
 //! The kernel tells where a thread's robust list is. glibc keeps the word 16 bytes below, where it
 //! holds the thread's TID. Any other thread is asked once, by `PR_GET_TID_ADDRESS`, which only the
-//! thread itself can call: it is stopped for that (see [`apart`]).
+//! thread itself can call: it is stopped for that (see [`tracer_process`]).
 //!
 //! The threads are gone through right before a batch of pages is moved. A thread that starts after
 //! that may lose a page of its to the batch. A glibc control block is recognised in its bytes

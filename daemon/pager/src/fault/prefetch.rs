@@ -103,7 +103,7 @@ impl Default for Prefetcher {
 }
 
 impl Prefetcher {
-    /// What to bring for a fault on `page`, to be followed by [`Streams::brought`]. `is_out`:
+    /// What to bring for a fault on `page`, to be followed by [`Prefetcher::brought`]. `is_out`:
     /// whether a page is evicted.
     pub fn plan(&mut self, page: PageIdx, is_out: impl Fn(PageIdx) -> bool) -> Plan {
         let page = page.0 as i64;

@@ -63,7 +63,7 @@ pub(super) struct Worker {
     pub(super) mail: Receiver<(Arc<Space>, Fault)>,
     pub(super) busy_since: Arc<AtomicU64>,
     pub(super) lane: Lane,
-    /// See [`Waiting`].
+    /// See [`Waiting`](crate::sched::waiting::Waiting).
     pub(super) polls_for: Duration,
     pub(super) last_woken: Instant,
     pub(super) busy_poll: BusyPoll,

@@ -105,7 +105,7 @@ impl<'a> SpaceGuard<'a> {
 
     /// A change was read: nothing more may move. Stops the app unless it is certain that nothing
     /// has since the guard was taken.
-    pub fn startle(&mut self) {
+    pub fn quiesce_for_change(&mut self) {
         let Some(Concurrent { left, .. }) = self.concurrent else { return };
         let is_certain = self.quiesce(MUST) && self.core.moves.as_ref().is_none_or(|m| m.gate.left() == left);
         if !is_certain {

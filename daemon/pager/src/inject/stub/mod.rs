@@ -11,7 +11,7 @@
 //! | mapping | protection | use |
 //! | --- | --- | --- |
 //! | code, 4 KiB | read + execute, private | the loop |
-//! | comm, 28 KiB | read + write, shared with annexd | bell and answer, calls, MOVE arguments ([`Comm`]) |
+//! | comm, 28 KiB | read + write, shared with annexd | bell and answer, calls, MOVE arguments ([`layout::Comm`]) |
 //! | staging, [`STAGING`] | read + write, private | where MOVE puts evicted pages until they are written |
 
 mod code;

@@ -81,7 +81,7 @@ impl Words {
         (self.progress().load(Ordering::Acquire) >> 32) as usize
     }
 
-    /// From here to [`Table::commit`] all changes of the table are one.
+    /// From here to [`Words::commit`] all changes of the table are one.
     pub fn begin(&mut self) {
         debug_assert!(!self.logging, "transactions don't nest");
         self.logging = true;
