@@ -1,9 +1,10 @@
 //! The clock: which pages of a space go next.
 //!
-//! The hand goes over the space's regions in address order. PAGEMAP_SCAN says what is resident, the
-//! records say what may go, the heat ([`policy`](super::policy)) what is cold. Cold pages are gathered into
-//! *spans*: consecutive pages, across pages that are evicted already. A span moves in one call, and
-//! on every call the kernel interrupts each CPU that runs the app, so long spans are worth having.
+//! The hand goes over the space's regions in address order. PAGEMAP_SCAN says what is resident,
+//! the records say what may go, the heat ([`policy`](super::policy)) what is cold. Cold pages are
+//! gathered into *spans*: consecutive pages, across pages that are evicted already. A span moves
+//! in one call, and on every call the kernel interrupts each CPU that runs the app, so long spans
+//! are worth having.
 
 use crate::inject::stub::{STAGING_PART, Stub};
 use crate::kernel::{Pagemap, Run};
