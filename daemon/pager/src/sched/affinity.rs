@@ -90,16 +90,16 @@ pub fn start(
         let (mut quiet, mut kept_clear) = (0, Kept::default());
         while !bell.stop.load(SeqCst) {
             let began = Instant::now();
-            let home = look(&shared, &epolls);
-            quiet = if home.is_some() { 0 } else { quiet + 1 };
+            let own_cpu = look(&shared, &epolls);
+            quiet = if own_cpu.is_some() { 0 } else { quiet + 1 };
             if quiet == QUIET {
                 kept_clear.renew(&shared, None);
                 classes.rest();
                 bell.sleep();
                 quiet = 0;
             } else {
-                if let Some(home) = home {
-                    kept_clear.renew(&shared, home);
+                if let Some(own_cpu) = own_cpu {
+                    kept_clear.renew(&shared, own_cpu);
                     classes.look();
                 }
                 std::thread::sleep((began.elapsed() * REST).clamp(LOOK, MOST));
@@ -124,7 +124,7 @@ fn look(shared: &Shared, epolls: &[Arc<Epoll>]) -> Option<Option<(usize, SpaceId
         if let Some(change) = core.affinity.look(thread, worker) {
             rearrange(epolls, &space, change);
         }
-        only = Some(core.affinity.worker().filter(|_| is_first).map(|home| (home, space.id)));
+        only = Some(core.affinity.worker().filter(|_| is_first).map(|own_cpu| (own_cpu, space.id)));
     }
     only
 }
@@ -132,7 +132,7 @@ fn look(shared: &Shared, epolls: &[Arc<Epoll>]) -> Option<Option<(usize, SpaceId
 /// Which CPU is kept clear of whom.
 #[derive(Default)]
 struct Kept {
-    home: Option<usize>,
+    own_cpu: Option<usize>,
     /// The stub that is kept on that CPU.
     stub: Option<i32>,
     threads: Vec<i32>,
@@ -142,25 +142,25 @@ impl Kept {
     /// Keeps those who evict, and this thread, off this CPU. A stub may use annexd's CPUs,
     /// whichever its program is confined to: else it would have to share one with the program and
     /// its fault worker, and hardly ever get it.
-    fn renew(&mut self, shared: &Shared, home: Option<(usize, SpaceId)>) {
+    fn renew(&mut self, shared: &Shared, own_cpu: Option<(usize, SpaceId)>) {
         let spaces = shared.registry.all();
         let stubs = spaces.iter().filter_map(|space| space.stub_pid());
         let itself = std::iter::once(nix::unistd::gettid().as_raw());
         let mut threads: Vec<i32> = stubs.chain(shared.watchdog.evictor_threads()).chain(itself).collect();
         threads.sort_unstable();
-        let at_home =
-            |space: &&Arc<Space>| home.is_some_and(|(_, id)| id == space.id) && space.is_scattered.load(Relaxed);
-        let stub = spaces.iter().find(at_home).and_then(|space| space.stub_pid());
-        let home = home.map(|(cpu, _)| cpu);
-        if (home, stub, &threads) == (self.home, self.stub, &self.threads) {
+        let is_its =
+            |space: &&Arc<Space>| own_cpu.is_some_and(|(_, id)| id == space.id) && space.is_scattered.load(Relaxed);
+        let stub = spaces.iter().find(is_its).and_then(|space| space.stub_pid());
+        let own_cpu = own_cpu.map(|(cpu, _)| cpu);
+        if (own_cpu, stub, &threads) == (self.own_cpu, self.stub, &self.threads) {
             return;
         }
-        threads.iter().for_each(|thread| process::keep_off(*thread, home));
-        let kept = home.zip(stub).filter(|(cpu, stub)| process::keep_on(*stub, *cpu)).map(|(_, stub)| stub);
+        threads.iter().for_each(|thread| process::keep_off(*thread, own_cpu));
+        let kept = own_cpu.zip(stub).filter(|(cpu, stub)| process::keep_on(*stub, *cpu)).map(|(_, stub)| stub);
         for space in spaces {
             space.stub_shares_cpu.store(kept.is_some() && space.stub_pid() == kept, Relaxed);
         }
-        *self = Kept { home, stub, threads };
+        *self = Kept { own_cpu, stub, threads };
     }
 }
 
@@ -169,7 +169,7 @@ impl Kept {
 pub fn rearrange(epolls: &[Arc<Epoll>], space: &Space, change: Watch) {
     for (n, epoll) in epolls.iter().enumerate() {
         let done = match change {
-            Watch::Worker(home) if home != n => epoll.delete(space.uffd.as_fd()).map_err(io::Error::from),
+            Watch::Worker(own_cpu) if own_cpu != n => epoll.delete(space.uffd.as_fd()).map_err(io::Error::from),
             _ => watch(epoll, space, epolls.len()),
         };
         if let Err(error) = done {

@@ -1,4 +1,5 @@
-//! Which fault workers watch a space: all of them, or its *home* alone.
+//! Which fault workers watch a space: all of them, or the one alone on whose CPU its
+//! thread runs.
 //!
 //! A fault wakes every worker that sleeps and watches. Of those only the one on the faulting
 //! thread's CPU is woken for nothing but its work; for each other one the thread pays an interrupt
@@ -10,9 +11,9 @@
 
 /// Looks in a row that must find the same thread on the same CPU, at first.
 const STAYS: u32 = 3;
-/// It gets twice as many each time a home turns out wrong, up to this.
+/// It gets twice as many each time a CPU turns out wrong, up to this.
 const MOST_STAYS: u32 = 1 << 8;
-/// A home that stood for so many looks was right.
+/// A CPU that stood for so many looks was right.
 const PROVEN: u32 = 1 << 8;
 
 /// Who is to watch from now on.
@@ -65,7 +66,7 @@ impl CpuAffinity {
         }
     }
 
-    /// The home, if there is one.
+    /// The one worker that watches, if it is one.
     pub fn worker(&self) -> Option<usize> {
         match self.watch {
             Watch::Worker(worker) => Some(worker),
@@ -75,7 +76,7 @@ impl CpuAffinity {
 
     /// Whether this worker is to watch.
     pub fn is_watched_by(&self, worker: usize) -> bool {
-        !self.closed && self.worker().is_none_or(|home| home == worker)
+        !self.closed && self.worker().is_none_or(|one| one == worker)
     }
 
     /// Nobody is to watch any more: nothing is changed from now on.
@@ -98,15 +99,15 @@ impl CpuAffinity {
 mod tests {
     use super::*;
 
-    fn at_home(thread: i32, worker: usize) -> CpuAffinity {
-        let mut home = CpuAffinity::default();
-        let moves: Vec<_> = (0..=STAYS).filter_map(|_| home.look(thread, Some(worker))).collect();
+    fn settled(thread: i32, worker: usize) -> CpuAffinity {
+        let mut affinity = CpuAffinity::default();
+        let moves: Vec<_> = (0..=STAYS).filter_map(|_| affinity.look(thread, Some(worker))).collect();
         assert_eq!(moves, [Watch::Worker(worker)]);
-        home
+        affinity
     }
 
     #[test]
-    fn a_thread_that_moves_about_or_is_on_no_workers_cpu_has_no_home() {
+    fn a_thread_that_moves_about_or_is_on_no_workers_cpu_has_none() {
         let (mut moves, mut foreign) = (CpuAffinity::default(), CpuAffinity::default());
         for i in 0..1000 {
             assert_eq!((moves.look(7, Some(i % 2)), foreign.look(7, None)), (None, None));
@@ -114,27 +115,27 @@ mod tests {
     }
 
     #[test]
-    fn another_threads_fault_brings_all_back_and_the_next_home_takes_longer() {
-        let mut home = at_home(50, 1);
-        assert_eq!((home.fault(50), home.fault(51)), (None, Some(Watch::All)));
-        assert_eq!(home.fault(51), None, "they are back already");
-        let looks = (0..).find(|_| home.look(51, Some(0)).is_some());
+    fn another_threads_fault_brings_all_back_and_the_next_cpu_takes_longer() {
+        let mut affinity = settled(50, 1);
+        assert_eq!((affinity.fault(50), affinity.fault(51)), (None, Some(Watch::All)));
+        assert_eq!(affinity.fault(51), None, "they are back already");
+        let looks = (0..).find(|_| affinity.look(51, Some(0)).is_some());
         assert_eq!(looks, Some(2 * STAYS));
     }
 
     #[test]
     fn a_thread_seen_on_another_cpu_brings_all_back_until_it_stays_there() {
-        let mut home = at_home(50, 0);
-        (0..PROVEN).for_each(|_| assert_eq!(home.look(50, Some(0)), None));
-        assert_eq!(home.look(50, Some(1)), Some(Watch::All));
-        let looks = (1..).find(|_| home.look(50, Some(1)) == Some(Watch::Worker(1)));
-        assert_eq!(looks, Some(2 * STAYS), "a home that was right for long is no reproach");
+        let mut affinity = settled(50, 0);
+        (0..PROVEN).for_each(|_| assert_eq!(affinity.look(50, Some(0)), None));
+        assert_eq!(affinity.look(50, Some(1)), Some(Watch::All));
+        let looks = (1..).find(|_| affinity.look(50, Some(1)) == Some(Watch::Worker(1)));
+        assert_eq!(looks, Some(2 * STAYS), "a CPU that was right for long is no reproach");
     }
 
     #[test]
     fn a_space_that_nobody_watches_any_more_stays_so() {
-        let mut home = at_home(50, 0);
-        home.close();
-        assert_eq!((home.fault(51), home.look(52, Some(0))), (None, None));
+        let mut affinity = settled(50, 0);
+        affinity.close();
+        assert_eq!((affinity.fault(51), affinity.look(52, Some(0))), (None, None));
     }
 }
