@@ -1,6 +1,6 @@
 //! Two threads that look after the apps: the *manager* follows processes as they come, grow, exec
 //! and go, and gives them stubs when they are needed; the *evictor*
-//! ([`evictors`](crate::evict::evictors)) keeps every app below its limit.
+//! ([`evict`](crate::evict)) keeps every app below its limit.
 //!
 //! Neither is ever waited for by a fault.
 

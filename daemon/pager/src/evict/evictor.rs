@@ -5,7 +5,7 @@
 //! 3. *Plan*: records are checked again, and mappings probed. The core's lock, some 20 us.
 //! 4. *Move*: `UFFDIO_MOVE` by the stub. Records flip to the new slots, which are "in flight". No
 //!    lock for the calls; who takes the core's between two of them finds the records of all that
-//!    has moved flipped ([`guard`](crate::space::guard)).
+//!    has moved flipped ([`guard`](crate::space::SpaceGuard)).
 //! 5. *Settle*: bytes are read from staging. All-zero pages become *none*, pages equal to their
 //!    clean copy go back to that slot. No lock, then briefly the core's.
 //! 6. *Write*: the rest, to all replicas. No lock. Faults on these pages are parked, and served

@@ -3,8 +3,8 @@
 //!
 //! The stub makes a call for each span, without the space's lock. Whoever takes that lock
 //! meanwhile shuts the stub's gate, and then *settles*: makes the records of what has moved say so
-//! ([`guard`](crate::space::guard)). So to everybody who has the lock it is as if a batch ended
-//! with each call.
+//! ([`guard`](crate::space::SpaceGuard)). So to everybody who has the lock it is as if a batch
+//! ended with each call.
 
 use crate::inject::stub::{Gate, Hurry, STAGING, Stub};
 use crate::kernel::Pagemap;
@@ -140,7 +140,7 @@ impl MoveBatch {
     }
 
     /// Moves that are given up have their gate ended by whoever had the lock then
-    /// ([`guard`](crate::space::guard)).
+    /// ([`guard`](crate::space::SpaceGuard)).
     fn is_to_be_rung(&self) -> bool {
         self.is_between_chunks() && !self.gate.is_ended()
     }

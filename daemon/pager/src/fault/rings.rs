@@ -1,5 +1,5 @@
-//! Questions that threads put at the rings of their regions ([`ring`](crate::kernel::ring)), served
-//! as faults are.
+//! Questions that threads put at the rings of their regions ([`ring`](crate::kernel::Waiters)),
+//! served as faults are.
 //!
 //! A worker that polls a ring looks there for [`ROUND`] at a time, and then at its epoll set; after
 //! [`QUIET`] without a question it sleeps, and leaves word that the bell is to be rung. While it

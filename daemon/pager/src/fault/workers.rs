@@ -8,7 +8,7 @@
 //! gets there first, which is the cheapest place to serve it from: no inter-processor interrupt.
 //! With many, the watches are exclusive, so that a fault wakes one of them and not all. A space
 //! whose faults come from one CPU is watched by the worker there alone
-//! ([`cpu_affinity`](crate::sched::cpu_affinity)).
+//! ([`cpu_affinity`](crate::sched::CpuAffinity)).
 
 use crate::config::PagerConfig;
 use crate::fault::busy_poll::BusyPoll;

@@ -6,7 +6,6 @@ mod refusal;
 use crate::app::manager::{AppRegistry, Manager, Motion};
 use crate::app::{App, manager, membership};
 use crate::config::PagerConfig;
-use crate::control::Apps;
 use crate::evict::Evictors;
 use crate::fault::Workers;
 use crate::inject::attach::AttachError;

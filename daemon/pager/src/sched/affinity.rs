@@ -1,5 +1,5 @@
 //! Who watches which space, and the thread that looks where the faults come from
-//! ([`cpu_affinity`](crate::sched::cpu_affinity) decides).
+//! ([`cpu_affinity`](crate::sched::CpuAffinity) decides).
 //!
 //! While faults are served it looks every [`LOOK`]: on which CPU is the thread of each space that
 //! faulted last? /proc tells, in about ten microseconds. Else it sleeps until a worker rings.
@@ -8,7 +8,7 @@
 //! one. With more of them there is no CPU to spare, and eviction must get its share of each. The
 //! space's own stub is kept there if it has many calls to make for few pages: a MOVE made where
 //! the program runs interrupts no other CPU, and it is made in chunks, each after a fault
-//! ([`move_batch`](crate::evict::move_batch)). Few calls for many pages are better made elsewhere.
+//! ([`move_batch`](crate::evict::MoveBatch)). Few calls for many pages are better made elsewhere.
 //! And it sees whether workers get their CPUs at once ([`contention`](crate::sched::contention)).
 
 use crate::kernel::process;
