@@ -126,7 +126,6 @@ def resolve(module, path, seen=()):
             here = here.parent
             if here is None:
                 return None
-            continue
         elif part in here.children:
             here = here.children[part]
         elif part == "*":

@@ -1,0 +1,464 @@
+//! An app: the processes that are managed as one, their shared local limit, and what is counted
+//! about them.
+
+use crate::evict::EvictionBlocked;
+use crate::fault::Fault;
+use crate::kernel::process::Stat;
+use crate::kernel::{Pagemap, process};
+use crate::space::{Identity, SpaceId};
+use annex_host::keeper::{Keeper, Kept};
+use annex_host::latency::Latency;
+use annex_shared::api::{AppInfo, AppState, Faults, Limit, Target, format_bytes};
+use annex_shared::page::PAGE_SIZE;
+use parking_lot::Mutex;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// One process of an app.
+pub struct Member {
+    pub pid: i32,
+    /// With the PID it names the process for good.
+    pub started: u64,
+    pub pidfd: OwnedFd,
+    /// Its address space, once it has a stub.
+    pub space: Option<Arc<Identity>>,
+    /// As what it is kept for the annexd that comes after.
+    kept: Option<Kept>,
+    /// Not before this is another attempt to give it a stub of any use.
+    pub retry_at: Option<Instant>,
+    pub resident: u64,
+}
+
+impl Member {
+    pub fn new(pid: i32, started: u64, pidfd: OwnedFd) -> Member {
+        Member { pid, started, pidfd, space: None, kept: None, retry_at: None, resident: 0 }
+    }
+
+    /// Whether its last thread has ended.
+    pub fn has_ended(&self) -> bool {
+        process::has_ended(self.pidfd.as_fd())
+    }
+
+    /// Has the next annexd find it, as what it is now.
+    pub fn keep(&mut self, keeper: &Keeper) {
+        let now = if self.space.is_some() { Kept::Process(self.pid) } else { Kept::Member(self.pid) };
+        if self.kept != Some(now) {
+            keeper.keep(now, self.pidfd.as_fd());
+            self.kept.replace(now).into_iter().for_each(|before| keeper.let_go(before));
+        }
+    }
+
+    /// It is no member any more.
+    pub fn let_go(&mut self, keeper: &Keeper) {
+        self.kept.take().into_iter().for_each(|kept| keeper.let_go(kept));
+    }
+}
+
+#[derive(Default)]
+pub struct Counters {
+    pub major: AtomicU64,
+    pub zero: AtomicU64,
+    pub evicted: AtomicU64,
+    pub clean: AtomicU64,
+    pub zero_pages: AtomicU64,
+    pub brought_in: AtomicU64,
+    /// Of those, the ones that no fault had asked for; and what samples say of how many were of use
+    /// (see `prefetch`).
+    pub prefetched: AtomicU64,
+    pub prefetch_samples: AtomicU64,
+    pub prefetch_hits: AtomicU64,
+}
+
+/// Shared memory below this, in bytes, is not worth a word.
+const WORTH_A_WORD: u64 = 16 << 20;
+
+/// The longest a fault waits for room. Past it the app exceeds its limit rather than stand still.
+pub const LONGEST_DELAY: Duration = Duration::from_millis(20);
+
+/// How full an app is against its limit, in pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Watermarks {
+    pub limit: u64,
+    /// Eviction starts above it.
+    pub high: u64,
+    /// And goes on down to it.
+    pub low: u64,
+}
+
+impl Watermarks {
+    /// For an app that has `resident` and `evicted` pages. Both marks lie below the limit, so that
+    /// the limit holds while eviction works: a 64th and a 32nd, but at least 1 and 2 MiB.
+    pub fn of(limit: Limit, resident: u64, evicted: u64) -> Watermarks {
+        let limit = match limit {
+            Limit::Bytes(b) => b / PAGE_SIZE as u64,
+            Limit::Percent(p) => (resident + evicted) * p as u64 / 100,
+        };
+        let mib = (1 << 20) / PAGE_SIZE as u64;
+        let gap = (limit / 64).max(mib);
+        Watermarks { limit, high: limit.saturating_sub(gap), low: limit.saturating_sub(2 * gap) }
+    }
+}
+
+const WAITING: u8 = 0;
+const RUNNING: u8 = 1;
+const DETACHING: u8 = 2;
+
+pub struct App {
+    pub id: u64,
+    pub name: String,
+    pub uid: u32,
+    pub target: Target,
+    pub members: Mutex<Vec<Member>>,
+    limit: Mutex<Limit>,
+    state: AtomicU8,
+    note: Mutex<String>,
+    pub eviction_blocked: EvictionBlocked,
+    pub counters: Counters,
+    pub latency: Latency,
+    /// Pages resident at the last measurement, corrected by installs and evictions since.
+    estimate: AtomicI64,
+    high: AtomicI64,
+    limit_pages: AtomicI64,
+    /// The last batches brought room: it is worth waiting for the next.
+    yields: AtomicBool,
+    /// Faults that wait because the app is above its limit, until the evictor has made room.
+    delayed: Mutex<Vec<(SpaceId, Fault)>>,
+    /// An eviction pass over everything found nothing more: not before this again.
+    idle_until: Mutex<Option<Instant>>,
+    stopped: AtomicBool,
+    /// When copy-on-write sharing was last accounted for, and the share that remained of the plain
+    /// sum (in 1/1024).
+    sharing: Mutex<Option<(Instant, Duration, u64)>>,
+    /// When the pages of a region were last counted, and how long that took.
+    counted: Mutex<Option<(Instant, Duration)>>,
+}
+
+impl App {
+    pub fn new(id: u64, name: String, uid: u32, target: Target, limit: Limit) -> App {
+        App {
+            id,
+            name,
+            uid,
+            target,
+            members: Mutex::default(),
+            limit: Mutex::new(limit),
+            state: AtomicU8::new(WAITING),
+            note: Mutex::default(),
+            eviction_blocked: EvictionBlocked::default(),
+            counters: Counters::default(),
+            latency: Latency::default(),
+            estimate: AtomicI64::new(0),
+            high: AtomicI64::new(i64::MAX),
+            limit_pages: AtomicI64::new(i64::MAX),
+            yields: AtomicBool::new(true),
+            delayed: Mutex::default(),
+            idle_until: Mutex::new(None),
+            stopped: AtomicBool::new(false),
+            sharing: Mutex::new(None),
+            counted: Mutex::new(None),
+        }
+    }
+
+    /// Whether a process may be a part of it: of a user's app only what has no rights but that
+    /// user's.
+    pub fn may_have(&self, pid: i32) -> bool {
+        self.uid == 0 || process::identity(pid).is_ok_and(|identity| identity.owner() == Some(self.uid))
+    }
+
+    /// The addresses of the region that it is, if it is no whole process.
+    pub fn region(&self) -> Option<(u64, u64)> {
+        match self.target {
+            Target::Region { address, length, .. } => Some((address, address + length)),
+            _ => None,
+        }
+    }
+
+    pub fn limit(&self) -> Limit {
+        *self.limit.lock()
+    }
+
+    pub fn set_limit(&self, limit: Limit) {
+        *self.limit.lock() = limit;
+        *self.idle_until.lock() = None;
+    }
+
+    pub fn state(&self) -> AppState {
+        match self.state.load(Relaxed) {
+            WAITING => AppState::Waiting,
+            RUNNING => AppState::Running,
+            _ => AppState::Detaching,
+        }
+    }
+
+    pub fn running(&self) {
+        let _ = self.state.compare_exchange(WAITING, RUNNING, Relaxed, Relaxed);
+    }
+
+    pub fn set_detaching(&self, detaching: bool) {
+        self.state.store(if detaching { DETACHING } else { RUNNING }, Relaxed);
+    }
+
+    pub fn note(&self, text: impl Into<String>) {
+        *self.note.lock() = text.into();
+    }
+
+    pub fn current_note(&self) -> String {
+        self.note.lock().clone()
+    }
+
+    /// Asks /proc what is resident, in pages; the sum over all members.
+    pub fn measure(&self, evicted: u64) -> u64 {
+        let region = self.region().map(|range| self.count_region(range));
+        let mut members = self.members.lock();
+        let mut total = 0;
+        for member in members.iter_mut() {
+            member.resident = region.unwrap_or_else(|| process::resident_pages(member.pid).unwrap_or(0));
+            total += member.resident;
+        }
+        let pids: Vec<i32> = members.iter().filter(|m| m.resident > 256).map(|m| m.pid).collect();
+        drop(members);
+        let marks = Watermarks::of(self.limit(), total, evicted);
+        if pids.len() > 1 && total > marks.high {
+            total = total * self.sharing(&pids, total) / 1024;
+        }
+        let marks = Watermarks::of(self.limit(), total, evicted);
+        self.estimate.store(total as i64, Relaxed);
+        self.high.store(marks.high as i64, Relaxed);
+        self.limit_pages.store(marks.limit as i64, Relaxed);
+        total
+    }
+
+    /// What of a region is resident. Looking at every page takes 3 ms per GiB, so that in between
+    /// the count of what came and went must do: only pages that are touched for the first time,
+    /// before anything was evicted, come without annexd.
+    fn count_region(&self, (start, end): (u64, u64)) -> u64 {
+        let estimate = self.estimate.load(Relaxed).max(0) as u64;
+        let mut counted = self.counted.lock();
+        let seldom = if self.counters.evicted.load(Relaxed) > 0 { 200 } else { 10 };
+        if counted.is_some_and(|(at, cost)| at.elapsed() < (cost * seldom).max(Duration::from_millis(15))) {
+            return estimate;
+        }
+        let began = Instant::now();
+        let pid = self.members.lock().first().map(|member| member.pid);
+        let mut runs = Vec::new();
+        let seen = pid.and_then(|pid| {
+            let mut pagemap = Pagemap::open(pid).ok()?;
+            let mut at = start;
+            while at < end {
+                at = pagemap.resident(at, end, 0, &mut runs).ok().filter(|next| *next > at)?;
+            }
+            Some(runs.iter().map(|run| run.pages).sum())
+        });
+        *counted = Some((Instant::now(), began.elapsed()));
+        // It has ended.
+        seen.unwrap_or(0)
+    }
+
+    /// How much of the plain sum remains when pages shared by forked processes are counted once, in
+    /// 1/1024. Dear to find out, so it takes at most a fiftieth of the time.
+    fn sharing(&self, pids: &[i32], total: u64) -> u64 {
+        let mut cached = self.sharing.lock();
+        if let Some((at, cost, ratio)) = *cached
+            && at.elapsed() < (cost * 50).max(Duration::from_millis(200))
+        {
+            return ratio;
+        }
+        let start = Instant::now();
+        let proportional: u64 = pids.iter().filter_map(|pid| process::proportional_pages(*pid)).sum();
+        let ratio = (proportional * 1024 / total.max(1)).clamp(1, 1024);
+        *cached = Some((Instant::now(), start.elapsed(), ratio));
+        ratio
+    }
+
+    /// Counts pages that came (or, negative, went); true if the app is above its high watermark
+    /// now.
+    pub fn add_resident(&self, pages: i64) -> bool {
+        self.estimate.fetch_add(pages, Relaxed) + pages > self.high.load(Relaxed)
+    }
+
+    pub fn is_above_watermark(&self) -> bool {
+        self.estimate.load(Relaxed) > self.high.load(Relaxed)
+    }
+
+    /// Pages that may come before the app is above its limit.
+    pub fn room(&self) -> u32 {
+        let room = self.limit_pages.load(Relaxed).saturating_sub(self.estimate.load(Relaxed));
+        room.clamp(0, u32::MAX.into()) as u32
+    }
+
+    /// Pages believed to be resident.
+    pub fn estimate(&self) -> i64 {
+        self.estimate.load(Relaxed)
+    }
+
+    /// Within an eighth of its high watermark, or above.
+    pub fn is_near(&self) -> bool {
+        self.estimate.load(Relaxed) > self.high.load(Relaxed) / 8 * 7
+    }
+
+    /// Makes a fault wait while the app is above its limit and eviction can do something about it;
+    /// not for long, whatever happens. The evictor must be woken afterwards: it hands out again
+    /// what is delayed. If it does not, whoever made it wait does, after [`LONGEST_DELAY`].
+    pub fn delay(&self, space: SpaceId, fault: Fault) -> bool {
+        let full = self.estimate.load(Relaxed) > self.limit_pages.load(Relaxed);
+        let wait = full
+            && fault.since.elapsed() < LONGEST_DELAY
+            && self.state.load(Relaxed) == RUNNING
+            && self.yields.load(Relaxed)
+            && !self.is_resting();
+        if wait {
+            self.delayed.lock().push((space, fault));
+        }
+        wait
+    }
+
+    /// What a batch brought, in pages.
+    pub fn yielded(&self, pages: u64) {
+        const WORTH_WAITING: u64 = 32;
+        self.yields.store(pages >= WORTH_WAITING, Relaxed);
+    }
+
+    pub fn take_delayed(&self) -> Vec<(SpaceId, Fault)> {
+        std::mem::take(&mut self.delayed.lock())
+    }
+
+    pub fn rest(&self, pause: Duration) {
+        *self.idle_until.lock() = Some(Instant::now() + pause);
+    }
+
+    pub fn is_resting(&self) -> bool {
+        self.idle_until.lock().is_some_and(|t| Instant::now() < t)
+    }
+
+    /// Fails closed: nothing of the app may run on with memory that can't be vouched for.
+    pub fn stop(&self, why: &str) {
+        if self.stopped.swap(true, Relaxed) {
+            return;
+        }
+        tracing::error!(app = self.name, id = self.id, "stopping the app: {why}");
+        self.note(format!("stopped by annexd: {why}"));
+        self.kill_all(&[]);
+    }
+
+    /// Whether it was stopped. Whoever is found to belong to it afterwards must not run on either:
+    /// see [`App::kill_all`].
+    pub fn is_stopped(&self) -> bool {
+        self.stopped.load(Relaxed)
+    }
+
+    /// Kills its members, and whoever lives in their memory or in one of these other spaces of its.
+    pub fn kill_all(&self, others: &[Arc<Identity>]) {
+        let members = self.members.lock();
+        let mut spaces = others.to_vec();
+        for member in members.iter() {
+            let _ = process::pidfd_kill(member.pidfd.as_fd(), libc::SIGKILL);
+            spaces.extend(member.space.clone());
+        }
+        drop(members);
+        // Whoever shares their memory without being a member has the same pages.
+        for (mark, stub) in spaces.iter().filter_map(|space| Some((space.mark()?, space.stub_pid()))) {
+            for (pid, _) in mark.processes(stub) {
+                // Asked again once the PID can't become somebody else's.
+                let Ok(pidfd) = process::pidfd_open(pid) else { continue };
+                if mark.task_of(pid).is_some() {
+                    let _ = process::pidfd_kill(pidfd.as_fd(), libc::SIGKILL);
+                }
+            }
+        }
+    }
+
+    pub fn has_member(&self, pid: i32, stat: &Stat) -> bool {
+        self.members.lock().iter().any(|m| m.pid == pid && m.started == stat.started)
+    }
+
+    /// True if none of its processes runs any more.
+    pub fn has_ended(&self) -> bool {
+        self.members.lock().iter().all(Member::has_ended)
+    }
+
+    /// `evicted` in pages; `lack` says why the pool has no room.
+    pub fn info(&self, evicted: u64, lack: impl FnOnce() -> String) -> AppInfo {
+        let page = PAGE_SIZE as u64;
+        let load = |counter: &AtomicU64| counter.load(Relaxed);
+        let resident = self.measure(evicted) * page;
+        let pids: Vec<i32> = self.members.lock().iter().map(|m| m.pid).collect();
+        // Shared among them, as a rule.
+        let shared = || pids.iter().map(|pid| process::shared_pages(*pid)).max().unwrap_or(0) * page;
+        let note = self.eviction_blocked.describe(lack).unwrap_or_else(|| self.current_note());
+        let note = match note.is_empty() && self.region().is_none() {
+            true => note_of_shared(shared(), resident + evicted * page).unwrap_or_default(),
+            false => note,
+        };
+        AppInfo {
+            id: self.id,
+            name: self.name.clone(),
+            pids,
+            uid: self.uid,
+            local: self.limit(),
+            resident,
+            evicted: evicted * page,
+            state: self.state(),
+            note,
+            faults: Faults {
+                major: load(&self.counters.major),
+                zero: load(&self.counters.zero),
+                p50_us: self.latency.quantile(0.5),
+                p99_us: self.latency.quantile(0.99),
+                max_us: self.latency.max(),
+            },
+            pages_evicted: load(&self.counters.evicted),
+            pages_clean: load(&self.counters.clean),
+            pages_zero: load(&self.counters.zero_pages),
+            pages_in: load(&self.counters.brought_in),
+            pages_prefetched: load(&self.counters.prefetched),
+            prefetch_samples: load(&self.counters.prefetch_samples),
+            prefetch_hits: load(&self.counters.prefetch_hits),
+        }
+    }
+}
+
+/// Most of the app's memory is shared, so that annex does little for it: heaps of some Java
+/// collectors, databases' buffers. In bytes.
+fn note_of_shared(shared: u64, private: u64) -> Option<String> {
+    (shared >= WORTH_A_WORD && shared > private).then(|| {
+        format!(
+            "{} of its memory is shared and stays resident: only private anonymous memory is paged",
+            format_bytes(shared)
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_watermarks_lie_below_the_limit() {
+        let marks = Watermarks::of(Limit::Bytes(512 << 20), 0, 0);
+        assert_eq!(marks, Watermarks { limit: 131_072, high: 131_072 - 2048, low: 131_072 - 4096 });
+        let share = Watermarks::of(Limit::Percent(25), 100_000, 300_000);
+        assert!(share.low < share.high && share.high < 100_000);
+    }
+
+    #[test]
+    fn installs_since_the_last_measurement_count_against_the_limit() {
+        let app = App::new(1, "a".into(), 0, Target::Pid(1), Limit::Bytes(8 << 20));
+        app.measure(0);
+        assert!(!app.add_resident(1791));
+        assert!(app.add_resident(2));
+        assert!(!app.add_resident(-2));
+        assert_eq!(app.room(), 257, "the high watermark lies a MiB below the limit");
+        app.add_resident(1000);
+        assert_eq!(app.room(), 0);
+    }
+
+    #[test]
+    fn an_app_that_is_mostly_shared_memory_is_told_of() {
+        let note = note_of_shared(64 << 20, 1 << 20).unwrap();
+        assert!(note.starts_with("64 MiB of its memory is shared"), "{note}");
+        assert_eq!(note_of_shared(64 << 20, 100 << 20), None, "most of it is paged");
+        assert_eq!(note_of_shared(8 << 20, 1 << 20), None, "too little");
+    }
+}

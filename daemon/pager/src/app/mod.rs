@@ -1,0 +1,13 @@
+//! Apps: the processes that are managed as one, and their limit.
+//!
+//! - [`App`]: its members, what is counted about them, and its local limit.
+//! - [`membership`]: which processes belong to it.
+//! - [`manager`]: the thread that follows how they come, grow, become other programs, and end.
+//!
+//! An app knows its spaces by their identity only, so that spaces can know their app.
+
+mod application;
+pub mod manager;
+pub mod membership;
+
+pub use application::{App, LONGEST_DELAY, Member, Watermarks};

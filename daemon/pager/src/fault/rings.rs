@@ -1,0 +1,111 @@
+//! Questions that threads put at the rings of their regions ([`ring`](crate::kernel::Waiters)),
+//! served as faults are.
+//!
+//! A worker that polls a ring looks there for [`ROUND`] at a time, and then at its epoll set; after
+//! [`QUIET`] without a question it sleeps, and leaves word that the bell is to be rung. While it
+//! polls it is a thread like any other, which gives way between its rounds: it must not keep the
+//! evictor, or a program, off its CPU.
+
+use crate::fault::page_fault::Fault;
+use crate::fault::worker::{Again, Polled, Worker};
+use crate::page::PageIdx;
+use crate::space::{Space, SpaceId};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// In an epoll set: it is the bell of the space with the number in the other bits.
+pub(super) const BELL: u64 = 1 << 62;
+const ROUND: Duration = Duration::from_micros(5);
+const QUIET: Duration = Duration::from_millis(1);
+/// Rounds in which something was found, one after the other, until the worker looks at its epoll
+/// set all the same.
+pub(super) const MOST_FOUND: u32 = 8;
+
+impl Worker {
+    /// The bell of this space was rung.
+    pub(super) fn answer_bell(&mut self, id: SpaceId) {
+        let Some(space) = self.registry.space(id) else { return };
+        let Some(ring) = space.uffd.ring() else { return };
+        self.serve_ring(&space);
+        let now = Instant::now();
+        if !self.polls_rings || space.is_dead() || !ring.begin_to_poll(self.number, now) {
+            return;
+        }
+        self.rings.push(Polled { space, found_at: now });
+    }
+
+    pub(super) fn polls_rings(&self) -> bool {
+        !self.rings.is_empty()
+    }
+
+    /// Looks at the rings that it polls, for a round at most. True: there was something.
+    pub(super) fn look_at_rings(&mut self) -> bool {
+        if self.rings.is_empty() {
+            return false;
+        }
+        let idle = self.again.is_empty() && self.lane.in_flight() == 0;
+        let began = Instant::now();
+        loop {
+            for nth in 0..self.rings.len() {
+                let polled = &mut self.rings[nth];
+                let Some(ring) = polled.space.uffd.ring() else { continue };
+                ring.count_beat();
+                if ring.is_asked() {
+                    polled.found_at = Instant::now();
+                    let space = polled.space.clone();
+                    self.serve_ring(&space);
+                    self.leave_if_in_the_way(nth);
+                    return true;
+                }
+            }
+            (0..8).for_each(|_| std::hint::spin_loop());
+            if !idle || began.elapsed() > ROUND {
+                break;
+            }
+        }
+        for nth in (0..self.rings.len()).rev() {
+            if self.rings[nth].found_at.elapsed() > QUIET || self.rings[nth].space.is_dead() {
+                self.stop_polling(nth, true);
+            }
+        }
+        std::thread::yield_now();
+        false
+    }
+
+    fn leave_if_in_the_way(&mut self, nth: usize) {
+        if self.rings[nth].space.uffd.ring().is_some_and(|ring| ring.is_in_the_way(self.number)) {
+            self.stop_polling(nth, false);
+        }
+    }
+
+    fn stop_polling(&mut self, nth: usize, was_of_use: bool) {
+        let Polled { space, .. } = self.rings.swap_remove(nth);
+        let Some(ring) = space.uffd.ring() else { return };
+        ring.stop_polling(was_of_use, Instant::now());
+        // Whoever asked before it heard that nobody polls has not rung.
+        self.serve_ring(&space);
+    }
+
+    /// Takes what is asked and serves it. Changes that are unread are read only if they stand in
+    /// the way.
+    fn serve_ring(&mut self, space: &Arc<Space>) {
+        let Some(ring) = space.uffd.ring() else { return };
+        let mut faults = std::mem::take(&mut self.faults);
+        let since = Instant::now();
+        ring.take(|question| {
+            let (page, write, thread) = (PageIdx(question.page), question.write, question.thread);
+            faults.push(Fault { page, write, thread, since, evictors: false });
+        });
+        if !faults.is_empty() && !space.is_dead() {
+            match self.core_of(space, |limit| space.core_concurrent(limit)) {
+                Some(mut core) => {
+                    self.note_threads(space, &mut core, &faults);
+                    faults.drain(..).for_each(|fault| self.serve(space, &mut core, fault));
+                }
+                None => self.again.extend(faults.drain(..).map(|fault| Again::Fault(space.clone(), fault))),
+            }
+        }
+        faults.clear();
+        self.faults = faults;
+    }
+}

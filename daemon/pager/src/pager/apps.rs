@@ -1,0 +1,205 @@
+//! What the control plane asks for.
+
+use super::Pager;
+use super::refusal::{error, no_app, refused};
+use crate::app::membership;
+use crate::control::{Apps, Caller};
+use crate::inject::attach;
+use crate::inject::attach::AttachError;
+use crate::kernel::process;
+use crate::kernel::process::Stat;
+use crate::recovery::restore::RestoreError;
+use crate::recovery::{restore, takeover};
+use annex_shared::api::{
+    ApiError, AppInfo, AttachRequest, ErrorCode, LONGEST_REGION, Limit, Progress, RegionRequest, SHORTEST_REGION,
+    Target, WorkersInfo, format_bytes,
+};
+use annex_shared::page::PAGE_SIZE;
+use std::sync::Arc;
+
+impl Apps for Pager {
+    fn attach(&self, request: &AttachRequest, caller: Caller) -> Result<AppInfo, ApiError> {
+        self.is_usable()?;
+        let _changing = self.app_registry.changing.lock();
+        let new = |name, uid| self.new_app(name, uid, request.target.clone(), request.local);
+        let app = match &request.target {
+            Target::Pid(pid) | Target::Launch(pid) => {
+                let stat = attach::check(*pid).map_err(refused)?;
+                self.is_free(*pid)?;
+                // The process of whom the caller was found to be allowed to ask may have become
+                // another program since.
+                let owner = process::identity(*pid).ok().and_then(|identity| identity.owner());
+                if caller.confined && owner != Some(caller.uid) {
+                    return Err(refused(AttachError::Privileged { pid: *pid, uid: caller.uid }));
+                }
+                let uid = owner.unwrap_or(0);
+                let program = request.program.as_deref().unwrap_or(&stat.comm);
+                let name = self.unique_name(request.name.as_deref(), program, *pid)?;
+                self.attach_process(new(name, uid), *pid, matches!(request.target, Target::Pid(_)))?
+            }
+            Target::Unit(unit) => {
+                let found = membership::cgroup_of(unit).filter(|c| !membership::members_of(c).is_empty());
+                let cgroup = found.ok_or_else(|| {
+                    error(
+                        ErrorCode::NotFound,
+                        format!("unit {unit} has no running process"),
+                        "name a running unit as systemctl shows it, with its suffix (X.service)",
+                    )
+                })?;
+                let pids = membership::members_of(&cgroup);
+                if let Some(owner) = pids.iter().find_map(|pid| self.owner_of(*pid)) {
+                    return Err(error(
+                        ErrorCode::AlreadyAttached,
+                        format!("processes of unit {unit} are managed already, as app '{}'", owner.name),
+                        &format!("run 'annex detach {}' first", owner.name),
+                    ));
+                }
+                let app = new(self.unique_name(request.name.as_deref(), unit, pids[0])?, caller.uid);
+                for pid in pids {
+                    if let Some(stat) = Stat::read(pid).filter(|stat| !membership::is_exempt(pid, stat)) {
+                        membership::join(&app, pid, &stat);
+                    }
+                }
+                self.app_registry.add(app.clone());
+                app
+            }
+            // Only its process itself can have that.
+            Target::Region { .. } => {
+                return Err(error(
+                    ErrorCode::BadRequest,
+                    "a region of a process can't be attached".into(),
+                    "the process itself opens it, with annex-client",
+                ));
+            }
+        };
+        Ok(self.told(&app))
+    }
+
+    fn open_region(&self, request: &RegionRequest, caller: Caller) -> Result<AppInfo, ApiError> {
+        self.is_usable()?;
+        let RegionRequest { address, length, ring, bell, .. } = *request;
+        let page = PAGE_SIZE as u64;
+        let fits = (SHORTEST_REGION..=LONGEST_REGION).contains(&length)
+            && (address | length).is_multiple_of(page)
+            && address.checked_add(length).is_some_and(|end| end < takeover::TASK_SIZE);
+        if !fits {
+            return Err(error(
+                ErrorCode::BadRequest,
+                format!("{length} bytes from {address:#x} on can't be a region"),
+                &format!(
+                    "a region has whole pages: {} at least and {} at most",
+                    format_bytes(SHORTEST_REGION),
+                    format_bytes(LONGEST_REGION)
+                ),
+            ));
+        }
+        let _changing = self.app_registry.changing.lock();
+        let pid = caller.pid;
+        let stat = attach::check(pid).map_err(refused)?;
+        self.is_free(pid)?;
+        let name = self.unique_name(request.name.as_deref(), &stat.comm, pid)?;
+        let app = self.new_app(name, caller.uid, Target::Region { pid, address, length }, request.local);
+        let range = (address, address + length);
+        membership::join(&app, pid, &stat);
+        self.app_registry.add(app.clone());
+        self.furnish(&app, pid, |app| self.context.attach_region(app, pid, range, [ring, bell]))?;
+        Ok(self.told(&app))
+    }
+
+    fn detach(&self, id: u64, progress: &mut dyn FnMut(Progress)) -> Result<(), ApiError> {
+        let app = self.app_registry.find(id).ok_or_else(|| no_app(id))?;
+        {
+            let _changing = self.app_registry.changing.lock();
+            app.set_detaching(true);
+        }
+        let result = restore::restore(&self.context, &app, progress);
+        match result {
+            Ok(()) => {
+                self.finish(&app);
+                Ok(())
+            }
+            Err(RestoreError::Lost { lost }) => {
+                self.finish(&app);
+                let lost = RestoreError::Lost { lost }.to_string();
+                Err(error(
+                    ErrorCode::Internal,
+                    format!("app '{}' was let go, but {lost}", app.name),
+                    "end it before it touches one of them; annexd's log says which donor went, and when",
+                ))
+            }
+            Err(e) => {
+                app.set_detaching(false);
+                let (code, remedy) = match &e {
+                    RestoreError::NoRoom(room) => (ErrorCode::NoMemory, room.remedy()),
+                    _ => (ErrorCode::Internal, "resume its processes if they are stopped, and try again".into()),
+                };
+                Err(error(
+                    code,
+                    format!("failed to detach app '{}': {e}", app.name),
+                    &format!("the app goes on as before; {remedy}"),
+                ))
+            }
+        }
+    }
+
+    fn set_limit(&self, id: u64, limit: Limit) -> Result<AppInfo, ApiError> {
+        let app = self.app_registry.find(id).ok_or_else(|| no_app(id))?;
+        app.set_limit(limit);
+        self.app_registry.write_down();
+        self.app_registry.ring();
+        Ok(self.told(&app))
+    }
+
+    fn apps(&self) -> Vec<AppInfo> {
+        self.app_registry.all().iter().map(|app| self.told(app)).collect()
+    }
+
+    fn find(&self, name: &str) -> Option<AppInfo> {
+        let apps = self.app_registry.all();
+        let number = name.parse::<u64>().ok();
+        let by_name = || apps.iter().find(|a| a.name == name);
+        let by_pid = |n: u64| apps.iter().find(|a| a.members.lock().iter().any(|m| m.pid as u64 == n));
+        let by_id = |n: u64| apps.iter().find(|a| a.id == n);
+        let app = by_name().or_else(|| by_pid(number?)).or_else(|| by_id(number?))?;
+        Some(self.told(app))
+    }
+
+    fn workers(&self) -> WorkersInfo {
+        WorkersInfo {
+            fault_workers: self.context.workers.len() as u32,
+            wait: self.context.workers.waiting.to_string(),
+            evictors: self.evictors.len() as u32,
+        }
+    }
+
+    fn stalled(&self) -> Option<String> {
+        self.context.workers.stalled()
+    }
+
+    fn overhead_bytes(&self) -> u64 {
+        self.context.registry.all().iter().map(|space| space.overhead_about()).sum()
+    }
+
+    fn detach_all(&self, progress: &mut dyn FnMut(Progress)) -> Result<(), ApiError> {
+        let apps = self.app_registry.all();
+        let pages: u64 = apps.iter().map(|app| restore::evicted(&self.context, app)).sum();
+        restore::check_room(&self.context, apps.iter().map(Arc::as_ref)).map_err(|e| {
+            error(
+                ErrorCode::NoMemory,
+                format!(
+                    "annexd can't stop: {} of program memory are in the pool, and {e}",
+                    format_bytes(pages * PAGE_SIZE as u64)
+                ),
+                &format!("{}; or end programs that annex manages (annex apps), then stop annexd again", e.remedy()),
+            )
+        })?;
+        for app in apps {
+            match self.detach(app.id, progress) {
+                // It has ended by itself meanwhile.
+                Err(error) if error.kind == ErrorCode::NotFound => {}
+                detached => detached?,
+            }
+        }
+        Ok(())
+    }
+}

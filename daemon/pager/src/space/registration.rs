@@ -1,0 +1,121 @@
+//! Registering mappings with userfaultfd, when the first of their pages is to be evicted: from then
+//! on every fault in them is ours to serve.
+
+use crate::evict::{Clock, Outcome, Victims};
+use crate::kernel::Lookup;
+use crate::kernel::process::Mapping;
+use crate::kernel::uffd::Probe;
+use crate::page::PageIdx;
+use crate::space::address_space::Space;
+use crate::space::core::Core;
+use crate::space::region::Region;
+use annex_host::failpoint::failpoint;
+use std::io;
+
+/// A mapping may grow by as much between two looks at it.
+const MOST_GROWTH: u64 = 1 << 30;
+
+/// Registers what is not registered, asks the kernel whether every span is what we take it for, and
+/// makes room for the records.
+pub fn prepare(space: &Space, core: &mut Core, task: i32, clock: &mut Clock, victims: &Victims) -> Result<(), Outcome> {
+    let mut probed = None;
+    for (first, len) in &victims.spans {
+        let Some(region) = core.regions.containing(first.addr()).copied() else { return Err(Outcome::Again) };
+        if !region.registered {
+            register(space, core, task, clock, &region)?;
+        }
+        // Mappings are registered whole, and what replaces a part of one from then on is announced
+        // before: until that is read no move succeeds.
+        if probed == Some(region.mapping) {
+            ensure(core, *first, *len)?;
+            continue;
+        }
+        match space.uffd.probe_resident(first.addr()) {
+            Probe::Registered => probed = Some(region.mapping),
+            Probe::TryAgain => return Err(Outcome::Again),
+            Probe::Dead => {
+                space.set_dead();
+                return Err(Outcome::Dead);
+            }
+            Probe::NotRegistered => {
+                // Not the mapping we knew: look again.
+                core.regions.mark(region.mapping, |r| r.registered = false);
+                clock.forget_regions();
+                return Err(Outcome::Again);
+            }
+        }
+        ensure(core, *first, *len)?;
+    }
+    Ok(())
+}
+
+/// Room for the records of these pages.
+fn ensure(core: &mut Core, first: PageIdx, pages: u64) -> Result<(), Outcome> {
+    core.table.ensure(first, pages).map_err(|_| {
+        core.frozen = true;
+        Outcome::NothingCold
+    })
+}
+
+/// Registers a mapping whole (a part would split it, and the app's own mremap across the split
+/// would fail).
+fn register(space: &Space, core: &mut Core, task: i32, clock: &mut Clock, region: &Region) -> Result<(), Outcome> {
+    let mapping = region.mapping;
+    let dead = |_| Outcome::Dead;
+    let lookup = Lookup::open(task).map_err(dead)?;
+    let is_it = |m: Mapping| (m.start, m.end) == mapping && m.is_private_anonymous();
+    let is_whole = || Ok(lookup.at(mapping.0)?.is_some_and(is_it));
+    if !is_whole().map_err(dead)? {
+        core.regions.cut(mapping.0, mapping.1);
+        clock.forget_regions();
+        return Err(Outcome::Again);
+    }
+    let reach = reach(&lookup, region).map_err(dead)?;
+    let neighbours = |(start, end): (u64, u64)| Ok([lookup.at(start - 1)?, lookup.at(end)?]);
+    let before = [neighbours(reach).map_err(dead)?, neighbours(mapping).map_err(dead)?];
+    failpoint("mapping-looked-up");
+    let register = |(start, end)| space.uffd.register(start, end - start);
+    // Something that can't be registered may have come to lie beside it.
+    let done =
+        register(reach).map(|()| (reach, &before[0])).or_else(|_| register(mapping).map(|()| (mapping, &before[1])));
+    let (registered, before) = match done {
+        Ok(done) => done,
+        Err(errno) => {
+            tracing::debug!(task, %errno, "mapping {:#x}-{:#x} is left alone", mapping.0, mapping.1);
+            core.regions.mark(mapping, |r| r.refused = true);
+            return Err(Outcome::Again);
+        }
+    };
+    // What has come to lie there meanwhile may be the rest of a mapping that grew, now split.
+    let after = neighbours(registered).map_err(dead)?;
+    for new in before.iter().zip(after).filter(|(before, after)| *before != after).filter_map(|(_, after)| after) {
+        if (new.end == registered.0 || new.start == registered.1) && new.is_private_anonymous() {
+            tracing::debug!(task, "mapping {:#x}-{:#x} changed while it was registered", mapping.0, mapping.1);
+            // Refused: it was no part of the same.
+            let _ = register((new.start, new.end));
+            clock.forget_regions();
+        }
+    }
+    // It may have had a hole just then: nothing has told of that, since it was not registered yet,
+    // and what is mapped there now is not, whose pages would read as zeros once they had moved.
+    // From here on everything is told.
+    if !is_whole().map_err(dead)? {
+        tracing::debug!(task, "mapping {:#x}-{:#x} fell apart while it was registered", mapping.0, mapping.1);
+        clock.forget_regions();
+        return Err(Outcome::Again);
+    }
+    core.regions.mark(mapping, |r| r.registered = true);
+    Ok(())
+}
+
+/// What is registered with a mapping: its run, if that is there still, and the gap above it, into
+/// which it may be growing right now. (All of the gap: what grows beyond the end of what is
+/// registered is split there.)
+fn reach(lookup: &Lookup, region: &Region) -> io::Result<(u64, u64)> {
+    let (start, end) = region.run;
+    let is_there =
+        lookup.at(start)?.is_some_and(|m| m.start == start) && lookup.at(end - 1)?.is_some_and(|m| m.end == end);
+    let (start, end) = if is_there { region.run } else { region.mapping };
+    let gap = lookup.at_or_above(end)?.map_or(0, |next| next.start.saturating_sub(end));
+    Ok((start, end + gap.min(MOST_GROWTH)))
+}
