@@ -1,25 +1,24 @@
 //! What all threads of the pool share: the tables, what is known of each donor, and who to tell.
 
-use super::book::Grade;
-use super::config::{DonorConfig, MAX_DONORS, PoolConfig};
-use super::coordinator::News;
-use super::extents::ExtentTable;
-use super::mailbox::Mailbox;
-use super::repair;
-use super::slots::{SlotRun, SlotTable};
-use super::traffic::Traffic;
-use annex_fabric::{Arena, Transport};
-use annex_shared::api::DonorState;
+use crate::config::{MAX_DONORS, PoolConfig};
+use crate::coordinator::book::Grade;
+use crate::coordinator::news::News;
+use crate::donor::view::Donor;
+use crate::io::mailbox::Mailbox;
+use crate::metadata::extents::ExtentTable;
+use crate::metadata::slots::{SlotRun, SlotTable};
+use crate::repair::task::Task;
+use annex_fabric::Arena;
+use annex_shared::config::TimeSpan;
 use annex_shared::ids::{DonorId, ExtentId, SlotIdx};
 use std::collections::HashSet;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use std::sync::atomic::Ordering::{AcqRel, Acquire};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
 
 /// Shared by the pool's handle, its lanes, the coordinator and the donor threads.
-pub(super) struct Core {
+pub(crate) struct Core {
     pub config: PoolConfig,
     pub extents: ExtentTable,
     pub slots: SlotTable,
@@ -29,7 +28,7 @@ pub(super) struct Core {
     donors: Box<[OnceLock<Donor>]>,
     pub lanes: Mutex<Vec<LaneEntry>>,
     coordinator: Sender<News>,
-    repair: Sender<repair::Task>,
+    repair: Sender<Task>,
     /// Grows whenever a replica changes its state, so that lanes look again at what they wait for.
     changes: AtomicU64,
     pub counts: Counts,
@@ -47,7 +46,7 @@ pub(super) struct Core {
 /// Those in quarantine, and those that were taken to be written later. To be asked while one holds
 /// a reference of one's own: what is written from then on is written to every replica there is.
 #[derive(Debug, Default)]
-pub(super) struct Discarded(Mutex<HashSet<SlotIdx>>);
+pub(crate) struct Discarded(Mutex<HashSet<SlotIdx>>);
 
 impl Discarded {
     pub fn add(&self, run: SlotRun) {
@@ -69,7 +68,7 @@ impl Discarded {
 
 /// What the pool's repairs did and have to do.
 #[derive(Debug, Default)]
-pub(super) struct Counts {
+pub(crate) struct Counts {
     /// Pages copied to joining replicas.
     pub copied: AtomicU64,
     /// Pages rewritten after wrong bytes.
@@ -91,7 +90,7 @@ pub(super) struct Counts {
 }
 
 /// What a control thread must know of a lane to open an endpoint for it.
-pub(super) struct LaneEntry {
+pub(crate) struct LaneEntry {
     pub id: u32,
     pub arena: Arc<Arena>,
     pub mailbox: Arc<Mailbox>,
@@ -99,7 +98,7 @@ pub(super) struct LaneEntry {
 
 /// Extents that `reserve` may use.
 #[derive(Debug, Default)]
-pub(super) struct AllocatableExtents {
+pub(crate) struct AllocatableExtents {
     pub extents: Vec<Allocatable>,
     /// Pages asked for and not had since the coordinator last looked.
     pub wanted: u64,
@@ -118,51 +117,9 @@ pub(super) struct AllocatableExtents {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Allocatable {
+pub(crate) struct Allocatable {
     pub extent: ExtentId,
     pub grade: Grade,
-}
-
-/// One donor, as the data plane and the listings see it.
-pub(super) struct Donor {
-    pub id: DonorId,
-    pub address: String,
-    /// `None` = not used any more.
-    pub config: Mutex<Option<DonorConfig>>,
-    pub stats: DonorStats,
-    pub traffic: Traffic,
-    /// Neither operations nor its agent answer. Set and cleared by the coordinator.
-    pub silent: AtomicBool,
-    pub view: Mutex<DonorView>,
-}
-
-/// Counted by lanes.
-#[derive(Debug, Default)]
-pub(super) struct DonorStats {
-    pub reads: AtomicU64,
-    pub writes: AtomicU64,
-    pub errors: AtomicU64,
-    pub checksum_errors: AtomicU64,
-    pub healed: AtomicU64,
-    /// Smoothed time of an operation, in nanoseconds; 0 = not known.
-    pub latency_ns: AtomicU64,
-}
-
-/// Written by the donor's control thread.
-#[derive(Clone, Debug)]
-pub(super) struct DonorView {
-    pub name: String,
-    pub state: DonorState,
-    pub transport: Option<Transport>,
-    /// Why this transport, or why there is no connection.
-    pub why: String,
-    pub held: u32,
-    pub free: u32,
-    pub capacity: u32,
-    /// It is to be removed.
-    pub draining: bool,
-    /// How long its leases last; `None`: it was not reached yet.
-    pub lease: Option<Duration>,
 }
 
 impl Core {
@@ -172,7 +129,7 @@ impl Core {
         slots: SlotTable,
         spill: Option<DonorId>,
         coordinator: Sender<News>,
-        repair: Sender<repair::Task>,
+        repair: Sender<Task>,
     ) -> Self {
         Core {
             config,
@@ -199,7 +156,7 @@ impl Core {
     }
 
     /// Tells the repair thread, likewise.
-    pub fn mend(&self, task: repair::Task) {
+    pub fn mend(&self, task: Task) {
         let _ = self.repair.send(task);
     }
 
@@ -272,6 +229,17 @@ impl Core {
         self.donor(id).map_or_else(|| id.to_string(), |d| format!("donor {}", lock(&d.view).name))
     }
 
+    /// What a donor's terms mean for those who rely on annexd being away for a while.
+    pub fn lease_warning(&self, donor: &Donor) -> Option<String> {
+        let (view, wait) = (lock(&donor.view), self.config.takeover_wait);
+        let lease = view.lease.filter(|lease| *lease < wait.0 && !self.is_spill(donor.id)).map(TimeSpan)?;
+        Some(format!(
+            "donor {} ends leases after {lease}, and annexd's takeover_wait is {wait}: should annexd be away for longer than \
+             the leases last, the KV API's keys and programs' pages there are lost. Give annex-agent a longer lease_ttl",
+            view.name
+        ))
+    }
+
     pub fn donors(&self) -> impl Iterator<Item = &Donor> {
         self.donors.iter().filter_map(OnceLock::get)
     }
@@ -282,15 +250,7 @@ impl Core {
     }
 }
 
-impl DonorStats {
-    /// Folds one operation's time into the smoothed one.
-    pub fn observe(&self, ns: u64) {
-        let old = self.latency_ns.load(Relaxed);
-        self.latency_ns.store(if old == 0 { ns } else { old - old / 16 + ns / 16 }, Relaxed);
-    }
-}
-
 /// A lock whose holder panicked is still a lock: what it guards here is valid after each statement.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

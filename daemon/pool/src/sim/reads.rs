@@ -2,8 +2,8 @@
 //! company, and is not told that its page is lost.
 
 use super::*;
-use crate::hedging::{Asked, Candidate, Choice, Late, Patience, Verdict};
-use crate::lane::latency::Quantile;
+use crate::io::hedging::{Asked, Candidate, Choice, Late, Patience, Verdict};
+use crate::io::latency::Quantile;
 
 const PATIENCE: Patience = Patience { most: Duration::from_millis(500), least: Duration::from_millis(2) };
 /// Attempts beyond the first that all reads together have room for.

@@ -1,7 +1,7 @@
 //! What schedules brought about: a search that nothing happens in finds nothing, however fast it
 //! is.
 
-use super::super::book::Action;
+use crate::coordinator::book::Action;
 use std::fmt::{Display, Formatter};
 
 /// Something that a search should see often.

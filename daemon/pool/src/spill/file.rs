@@ -1,6 +1,6 @@
 //! The file itself: whether it can be one, whose it is, and what it was before.
 
-use super::super::dial::DialError;
+use crate::donor::dial::DialError;
 use annex_fabric::file::Disk;
 use annex_shared::config::ByteSize;
 use annex_shared::ids::Incarnation;
@@ -174,16 +174,16 @@ impl Spill {
         }
     }
 
-    pub(in super::super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    pub(in super::super) fn incarnation(&self) -> Incarnation {
+    pub(crate) fn incarnation(&self) -> Incarnation {
         self.incarnation
     }
 
     /// What the extent table says is leased here. Before the first [`Spill::disk`].
-    pub(in super::super) fn inherit(&self, leases: Vec<(Incarnation, Lease)>) {
+    pub(crate) fn inherit(&self, leases: Vec<(Incarnation, Lease)>) {
         *self.inherited.lock().unwrap_or_else(PoisonError::into_inner) = leases;
     }
 
