@@ -5,9 +5,10 @@ mod last_tier;
 mod leaving;
 
 use super::*;
-use annex_shared::ids::Rkey;
+use crate::metadata::replica::PLACES;
+use annex_shared::ids::{Incarnation, Rkey};
 use proptest::prelude::*;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 const SLOTS: u64 = 64;
 const LOST_AFTER: Duration = Duration::from_secs(5);
@@ -219,7 +220,7 @@ impl World {
             }
             Action::Publish(extent, replicas) => {
                 let donors: BTreeSet<DonorId> = replicas.iter().map(|p| p.donor).collect();
-                let spilled = self.book.rules.spill.is_some_and(|spill| donors.contains(&spill));
+                let spilled = self.book.inventory.rules.spill.is_some_and(|spill| donors.contains(&spill));
                 assert_eq!(donors.len(), replicas.len(), "replicas share a donor");
                 let is_full = donors.len() == self.replicas || spilled || self.book.degrades();
                 assert!(is_full, "some replicas are missing");
@@ -405,7 +406,7 @@ fn a_slab_that_was_lent_anew_before_a_kill_is_not_the_one_that_it_was_after_its_
     let (extent, places) = world.extents.iter().next().map(|(e, r)| (*e, r.clone())).unwrap();
     let (donor, slab) = (usize::from(places[0].donor.0), places[0].lease.slab);
     world.lent[donor].insert(slab, 999 << 32 | 999);
-    let mut next = Book::new(world.book.rules, 8);
+    let mut next = Book::new(world.book.inventory.rules, 8);
     world.extents.iter().for_each(|(e, places)| next.adopt(*e, places.clone(), world.now));
     world.book = next;
     world.restart(donor, true);

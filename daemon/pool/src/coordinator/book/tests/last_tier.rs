@@ -51,7 +51,7 @@ fn when_no_donor_has_room_the_file_takes_what_is_asked_for_and_nothing_ahead() {
     world.balance(wanted());
     (0..2).for_each(|_| world.answer(SPILL));
     assert_eq!((world.extents.len(), world.lent[SPILL].len()), (3, 2));
-    assert_eq!(world.book.grade(ExtentId(1)), Grade::LastTier);
+    assert_eq!(world.book.inventory.grade(ExtentId(1)), Grade::LastTier);
     // Its free pages count while there is nothing better.
     let enough = Room { spilled: 2 * SLOTS, ..wanted() };
     world.settle(&enough);
@@ -67,12 +67,12 @@ fn with_too_few_donors_alive_the_file_stands_in_for_one_and_goes_when_it_is_back
     world.settle(&Room { free: SLOTS, ..nothing_free() });
     world.fill_and_settle();
     assert_eq!(spilled(&world, extent), Some(ReplicaState::Live));
-    assert_eq!((world.live(extent), world.book.grade(extent)), (2, Grade::LastTier));
+    assert_eq!((world.live(extent), world.book.inventory.grade(extent)), (2, Grade::LastTier));
     world.connect(0);
     world.fill_and_settle();
     assert_eq!(spilled(&world, extent), None);
     assert_eq!((world.live(extent), world.lent[SPILL].len()), (2, 0));
-    assert_eq!(world.book.grade(extent), Grade::Whole);
+    assert_eq!(world.book.inventory.grade(extent), Grade::Whole);
 }
 
 #[test]
@@ -93,7 +93,8 @@ fn an_empty_extent_in_the_file_goes_back_as_soon_as_donors_have_room() {
     (0..2).for_each(|d| world.disconnect(d));
     (0..2).for_each(|d| world.connect(d));
     for _ in 0..3 {
-        let empty = world.extents.keys().copied().filter(|e| world.book.grade(*e) == Grade::LastTier).collect();
+        let empty =
+            world.extents.keys().copied().filter(|e| world.book.inventory.grade(*e) == Grade::LastTier).collect();
         world.settle(&Room { empty, ..wanted() });
     }
     assert!(world.lent[SPILL].is_empty());
@@ -109,7 +110,7 @@ fn with_one_replica_every_extent_with_pages_gets_a_backup_that_no_write_waits_fo
     assert_eq!(spilled(&world, extent), None, "a backup of nothing");
     world.settle(&Room { free: SLOTS, ..nothing_free() });
     assert_eq!(spilled(&world, extent), Some(ReplicaState::Trailing));
-    assert_eq!(world.book.grade(extent), Grade::Whole);
+    assert_eq!(world.book.inventory.grade(extent), Grade::Whole);
     world.fill_and_settle();
     assert_eq!(spilled(&world, extent), Some(ReplicaState::Trailing));
 }
@@ -132,7 +133,10 @@ fn a_backup_takes_the_writes_while_the_donor_is_away_and_follows_again_afterward
     world.balance(Room { free: SLOTS, ..nothing_free() });
     assert_eq!(spilled(&world, extent), Some(ReplicaState::Joining));
     world.fill_all();
-    assert_eq!((spilled(&world, extent), world.book.grade(extent)), (Some(ReplicaState::Live), Grade::LastTier));
+    assert_eq!(
+        (spilled(&world, extent), world.book.inventory.grade(extent)),
+        (Some(ReplicaState::Live), Grade::LastTier)
+    );
     world.connect(donor);
     world.fill_all();
     assert_eq!(spilled(&world, extent), Some(ReplicaState::Live), "it follows one that not every write knows of");

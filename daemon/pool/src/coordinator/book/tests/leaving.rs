@@ -173,7 +173,7 @@ fn a_donor_that_is_removed_is_emptied_first() {
 #[test]
 fn a_donor_that_was_added_takes_its_share_of_replicas() {
     let mut world = World::new(3, 2, 12);
-    world.book.rules.rebalance = true;
+    world.book.inventory.rules.rebalance = true;
     (0..2).for_each(|d| world.connect(d));
     for _ in 0..8 {
         let free = world.extents.len() as u64;
@@ -236,8 +236,8 @@ fn a_replica_that_was_to_move_to_a_donor_that_is_removed_stays_where_it_is() {
     world.settle(&nothing_free());
     let extent = *world.extents.keys().next().unwrap();
     world.connect(2);
-    let member = &mut world.book.extents.get_mut(&extent).unwrap()[0];
-    member.leaving = Some(crate::coordinator::book::members::Leaving { deadline: None, moves: true });
+    let member = &mut world.book.inventory.extents.get_mut(&extent).unwrap()[0];
+    member.leaving = Some(crate::coordinator::book::member::Leaving { deadline: None, moves: true });
     world.settle(&Room { free: SLOTS, ..nothing_free() });
     assert!(world.extents[&extent].iter().any(|p| p.donor == DonorId(2)), "it is on its way");
     world.book.remove(DonorId(2));
@@ -256,9 +256,9 @@ fn the_removal_of_a_donor_that_wants_its_slabs_back_forgets_not_until_when() {
     let extent = *world.extents.keys().next().unwrap();
     let slabs: Vec<SlabId> = world.lent[0].keys().copied().collect();
     world.book.recalled(DonorId(0), &slabs, world.now + Duration::from_secs(8));
-    assert_eq!(world.book.grade(extent), Grade::Degraded);
+    assert_eq!(world.book.inventory.grade(extent), Grade::Degraded);
     world.book.remove(DonorId(0));
-    assert_eq!(world.book.grade(extent), Grade::Degraded, "it is taken for whole");
+    assert_eq!(world.book.inventory.grade(extent), Grade::Degraded, "it is taken for whole");
 }
 
 #[test]
@@ -291,8 +291,8 @@ fn a_replica_that_moves_for_the_balance_does_so_though_its_donor_no_longer_wants
     world.settle(&nothing_free());
     let extent = *world.extents.keys().next().unwrap();
     world.connect(2);
-    let member = &mut world.book.extents.get_mut(&extent).unwrap()[0];
-    member.leaving = Some(crate::coordinator::book::members::Leaving { deadline: None, moves: true });
+    let member = &mut world.book.inventory.extents.get_mut(&extent).unwrap()[0];
+    member.leaving = Some(crate::coordinator::book::member::Leaving { deadline: None, moves: true });
     let donor = member.placed.donor;
     let slabs: Vec<SlabId> = world.lent[donor.0 as usize].keys().copied().collect();
     world.settle(&Room { free: SLOTS, ..nothing_free() });
