@@ -9,7 +9,7 @@
 
 use super::donors::ANNEXD;
 use super::*;
-pub(super) use crate::io::lane::silence::LATE;
+pub(super) use crate::io::lane::LATE;
 
 /// As in the default configuration.
 pub(super) const OP_TIMEOUT: Duration = Duration::from_secs(3);

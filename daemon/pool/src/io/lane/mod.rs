@@ -17,36 +17,43 @@
 //! Nothing here blocks or allocates once the lane is made. Broken endpoints go to the donor's
 //! control thread, which sends a fresh one.
 
-mod ends;
+mod end;
 mod hedge;
 mod now;
+mod posting;
+mod progress;
 mod read;
-pub(crate) mod silence;
+mod silence;
+mod spare;
+mod state;
+mod timer;
 mod write;
+
+#[cfg(test)]
+pub(crate) use end::LATE;
 
 use crate::coordinator::news::News;
 use crate::core::{Core, LaneEntry, lock};
 use crate::error::{IoError, LaneError};
-use crate::io::buffer::{Buf, FreeList};
-use crate::io::inflight::{Direction, Job, NIL, PartState, Pending, Pool, Posted, Queue, ReadWork, Work, WriteWork};
-use crate::io::latency;
-use crate::io::mailbox::{Delivery, Mailbox};
+use crate::io::buffer::{Buf, Buffers};
+use crate::io::inflight::{Job, NIL, Pool, ReadWork, Work, WriteWork};
+use crate::io::mailbox::Mailbox;
 use crate::io::request::{Busy, Done, Part};
-use crate::metadata::replica::{PLACES, Replica, ReplicaState, Replicas};
 use crate::metadata::slots::SlotRun;
-use annex_fabric::{Arena, Completion, Endpoint, ErrorKind, MAX_OP_LEN, Op, OpKind, Transport};
-use annex_shared::ids::{DonorId, ExtentId, RemoteAddr, SlotIdx};
-use annex_shared::page::{PAGE_SIZE, checksum};
+use annex_fabric::Arena;
+use annex_shared::ids::{DonorId, SlotIdx};
+use annex_shared::page::PAGE_SIZE;
+use end::End;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
+use state::{LaneState, MAX_OP_PAGES};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
+use timer::Timer;
 
-/// The most pages one fabric operation moves.
-const MAX_OP_PAGES: u32 = MAX_OP_LEN / PAGE_SIZE as u32;
 /// An endpoint with nothing outstanding is looked at this often, to notice that its connection
 /// closed.
 const IDLE_CHECK: Duration = Duration::from_millis(10);
@@ -57,77 +64,19 @@ static NEXT_LANE: AtomicU32 = AtomicU32::new(0);
 
 /// See the module's header.
 pub struct Lane {
-    id: u32,
-    core: Arc<Core>,
-    mailbox: Arc<Mailbox>,
-    ends: Vec<End>,
-    arena: Arc<Arena>,
-    epoll: Epoll,
-    free: FreeList,
-    /// Pages of the arena that nobody has but hedges may take.
-    spare: u32,
-    timer: hedge::Timer,
-    jobs: Pool<Job>,
-    parts: Pool<PartState>,
-    ops: Pool<Pending>,
-    finished: Vec<Done>,
-    /// Writes to try again later.
-    deferred: Vec<u32>,
-    /// Reads for which no live replica has an endpoint now.
-    stalled: Vec<u32>,
-    scratch: Vec<Completion>,
-    seen_changes: u64,
-    idle_check: Instant,
-    is_served_here: bool,
-    reads: u32,
-    /// Wrong bytes are told to the repair thread (which does not tell itself).
-    reports: bool,
-    past_caches: bool,
-}
-
-/// One donor's end, as this lane holds it.
-#[derive(Default)]
-struct End {
-    endpoint: Option<Box<dyn Endpoint>>,
-    /// A fresh one that takes over when nothing is outstanding on the old one.
-    next: Option<Box<dyn Endpoint>>,
-    outstanding: usize,
-    /// Operations that wait for room or for an endpoint.
-    waiting: Queue,
-    posted: bool,
-    latency_ns: u64,
-    /// When something came from it last, or was posted while nothing was outstanding; and when the
-    /// coordinator was told of its silence.
-    heard: Option<Instant>,
-    told: Option<Instant>,
-    /// Reads that are posted.
-    reads: Posted,
-    quantile: latency::Quantile,
-}
-
-impl End {
-    fn usable(&self) -> bool {
-        self.next.is_none() && self.endpoint.as_ref().is_some_and(|e| !e.is_broken())
-    }
-
-    /// A read took so long.
-    fn learn(&mut self, took: Duration) {
-        let ns = took.as_nanos() as u64;
-        self.latency_ns = self.latency_ns - self.latency_ns / 8 + ns / 8;
-        self.quantile.observe(ns);
-    }
+    state: LaneState,
 }
 
 impl Lane {
     pub(crate) fn new(core: Arc<Core>, pages: usize) -> Result<Lane, LaneError> {
         let pages = u32::try_from(pages.max(1)).map_err(|_| LaneError::TooLarge(pages))?;
-        let spare = hedge::spare(pages, &core);
+        let spare = spare::spare_pages(pages, &core);
         let arena = Arc::new(Arena::new((pages + spare) as usize * PAGE_SIZE)?);
         let mailbox = Arc::new(Mailbox::new().map_err(|e| LaneError::Events(e.into()))?);
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(|e| LaneError::Events(e.into()))?;
         let watch = EpollEvent::new(EpollFlags::EPOLLIN, 0);
         epoll.add(mailbox.event_fd(), watch).map_err(|e| LaneError::Events(e.into()))?;
-        let timer = hedge::Timer::new().map_err(|e| LaneError::Events(e.into()))?;
+        let timer = Timer::new().map_err(|e| LaneError::Events(e.into()))?;
         epoll.add(timer.fd(), watch).map_err(|e| LaneError::Events(e.into()))?;
         let id = NEXT_LANE.fetch_add(1, Relaxed);
         let entry = LaneEntry { id, arena: arena.clone(), mailbox: mailbox.clone() };
@@ -138,14 +87,12 @@ impl Lane {
         let (jobs, ops) = (pages, pages.saturating_mul(per_page).saturating_add(64));
         let seen_changes = core.changes();
         let ends = core.donors().map(|d| usize::from(d.id.0) + 1).max().unwrap_or(0);
-        Ok(Lane {
+        let state = LaneState {
             id,
             mailbox,
             ends: (0..ends).map(|_| End::default()).collect(),
-            arena,
             epoll,
-            free: FreeList::new(pages + spare),
-            spare,
+            buffers: Buffers::new(id, arena, pages + spare, spare),
             timer,
             jobs: Pool::with_capacity(jobs),
             parts: Pool::with_capacity(pages.saturating_add(64)),
@@ -161,22 +108,17 @@ impl Lane {
             reports: true,
             past_caches: false,
             core,
-        })
+        };
+        Ok(Lane { state })
     }
 
     /// A piece of the arena; `None` if no piece of this size is free.
     pub fn alloc(&mut self, pages: usize) -> Option<Buf> {
-        let pages = u32::try_from(pages).ok()?;
-        if pages.saturating_add(self.spare) > self.free.free_pages() {
-            return None;
-        }
-        let page = self.free.alloc(pages)?;
-        Some(Buf { lane: self.id, page, pages })
+        self.state.buffers.alloc(pages)
     }
 
     pub fn free(&mut self, buf: Buf) {
-        self.own(&buf);
-        self.free.free(buf.page, buf.pages);
+        self.state.buffers.give_back(buf);
     }
 
     /// A buffer's bytes.
@@ -184,11 +126,7 @@ impl Lane {
     /// # Panics
     /// If the buffer is another lane's.
     pub fn bytes(&self, buf: &Buf) -> &[u8] {
-        self.own(buf);
-        // SAFETY: the Buf exists outside the lane, so no operation on its range is in flight
-        // (operations take it by value), ranges of distinct Bufs are disjoint (FreeList), and a
-        // mutable view needs &mut self.
-        unsafe { self.arena.bytes(buf.page as usize * PAGE_SIZE, buf.pages as usize * PAGE_SIZE) }
+        self.state.buffers.bytes(buf)
     }
 
     /// A buffer's bytes, to write.
@@ -196,9 +134,7 @@ impl Lane {
     /// # Panics
     /// If the buffer is another lane's.
     pub fn bytes_mut(&mut self, buf: &mut Buf) -> &mut [u8] {
-        self.own(buf);
-        // SAFETY: as in `bytes`; &mut self keeps every other view away.
-        unsafe { self.arena.bytes_mut(buf.page as usize * PAGE_SIZE, buf.pages as usize * PAGE_SIZE) }
+        self.state.buffers.bytes_mut(buf)
     }
 
     /// Reads the slots of a run into a buffer of at least its size. The run's slots are retained
@@ -217,7 +153,7 @@ impl Lane {
     /// The bytes lie in the buffer where they lie in the slot.
     pub fn read_piece(&mut self, slot: SlotIdx, piece: Range<u32>, buf: Buf, token: u64) -> Result<(), Busy> {
         if piece.is_empty() || piece.end > PAGE_SIZE as u32 {
-            self.finished.push(Done { token, buf, result: Err(IoError::Misuse) });
+            self.state.finished.push(Done { token, buf, result: Err(IoError::Misuse) });
             return Ok(());
         }
         let run = SlotRun { first: slot, count: 1 };
@@ -232,17 +168,17 @@ impl Lane {
         only: Option<u8>,
         piece: Option<(u32, u32)>,
     ) -> Result<(), Busy> {
-        self.own(&buf);
-        if self.jobs.room() == 0 || self.ops.room() == 0 {
+        self.state.buffers.own(&buf);
+        if self.state.jobs.room() == 0 || self.state.ops.room() == 0 {
             return Err(Busy(buf));
         }
-        if run.count == 0 || run.count > buf.pages || self.one_extent(run).is_none() || !self.retain(run) {
-            self.finished.push(Done { token, buf, result: Err(IoError::Misuse) });
+        if run.count == 0 || run.count > buf.pages || self.state.one_extent(run).is_none() || !self.state.retain(run) {
+            self.state.finished.push(Done { token, buf, result: Err(IoError::Misuse) });
             return Ok(());
         }
         let work = ReadWork { only, piece, ..ReadWork::new(run) };
-        if let Some(job) = self.jobs.insert(Job { token, buf, work: Work::Read(work) }) {
-            self.read_on(job, Instant::now());
+        if let Some(job) = self.state.jobs.insert(Job { token, buf, work: Work::Read(work) }) {
+            read::read_on(&mut self.state, job, Instant::now());
         }
         Ok(())
     }
@@ -251,30 +187,30 @@ impl Lane {
     /// all live replicas. The slots' checksums are computed and stored here; the slots are retained
     /// until it is done.
     pub fn write(&mut self, parts: &[Part], buf: Buf, token: u64) -> Result<(), Busy> {
-        self.own(&buf);
+        self.state.buffers.own(&buf);
         let chunks = |p: &Part| p.run.count.div_ceil(MAX_OP_PAGES) as usize;
-        let needed = parts.iter().map(chunks).sum::<usize>() * (usize::from(self.core.config.replicas) + 1);
-        if self.jobs.room() == 0 || self.parts.room() < parts.len() || self.ops.room() < needed {
+        let needed = parts.iter().map(chunks).sum::<usize>() * (usize::from(self.state.core.config.replicas) + 1);
+        if self.state.jobs.room() == 0 || self.state.parts.room() < parts.len() || self.state.ops.room() < needed {
             return Err(Busy(buf));
         }
         let fits = |p: &Part| p.run.count > 0 && p.at + p.run.count as usize <= buf.pages as usize;
-        if parts.is_empty() || !parts.iter().all(|p| fits(p) && self.one_extent(p.run).is_some()) {
-            self.finished.push(Done { token, buf, result: Err(IoError::Misuse) });
+        if parts.is_empty() || !parts.iter().all(|p| fits(p) && self.state.one_extent(p.run).is_some()) {
+            self.state.finished.push(Done { token, buf, result: Err(IoError::Misuse) });
             return Ok(());
         }
         for (i, part) in parts.iter().enumerate() {
-            if !self.retain(part.run) {
-                parts[..i].iter().for_each(|p| self.core.release_run(p.run));
-                self.finished.push(Done { token, buf, result: Err(IoError::Misuse) });
+            if !self.state.retain(part.run) {
+                parts[..i].iter().for_each(|p| self.state.core.release_run(p.run));
+                self.state.finished.push(Done { token, buf, result: Err(IoError::Misuse) });
                 return Ok(());
             }
         }
         let first_page = buf.page as usize;
         let work = WriteWork { parts: NIL, parts_left: parts.len() as u32, error: None };
-        let Some(job) = self.jobs.insert(Job { token, buf, work: Work::Write(work) }) else { return Ok(()) };
+        let Some(job) = self.state.jobs.insert(Job { token, buf, work: Work::Write(work) }) else { return Ok(()) };
         let now = Instant::now();
         for part in parts {
-            self.write_part(job, part.run, (first_page + part.at) * PAGE_SIZE, now);
+            write::write_part(&mut self.state, job, part.run, (first_page + part.at) * PAGE_SIZE, now);
         }
         Ok(())
     }
@@ -282,37 +218,41 @@ impl Lane {
     /// Writes bytes that other replicas have already to one that lacks them. The slots are retained
     /// until it is done; it is well done if the place still stands for that replica and took all.
     pub(crate) fn heal(&mut self, run: SlotRun, place: u8, generation: u16, buf: Buf, token: u64) -> Result<(), Busy> {
-        self.own(&buf);
-        if self.jobs.room() == 0 || self.parts.room() == 0 || self.ops.room() < 2 {
+        self.state.buffers.own(&buf);
+        if self.state.jobs.room() == 0 || self.state.parts.room() == 0 || self.state.ops.room() < 2 {
             return Err(Busy(buf));
         }
         let fits = run.count > 0 && run.count <= buf.pages.min(MAX_OP_PAGES);
-        if !fits || self.one_extent(run).is_none() || !self.retain(run) {
-            self.finished.push(Done { token, buf, result: Err(IoError::Misuse) });
+        if !fits || self.state.one_extent(run).is_none() || !self.state.retain(run) {
+            self.state.finished.push(Done { token, buf, result: Err(IoError::Misuse) });
             return Ok(());
         }
         let local = buf.page as usize * PAGE_SIZE;
         let work = WriteWork { parts: NIL, parts_left: 1, error: None };
-        if let Some(job) = self.jobs.insert(Job { token, buf, work: Work::Write(work) }) {
-            self.heal_part(job, run, local, place, generation, Instant::now());
+        if let Some(job) = self.state.jobs.insert(Job { token, buf, work: Work::Write(work) }) {
+            write::heal_part(&mut self.state, job, run, local, place, generation, Instant::now());
         }
         Ok(())
     }
 
     /// Wrong bytes are not told to the repair thread: this is its own lane.
     pub(crate) fn keep_quiet(&mut self) {
-        self.reports = false;
+        self.state.reports = false;
     }
 
     /// What this lane writes is not read back soon, nor by whoever works beside it.
     pub fn write_past_caches(&mut self) {
-        self.past_caches = true;
-        self.ends.iter_mut().filter_map(|end| end.endpoint.as_mut()).for_each(|endpoint| endpoint.write_past_caches());
+        self.state.past_caches = true;
+        self.state
+            .ends
+            .iter_mut()
+            .filter_map(|end| end.endpoint.as_mut())
+            .for_each(|endpoint| endpoint.write_past_caches());
     }
 
     /// Rings the doorbell of every endpoint that has something posted.
     pub fn submit(&mut self) {
-        for end in &mut self.ends {
+        for end in &mut self.state.ends {
             if std::mem::take(&mut end.posted)
                 && let Some(endpoint) = &mut end.endpoint
             {
@@ -324,127 +264,132 @@ impl Lane {
     /// Moves everything forward and appends what is done.
     pub fn poll(&mut self, done: &mut Vec<Done>) {
         let now = Instant::now();
-        if self.mailbox.has_news() {
-            self.mailbox.open();
-            while let Some(delivery) = self.mailbox.take() {
-                self.receive(delivery);
+        if self.state.mailbox.has_news() {
+            self.state.mailbox.open();
+            while let Some(delivery) = self.state.mailbox.take() {
+                progress::receive(&mut self.state, delivery);
             }
-            self.unstall(now);
+            progress::unstall(&mut self.state, now);
         }
-        let idle_too = now.duration_since(self.idle_check) >= IDLE_CHECK;
+        let idle_too = now.duration_since(self.state.idle_check) >= IDLE_CHECK;
         if idle_too {
-            self.idle_check = now;
+            self.state.idle_check = now;
         }
-        for at in 0..self.ends.len() {
-            self.poll_end(at, idle_too, now);
+        for at in 0..self.state.ends.len() {
+            progress::poll_end(&mut self.state, at, idle_too, now);
         }
         if idle_too {
             // What was there and not yet looked at is no silence.
-            self.listen(now);
+            silence::listen(&mut self.state, now);
         }
-        if self.seen_changes != self.core.changes() {
-            self.sweep(now);
+        if self.state.seen_changes != self.state.core.changes() {
+            progress::sweep(&mut self.state, now);
         }
-        self.hedge(now);
-        if !self.deferred.is_empty() {
-            self.retry_deferred(now);
+        hedge::hedge(&mut self.state, now);
+        if !self.state.deferred.is_empty() {
+            progress::retry_deferred(&mut self.state, now);
         }
-        for at in 0..self.ends.len() {
-            self.post_waiting(at, now);
+        for at in 0..self.state.ends.len() {
+            posting::post_waiting(&mut self.state, at, now);
         }
         self.submit();
-        done.append(&mut self.finished);
+        done.append(&mut self.state.finished);
     }
 
     /// Prepares to sleep on [`Lane::event_fd`]; true = poll again first.
     pub fn arm(&mut self) -> bool {
-        let mut again = !self.finished.is_empty() || self.mailbox.has_news();
-        for end in &mut self.ends {
+        let mut again = !self.state.finished.is_empty() || self.state.mailbox.has_news();
+        for end in &mut self.state.ends {
             if let Some(endpoint) = &mut end.endpoint {
                 again |= endpoint.arm();
             }
         }
-        self.set_timer();
+        hedge::set_timer(&mut self.state);
         again
     }
 
     /// Readable when something that concerns the lane has happened.
     pub fn event_fd(&self) -> BorrowedFd<'_> {
-        self.epoll.0.as_fd()
+        self.state.epoll.0.as_fd()
     }
 
     /// Jobs under way. While it is not 0 the owner polls at least every 100 ms.
     pub fn in_flight(&self) -> usize {
-        self.jobs.used() + self.finished.len()
+        self.state.jobs.used() + self.state.finished.len()
     }
 
     /// Operations are over as soon as they are submitted: all donors are reached through shared
     /// memory.
     pub fn is_instant(&self) -> bool {
-        let mut open = self.ends.iter().filter_map(|end| end.endpoint.as_ref()).peekable();
+        let mut open = self.state.ends.iter().filter_map(|end| end.endpoint.as_ref()).peekable();
         open.peek().is_some() && open.all(|endpoint| endpoint.event_fd().is_none())
     }
 
     /// Threads of donors on this very host do its operations, and need a CPU for that.
     pub fn is_served_here(&self) -> bool {
-        self.is_served_here
+        self.state.is_served_here
     }
 
     /// How long operations usually take on the quickest of the donors that have some to do; `None`
     /// if none has.
     pub fn usual_wait(&self) -> Option<Duration> {
-        let busy = self.ends.iter().filter(|e| e.outstanding > 0);
+        let busy = self.state.ends.iter().filter(|e| e.outstanding > 0);
         busy.map(|e| Duration::from_nanos(e.latency_ns)).min()
     }
 
     /// Donors this lane has a working endpoint to.
     pub fn connected(&self) -> usize {
-        self.ends.iter().filter(|e| e.usable()).count()
+        self.state.ends.iter().filter(|e| e.usable()).count()
     }
 
     /// Pages of the arena that late answers may still write to.
     pub fn pages_out(&self) -> u32 {
-        hedge::spare((self.jobs.used() + self.jobs.room()) as u32, &self.core) - self.spare
+        spare::spare_pages((self.state.jobs.used() + self.state.jobs.room()) as u32, &self.state.core)
+            - self.state.buffers.spare
     }
 
-    fn own(&self, buf: &Buf) {
-        assert_eq!(buf.lane, self.id, "a buffer of lane {} was given to lane {}", buf.lane, self.id);
+    /// Reads some bytes of a slot here and now, and has `take` look at them: not verified, as with
+    /// [`Lane::read_piece`]. The caller holds a reference to the slot until this returns. `None`:
+    /// the best replica can't be read like that or gave nothing, or `take` did not want what it
+    /// gave; the ways that wait find out more, and tell whom it concerns.
+    pub fn read_now<T>(
+        &mut self,
+        slot: SlotIdx,
+        piece: Range<u32>,
+        take: impl FnOnce(&[u8]) -> Option<T>,
+    ) -> Option<T> {
+        now::read_now(&mut self.state, slot, piece, take)
     }
 
-    /// The extent that holds all of a run.
-    fn one_extent(&self, run: SlotRun) -> Option<(ExtentId, u32)> {
-        let (extent, place) = self.core.extents.locate(run.first)?;
-        let slots = self.core.extents.slots_per_extent()?;
-        (run.count <= slots - place).then_some((extent, place))
+    /// Reads a page here and now, and has `take` look at it if it is as it was written. Otherwise
+    /// as [`Lane::read_now`].
+    pub fn read_page_now<T>(&mut self, slot: SlotIdx, take: impl FnOnce(&[u8]) -> Option<T>) -> Option<T> {
+        now::read_page_now(&mut self.state, slot, take)
     }
 
-    /// Retains a whole run or nothing of it.
-    fn retain(&self, run: SlotRun) -> bool {
-        let got = run.slots().take_while(|s| self.core.retain(*s)).count() as u32;
-        if got < run.count {
-            tracing::error!("an operation on {} + {got}, which is free", run.first);
-            self.core.release_run(SlotRun { first: run.first, count: got });
-        }
-        got == run.count
+    /// Says that some bytes of a slot will be read here and now, soon: what can be brought nearer
+    /// is. Nothing depends on it.
+    pub fn foresee(&mut self, slot: SlotIdx, piece: &Range<u32>) {
+        now::foresee(&mut self.state, slot, piece);
     }
 }
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        lock(&self.core.lanes).retain(|l| l.id != self.id);
+        lock(&self.state.core.lanes).retain(|l| l.id != self.state.id);
         // The endpoints go first: after that nothing moves bytes in the arena or out of it.
-        for (at, end) in std::mem::take(&mut self.ends).into_iter().enumerate() {
-            if let (Some(endpoint), Some(donor)) = (end.endpoint, self.core.donor(DonorId(at as u16))) {
+        for (at, end) in std::mem::take(&mut self.state.ends).into_iter().enumerate() {
+            if let (Some(endpoint), Some(donor)) = (end.endpoint, self.state.core.donor(DonorId(at as u16))) {
                 donor.traffic.disconnected(endpoint.transport());
             }
         }
-        for job in self.jobs.drain() {
+        for job in self.state.jobs.drain() {
             if let Work::Read(read) = job.work {
-                self.core.release_run(read.run);
+                self.state.core.release_run(read.run);
             }
         }
-        for part in self.parts.drain() {
-            self.core.tell(News::Quarantine(part.run));
+        for part in self.state.parts.drain() {
+            self.state.core.tell(News::Quarantine(part.run));
         }
     }
 }
