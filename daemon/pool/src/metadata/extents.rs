@@ -8,7 +8,7 @@
 //! 16        donor entries                          u32   = 256
 //! 20        extent entries                         u32   = 65536
 //! 24        client id                              u64
-//! 32        extent entries ever used               u32   (those from here on read as free without being touched)
+//! 32        extent entries ever used               u32   (those from here on read as free)
 //! 4096      donor entries, 256 bytes each:
 //!             +0 bytes of the address, 0 = unused   u32
 //!             +4 origin: 0 configured, 1 added at run time   u32
@@ -21,7 +21,8 @@
 //!                +8 agent's incarnation             u64
 //!                +16 rkey                           u64
 //!                +24 copying: first place (u32) | slots << 32   u64
-//! 16846848  missed bits of place 0, one per slot of the pool   2^30 bits, then those of places 1 to 5
+//! 16846848  missed bits of place 0, one per slot of the pool   2^30 bits
+//!           then those of places 1 to 5
 //! ```
 //! Version 4 says that the slot table beside it is of version 2. Version 3 is version 2 with one
 //! more state of a replica (trailing) and a donor that is none (address `spill`). Either becomes

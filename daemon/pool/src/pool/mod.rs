@@ -1,9 +1,14 @@
 //! The handle that the pager and the KV API hold.
 //!
 //! This file starts and ends the pool and makes lanes. The other files add to the handle, one
-//! subject each: which slots are taken and given up (`reserve`), how programs and the KV API share
-//! the room (`shares`), donors that come and go (`members`), what listings show (`listings`), what a
-//! user should know (`report`), and why there is no room (`lack`).
+//! subject each:
+//!
+//! - `reserve`: which slots are taken and given up.
+//! - `shares`: how programs and the KV API share the room.
+//! - `members`: donors that come and go.
+//! - `listings`: what listings show.
+//! - `report`: what a user should know.
+//! - `lack`: why there is no room. Pure.
 
 mod lack;
 mod listings;

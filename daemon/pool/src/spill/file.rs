@@ -1,7 +1,7 @@
 //! The file itself: whether it can be one, whose it is, and what it was before.
 
 use crate::donor::dial::DialError;
-use annex_fabric::file::Disk;
+use annex_fabric::file::{Disk, start_disk};
 use annex_shared::config::ByteSize;
 use annex_shared::ids::Incarnation;
 use annex_shared::wire::Lease;
@@ -217,7 +217,7 @@ impl Spill {
         let regions = inherited.iter().map(|(_, l)| l.slab.0 + 1).max().unwrap_or(0).max(capacity);
         let start = || -> io::Result<Arc<Disk>> {
             let file = self.file.as_fd().try_clone_to_owned()?;
-            Disk::start(file, "the spill file", (HEADER as u64, slab_size, regions), self.patience)
+            start_disk(file, "the spill file", (HEADER as u64, slab_size, regions), self.patience)
         };
         let disk = start().map_err(DialError::SpillStart)?;
         for (incarnation, lease) in inherited {

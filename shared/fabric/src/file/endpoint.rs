@@ -1,7 +1,7 @@
 //! One lane's queue to a disk.
 
 use super::disk::Disk;
-use super::work::{Desk, Task};
+use super::task::{Desk, Task};
 use crate::{Arena, Completion, Endpoint, ErrorKind, Op, OpKind, QueueFull, Transport};
 use annex_shared::page::PAGE_SIZE;
 use std::io;

@@ -24,11 +24,15 @@
 //! is opened, and nothing is lent until all that was ever handed over is back from the kernel. And
 //! a region that was given back is not lent again before every operation on it is over.
 
+mod connector;
 mod disk;
 mod endpoint;
-mod work;
+mod task;
+mod threads;
 
-pub use disk::{Disk, FileConnector};
+pub use connector::FileConnector;
+pub use disk::Disk;
+pub use threads::start_disk;
 
 #[cfg(test)]
 mod tests;

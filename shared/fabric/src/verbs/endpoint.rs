@@ -1,9 +1,12 @@
 //! One lane's queue pair, and the ring of operations that are in it.
 //!
 //! ```text
-//!   first            rung           next       (sequence numbers; a slot is seq % depth; a work request's id is its seq)
+//!   first            rung           next
 //!     │ with the device │ posted       │
 //! ```
+//! These are sequence numbers; a slot is the sequence number modulo the depth. A work request's id
+//! is its sequence number.
+//!
 //! A reliable connection's send queue completes in order. So the completion of one operation says
 //! that all before it are done, and WRITEs ask for one only now and then ([`QUIET_WRITES`]) and at
 //! the end of each ring. READs and COMPARE_SWAPs always ask: somebody waits for each. An operation
@@ -14,11 +17,10 @@
 //! completes as `Flushed`.
 
 use super::alarm::Alarm;
-use super::client::Counts;
 use super::memory::MemoryRegion;
 use super::protocol::{Nonce, Window};
 use super::queue::{CompletionQueue, QueuePair, ReadyToSend};
-use super::status::{self, Status};
+use super::status::{self, Counts, Status};
 use crate::ledger::Link;
 use crate::prepared::{Prepared, View};
 use crate::{Arena, Completion, Endpoint, ErrorKind, Op, OpKind, QueueFull, Transport};

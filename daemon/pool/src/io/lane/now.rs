@@ -13,10 +13,7 @@ use annex_shared::page::{PAGE_SIZE, checksum};
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Reads some bytes of a slot here and now, and has `take` look at them: not verified, as with
-/// [`super::Lane::read_piece`]. The caller holds a reference to the slot until this returns. `None`:
-/// the best replica can't be read like that or gave nothing, or `take` did not want what it
-/// gave; the ways that wait find out more, and tell whom it concerns.
+/// See [`super::Lane::read_now`].
 pub(super) fn read_now<T>(
     lane: &mut LaneState,
     slot: SlotIdx,
@@ -75,12 +72,7 @@ pub(super) fn foresee(lane: &mut LaneState, slot: SlotIdx, piece: &Range<u32>) {
 }
 
 /// The replica that a slot's bytes are read from first, and where they are there.
-fn nearest(
-    lane: &LaneState,
-    slot: SlotIdx,
-    piece: &Range<u32>,
-    is_probe: bool,
-) -> Option<(Replica, RemoteAddr)> {
+fn nearest(lane: &LaneState, slot: SlotIdx, piece: &Range<u32>, is_probe: bool) -> Option<(Replica, RemoteAddr)> {
     let (extent, place) = lane.core.extents.locate(slot)?;
     let replicas = lane.core.extents.replicas(extent)?;
     let is_live = |(_, replica): &(u8, &Replica)| replica.state == ReplicaState::Live;

@@ -86,15 +86,7 @@ fn new_part(lane: &mut LaneState, job: u32, extent: ExtentId, run: SlotRun) -> O
 }
 
 /// Posts all of a part to one replica. `first` is the place of its first slot in the extent.
-fn post_part(
-    lane: &mut LaneState,
-    part: u32,
-    n: u8,
-    replica: &Replica,
-    first: u32,
-    local: usize,
-    now: Instant,
-) {
+fn post_part(lane: &mut LaneState, part: u32, n: u8, replica: &Replica, first: u32, local: usize, now: Instant) {
     let PartState { job, extent, run, chunks, .. } = lane.parts[part];
     lane.parts[part].to[usize::from(n)] = Some(replica.generation);
     for chunk in 0..u32::from(chunks) {

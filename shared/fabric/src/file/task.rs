@@ -1,31 +1,18 @@
-//! The threads that go into the kernel, and what they share with endpoints.
+//! What endpoints and the threads of a disk share: operations on their way, the line in which they
+//! wait, and the desk where both meet.
 
-use super::disk::Disk;
-use crate::{Arena, ArenaError, ErrorKind, OpKind};
+use crate::{Arena, ErrorKind, OpKind};
 use annex_shared::ids::Rkey;
-use annex_shared::page::PAGE_SIZE;
 use crossbeam::queue::ArrayQueue;
 use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use nix::sys::uio::{pread, pwrite};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 
-/// So many reads may be in the kernel at once: page faults, each a thread of someone's program that
-/// stands still.
-const READERS: usize = 4;
-/// Writes are long and come in batches.
-const WRITERS: usize = 2;
-pub(super) const THREADS: usize = READERS + WRITERS;
-/// Bytes that a thread moves at once.
-const CHUNK: usize = 256 << 10;
 /// Operations that may wait for a thread: more than all lanes together can have outstanding.
 const LINE: usize = 4096;
-/// The threads call little, and all of annexd's memory is locked.
-const STACK: usize = 128 << 10;
-
 /// One operation on its way.
 #[derive(Debug)]
 pub(super) struct Task {
@@ -64,7 +51,8 @@ impl Lineup {
         let _ = self.bell.write(pushed);
     }
 
-    fn wait(&self) -> Option<Task> {
+    /// The next one, when there is one.
+    pub fn wait(&self) -> Option<Task> {
         while let Err(Errno::EINTR) = self.bell.read() {}
         self.queue.pop()
     }
@@ -114,7 +102,8 @@ impl Desk {
         self.tickets[ticket as usize].load(Acquire) == OVER
     }
 
-    fn finish(&self, ticket: u32, result: Result<(), ErrorKind>) {
+    /// The operation is over.
+    pub fn finish(&self, ticket: u32, result: Result<(), ErrorKind>) {
         if self.turn(ticket, IDLE, OVER) {
             // There is a place for every ticket.
             let _ = self.over.push((ticket, result));
@@ -127,7 +116,7 @@ impl Desk {
     }
 
     /// Copies between the arena and a thread's buffer, unless the operation was given up.
-    fn copy(&self, task: &Task, done: usize, buffer: &Buffer, len: usize) -> bool {
+    pub fn copy(&self, task: &Task, done: usize, buffer: &Buffer, len: usize) -> bool {
         if !self.turn(task.ticket, IDLE, CLAIMED) {
             return false;
         }
@@ -143,74 +132,11 @@ impl Desk {
 }
 
 /// A thread's own memory, aligned for direct I/O.
-struct Buffer(Arena);
+pub(super) struct Buffer(pub Arena);
 
 impl Buffer {
-    fn bytes(&mut self, len: usize) -> &mut [u8] {
+    pub fn bytes(&mut self, len: usize) -> &mut [u8] {
         // SAFETY: the thread alone has it, and hands it out by `&mut`.
         unsafe { self.0.bytes_mut(0, len) }
     }
-}
-
-/// Starts the disk's threads. They end when it is told to stop.
-pub(super) fn start(disk: &Arc<Disk>) -> io::Result<()> {
-    let buffer = || Arena::new(CHUNK).map(Buffer).map_err(|e: ArenaError| io::Error::other(e));
-    for thread in 0..THREADS {
-        let (disk, mut buffer) = (disk.clone(), buffer()?);
-        let name = format!("annex-disk-{thread}");
-        std::thread::Builder::new().name(name).stack_size(STACK).spawn(move || {
-            let line = if thread < READERS { &disk.reads } else { &disk.writes };
-            while !disk.is_stopping() {
-                let Some(task) = line.wait() else { continue };
-                let result = carry_out(&disk, &task, &mut buffer, thread);
-                disk.end(task.region);
-                task.desk.finish(task.ticket, result);
-            }
-        })?;
-    }
-    Ok(())
-}
-
-fn carry_out(disk: &Disk, task: &Task, buffer: &mut Buffer, thread: usize) -> Result<(), ErrorKind> {
-    let mut done = 0;
-    while done < task.len as usize {
-        let len = (task.len as usize - done).min(CHUNK);
-        let at = task.at + done as u64;
-        if task.kind != OpKind::Read && !task.desk.copy(task, done, buffer, len) {
-            return Err(ErrorKind::Flushed);
-        }
-        disk.clock(thread, true);
-        #[cfg(test)]
-        drop(disk.gate.lock());
-        let moved = transfer(disk, task.kind, buffer.bytes(len), at);
-        disk.clock(thread, false);
-        if let Err(error) = moved {
-            disk.complain(task, &error);
-            return Err(ErrorKind::RemoteOperation);
-        }
-        if task.kind == OpKind::Read && !task.desk.copy(task, done, buffer, len) {
-            return Err(ErrorKind::Flushed);
-        }
-        done += len;
-    }
-    // Whoever has the region by now, these were not the bytes that were asked for.
-    if disk.holds(task.rkey) { Ok(()) } else { Err(ErrorKind::RemoteAccess) }
-}
-
-/// All of it, however many pieces the kernel makes of it.
-fn transfer(disk: &Disk, kind: OpKind, bytes: &mut [u8], at: u64) -> io::Result<()> {
-    let mut done = 0;
-    while done < bytes.len() {
-        let (rest, at) = (&mut bytes[done..], (at + done as u64) as i64);
-        let moved = if kind == OpKind::Read { pread(&disk.file, rest, at) } else { pwrite(&disk.file, rest, at) };
-        match moved {
-            Err(Errno::EINTR) => {}
-            Err(errno) => return Err(errno.into()),
-            // The end of the file, or a piece that direct I/O can't go on from.
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(n) if n % PAGE_SIZE != 0 && done + n < bytes.len() => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(n) => done += n,
-        }
-    }
-    Ok(())
 }
