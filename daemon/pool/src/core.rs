@@ -18,7 +18,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Shared by the pool's handle, its lanes, the coordinator and the donor threads.
-pub(crate) struct Core {
+pub(crate) struct PoolCore {
     pub config: PoolConfig,
     pub extents: ExtentTable,
     pub slots: SlotTable,
@@ -36,8 +36,8 @@ pub(crate) struct Core {
     pub membership: Mutex<()>,
     /// The extents that slots are taken from. Its lock makes `reserve` one at a time.
     pub allocatable: Mutex<AllocatableExtents>,
-    /// Signalled when the shelf got a new extent, or when it is clear that it gets none.
-    pub shelf_changed: Condvar,
+    /// Signalled when there is a new extent, or when it is clear that it gets none.
+    pub allocatable_changed: Condvar,
     pub stopping: AtomicBool,
     pub discarded: Discarded,
 }
@@ -69,7 +69,7 @@ impl Discarded {
 /// What the pool's repairs did and have to do.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
-    /// Pages copied to joining replicas.
+    /// Pages copied to syncing replicas.
     pub copied: AtomicU64,
     /// Pages rewritten after wrong bytes.
     pub healed: AtomicU64,
@@ -78,7 +78,7 @@ pub(crate) struct Counts {
     /// Reads that were sent to a second replica because the first one was slow.
     pub hedged: AtomicU64,
     /// Pages that no replica could give when they were to be copied.
-    pub gone: AtomicU64,
+    pub lost_pages: AtomicU64,
     /// Heals asked for and not done yet.
     pub heals: AtomicU32,
     /// Extents with two replicas in one failure domain.
@@ -122,7 +122,7 @@ pub(crate) struct Allocatable {
     pub grade: Grade,
 }
 
-impl Core {
+impl PoolCore {
     pub fn new(
         config: PoolConfig,
         extents: ExtentTable,
@@ -131,7 +131,7 @@ impl Core {
         coordinator: Sender<News>,
         repair: Sender<Task>,
     ) -> Self {
-        Core {
+        PoolCore {
             config,
             extents,
             slots,
@@ -144,7 +144,7 @@ impl Core {
             counts: Counts::default(),
             membership: Mutex::default(),
             allocatable: Mutex::default(),
-            shelf_changed: Condvar::new(),
+            allocatable_changed: Condvar::new(),
             stopping: AtomicBool::new(false),
             discarded: Discarded::default(),
         }
@@ -176,17 +176,17 @@ impl Core {
     }
 
     /// Marks a replica as lost. True if it counted for something until now.
-    pub fn lose(&self, extent: ExtentId, place: u8, generation: u16) -> bool {
-        let was_kept = self.extents.lose(extent, place, generation);
+    pub fn mark_lost(&self, extent: ExtentId, index: u8, generation: u16) -> bool {
+        let was_kept = self.extents.mark_lost(extent, index, generation);
         if was_kept {
             self.changed();
         }
         was_kept
     }
 
-    /// Marks a replica as away. True if it was written until now.
-    pub fn leave(&self, extent: ExtentId, place: u8, generation: u16) -> bool {
-        let was_written = self.extents.leave(extent, place, generation);
+    /// Marks a replica as stale. True if it was written until now.
+    pub fn mark_stale(&self, extent: ExtentId, index: u8, generation: u16) -> bool {
+        let was_written = self.extents.mark_stale(extent, index, generation);
         if was_written {
             self.changed();
         }
@@ -246,7 +246,7 @@ impl Core {
 
     /// Makes a donor known. False if its number is taken.
     pub fn add_donor(&self, donor: Donor) -> bool {
-        self.donors.get(usize::from(donor.id.0)).is_some_and(|place| place.set(donor).is_ok())
+        self.donors.get(usize::from(donor.id.0)).is_some_and(|entry| entry.set(donor).is_ok())
     }
 }
 

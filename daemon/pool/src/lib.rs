@@ -1,4 +1,4 @@
-//! The pool: other machines' memory as one store of 4 KiB slots, replicated, checked, placed.
+//! The pool: other machines' memory as one store of 4 KiB slots, replicated, checked, leased.
 //!
 //! The pager and the KV see [`Pool`] (reserve, retain, release slots; how full, how well) and
 //! [`Lane`]s (read and write them). They never see a donor, a fabric or an rkey; the pool never
@@ -10,10 +10,10 @@
 //! - One **donor thread** per donor keeps the control connection: hello, leases, renewal,
 //!   reconnection with back-off; it opens endpoints for lanes. It may block on the network.
 //! - The **coordinator** is the one who decides: which donors a new extent goes to, when one is
-//!   given back, when a donor's replicas are away or lost and where others are made. It never
+//!   given back, when a donor's replicas are stale or lost and where others are made. It never
 //!   blocks on the network; its decisions are made by `book`, which is pure.
 //! - The **spill file**, if there is one, is a donor that nobody prefers (`spill`).
-//! - The **repair thread** copies what joining replicas lack, rewrites pages that decayed, and
+//! - The **repair thread** copies what syncing replicas lack, rewrites pages that decayed, and
 //!   looks for such pages. It has a lane of its own.
 //!
 //! # State
@@ -26,8 +26,8 @@
 //!   not read before it got it. (`replicas`)
 //! - No byte reaches the owner of a lane that does not have the checksum of what was last written
 //!   to its slot, unless it asks for a piece of a slot, which it verifies itself.
-//! - A slot is not reused before every operation on it is over, nor within a lease's time after a
-//!   write to it whose end was never seen.
+//! - A slot is not reused before every operation on it is completed, nor within a lease's time
+//!   after a write to it whose end was never seen.
 
 mod config;
 mod coordinator;

@@ -1,5 +1,5 @@
 //! The coordinator decides: which donors a new extent goes to, when one is given back, when a
-//! donor's replicas are away or lost, and where others are made.
+//! donor's replicas are stale or lost, and where others are made.
 //!
 //! - `news`: what the other threads tell it.
 //! - `book`: every decision. Pure: what happened and the time go in, actions come out.

@@ -1,6 +1,6 @@
 //! What the coordinator is told by the other threads of the pool.
 
-use super::book::Greeting;
+use super::book::DonorUp;
 use crate::metadata::slots::SlotRun;
 use annex_fabric::Endpoint;
 use annex_shared::ids::{DonorId, ExtentId, SlabId};
@@ -14,7 +14,7 @@ pub(crate) enum News {
         donor: DonorId,
         slots_per_extent: u32,
         ttl: Duration,
-        greeting: Greeting,
+        said: DonorUp,
     },
     Down {
         donor: DonorId,
@@ -55,20 +55,20 @@ pub(crate) enum News {
     },
     ReplicaLost {
         extent: ExtentId,
-        place: u8,
+        index: u8,
         generation: u16,
         why: &'static str,
     },
-    ReplicaAway {
+    ReplicaStale {
         extent: ExtentId,
-        place: u8,
+        index: u8,
         generation: u16,
         why: &'static str,
     },
-    /// These places (by bit) were live without a write; they are joining now.
-    Demoted {
+    /// These replicas (by bit) were live without a write; they are syncing now.
+    FellBehind {
         extent: ExtentId,
-        places: u8,
+        indexes: u8,
     },
     /// Operations are under way there, and nothing came back for long.
     Late {
@@ -79,10 +79,10 @@ pub(crate) enum News {
         donor: DonorId,
     },
     // From the repair thread.
-    /// A joining replica lacks nothing, as far as can be seen.
+    /// A syncing replica lacks nothing, as far as can be seen.
     Filled {
         extent: ExtentId,
-        place: u8,
+        index: u8,
         generation: u16,
     },
     /// Release these after the quarantine.

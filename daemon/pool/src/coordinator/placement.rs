@@ -9,7 +9,7 @@ use annex_shared::ids::DonorId;
 
 /// A donor that could take a replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Candidate {
+pub(crate) struct PlacementCandidate {
     pub donor: DonorId,
     /// Slabs it could lend, in its own words.
     pub free: u32,
@@ -21,8 +21,12 @@ pub(crate) struct Candidate {
 
 /// Picks `replicas` donors; `None` if there aren't as many with something free. `draw(n)` gives a
 /// random number below `n`.
-pub(crate) fn choose(all: &[Candidate], replicas: usize, draw: &mut dyn FnMut(usize) -> usize) -> Option<Vec<DonorId>> {
-    let mut chosen: Vec<&Candidate> = Vec::with_capacity(replicas);
+pub(crate) fn choose(
+    all: &[PlacementCandidate],
+    replicas: usize,
+    draw: &mut dyn FnMut(usize) -> usize,
+) -> Option<Vec<DonorId>> {
+    let mut chosen: Vec<&PlacementCandidate> = Vec::with_capacity(replicas);
     while chosen.len() < replicas {
         chosen.push(choose_beside(all, &chosen, draw)?);
     }
@@ -33,7 +37,7 @@ pub(crate) fn choose(all: &[Candidate], replicas: usize, draw: &mut dyn FnMut(us
 /// missing: it has one replica, whatever is missing.
 pub(crate) fn choose_with(
     last_tier: DonorId,
-    all: &[Candidate],
+    all: &[PlacementCandidate],
     replicas: usize,
     draw: &mut dyn FnMut(usize) -> usize,
 ) -> Vec<DonorId> {
@@ -45,14 +49,14 @@ pub(crate) fn choose_with(
 
 /// Picks one more donor beside those that are chosen.
 pub(crate) fn choose_beside<'a>(
-    all: &'a [Candidate],
-    chosen: &[&Candidate],
+    all: &'a [PlacementCandidate],
+    chosen: &[&PlacementCandidate],
     draw: &mut dyn FnMut(usize) -> usize,
-) -> Option<&'a Candidate> {
+) -> Option<&'a PlacementCandidate> {
     let left = all.iter().filter(|c| c.free > 0 && chosen.iter().all(|x| x.donor != c.donor));
-    let left: Vec<&Candidate> = left.collect();
+    let left: Vec<&PlacementCandidate> = left.collect();
     let apart = left.iter().map(|c| apart(c, chosen)).max()?;
-    let allowed: Vec<&Candidate> = left.into_iter().filter(|c| self::apart(c, chosen) == apart).collect();
+    let allowed: Vec<&PlacementCandidate> = left.into_iter().filter(|c| self::apart(c, chosen) == apart).collect();
     let first = draw(allowed.len());
     // The second draw is among the others, so that two candidates are always compared if there are
     // two.
@@ -77,8 +81,8 @@ pub(crate) fn extents_possible(free: &[u64], replicas: usize) -> u64 {
 
 /// How far apart from those already chosen: 2 = another rack and host, 1 = another host, 0 = same
 /// host as one of them.
-pub(crate) fn apart(candidate: &Candidate, chosen: &[&Candidate]) -> u8 {
-    let shares = |label: fn(&Candidate) -> &Option<String>| {
+pub(crate) fn apart(candidate: &PlacementCandidate, chosen: &[&PlacementCandidate]) -> u8 {
+    let shares = |label: fn(&PlacementCandidate) -> &Option<String>| {
         chosen.iter().any(|x| label(x).is_some() && label(x) == label(candidate))
     };
     match (shares(|c| &c.host), shares(|c| &c.rack)) {
@@ -89,7 +93,7 @@ pub(crate) fn apart(candidate: &Candidate, chosen: &[&Candidate]) -> u8 {
 }
 
 /// The one with clearly more free, else the faster one.
-fn better<'a>(a: &'a Candidate, b: &'a Candidate) -> &'a Candidate {
+fn better<'a>(a: &'a PlacementCandidate, b: &'a PlacementCandidate) -> &'a PlacementCandidate {
     let (most, least) = if a.free >= b.free { (a, b) } else { (b, a) };
     let close = least.free as u64 * 4 >= most.free as u64 * 3;
     if close && least.latency_ns != 0 && most.latency_ns != 0 && least.latency_ns < most.latency_ns {
@@ -104,9 +108,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn candidate(donor: u16, free: u32, host: Option<u8>, rack: Option<u8>) -> Candidate {
+    fn candidate(donor: u16, free: u32, host: Option<u8>, rack: Option<u8>) -> PlacementCandidate {
         let (host, rack) = (host.map(|h| format!("h{h}")), rack.map(|r| format!("r{r}")));
-        Candidate { donor: DonorId(donor), free, latency_ns: 0, host, rack }
+        PlacementCandidate { donor: DonorId(donor), free, latency_ns: 0, host, rack }
     }
 
     proptest! {
@@ -116,7 +120,7 @@ mod tests {
             replicas in 1usize..5,
             seed in any::<u64>(),
         ) {
-            let all: Vec<Candidate> =
+            let all: Vec<PlacementCandidate> =
                 donors.iter().enumerate().map(|(i, (f, h, r))| candidate(i as u16, *f, *h, *r)).collect();
             let mut state = seed | 1;
             let mut draw = |n: usize| {
@@ -131,7 +135,7 @@ mod tests {
             let mut seen = std::collections::BTreeSet::new();
             prop_assert!(chosen.iter().all(|d| all[d.0 as usize].free > 0 && seen.insert(*d)));
             if replicas == 2 {
-                let pair: Vec<&Candidate> = chosen.iter().map(|d| &all[d.0 as usize]).collect();
+                let pair: Vec<&PlacementCandidate> = chosen.iter().map(|d| &all[d.0 as usize]).collect();
                 let elsewhere = all.iter().any(|c| c.free > 0 && apart(c, &pair[..1]) > 0);
                 prop_assert!(apart(pair[1], &pair[..1]) > 0 || !elsewhere);
             }
@@ -142,16 +146,16 @@ mod tests {
             let promised = extents_possible(&free, replicas);
             // The best strategy takes from the donors with most left.
             let mut left = free.clone();
-            let mut placed = 0;
+            let mut leased = 0;
             loop {
                 left.sort_unstable_by(|a, b| b.cmp(a));
                 if left.len() < replicas || left[replicas - 1] == 0 {
                     break;
                 }
                 left[..replicas].iter_mut().for_each(|f| *f -= 1);
-                placed += 1;
+                leased += 1;
             }
-            prop_assert_eq!(promised, placed);
+            prop_assert_eq!(promised, leased);
         }
     }
 
@@ -167,9 +171,9 @@ mod tests {
 
     #[test]
     fn of_two_with_like_room_the_faster_one_is_taken() {
-        let slow = Candidate { latency_ns: 50_000, ..candidate(0, 10, None, None) };
-        let fast = Candidate { latency_ns: 5_000, ..candidate(1, 9, None, None) };
-        let full = Candidate { latency_ns: 1_000, ..candidate(2, 1, None, None) };
+        let slow = PlacementCandidate { latency_ns: 50_000, ..candidate(0, 10, None, None) };
+        let fast = PlacementCandidate { latency_ns: 5_000, ..candidate(1, 9, None, None) };
+        let full = PlacementCandidate { latency_ns: 1_000, ..candidate(2, 1, None, None) };
         assert_eq!(better(&slow, &fast).donor, DonorId(1));
         assert_eq!(better(&fast, &full).donor, DonorId(1));
     }

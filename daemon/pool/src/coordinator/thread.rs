@@ -2,12 +2,12 @@
 //! woken by news; it never waits for the network.
 
 use crate::PoolError;
-use crate::coordinator::book::{Action, Book, Grade, Placed, Room, Rules};
+use crate::coordinator::book::{Action, Book, Grade, Headroom, LeasedReplica, Rules};
 use crate::coordinator::news::News;
-use crate::core::{Allocatable, Core, lock};
+use crate::core::{Allocatable, PoolCore, lock};
 use crate::donor::dial::Dialer;
 use crate::donor::thread::{Command, DonorThread};
-use crate::metadata::replica::{PLACES, Replica, ReplicaState};
+use crate::metadata::replica::{REPLICA_ENTRIES, Replica, ReplicaState};
 use crate::metadata::slots::SlotRun;
 use crate::repair;
 use crate::repair::task::Task;
@@ -37,7 +37,7 @@ pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(1);
 pub(crate) const QUARANTINE: Duration = Duration::from_secs(15);
 
 struct Coordinator {
-    core: Arc<Core>,
+    core: Arc<PoolCore>,
     book: Book,
     dialer: Arc<dyn Dialer>,
     donors: BTreeMap<DonorId, DonorThread>,
@@ -51,7 +51,7 @@ struct Coordinator {
 /// Starts the donor threads and the coordinator; the handle of the coordinator, who ends the
 /// others.
 pub(crate) fn start(
-    core: &Arc<Core>,
+    core: &Arc<PoolCore>,
     dialer: Arc<dyn Dialer>,
     news: Receiver<News>,
     tasks: Receiver<Task>,
@@ -73,16 +73,16 @@ pub(crate) fn start(
         book.set_geometry(slots, max_extents(core, slots));
     }
     for (extent, _) in core.extents.live() {
-        let placed = |r: Replica| Placed {
+        let leased = |r: Replica| LeasedReplica {
             donor: r.donor,
             incarnation: r.incarnation,
             lease: Lease { slab: r.slab, rkey: r.rkey },
             state: r.state,
         };
-        let places = (0..PLACES as u8).map(|n| placed(core.extents.replica(extent, n)));
+        let replicas = (0..REPLICA_ENTRIES as u8).map(|n| leased(core.extents.replica(extent, n)));
         // The book says which are not whole.
         lock(&core.allocatable).extents.push(Allocatable { extent, grade: Grade::Whole });
-        book.adopt(extent, places.collect(), now);
+        book.adopt(extent, replicas.collect(), now);
     }
     let mut donors = BTreeMap::new();
     for donor in core.donors() {
@@ -110,7 +110,7 @@ pub(crate) fn start(
 }
 
 /// As many as slot numbers and `max_bytes` allow.
-fn max_extents(core: &Core, slots: u32) -> u32 {
+fn max_extents(core: &PoolCore, slots: u32) -> u32 {
     let most = core.extents.max_extents();
     match core.config.max_bytes.0 {
         0 => most,
@@ -152,10 +152,10 @@ impl Coordinator {
     fn take(&mut self, news: News) {
         let now = Instant::now();
         match news {
-            News::Up { donor, slots_per_extent, ttl, greeting } => {
+            News::Up { donor, slots_per_extent, ttl, said } => {
                 self.quarantine_for = self.quarantine_for.max(ttl * 3 / 2);
                 self.book.set_geometry(slots_per_extent, max_extents(&self.core, slots_per_extent));
-                self.book.up(donor, greeting, now);
+                self.book.up(donor, said, now);
             }
             News::Down { donor } => self.book.down(donor, now),
             News::Closing { donor, grace } => self.book.closing(donor, grace, now),
@@ -176,34 +176,34 @@ impl Coordinator {
                 }
             }
             News::EndpointRetired { endpoint } => drop(endpoint),
-            News::ReplicaLost { extent, place, generation, why } => {
-                self.report(extent, place, "lost", why);
+            News::ReplicaLost { extent, index, generation, why } => {
+                self.report(extent, index, "lost", why);
                 self.core.wake_lanes();
-                if let Some(donor) = self.still(extent, place, generation, ReplicaState::Lost) {
-                    self.book.replica_lost(extent, place, donor);
+                if let Some(donor) = self.still(extent, index, generation, ReplicaState::Lost) {
+                    self.book.replica_lost(extent, index, donor);
                 }
             }
-            News::ReplicaAway { extent, place, generation, why } => {
-                self.report(extent, place, "away", why);
+            News::ReplicaStale { extent, index, generation, why } => {
+                self.report(extent, index, "stale", why);
                 self.core.wake_lanes();
-                if let Some(donor) = self.still(extent, place, generation, ReplicaState::Away) {
-                    self.book.replica_away(extent, place, donor, now);
+                if let Some(donor) = self.still(extent, index, generation, ReplicaState::Stale) {
+                    self.book.replica_stale(extent, index, donor, now);
                 }
             }
-            News::Demoted { extent, places } => {
+            News::FellBehind { extent, indexes } => {
                 self.core.wake_lanes();
-                for place in (0..PLACES as u8).filter(|n| places & 1 << n != 0) {
-                    self.demoted(extent, place, now);
+                for index in (0..REPLICA_ENTRIES as u8).filter(|n| indexes & 1 << n != 0) {
+                    self.fell_behind(extent, index, now);
                 }
             }
-            News::Filled { extent, place, generation } => {
-                if self.core.extents.go_live(extent, place, generation) {
+            News::Filled { extent, index, generation } => {
+                if self.core.extents.go_live(extent, index, generation) {
                     self.core.changed();
                     self.core.wake_lanes();
-                    tracing::info!("replica {place} of {extent} is whole and live");
-                    self.book.joined(extent, place, now);
-                } else if self.still(extent, place, generation, ReplicaState::Joining).is_some() {
-                    self.fill(extent, place, generation);
+                    tracing::info!("replica {index} of {extent} is whole and live");
+                    self.book.synced(extent, index, now);
+                } else if self.still(extent, index, generation, ReplicaState::Syncing).is_some() {
+                    self.fill(extent, index, generation);
                 }
             }
             News::Quarantine(run) => self.quarantine.push_back((now + self.quarantine_for, run)),
@@ -236,7 +236,7 @@ impl Coordinator {
             (allocatable.spills, allocatable.degrades) = (self.book.spills(), self.book.degrades());
             allocatable.looks += 1;
         }
-        self.core.shelf_changed.notify_all();
+        self.core.allocatable_changed.notify_all();
         for donor in self.core.donors() {
             lock(&donor.view).held = self.book.held(donor.id);
         }
@@ -245,7 +245,7 @@ impl Coordinator {
         self.core.counts.stuck.store(self.book.stuck(Instant::now()), Relaxed);
     }
 
-    fn room(&mut self, now: Instant) -> Room {
+    fn room(&mut self, now: Instant) -> Headroom {
         let slots = self.core.extents.slots_per_extent().unwrap_or(0);
         let mut allocatable = lock(&self.core.allocatable);
         self.taken.0 += std::mem::take(&mut allocatable.taken);
@@ -253,7 +253,7 @@ impl Coordinator {
         if now.duration_since(self.since) >= LOOK_EVERY {
             (self.taken, self.since) = ((0, self.taken.0), now);
         }
-        let mut room = Room { wanted: std::mem::take(&mut allocatable.wanted), taken, ..Room::default() };
+        let mut room = Headroom { wanted: std::mem::take(&mut allocatable.wanted), taken, ..Headroom::default() };
         for entry in &allocatable.extents {
             let free = self.core.slots.free_count(entry.extent);
             match entry.grade {
@@ -283,32 +283,32 @@ impl Coordinator {
                     Action::Silent(donor, is_silent) => self.silent(donor, is_silent),
                     Action::Return(donor, leases) => self.command(donor, Command::Return(leases)),
                     Action::Publish(extent, replicas) => self.publish(extent, &replicas),
-                    Action::Lose { extent, place, why } => {
-                        let generation = self.core.extents.replica(extent, place).generation;
-                        if self.core.lose(extent, place, generation) {
-                            self.report(extent, place, "lost", why);
+                    Action::MarkLost { extent, index, why } => {
+                        let generation = self.core.extents.replica(extent, index).generation;
+                        if self.core.mark_lost(extent, index, generation) {
+                            self.report(extent, index, "lost", why);
                             changed = true;
                         }
                     }
-                    Action::Leave { extent, place, why } => {
-                        let generation = self.core.extents.replica(extent, place).generation;
-                        if self.core.leave(extent, place, generation) {
-                            self.report(extent, place, "away", why);
+                    Action::MarkStale { extent, index, why } => {
+                        let generation = self.core.extents.replica(extent, index).generation;
+                        if self.core.mark_stale(extent, index, generation) {
+                            self.report(extent, index, "stale", why);
                             changed = true;
                         }
                     }
-                    Action::Join { extent, place, placed } => changed |= self.join(extent, place, &placed),
-                    Action::Rejoin { extent, place, placed } => changed |= self.rejoin(extent, place, &placed),
-                    Action::Promote { extent, place } => changed |= self.promote(extent, place),
-                    Action::Vacate { extent, place } => {
-                        let generation = self.core.extents.replica(extent, place).generation;
+                    Action::Add { extent, index, leased } => changed |= self.add_replica(extent, index, &leased),
+                    Action::Resync { extent, index, leased } => changed |= self.resync(extent, index, &leased),
+                    Action::Promote { extent, index } => changed |= self.promote(extent, index),
+                    Action::Remove { extent, index } => {
+                        let generation = self.core.extents.replica(extent, index).generation;
                         let others = self.core.config.replicas.into();
-                        let is_gone = self.core.extents.vacate(extent, place, generation, others);
+                        let is_removed = self.core.extents.remove_replica(extent, index, generation, others);
                         changed = true;
-                        self.book.vacated(extent, place, is_gone, Instant::now());
+                        self.book.replica_removed(extent, index, is_removed, Instant::now());
                     }
                     Action::Grade(extent, grade) => self.weighed(extent, grade),
-                    Action::Removed(donor) => self.removed(donor),
+                    Action::DonorRemoved(donor) => self.removed(donor),
                     Action::Retire(extent) => self.retire(extent),
                     Action::Abandon(donor) => {
                         if let Some(donor) = self.core.donor(donor) {
@@ -376,72 +376,74 @@ impl Coordinator {
     }
 
     /// The donor of a replica that is still the one and in the state that was told.
-    fn still(&self, extent: ExtentId, place: u8, generation: u16, state: ReplicaState) -> Option<DonorId> {
-        let now = self.core.extents.replica(extent, place);
+    fn still(&self, extent: ExtentId, index: u8, generation: u16, state: ReplicaState) -> Option<DonorId> {
+        let now = self.core.extents.replica(extent, index);
         (now.generation == generation && now.state == state).then_some(now.donor)
     }
 
-    fn fill(&self, extent: ExtentId, place: u8, generation: u16) {
-        let live = match self.core.extents.replica(extent, place).state {
+    fn fill(&self, extent: ExtentId, index: u8, generation: u16) {
+        let live = match self.core.extents.replica(extent, index).state {
             // A backup is in no hurry.
-            ReplicaState::Trailing => usize::MAX,
+            ReplicaState::Backup => usize::MAX,
             _ => self.core.extents.replicas(extent).map_or(0, |r| r.live()),
         };
-        self.core.mend(Task::Fill { extent, place, generation, live });
+        self.core.mend(Task::Fill { extent, index, generation, live });
     }
 
-    fn demoted(&mut self, extent: ExtentId, place: u8, now: Instant) {
-        let replica = self.core.extents.replica(extent, place);
-        if replica.state == ReplicaState::Joining {
-            self.book.replica_demoted(extent, place, now);
-            self.fill(extent, place, replica.generation);
+    fn fell_behind(&mut self, extent: ExtentId, index: u8, now: Instant) {
+        let replica = self.core.extents.replica(extent, index);
+        if replica.state == ReplicaState::Syncing {
+            self.book.replica_fell_behind(extent, index, now);
+            self.fill(extent, index, replica.generation);
         }
     }
 
-    fn join(&self, extent: ExtentId, place: u8, placed: &Placed) -> bool {
-        let replica = Replica::live(placed.donor, placed.lease.slab, placed.incarnation, placed.lease.rkey);
-        let Some(generation) = self.core.extents.join(extent, place, &replica, placed.state) else { return false };
-        tracing::info!("{extent} gets a new replica on {}", self.core.donor_name(placed.donor));
-        self.fill(extent, place, generation);
+    fn add_replica(&self, extent: ExtentId, index: u8, leased: &LeasedReplica) -> bool {
+        let replica = Replica::live(leased.donor, leased.lease.slab, leased.incarnation, leased.lease.rkey);
+        let Some(generation) = self.core.extents.add_replica(extent, index, &replica, leased.state) else {
+            return false;
+        };
+        tracing::info!("{extent} gets a new replica on {}", self.core.donor_name(leased.donor));
+        self.fill(extent, index, generation);
         true
     }
 
-    fn rejoin(&mut self, extent: ExtentId, place: u8, placed: &Placed) -> bool {
-        let before = self.core.extents.replica(extent, place);
-        let same = before.incarnation == placed.incarnation && before.rkey == placed.lease.rkey;
+    fn resync(&mut self, extent: ExtentId, index: u8, leased: &LeasedReplica) -> bool {
+        let before = self.core.extents.replica(extent, index);
+        let same = before.incarnation == leased.incarnation && before.rkey == leased.lease.rkey;
         let joined = match same {
-            true => self.core.extents.rejoin(extent, place, placed.state),
-            false => self.core.extents.resume(extent, place, placed.incarnation, placed.lease.rkey),
+            true => self.core.extents.resync(extent, index, leased.state),
+            false => self.core.extents.resume(extent, index, leased.incarnation, leased.lease.rkey),
         };
         let Some(joined) = joined else { return false };
-        self.book.rejoined(extent, place, joined.state, Instant::now());
-        let missed = self.core.extents.missed_count(extent, place, |_, bits| bits);
-        let (name, state) = (self.core.donor_name(placed.donor), joined.state.name());
+        self.book.resync_began(extent, index, joined.state, Instant::now());
+        let missed = self.core.extents.missed_count(extent, index, |_, bits| bits);
+        let (name, state) = (self.core.donor_name(leased.donor), joined.state.name());
         tracing::info!(
-            "replica {place} of {extent} on {name} was {}, is {state}: {missed} slots to copy",
+            "replica {index} of {extent} on {name} was {}, is {state}: {missed} slots to copy",
             before.state.name()
         );
-        self.fill(extent, place, joined.generation);
+        self.fill(extent, index, joined.generation);
         true
     }
 
-    fn promote(&mut self, extent: ExtentId, place: u8) -> bool {
-        let Some(lacking) = self.core.extents.promote(extent, place) else { return false };
-        self.book.joined(extent, place, Instant::now());
+    fn promote(&mut self, extent: ExtentId, index: u8) -> bool {
+        let Some(lacking) = self.core.extents.promote(extent, index) else { return false };
+        self.book.synced(extent, index, Instant::now());
         if lacking > 0 {
-            repeated!(ERROR, "a replica is all that is left" of "", "replica {place} of {extent} is all that is left of it: what it had not got yet is gone");
+            repeated!(ERROR, "a replica is all that is left" of "", "replica {index} of {extent} is all that is left of it: what it had not got yet is lost");
         }
         true
     }
 
-    fn publish(&self, extent: ExtentId, replicas: &[Placed]) {
+    fn publish(&self, extent: ExtentId, replicas: &[LeasedReplica]) {
         let Some(slots) = self.core.extents.slots_per_extent() else { return };
-        let replica = |p: &Placed| Replica::live(p.donor, p.lease.slab, p.incarnation, p.lease.rkey);
+        let replica = |p: &LeasedReplica| Replica::live(p.donor, p.lease.slab, p.incarnation, p.lease.rkey);
         let replicas: Vec<Replica> = replicas.iter().map(replica).collect();
         self.core.slots.adopt(extent, slots);
         self.core.extents.publish(extent, &replicas);
         lock(&self.core.allocatable).extents.push(Allocatable { extent, grade: Grade::Whole });
-        self.core.shelf_changed.notify_all();
+        self.core.allocatable_changed.notify_all();
         tracing::debug!("{extent} taken on {:?}", replicas.iter().map(|r| r.donor).collect::<Vec<_>>());
     }
 
@@ -469,9 +471,9 @@ impl Coordinator {
         tracing::debug!("{extent} given back");
     }
 
-    fn report(&self, extent: ExtentId, place: u8, what: &str, why: &str) {
-        let donor = self.core.donor_name(self.core.extents.replica(extent, place).donor);
-        repeated!(WARN, "a replica is away or lost" of &donor, "replica {place} of {extent} on {donor} is {what}: {why}");
+    fn report(&self, extent: ExtentId, index: u8, what: &str, why: &str) {
+        let donor = self.core.donor_name(self.core.extents.replica(extent, index).donor);
+        repeated!(WARN, "a replica is stale or lost" of &donor, "replica {index} of {extent} on {donor} is {what}: {why}");
     }
 
     fn stop(&mut self, give_back: bool) {
@@ -479,6 +481,6 @@ impl Coordinator {
             donor.send(Command::Stop { give_back });
         }
         std::mem::take(&mut self.donors).into_values().for_each(DonorThread::join);
-        self.core.shelf_changed.notify_all();
+        self.core.allocatable_changed.notify_all();
     }
 }

@@ -4,9 +4,9 @@
 
 use crate::PoolError;
 use crate::config::{DonorConfig, is_slab_size};
-use crate::coordinator::book::Greeting;
+use crate::coordinator::book::DonorUp;
 use crate::coordinator::news::News;
-use crate::core::{Core, lock};
+use crate::core::{PoolCore, lock};
 use crate::donor::dial::{DataPath, DialError, Dialer, Link, Welcomed};
 use crate::donor::session::{Session, Step};
 use crate::donor::transport;
@@ -64,7 +64,7 @@ pub(crate) struct DonorThread {
 impl DonorThread {
     /// A donor that is not configured any more (`None`) gets a thread that only listens.
     pub fn start(
-        core: &Arc<Core>,
+        core: &Arc<PoolCore>,
         id: DonorId,
         config: Option<DonorConfig>,
         dialer: Arc<dyn Dialer>,
@@ -110,7 +110,7 @@ impl DonorThread {
 }
 
 struct Keep {
-    core: Arc<Core>,
+    core: Arc<PoolCore>,
     id: DonorId,
     config: Option<DonorConfig>,
     dialer: Arc<dyn Dialer>,
@@ -241,7 +241,7 @@ impl Keep {
         let free = welcome.free_slabs;
         let capacity = welcome.capacity_slabs;
         let name = config.name.clone().unwrap_or_else(|| welcome.name.clone());
-        let greeting = Greeting {
+        let said = DonorUp {
             incarnation: welcome.incarnation,
             resumed: welcome.resumed,
             host: welcome.labels.get("host").cloned(),
@@ -250,7 +250,7 @@ impl Keep {
             free: welcome.free_slabs,
         };
         let ttl = Duration::from_millis(welcome.lease_ttl_ms);
-        self.core.tell(News::Up { donor: self.id, slots_per_extent: slots, ttl, greeting });
+        self.core.tell(News::Up { donor: self.id, slots_per_extent: slots, ttl, said });
         // Shown as up only when the coordinator knows.
         self.view(|view| {
             view.name = name;

@@ -9,7 +9,7 @@
 //! *relieved*: it goes on alone, and a third replica is asked, if there is one. Without spare pages
 //! nothing more is asked.
 
-use crate::metadata::replica::{PLACES, ReplicaState};
+use crate::metadata::replica::{REPLICA_ENTRIES, ReplicaState};
 use std::time::{Duration, Instant};
 
 /// How often a page is read from one replica before that counts as failed.
@@ -98,16 +98,16 @@ pub(crate) struct Asked {
     pub only: Option<u8>,
     /// The replica that last gave good bytes.
     pub good: Option<u8>,
-    /// Failed attempts, per place.
-    pub tries: [u8; PLACES],
+    /// Failed attempts, per replica.
+    pub tries: [u8; REPLICA_ENTRIES],
     /// Those that are being asked.
     pub busy: [Option<u8>; 2],
 }
 
 /// A replica that may be asked, and its donor as the lane knows it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Candidate {
-    pub place: u8,
+pub(crate) struct ReadSource {
+    pub index: u8,
     /// There is an endpoint.
     pub is_usable: bool,
     pub is_spill: bool,
@@ -119,24 +119,24 @@ pub(crate) struct Candidate {
 impl Asked {
     /// Whether a replica in that state is open to this read. `is_filled`: it is being filled, has
     /// these pages all the same, and may be asked for them.
-    pub fn may_ask(&self, place: u8, state: ReplicaState, is_filled: bool) -> bool {
+    pub fn may_ask(&self, index: u8, state: ReplicaState, is_filled: bool) -> bool {
         let has_it = match state {
             ReplicaState::Live => true,
             // Who asks for one that is being filled knows that it has got these pages.
-            ReplicaState::Joining | ReplicaState::Trailing => self.only.is_some() || is_filled,
+            ReplicaState::Syncing | ReplicaState::Backup => self.only.is_some() || is_filled,
             _ => false,
         };
         let tries = if self.only.is_some() { 1 } else { READ_TRIES };
         has_it
-            && self.tries[usize::from(place)] < tries
-            && !self.busy.contains(&Some(place))
-            && self.only.is_none_or(|only| only == place)
+            && self.tries[usize::from(index)] < tries
+            && !self.busy.contains(&Some(index))
+            && self.only.is_none_or(|only| only == index)
     }
 
     /// The best of those that are open to this read: fewest failures, donors before the spill file,
     /// then the least expected wait. A probe takes the second-best if that is as good but for the
     /// wait, so that what is known of it stays true.
-    pub fn choose(&self, candidates: impl Iterator<Item = Candidate>, is_probe: bool) -> Choice {
+    pub fn choose(&self, candidates: impl Iterator<Item = ReadSource>, is_probe: bool) -> Choice {
         let mut best: Option<((bool, u8, bool, u64), u8)> = None;
         let mut second: Option<((bool, u8, bool, u64), u8)> = None;
         let mut any = false;
@@ -146,12 +146,12 @@ impl Asked {
                 continue;
             }
             let wait = c.latency_ns.saturating_mul(c.outstanding as u64 + 1);
-            let is_other = self.good.is_some_and(|good| good != c.place);
-            let rank = (is_other, self.tries[usize::from(c.place)], c.is_spill, wait);
+            let is_other = self.good.is_some_and(|good| good != c.index);
+            let rank = (is_other, self.tries[usize::from(c.index)], c.is_spill, wait);
             if best.is_none_or(|b| rank < b.0) {
-                second = best.replace((rank, c.place));
+                second = best.replace((rank, c.index));
             } else if second.is_none_or(|s| rank < s.0) {
-                second = Some((rank, c.place));
+                second = Some((rank, c.index));
             }
         }
         match (best, second) {
@@ -169,10 +169,10 @@ mod tests {
 
     const PATIENCE: Patience = Patience { most: Duration::from_millis(500), least: Duration::from_millis(2) };
     const LATE: Late = Late { is_bound: false, has_company: false, is_youngest: true, live: 2, has_spare: true };
-    const ASKED: Asked = Asked { only: None, good: None, tries: [0; PLACES], busy: [None; 2] };
+    const ASKED: Asked = Asked { only: None, good: None, tries: [0; REPLICA_ENTRIES], busy: [None; 2] };
 
-    fn candidate(place: u8, latency_ns: u64) -> Candidate {
-        Candidate { place, is_usable: true, is_spill: false, latency_ns, outstanding: 0 }
+    fn candidate(index: u8, latency_ns: u64) -> ReadSource {
+        ReadSource { index, is_usable: true, is_spill: false, latency_ns, outstanding: 0 }
     }
 
     #[test]
@@ -206,11 +206,11 @@ mod tests {
         let all = [candidate(0, 300), candidate(1, 100), candidate(2, 200)];
         assert_eq!(ASKED.choose(all.into_iter(), false), Choice::Replica(1));
         assert_eq!(ASKED.choose(all.into_iter(), true), Choice::Replica(2), "a probe asks the second-best");
-        let busy = Candidate { outstanding: 9, ..all[1] };
+        let busy = ReadSource { outstanding: 9, ..all[1] };
         assert_eq!(ASKED.choose([all[0], busy].into_iter(), false), Choice::Replica(0));
         let failed = Asked { tries: [0, 1, 0, 0, 0, 0], ..ASKED };
         assert_eq!(failed.choose(all.into_iter(), false), Choice::Replica(2));
-        let spilled = Candidate { is_spill: true, ..all[1] };
+        let spilled = ReadSource { is_spill: true, ..all[1] };
         assert_eq!(ASKED.choose([all[0], spilled].into_iter(), true), Choice::Replica(0));
         let good = Asked { good: Some(0), ..ASKED };
         assert_eq!(good.choose(all.into_iter(), false), Choice::Replica(0));
@@ -218,7 +218,7 @@ mod tests {
 
     #[test]
     fn a_read_waits_for_endpoints_and_has_nobody_without_candidates() {
-        let broken = Candidate { is_usable: false, ..candidate(0, 1) };
+        let broken = ReadSource { is_usable: false, ..candidate(0, 1) };
         assert_eq!(ASKED.choose([broken].into_iter(), false), Choice::Wait);
         assert_eq!(ASKED.choose([].into_iter(), false), Choice::None);
     }
@@ -226,14 +226,14 @@ mod tests {
     #[test]
     fn who_is_being_asked_or_has_failed_often_or_lacks_the_page_is_not_asked() {
         assert!(ASKED.may_ask(0, ReplicaState::Live, false));
-        assert!(!ASKED.may_ask(0, ReplicaState::Away, true));
-        assert!(!ASKED.may_ask(0, ReplicaState::Joining, false));
-        assert!(ASKED.may_ask(0, ReplicaState::Joining, true));
+        assert!(!ASKED.may_ask(0, ReplicaState::Stale, true));
+        assert!(!ASKED.may_ask(0, ReplicaState::Syncing, false));
+        assert!(ASKED.may_ask(0, ReplicaState::Syncing, true));
         let asked = Asked { busy: [Some(0), None], tries: [0, READ_TRIES, 0, 0, 0, 0], ..ASKED };
-        let open: Vec<u8> = (0..3).filter(|place| asked.may_ask(*place, ReplicaState::Live, false)).collect();
+        let open: Vec<u8> = (0..3).filter(|index| asked.may_ask(*index, ReplicaState::Live, false)).collect();
         assert_eq!(open, [2]);
         let only = Asked { only: Some(1), ..ASKED };
-        let open: Vec<u8> = (0..3).filter(|place| only.may_ask(*place, ReplicaState::Joining, false)).collect();
+        let open: Vec<u8> = (0..3).filter(|index| only.may_ask(*index, ReplicaState::Syncing, false)).collect();
         assert_eq!(open, [1]);
     }
 }

@@ -8,7 +8,7 @@
 use crate::IoError;
 use crate::io::buffer::Buf;
 use crate::io::hedging::Asked;
-use crate::metadata::replica::PLACES;
+use crate::metadata::replica::REPLICA_ENTRIES;
 use crate::metadata::replicas::Took;
 use crate::metadata::slots::SlotRun;
 use annex_fabric::OpKind;
@@ -40,12 +40,12 @@ pub(crate) struct ReadWork {
     /// Pages verified so far: the run's first `at` are good.
     pub at: u32,
     /// Failed attempts at page `at`, per replica.
-    pub tries: [u8; PLACES],
+    pub tries: [u8; REPLICA_ENTRIES],
     /// Some replica gave bytes with a wrong checksum for page `at`.
     pub mismatch: bool,
     /// The replica that last gave good bytes.
     pub good: Option<u8>,
-    /// Read this place and no other, once.
+    /// Read this replica and no other, once.
     pub only: Option<u8>,
     /// Only these bytes of the one page, which are not verified: where they begin, and how many.
     pub piece: Option<(u32, u32)>,
@@ -55,7 +55,7 @@ pub(crate) struct ReadWork {
 
 impl ReadWork {
     pub fn new(run: SlotRun) -> ReadWork {
-        let (tries, attempts) = ([0; PLACES], [NIL; 2]);
+        let (tries, attempts) = ([0; REPLICA_ENTRIES], [NIL; 2]);
         ReadWork { run, at: 0, tries, mismatch: false, good: None, only: None, piece: None, attempts }
     }
 
@@ -99,11 +99,11 @@ pub(crate) struct PartState {
     pub run: SlotRun,
     /// Operations not settled yet.
     pub pending: u32,
-    /// The places it is written to, each in the generation it had then.
+    /// The replicas it is written to, each in the generation it had then.
     pub to: Took,
-    /// Operations done, per place; a long part has several on each.
-    pub done: [u16; PLACES],
-    /// Only this place is written, with what others have already: nothing is to be settled.
+    /// Operations done, per replica; a long part has several on each.
+    pub done: [u16; REPLICA_ENTRIES],
+    /// Only this replica is written, with what others have already: nothing is to be settled.
     pub heals: bool,
     /// How many operations each replica needs.
     pub chunks: u16,
@@ -135,7 +135,7 @@ pub(crate) struct Pending {
     pub part: u32,
     pub extent: ExtentId,
     pub donor: DonorId,
-    pub place: u8,
+    pub index: u8,
     pub generation: u16,
     /// How much trouble it had; see the lane's limits.
     pub trouble: u8,
@@ -157,7 +157,7 @@ pub(crate) struct Pending {
 
 /// Entries with a free list, never growing past its capacity.
 #[derive(Debug)]
-pub(crate) struct Pool<T> {
+pub(crate) struct Table<T> {
     entries: Vec<Entry<T>>,
     free: u32,
     used: u32,
@@ -171,9 +171,9 @@ struct Entry<T> {
     next_free: u32,
 }
 
-impl<T> Pool<T> {
+impl<T> Table<T> {
     pub fn with_capacity(capacity: u32) -> Self {
-        Pool { entries: Vec::with_capacity(capacity as usize), free: NIL, used: 0, capacity }
+        Table { entries: Vec::with_capacity(capacity as usize), free: NIL, used: 0, capacity }
     }
 
     pub fn used(&self) -> usize {
@@ -230,7 +230,7 @@ impl<T> Pool<T> {
     }
 }
 
-impl<T> Index<u32> for Pool<T> {
+impl<T> Index<u32> for Table<T> {
     type Output = T;
 
     /// Indices come from `insert` only and entries are removed in one place each, so a miss is a
@@ -240,7 +240,7 @@ impl<T> Index<u32> for Pool<T> {
     }
 }
 
-impl<T> IndexMut<u32> for Pool<T> {
+impl<T> IndexMut<u32> for Table<T> {
     fn index_mut(&mut self, at: u32) -> &mut T {
         self.entries[at as usize].value.as_mut().expect("an entry that is referred to is in use")
     }
@@ -264,7 +264,7 @@ impl Posted {
         (self.oldest != NIL).then_some(self.oldest)
     }
 
-    pub fn push(&mut self, ops: &mut Pool<Pending>, op: u32) {
+    pub fn push(&mut self, ops: &mut Table<Pending>, op: u32) {
         (ops[op].older, ops[op].newer, ops[op].is_posted) = (self.newest, NIL, true);
         if self.newest == NIL {
             self.oldest = op;
@@ -274,7 +274,7 @@ impl Posted {
         self.newest = op;
     }
 
-    pub fn remove(&mut self, ops: &mut Pool<Pending>, op: u32) {
+    pub fn remove(&mut self, ops: &mut Table<Pending>, op: u32) {
         if !std::mem::take(&mut ops[op].is_posted) {
             return;
         }
@@ -312,7 +312,7 @@ impl Queue {
         (self.head != NIL).then_some(self.head)
     }
 
-    pub fn push(&mut self, ops: &mut Pool<Pending>, op: u32) {
+    pub fn push(&mut self, ops: &mut Table<Pending>, op: u32) {
         ops[op].next = NIL;
         if self.tail == NIL {
             self.head = op;
@@ -322,7 +322,7 @@ impl Queue {
         self.tail = op;
     }
 
-    pub fn pop(&mut self, ops: &mut Pool<Pending>) -> Option<u32> {
+    pub fn pop(&mut self, ops: &mut Table<Pending>) -> Option<u32> {
         let op = self.front()?;
         self.head = ops[op].next;
         if self.head == NIL {
@@ -338,7 +338,7 @@ mod tests {
 
     #[test]
     fn a_late_completion_meets_nobody() {
-        let mut pool = Pool::with_capacity(2);
+        let mut pool = Table::with_capacity(2);
         let a = pool.insert("a").unwrap();
         let tag = pool.tag(a);
         assert_eq!(pool.by_tag(tag), Some(a));

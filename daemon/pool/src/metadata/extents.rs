@@ -15,18 +15,18 @@
 //!             +8 the address, padded with zeros     240
 //! 69632     extent entries, 256 bytes each:
 //!             +0 state: 0 free, 1 live, 2 returning u32
-//!             +16 six places for replicas, 32 bytes each (see `replicas`):
+//!             +16 six entries for replicas, 32 bytes each (see `replicas`):
 //!                +0 donor (16 bits) | state << 16 (4 bits) | generation << 20 (12 bits)   u32
 //!                +4 slab                            u32
 //!                +8 agent's incarnation             u64
 //!                +16 rkey                           u64
-//!                +24 copying: first place (u32) | slots << 32   u64
-//! 16846848  missed bits of place 0, one per slot of the pool   2^30 bits
-//!           then those of places 1 to 5
+//!                +24 copying: first offset (u32) | slots << 32   u64
+//! 16846848  missed bits of entry 0, one per slot of the pool   2^30 bits
+//!           then those of entries 1 to 5
 //! ```
 //! Version 4 says that the slot table beside it is of version 2. Version 3 is version 2 with one
-//! more state of a replica (trailing) and a donor that is none (address `spill`). Either becomes
-//! version 4 when it is taken over. Version 1 had 128 bytes per extent, four places of 24 bytes, a
+//! more state of a replica (backup) and a donor that is none (address `spill`). Either becomes
+//! version 4 when it is taken over. Version 1 had 128 bytes per extent, four entries of 24 bytes, a
 //! count of replicas at +4 and no missed bits; `takeover` reads it.
 //!
 //! # Order of updates
@@ -43,7 +43,7 @@
 //! The coordinator alone writes, except for what `replicas` allows lanes and the repair thread.
 //! Everybody reads without locks.
 
-use crate::metadata::replica::{PLACES, Replica, Replicas};
+use crate::metadata::replica::{REPLICA_ENTRIES, Replica, Replicas};
 use annex_host::mapped::{MapError, Mapped};
 use annex_shared::ids::{ClientId, DonorId, ExtentId, Incarnation, SlotIdx};
 use annex_shared::wire::Lease;
@@ -60,18 +60,18 @@ pub(crate) const DONOR_AT: usize = 4096;
 pub(crate) const DONOR_LEN: usize = 256;
 pub(crate) const EXTENT_AT: usize = DONOR_AT + DONORS * DONOR_LEN;
 const EXTENT_LEN: usize = 256;
-const PLACE_AT: usize = 16;
-const PLACE_LEN: usize = 32;
+const REPLICA_AT: usize = 16;
+const REPLICA_LEN: usize = 32;
 const MISSED_AT: usize = EXTENT_AT + MAX_EXTENTS * EXTENT_LEN;
-/// Bytes of one place's missed bits.
+/// Bytes of one entry's missed bits.
 const MISSED_LEN: usize = (1 << SLOT_BITS) / 8;
-const LEN: usize = MISSED_AT + PLACES * MISSED_LEN;
+const LEN: usize = MISSED_AT + REPLICA_ENTRIES * MISSED_LEN;
 
 const FREE: u32 = 0;
 pub(crate) const LIVE: u32 = 1;
 const RETURNING: u32 = 2;
 
-/// The spill file's place among the donors' addresses: no `host:port`.
+/// The spill file's name among the donors' addresses: no `host:port`.
 pub(crate) const SPILL: &str = "spill";
 /// The most extents a pool can have.
 pub(crate) const MAX_EXTENTS: usize = 65536;
@@ -119,7 +119,7 @@ impl ExtentTable {
     }
 
     /// Takes a table over that is laid out like those of today. See `takeover` for older ones.
-    pub fn over(map: Mapped) -> Result<Self, TableError> {
+    pub fn from_map(map: Mapped) -> Result<Self, TableError> {
         let table = match layout_version(&map)? {
             ALIKE..=VERSION if map.size() == LEN => ExtentTable { map },
             ALIKE..=VERSION => return Err(TableError::Damaged("its length is not the layout's")),
@@ -170,7 +170,7 @@ impl ExtentTable {
         (slots != 0).then_some(slots)
     }
 
-    /// The extent of a slot and the slot's place in it; `None` if the number can't be one.
+    /// The extent of a slot and the slot's offset in it; `None` if the number can't be one.
     #[inline]
     pub fn locate(&self, slot: SlotIdx) -> Option<(ExtentId, u32)> {
         let slots = self.map.u32(12).load(Acquire);
@@ -236,10 +236,10 @@ impl ExtentTable {
         self.live().flat_map(|(_, replicas)| on_it(replicas)).collect()
     }
 
-    /// Makes a free entry live, with one replica in each place from the first on.
+    /// Makes a free entry live, with one replica in each entry from the first on.
     pub fn publish(&self, extent: ExtentId, replicas: &[Replica]) {
         self.map.u32(32).fetch_max(extent.0 + 1, Relaxed);
-        for n in 0..PLACES as u8 {
+        for n in 0..REPLICA_ENTRIES as u8 {
             self.found(extent, n, replicas.get(usize::from(n)));
         }
         self.state(extent).store(LIVE, Release);
@@ -269,33 +269,33 @@ impl ExtentTable {
         self.map.u32(EXTENT_AT + extent.0 as usize * EXTENT_LEN)
     }
 
-    /// A 4-byte field of a place.
+    /// A 4-byte field of an entry.
     #[inline]
-    pub(crate) fn narrow(&self, extent: ExtentId, place: u8, at: usize) -> &AtomicU32 {
+    pub(crate) fn narrow(&self, extent: ExtentId, index: u8, at: usize) -> &AtomicU32 {
         #[cfg(test)]
         accessed();
-        self.map.u32(Self::place(extent, place) + at)
+        self.map.u32(Self::entry(extent, index) + at)
     }
 
-    /// An 8-byte field of a place.
+    /// An 8-byte field of an entry.
     #[inline]
-    pub(crate) fn wide(&self, extent: ExtentId, place: u8, at: usize) -> &AtomicU64 {
+    pub(crate) fn wide(&self, extent: ExtentId, index: u8, at: usize) -> &AtomicU64 {
         #[cfg(test)]
         accessed();
-        self.map.u64(Self::place(extent, place) + at)
+        self.map.u64(Self::entry(extent, index) + at)
     }
 
-    /// 64 missed bits of a place: those of the slots from `64 * word` on.
+    /// 64 missed bits of an entry: those of the slots from `64 * word` on.
     #[inline]
-    pub(crate) fn missed_word(&self, place: u8, word: u32) -> &AtomicU64 {
+    pub(crate) fn missed_word(&self, index: u8, word: u32) -> &AtomicU64 {
         #[cfg(test)]
         accessed();
-        self.map.u64(MISSED_AT + usize::from(place) * MISSED_LEN + word as usize * 8)
+        self.map.u64(MISSED_AT + usize::from(index) * MISSED_LEN + word as usize * 8)
     }
 
     #[inline]
-    fn place(extent: ExtentId, place: u8) -> usize {
-        EXTENT_AT + extent.0 as usize * EXTENT_LEN + PLACE_AT + usize::from(place) * PLACE_LEN
+    fn entry(extent: ExtentId, index: u8) -> usize {
+        EXTENT_AT + extent.0 as usize * EXTENT_LEN + REPLICA_AT + usize::from(index) * REPLICA_LEN
     }
 
     /// What an annexd that starts now would find of one extent: a copy, taken over.
@@ -306,11 +306,11 @@ impl ExtentTable {
         let slots = self.slots_per_extent().unwrap() as usize;
         let bits = |n: usize| MISSED_AT + n * MISSED_LEN + extent.0 as usize * slots / 8;
         let mut ranges = vec![(0, 64), (entry, entry + EXTENT_LEN)];
-        ranges.extend((0..PLACES).map(|n| (bits(n), bits(n) + slots / 8)));
+        ranges.extend((0..REPLICA_ENTRIES).map(|n| (bits(n), bits(n) + slots / 8)));
         for at in ranges.into_iter().flat_map(|(from, to)| (from..to).step_by(8)) {
             copy.u64(at).store(self.map.u64(at).load(Relaxed), Relaxed);
         }
-        ExtentTable::over(copy).unwrap()
+        ExtentTable::from_map(copy).unwrap()
     }
 
     /// As if it had just been made, for as many slots per extent. It must have named no donor.
@@ -322,7 +322,7 @@ impl ExtentTable {
             self.map.u64(EXTENT_AT + at).store(0, Relaxed);
         }
         let words = || 0..(used * slots).div_ceil(64) as u32;
-        (0..PLACES as u8).for_each(|n| words().for_each(|w| self.missed_word(n, w).store(0, Relaxed)));
+        (0..REPLICA_ENTRIES as u8).for_each(|n| words().for_each(|w| self.missed_word(n, w).store(0, Relaxed)));
         self.map.u32(32).store(0, Relaxed);
     }
 
@@ -394,7 +394,7 @@ mod tests {
     }
 
     fn reopened(table: &ExtentTable) -> ExtentTable {
-        ExtentTable::over(Mapped::open("test", table.fd().try_clone_to_owned().unwrap()).unwrap()).unwrap()
+        ExtentTable::from_map(Mapped::open("test", table.fd().try_clone_to_owned().unwrap()).unwrap()).unwrap()
     }
 
     #[test]
@@ -406,8 +406,8 @@ mod tests {
         let b = table.donor("a-rather-long-host-name.example.org:7411", true).unwrap();
         table.publish(ExtentId(5), &[replica(a.0), replica(b.0)]);
         let generation = table.replica(ExtentId(5), 1).generation;
-        assert!(table.lose(ExtentId(5), 1, generation));
-        assert!(!table.lose(ExtentId(5), 1, generation));
+        assert!(table.mark_lost(ExtentId(5), 1, generation));
+        assert!(!table.mark_lost(ExtentId(5), 1, generation));
 
         let next = reopened(&table);
         assert_eq!(next.client(), ClientId(42));
@@ -430,7 +430,7 @@ mod tests {
         let before = table.contents();
         table.publish(ExtentId(2), &[replica(0), replica(1)]);
         table.publish(ExtentId(4), &[replica(1)]);
-        table.join(ExtentId(2), 5, &replica(2), ReplicaState::Joining).unwrap();
+        table.add_replica(ExtentId(2), 5, &replica(2), ReplicaState::Syncing).unwrap();
         table.begin_copy(ExtentId(2), 5, 3, 8, &mut Vec::new());
         table.mark(ExtentId(4), 0, 15, 1);
         table.begin_return(ExtentId(4));
@@ -452,7 +452,7 @@ mod tests {
     #[test]
     fn foreign_and_newer_state_is_refused_with_words_and_left_alone() {
         let foreign = Mapped::create("test", LEN).unwrap();
-        let error = ExtentTable::over(foreign).unwrap_err();
+        let error = ExtentTable::from_map(foreign).unwrap_err();
         assert!(matches!(error, TableError::Magic));
         let table = ExtentTable::create(ClientId(1)).unwrap();
         table.fix_slots_per_extent(256);
@@ -460,7 +460,7 @@ mod tests {
         table.begin_return(ExtentId(0));
         table.map.u32(8).store(9, Relaxed);
         let error =
-            ExtentTable::over(Mapped::open("test", table.fd().try_clone_to_owned().unwrap()).unwrap()).unwrap_err();
+            ExtentTable::from_map(Mapped::open("test", table.fd().try_clone_to_owned().unwrap()).unwrap()).unwrap_err();
         assert_eq!(
             error.to_string(),
             "the pool's saved state has layout version 9, this annexd knows 4: start the version that wrote it"

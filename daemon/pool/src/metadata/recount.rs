@@ -22,8 +22,8 @@ pub(crate) fn recount(
         extents.live().map(|(extent, _)| (extent, vec![0u32; per_extent as usize])).collect();
     let mut stray = None;
     references(&mut |slot| {
-        let place = extents.locate(slot).and_then(|(extent, place)| counts.get_mut(&extent)?.get_mut(place as usize));
-        match place {
+        let count = extents.locate(slot).and_then(|(extent, offset)| counts.get_mut(&extent)?.get_mut(offset as usize));
+        match count {
             Some(count) => *count += 1,
             None => stray = Some(slot),
         }
@@ -33,13 +33,13 @@ pub(crate) fn recount(
     }
     let mut unsettled: Vec<SlotRun> = Vec::new();
     for (extent, counts) in counts {
-        for (place, count) in (0..).zip(counts) {
-            let slot = SlotIdx(extent.0 * per_extent + place);
+        for (offset, count) in (0..).zip(counts) {
+            let slot = SlotIdx(extent.0 * per_extent + offset);
             let in_doubt = count == 0 && slots.references(slot) > 0;
             slots.set_references(slot, if in_doubt { 1 } else { count });
             match unsettled.last_mut() {
                 _ if !in_doubt => {}
-                Some(run) if run.first.0 + run.count == slot.0 && place != 0 => run.count += 1,
+                Some(run) if run.first.0 + run.count == slot.0 && offset != 0 => run.count += 1,
                 _ => unsettled.push(SlotRun { first: slot, count: 1 }),
             }
         }

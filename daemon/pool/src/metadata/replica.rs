@@ -5,51 +5,75 @@ use annex_shared::ids::{DonorId, Incarnation, Rkey, SlabId};
 
 /// Places for replicas in an extent: those configured, at most four, and room for those on their
 /// way in or out.
-pub(crate) const PLACES: usize = 6;
+pub(crate) const REPLICA_ENTRIES: usize = 6;
 
 const GENERATIONS: u32 = 1 << 12;
 
 /// What a replica is good for.
+///
+/// ```text
+///                 added                        filled
+///  unused ────────────────────▶ syncing ────────────────────▶ live
+///    ▲  ▲ lost (reused)           │ ▲ ▲      fell behind        │ │
+///    │  │ ▲                       │ │ └─────────────────────────┘ │
+///    │  │ │          out of reach ▼ │ resync                      │ out of reach, or
+///    │  │ └─────────────────── stale ◀────────────────────────────┘ a write failed
+///    │  └ lost: from every state
+///    └ removed: its bytes are elsewhere, on purpose (drained)
+///
+///  backup ◀──▶ syncing, live    with one donor's replica to follow, or without
+///  backup ───▶ stale            as above
+/// ```
+///
+/// *Draining* is no state but a mark of the coordinator's on any of them (`coordinator::book`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum ReplicaState {
-    /// The place was never used, or its replica was moved elsewhere.
-    Vacant,
+    /// The entry was never used, or its replica was removed after its bytes were copied elsewhere.
+    Unused,
+    /// It has every write that was reported done. Read and written.
     Live,
+    /// Never read again. The entry is free for another replica.
     Lost,
-    Away,
-    Joining,
-    Trailing,
+    /// Neither read nor written. Its bytes may come back. What it misses is marked.
+    Stale,
+    /// Written, and read only while nobody is live, for what it has. What it lacks is marked and
+    /// being copied.
+    Syncing,
+    /// A copy in the spill file that no lane writes. Each write marks what it misses, and the
+    /// repair thread copies that from the donor, again and again. What is not marked may be read
+    /// when no live replica can be.
+    Backup,
 }
 
 impl ReplicaState {
     /// Its bytes count for something.
     pub fn is_kept(self) -> bool {
-        self.is_there() || self == ReplicaState::Away
+        self.is_there() || self == ReplicaState::Stale
     }
 
     /// As far as is known its donor can be reached.
     pub fn is_there(self) -> bool {
-        self.is_written() || self == ReplicaState::Trailing
+        self.is_written() || self == ReplicaState::Backup
     }
 
     /// The filler copies to it what it lacks.
     pub fn is_filled(self) -> bool {
-        matches!(self, ReplicaState::Joining | ReplicaState::Trailing)
+        matches!(self, ReplicaState::Syncing | ReplicaState::Backup)
     }
 
     /// It takes every write.
     pub fn is_written(self) -> bool {
-        matches!(self, ReplicaState::Live | ReplicaState::Joining)
+        matches!(self, ReplicaState::Live | ReplicaState::Syncing)
     }
 
     pub fn name(self) -> &'static str {
         match self {
-            ReplicaState::Vacant => "vacant",
+            ReplicaState::Unused => "unused",
             ReplicaState::Live => "live",
             ReplicaState::Lost => "lost",
-            ReplicaState::Away => "away",
-            ReplicaState::Joining => "joining",
-            ReplicaState::Trailing => "backup",
+            ReplicaState::Stale => "stale",
+            ReplicaState::Syncing => "syncing",
+            ReplicaState::Backup => "backup",
         }
     }
 }
@@ -66,7 +90,7 @@ pub(crate) struct Replica {
 }
 
 impl Replica {
-    /// A new extent's replica; its place gives it the generation.
+    /// A new extent's replica; its entry gives it the generation.
     pub fn live(donor: DonorId, slab: SlabId, incarnation: Incarnation, rkey: Rkey) -> Replica {
         Replica { donor, state: ReplicaState::Live, generation: 0, slab, incarnation, rkey }
     }
@@ -74,12 +98,12 @@ impl Replica {
     /// As the extent table has it, but for the fields behind the word.
     pub fn word(&self) -> u32 {
         let state = match self.state {
-            ReplicaState::Vacant => 0,
+            ReplicaState::Unused => 0,
             ReplicaState::Live => 1,
             ReplicaState::Lost => 2,
-            ReplicaState::Away => 3,
-            ReplicaState::Joining => 4,
-            ReplicaState::Trailing => 5,
+            ReplicaState::Stale => 3,
+            ReplicaState::Syncing => 4,
+            ReplicaState::Backup => 5,
         };
         u32::from(self.donor.0) | state << 16 | u32::from(self.generation) << 20
     }
@@ -88,10 +112,10 @@ impl Replica {
         let state = match word >> 16 & 0xf {
             1 => ReplicaState::Live,
             2 => ReplicaState::Lost,
-            3 => ReplicaState::Away,
-            4 => ReplicaState::Joining,
-            5 => ReplicaState::Trailing,
-            _ => ReplicaState::Vacant,
+            3 => ReplicaState::Stale,
+            4 => ReplicaState::Syncing,
+            5 => ReplicaState::Backup,
+            _ => ReplicaState::Unused,
         };
         let generation = (word >> 20) as u16;
         Replica {
@@ -112,18 +136,18 @@ impl Replica {
 /// The replicas of one extent, by value: small enough to copy on the fault path.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Replicas {
-    pub items: [Replica; PLACES],
+    pub items: [Replica; REPLICA_ENTRIES],
 }
 
 impl Replicas {
-    /// Every place that was used, with its number.
+    /// Every entry that was used, with its number.
     pub fn iter(&self) -> impl Iterator<Item = (u8, &Replica)> {
-        (0..).zip(&self.items).filter(|(_, r)| r.state != ReplicaState::Vacant)
+        (0..).zip(&self.items).filter(|(_, r)| r.state != ReplicaState::Unused)
     }
 
-    /// The replica in a place that was used.
-    pub fn nth(&self, place: u8) -> Option<&Replica> {
-        self.items.get(usize::from(place)).filter(|r| r.state != ReplicaState::Vacant)
+    /// The replica in an entry that was used.
+    pub fn nth(&self, index: u8) -> Option<&Replica> {
+        self.items.get(usize::from(index)).filter(|r| r.state != ReplicaState::Unused)
     }
 
     pub fn live(&self) -> usize {

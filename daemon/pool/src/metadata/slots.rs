@@ -84,7 +84,7 @@ struct FreeMap {
 
 impl SlotTable {
     pub fn create() -> Result<Self, MapError> {
-        Ok(Self::over(Mapped::create("annex-slots", LEN)?))
+        Ok(Self::from_map(Mapped::create("annex-slots", LEN)?))
     }
 
     /// Maps an existing table. `None` if the descriptor is not of this layout's size.
@@ -93,14 +93,14 @@ impl SlotTable {
         if map.size() != LEN {
             return Ok(None);
         }
-        let table = Self::over(map);
+        let table = Self::from_map(map);
         if let Err(error) = table.counts.take_over(&table.map, OLD_COUNTS_AT, COUNTS_AT - OLD_COUNTS_AT) {
             tracing::warn!("failed to give back the memory of the slot table's old counts: {error}");
         }
         Ok(Some(table))
     }
 
-    fn over(map: Mapped) -> Self {
+    fn from_map(map: Mapped) -> Self {
         let free = (0..MAX_EXTENTS / CHUNK).map(|_| OnceLock::new()).collect();
         SlotTable { map, counts: Counts::at(COUNTS_AT), free }
     }
@@ -208,9 +208,9 @@ impl SlotTable {
             None => false,
             Some(false) => true,
             Some(true) => {
-                let Some((extent, place)) = table.locate(slot) else { return false };
+                let Some((extent, offset)) = table.locate(slot) else { return false };
                 let Some(map) = self.map_of(extent).get() else { return false };
-                map.words[place as usize / 64].fetch_or(1 << (place % 64), AcqRel);
+                map.words[offset as usize / 64].fetch_or(1 << (offset % 64), AcqRel);
                 map.count.fetch_add(1, Release);
                 true
             }
@@ -224,9 +224,9 @@ impl SlotTable {
         let map = self.map_of(extent).get()?;
         let cursor = map.cursor.load(Relaxed).min(slots);
         let (at, len) = next_run(&map.words, cursor, slots, want).or_else(|| next_run(&map.words, 0, cursor, want))?;
-        for place in at..at + len {
-            map.words[place as usize / 64].fetch_and(!(1 << (place % 64)), AcqRel);
-            self.counts.begin(&self.map, SlotIdx(extent.0 * slots + place));
+        for offset in at..at + len {
+            map.words[offset as usize / 64].fetch_and(!(1 << (offset % 64)), AcqRel);
+            self.counts.begin(&self.map, SlotIdx(extent.0 * slots + offset));
         }
         map.cursor.store(at + len, Relaxed);
         map.count.fetch_sub(len as i32, AcqRel);

@@ -19,7 +19,7 @@ const LEN: usize = EXTENT_AT + MAX_EXTENTS * EXTENT_LEN;
 pub(crate) fn open(fd: OwnedFd) -> Result<ExtentTable, TableError> {
     let map = Mapped::open("annex-extents", fd)?;
     if layout_version(&map)? != 1 {
-        return ExtentTable::over(map);
+        return ExtentTable::from_map(map);
     }
     let table = from_v1(&map)?;
     table.recover()?;

@@ -22,7 +22,7 @@ pub use shares::Terms;
 use crate::config::{ConfigError, DonorConfig, PoolConfig};
 use crate::coordinator;
 use crate::coordinator::news::News;
-use crate::core::{Core, lock};
+use crate::core::{PoolCore, lock};
 use crate::donor::dial::{Dialer, NetDialer};
 use crate::donor::view::Donor;
 use crate::error::{LaneError, PoolError};
@@ -54,7 +54,7 @@ pub enum PoolState<'a> {
 
 /// See the module's header.
 pub struct Pool {
-    core: Arc<Core>,
+    core: Arc<PoolCore>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     taken_over: bool,
     shares: shares::Shares,
@@ -96,7 +96,7 @@ impl Pool {
         }
         let (coordinator, news) = mpsc::channel();
         let (repair, tasks) = mpsc::channel();
-        let core = Arc::new(Core::new(config, extents, slots, spill_id, coordinator, repair));
+        let core = Arc::new(PoolCore::new(config, extents, slots, spill_id, coordinator, repair));
         donors.into_iter().for_each(|donor| {
             core.add_donor(donor);
         });
@@ -142,7 +142,7 @@ impl Pool {
     }
 
     /// Gives everything back to the donors and ends the pool's threads. What is in the pool is
-    /// gone.
+    /// lost.
     pub fn shutdown(&self) {
         self.core.stopping.store(true, Release);
         self.core.tell(News::Stop { give_back: true });

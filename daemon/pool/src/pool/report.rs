@@ -71,9 +71,9 @@ impl Pool {
             let eta = info.repair_eta_s;
             warnings.push(format!("repair is under way: {left} to copy, {eta} s at the configured rate"));
         }
-        if info.gone_pages > 0 {
-            let n = info.gone_pages;
-            warnings.push(format!("{n} pages are gone: no replica has them, and programs that touch them get SIGBUS"));
+        if info.lost_pages > 0 {
+            let n = info.lost_pages;
+            warnings.push(format!("{n} pages are lost: no replica has them, and programs that touch them get SIGBUS"));
         }
         if info.crowded_extents > 0 {
             let n = info.crowded_extents;
@@ -111,7 +111,7 @@ impl Pool {
             if core.spill.is_some() && wanted == 1 && !is_backed_up {
                 info.backup_lag += used;
             }
-            for (place, replica) in replicas.iter().filter(|(_, r)| r.state.is_kept()) {
+            for (index, replica) in replicas.iter().filter(|(_, r)| r.state.is_kept()) {
                 kept += 1;
                 if core.is_spill(replica.donor) && on_donors < wanted {
                     info.spilled += used;
@@ -119,14 +119,14 @@ impl Pool {
                 if replica.state == ReplicaState::Live {
                     continue;
                 }
-                let missed = core.extents.missed_count(extent, place, |word, bits| bits & core.slots.used_bits(word));
+                let missed = core.extents.missed_count(extent, index, |word, bits| bits & core.slots.used_bits(word));
                 match replica.state {
-                    ReplicaState::Trailing => {
+                    ReplicaState::Backup => {
                         info.backup_lag += u64::from(missed) * PAGE_SIZE as u64;
                         continue;
                     }
-                    ReplicaState::Joining => info.joining_replicas += 1,
-                    _ => info.away_replicas += 1,
+                    ReplicaState::Syncing => info.syncing_replicas += 1,
+                    _ => info.stale_replicas += 1,
                 }
                 pages += u64::from(missed);
             }
@@ -145,7 +145,7 @@ impl Pool {
         info.healed_pages = counts.healed.load(Relaxed);
         info.scrubbed_pages = counts.scrubbed.load(Relaxed);
         info.hedged_reads = counts.hedged.load(Relaxed);
-        info.gone_pages = counts.gone.load(Relaxed);
+        info.lost_pages = counts.lost_pages.load(Relaxed);
         info.crowded_extents = counts.crowded.load(Relaxed);
         info.moving_replicas = counts.moving.load(Relaxed);
         info.stuck_replicas = counts.stuck.load(Relaxed);

@@ -26,7 +26,7 @@ impl Pool {
         let mut got = 0;
         let mut allocatable = lock(&self.core.allocatable);
         let mut good_only = true;
-        // What the shelf says may be from before the first donor was there: only a fresh word
+        // What is known of extents may be from before the first donor was there: only a fresh word
         // counts.
         let looks = allocatable.looks;
         while got < pages {
@@ -48,7 +48,7 @@ impl Pool {
             }
             allocatable.wanted = (pages - got) as u64;
             self.core.tell(News::Wanted);
-            let waited = self.core.shelf_changed.wait_timeout(allocatable, left);
+            let waited = self.core.allocatable_changed.wait_timeout(allocatable, left);
             allocatable = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
         }
         if got < pages {
@@ -121,8 +121,8 @@ impl Pool {
         lock(&self.core.allocatable).dry
     }
 
-    /// Grows whenever a replica is away, back, lost, or made anew: what was said of the pool's room
-    /// before may not hold.
+    /// Grows whenever a replica is stale, back, lost, or made anew: what was said of the pool's
+    /// room before may not hold.
     pub fn replica_changes(&self) -> u64 {
         self.core.changes()
     }

@@ -1,4 +1,4 @@
-//! Which joining replica is filled next, and how fast. Pure.
+//! Which syncing replica is filled next, and how fast. Pure.
 
 use annex_shared::ids::ExtentId;
 use std::time::{Duration, Instant};
@@ -8,14 +8,14 @@ const RETRY: Duration = Duration::from_millis(100);
 /// A backup is looked at so often for what was written meanwhile.
 const FOLLOW_EVERY: Duration = Duration::from_millis(100);
 /// If for this long no page could be copied since every live replica gave wrong bytes for all that
-/// are left, those are gone.
+/// are left, those are lost.
 const GIVE_UP: Duration = Duration::from_secs(10);
 
-/// A joining replica and how far it is.
+/// A syncing replica and how far it is.
 #[derive(Clone, Debug)]
 pub(crate) struct Fill {
     pub extent: ExtentId,
-    pub place: u8,
+    pub index: u8,
     pub generation: u16,
     /// Live replicas its extent has: the fewer, the more urgent.
     pub live: usize,
@@ -31,10 +31,10 @@ pub(crate) struct Fill {
 }
 
 impl Fill {
-    pub fn new(extent: ExtentId, place: u8, generation: u16, live: usize) -> Fill {
+    pub fn new(extent: ExtentId, index: u8, generation: u16, live: usize) -> Fill {
         Fill {
             extent,
-            place,
+            index,
             generation,
             live,
             cursor: 0,
@@ -69,7 +69,7 @@ impl Fill {
     }
 
     /// A round over all that is missed is over, and something is still missed.
-    pub fn round_over(&mut self, now: Instant) {
+    pub fn round_completed(&mut self, now: Instant) {
         self.cursor = 0;
         if std::mem::take(&mut self.copied) | std::mem::take(&mut self.hindered) {
             self.fruitless_since = None;
@@ -88,16 +88,16 @@ pub(crate) struct Fills {
 }
 
 impl Fills {
-    /// A newer one for the same place takes the older one's.
+    /// A newer one for the same replica takes the older one's.
     pub fn add(&mut self, fill: Fill) {
-        self.all.retain(|f| (f.extent, f.place) != (fill.extent, fill.place));
+        self.all.retain(|f| (f.extent, f.index) != (fill.extent, fill.index));
         self.all.push(fill);
     }
 
-    /// Puts one back that was taken and is not over, unless a newer one came for its place
+    /// Puts one back that was taken and is not completed, unless a newer one came for its replica
     /// meanwhile.
     pub fn put_back(&mut self, fill: Fill) {
-        if !self.all.iter().any(|f| (f.extent, f.place) == (fill.extent, fill.place)) {
+        if !self.all.iter().any(|f| (f.extent, f.index) == (fill.extent, fill.index)) {
             self.all.push(fill);
         }
     }
@@ -107,7 +107,7 @@ impl Fills {
     pub fn next(&mut self, now: Instant) -> Option<Fill> {
         let can = |f: &Fill| f.not_before.is_none_or(|at| at <= now);
         let ready = self.all.iter().enumerate().filter(|(_, f)| can(f));
-        let (at, _) = ready.min_by_key(|(_, f)| (f.live, f.extent, f.place))?;
+        let (at, _) = ready.min_by_key(|(_, f)| (f.live, f.extent, f.index))?;
         Some(self.all.swap_remove(at))
     }
 
@@ -193,15 +193,15 @@ mod tests {
         for _ in 0..50 {
             now += GIVE_UP / 5;
             fill.progressed();
-            fill.round_over(now);
+            fill.round_completed(now);
         }
         assert!(!fill.forgives);
-        fill.round_over(now);
+        fill.round_completed(now);
         fill.hindered(now + GIVE_UP);
-        fill.round_over(now + GIVE_UP);
-        fill.round_over(now + GIVE_UP);
+        fill.round_completed(now + GIVE_UP);
+        fill.round_completed(now + GIVE_UP);
         assert!(!fill.forgives, "a replica that could not be reached is not one that gives wrong bytes");
-        fill.round_over(now + GIVE_UP * 2);
+        fill.round_completed(now + GIVE_UP * 2);
         assert!(fill.forgives);
     }
 

@@ -1,4 +1,4 @@
-//! The repair thread: fills joining replicas, has backups follow, rewrites pages that gave wrong
+//! The repair thread: fills syncing replicas, has backups follow, rewrites pages that gave wrong
 //! bytes, and walks all pages slowly to find such before they are needed. It has a lane of its own.
 //! What is filled in which order and how fast is decided by `fills`, why filling is right is told
 //! in `replicas`.
@@ -10,7 +10,7 @@
 //! checksum changed meanwhile, is repeated.
 
 use crate::coordinator::news::News;
-use crate::core::Core;
+use crate::core::PoolCore;
 use crate::io::lane::Lane;
 use crate::metadata::replica::{ReplicaState, Replicas};
 use crate::metadata::slots::SlotRun;
@@ -50,7 +50,7 @@ const SCRUB_REST: Duration = Duration::from_secs(2);
 #[derive(Clone, Copy)]
 struct Heal {
     slot: SlotIdx,
-    place: u8,
+    index: u8,
     generation: u16,
     /// How often it was looked at, and when it will be again.
     looks: usize,
@@ -58,13 +58,13 @@ struct Heal {
 }
 
 struct Repair {
-    core: Arc<Core>,
+    core: Arc<PoolCore>,
     lane: Lane,
     fills: Fills,
     heals: VecDeque<Heal>,
     repair_pace: Pace,
     scrub_pace: Pace,
-    /// Where the scrubber is: an extent and a place in it.
+    /// Where the scrubber is: an extent and an offset in it.
     scrub_at: (u32, u32),
     scrub_after: Option<Instant>,
 }
@@ -80,11 +80,11 @@ enum Filled {
     Stuck,
     /// A backup has all there is, for now.
     Rests,
-    /// The place stands for something else by now.
+    /// The entry stands for something else by now.
     Void,
 }
 
-pub(crate) fn start(core: &Arc<Core>, tasks: Receiver<Task>) -> Result<JoinHandle<()>, PoolError> {
+pub(crate) fn start(core: &Arc<PoolCore>, tasks: Receiver<Task>) -> Result<JoinHandle<()>, PoolError> {
     let mut lane = Lane::new(core.clone(), BATCH as usize)?;
     lane.keep_quiet();
     let mut repair = Repair {
@@ -147,12 +147,12 @@ impl Repair {
 
     fn take(&mut self, task: Task) {
         match task {
-            Task::Fill { extent, place, generation, live } => {
-                self.fills.add(Fill::new(extent, place, generation, live));
+            Task::Fill { extent, index, generation, live } => {
+                self.fills.add(Fill::new(extent, index, generation, live));
             }
-            Task::Heal { slot, place, generation } => {
+            Task::Heal { slot, index, generation } => {
                 self.core.counts.heals.fetch_sub(1, Relaxed);
-                self.heal_later(slot, place, generation, 0);
+                self.heal_later(slot, index, generation, 0);
             }
         }
     }
@@ -164,8 +164,8 @@ impl Repair {
         {
             match self.fill(&mut fill)? {
                 Filled::All => {
-                    let Fill { extent, place, generation, .. } = fill;
-                    self.core.tell(News::Filled { extent, place, generation });
+                    let Fill { extent, index, generation, .. } = fill;
+                    self.core.tell(News::Filled { extent, index, generation });
                 }
                 Filled::Some => self.fills.put_back(fill),
                 Filled::Stuck => {
@@ -199,43 +199,43 @@ impl Repair {
     /// Copies one piece.
     fn fill(&mut self, fill: &mut Fill) -> Result<Filled, Stopping> {
         let core = self.core.clone();
-        let (extent, place, generation) = (fill.extent, fill.place, fill.generation);
+        let (extent, index, generation) = (fill.extent, fill.index, fill.generation);
         let Some(replicas) = core.extents.replicas(extent) else { return Ok(Filled::Void) };
-        let target = replicas.nth(place).filter(|r| r.generation == generation && r.state.is_filled());
+        let target = replicas.nth(index).filter(|r| r.generation == generation && r.state.is_filled());
         let Some(target) = target else { return Ok(Filled::Void) };
-        let Some(first) = core.extents.next_missed(extent, place, fill.cursor) else {
-            if target.state == ReplicaState::Trailing {
+        let Some(first) = core.extents.next_missed(extent, index, fill.cursor) else {
+            if target.state == ReplicaState::Backup {
                 return Ok(Filled::Rests);
             }
-            if fill.cursor == 0 || core.extents.lacks_nothing(extent, place) {
+            if fill.cursor == 0 || core.extents.lacks_nothing(extent, index) {
                 return Ok(Filled::All);
             }
-            fill.round_over(Instant::now());
+            fill.round_completed(Instant::now());
             return Ok(Filled::Some);
         };
-        // With nobody live, those that are joining have what is not marked as missed.
-        let peers = replicas.iter().filter(|(n, r)| *n != place && r.state == ReplicaState::Joining);
+        // With nobody live, those that are syncing have what is not marked as missed.
+        let peers = replicas.iter().filter(|(n, r)| *n != index && r.state == ReplicaState::Syncing);
         let peers: Vec<u8> = if replicas.live() == 0 { peers.map(|(n, _)| n).collect() } else { Vec::new() };
         if replicas.live() == 0 && peers.is_empty() {
             return Ok(Filled::Stuck);
         }
         let mut taken = Vec::new();
-        core.extents.begin_copy(extent, place, first, BATCH, &mut taken);
+        core.extents.begin_copy(extent, index, first, BATCH, &mut taken);
         let base = SlotIdx(extent.0 * core.extents.slots_per_extent().unwrap_or(0));
         let used = self.hold(taken.into_iter().map(|at| SlotIdx(base.0 + at)));
         let copied = match peers.is_empty() {
-            true => self.copy(&used, place, generation),
-            false => self.copy_from(&peers, &used, place, generation),
+            true => self.copy(&used, index, generation),
+            false => self.copy_from(&peers, &used, index, generation),
         };
         self.release(&used);
         let (failed, nobodys, clean, stopped) = match copied {
             Ok(Copied { mut failed, nobodys, corrupt }) => {
                 let clean = failed.is_empty() && nobodys.is_empty();
                 if fill.forgives {
-                    core.counts.gone.fetch_add(corrupt.len() as u64, Relaxed);
+                    core.counts.lost_pages.fetch_add(corrupt.len() as u64, Relaxed);
                     if !corrupt.is_empty() {
                         let n = corrupt.len();
-                        repeated!(ERROR, "pages of an extent are gone" of "", "{n} pages of {extent} are gone: no replica has them");
+                        repeated!(ERROR, "pages of an extent are lost" of "", "{n} pages of {extent} are lost: no replica has them");
                     }
                 } else {
                     failed.extend(&corrupt);
@@ -244,10 +244,10 @@ impl Repair {
             }
             Err(Stopping) => (used.clone(), Vec::new(), false, true),
         };
-        let places = |slots: &[SlotIdx]| slots.iter().map(|s| s.0 - base.0).collect::<Vec<u32>>();
-        if core.extents.end_copy(extent, place, generation, &places(&failed), &places(&nobodys)) {
+        let offsets = |slots: &[SlotIdx]| slots.iter().map(|s| s.0 - base.0).collect::<Vec<u32>>();
+        if core.extents.end_copy(extent, index, generation, &offsets(&failed), &offsets(&nobodys)) {
             core.changed();
-            core.tell(News::Demoted { extent, places: 1 << place });
+            core.tell(News::FellBehind { extent, indexes: 1 << index });
         }
         if stopped {
             return Err(Stopping);
@@ -266,7 +266,7 @@ impl Repair {
     }
 
     /// Takes a reference to each slot that somebody has bytes in. The others need nothing: whoever
-    /// takes one from now on finds the joining replica.
+    /// takes one from now on finds the syncing replica.
     fn hold(&self, slots: impl Iterator<Item = SlotIdx>) -> Vec<SlotIdx> {
         let mut held: Vec<SlotIdx> = slots.filter(|s| self.core.retain(*s)).collect();
         held.retain(|slot| {
@@ -279,12 +279,12 @@ impl Repair {
         held
     }
 
-    /// Copies retained slots of one extent to a place: which were not.
-    fn copy(&mut self, slots: &[SlotIdx], place: u8, generation: u16) -> Result<Copied, Stopping> {
+    /// Copies retained slots of one extent to a replica: which were not.
+    fn copy(&mut self, slots: &[SlotIdx], index: u8, generation: u16) -> Result<Copied, Stopping> {
         let mut out = Copied::default();
         let mut again = Vec::new();
         for run in runs(slots) {
-            match self.copy_run(run, None, place, generation)? {
+            match self.copy_run(run, None, index, generation)? {
                 Ok(changed) => out.failed.extend(changed),
                 Err(_) if run.count > 1 => again.extend(run.slots()),
                 Err(IoError::Corrupt) => out.corrupt.push(run.first),
@@ -293,7 +293,7 @@ impl Repair {
         }
         // One bad page must not keep its neighbours.
         for slot in again {
-            match self.copy_run(SlotRun { first: slot, count: 1 }, None, place, generation)? {
+            match self.copy_run(SlotRun { first: slot, count: 1 }, None, index, generation)? {
                 Ok(changed) => out.failed.extend(changed),
                 Err(IoError::Corrupt) => out.corrupt.push(slot),
                 Err(_) => out.failed.push(slot),
@@ -302,8 +302,8 @@ impl Repair {
         Ok(out)
     }
 
-    /// Copies from joining replicas that are not marked as missing a slot.
-    fn copy_from(&mut self, peers: &[u8], slots: &[SlotIdx], place: u8, generation: u16) -> Result<Copied, Stopping> {
+    /// Copies from syncing replicas that are not marked as missing a slot.
+    fn copy_from(&mut self, peers: &[u8], slots: &[SlotIdx], index: u8, generation: u16) -> Result<Copied, Stopping> {
         let core = self.core.clone();
         let mut out = Copied::default();
         for slot in slots {
@@ -311,7 +311,7 @@ impl Repair {
             let run = SlotRun { first: *slot, count: 1 };
             let mut copied = None;
             for peer in peers.iter().filter(|p| core.extents.next_missed(extent, **p, at) != Some(at)) {
-                copied = self.copy_run(run, Some(*peer), place, generation)?.ok();
+                copied = self.copy_run(run, Some(*peer), index, generation)?.ok();
                 if copied.is_some() {
                     break;
                 }
@@ -324,13 +324,13 @@ impl Repair {
         Ok(out)
     }
 
-    /// Copies a run, from a certain place or from wherever it is right: the slots that were written
-    /// anew meanwhile.
+    /// Copies a run, from a certain replica or from wherever it is right: the slots that were
+    /// written anew meanwhile.
     fn copy_run(
         &mut self,
         run: SlotRun,
         from: Option<u8>,
-        place: u8,
+        index: u8,
         generation: u16,
     ) -> Result<Result<Vec<SlotIdx>, IoError>, Stopping> {
         let read = self.read(run, from)?;
@@ -339,7 +339,7 @@ impl Repair {
             return Ok(Err(error));
         }
         let sums: Vec<u32> = self.lane.bytes(&read.buf).chunks_exact(PAGE_SIZE).map(checksum).collect();
-        if let Err(busy) = self.lane.heal(run, place, generation, read.buf, 0) {
+        if let Err(busy) = self.lane.heal(run, index, generation, read.buf, 0) {
             self.lane.free(busy.0);
             return Ok(Err(IoError::Lost));
         }
@@ -357,17 +357,17 @@ impl Repair {
 
     // ---- healing ----
 
-    fn heal_later(&mut self, slot: SlotIdx, place: u8, generation: u16, looks: usize) {
-        let is_same = |heal: &Heal| (heal.slot, heal.place, heal.generation) == (slot, place, generation);
+    fn heal_later(&mut self, slot: SlotIdx, index: u8, generation: u16, looks: usize) {
+        let is_same = |heal: &Heal| (heal.slot, heal.index, heal.generation) == (slot, index, generation);
         if self.heals.len() < MAX_WAITING && !self.heals.iter().any(is_same) {
             let due = Instant::now() + WRITE_TIMES[looks];
-            self.heals.push_back(Heal { slot, place, generation, looks, due });
+            self.heals.push_back(Heal { slot, index, generation, looks, due });
         }
     }
 
     /// Makes a live replica's page right if it is wrong.
     fn heal(&mut self, heal: Heal) -> Result<(), Stopping> {
-        let Heal { slot, place, generation, looks, .. } = heal;
+        let Heal { slot, index, generation, looks, .. } = heal;
         let core = self.core.clone();
         let Some((extent, _)) = core.extents.locate(slot) else { return Ok(()) };
         if !core.retain(slot) {
@@ -377,11 +377,11 @@ impl Repair {
         let mut wrote = false;
         let healed = 'healed: {
             for _ in 0..=HEAL_TRIES {
-                let replica = core.extents.replica(extent, place);
+                let replica = core.extents.replica(extent, index);
                 if replica.generation != generation || replica.state != ReplicaState::Live {
                     break 'healed Ok(());
                 }
-                match self.look(run, place) {
+                match self.look(run, index) {
                     Err(Stopping) => break 'healed Err(Stopping),
                     Ok(Ok(())) => {
                         if wrote {
@@ -396,22 +396,22 @@ impl Repair {
                     }
                     // Most likely a write that is under way.
                     Ok(Err(IoError::Corrupt)) if looks + 1 < WRITE_TIMES.len() => {
-                        self.heal_later(slot, place, generation, looks + 1);
+                        self.heal_later(slot, index, generation, looks + 1);
                         break 'healed Ok(());
                     }
                     Ok(Err(IoError::Corrupt)) => {}
                     Ok(Err(_)) => break 'healed Ok(()),
                 }
-                match self.copy_run(run, None, place, generation) {
+                match self.copy_run(run, None, index, generation) {
                     Err(Stopping) => break 'healed Err(Stopping),
-                    // Nobody has it right: it is gone, or being written for the first time.
+                    // Nobody has it right: it is lost, or being written for the first time.
                     Ok(Err(_)) => break 'healed Ok(()),
                     Ok(Ok(_)) => wrote = true,
                 }
             }
             if wrote {
-                let name = core.donor_name(core.extents.replica(extent, place).donor);
-                repeated!(WARN, "a slot can't be made right" of &name, "{slot} can't be made right on its replica {place}, on {name}");
+                let name = core.donor_name(core.extents.replica(extent, index).donor);
+                repeated!(WARN, "a slot can't be made right" of &name, "{slot} can't be made right on its replica {index}, on {name}");
             }
             Ok(())
         };
@@ -420,8 +420,8 @@ impl Repair {
     }
 
     /// Reads a run from one replica only.
-    fn look(&mut self, run: SlotRun, place: u8) -> Result<Result<(), IoError>, Stopping> {
-        let done = self.read(run, Some(place))?;
+    fn look(&mut self, run: SlotRun, index: u8) -> Result<Result<(), IoError>, Stopping> {
+        let done = self.read(run, Some(index))?;
         self.lane.free(done.buf);
         Ok(done.result)
     }
@@ -449,16 +449,16 @@ impl Repair {
     }
 
     fn scrub_slots(&mut self, used: &[SlotIdx], replicas: &Replicas) -> Result<(), Stopping> {
-        for (place, replica) in replicas.iter().filter(|(_, r)| r.state == ReplicaState::Live) {
+        for (index, replica) in replicas.iter().filter(|(_, r)| r.state == ReplicaState::Live) {
             for run in runs(used) {
                 self.scrub_pace.spend(u64::from(run.count) * PAGE_SIZE as u64, Instant::now());
                 self.core.counts.scrubbed.fetch_add(run.count.into(), Relaxed);
-                if self.look(run, place)? != Err(IoError::Corrupt) {
+                if self.look(run, index)? != Err(IoError::Corrupt) {
                     continue;
                 }
                 for slot in run.slots() {
-                    if self.look(SlotRun { first: slot, count: 1 }, place)? == Err(IoError::Corrupt) {
-                        self.heal_later(slot, place, replica.generation, 0);
+                    if self.look(SlotRun { first: slot, count: 1 }, index)? == Err(IoError::Corrupt) {
+                        self.heal_later(slot, index, replica.generation, 0);
                     }
                 }
             }
@@ -468,7 +468,7 @@ impl Repair {
 
     // ---- the lane ----
 
-    fn read(&mut self, run: SlotRun, place: Option<u8>) -> Result<Done, Stopping> {
+    fn read(&mut self, run: SlotRun, index: Option<u8>) -> Result<Done, Stopping> {
         // Nothing else is under way on this lane, but a slow read may hold its piece of the arena
         // for a while.
         let mut nothing = Vec::new();
@@ -482,8 +482,8 @@ impl Repair {
                 }
             }
         };
-        let posted = match place {
-            Some(place) => self.lane.read_only(run, place, buf, 0),
+        let posted = match index {
+            Some(index) => self.lane.read_only(run, index, buf, 0),
             None => self.lane.read(run, buf, 0),
         };
         match posted {
@@ -515,7 +515,7 @@ impl Repair {
 #[derive(Debug, Default)]
 struct Copied {
     failed: Vec<SlotIdx>,
-    /// Nobody is live, and no other joining replica has these.
+    /// Nobody is live, and no other syncing replica has these.
     nobodys: Vec<SlotIdx>,
     /// No live replica gave right bytes for these.
     corrupt: Vec<SlotIdx>,

@@ -52,7 +52,7 @@ fn a_donor_that_was_away_gets_only_what_it_missed() {
     let start = Instant::now();
     write(&mut lane, &missed, 2).unwrap();
     assert!(start.elapsed() < Duration::from_secs(2), "the write waited for a donor that is away");
-    assert!(bed.pool.info().away_replicas >= 1 && bed.pool.info().degraded_extents >= 1);
+    assert!(bed.pool.info().stale_replicas >= 1 && bed.pool.info().degraded_extents >= 1);
     assert!(bed.pool.info().last_copy_extents >= 1, "one copy is left of what has pages");
     bed.agents[1].mend();
     eventually("it is whole again", || bed.pool.info().degraded_extents == 0);
@@ -79,7 +79,7 @@ fn nothing_waits_long_for_a_donor_that_answers_nothing_and_all_waits_for_one_tha
         write(&mut lane, &runs, 2).unwrap();
         assert!(start.elapsed() >= Duration::from_millis(450), "a donor whose agent answers was given up");
     });
-    assert_eq!(bed.pool.info().away_replicas, 0);
+    assert_eq!(bed.pool.info().stale_replicas, 0);
 
     slow.hold(true);
     slow.mute(true);
@@ -94,7 +94,7 @@ fn nothing_waits_long_for_a_donor_that_answers_nothing_and_all_waits_for_one_tha
         });
         let start = Instant::now();
         write(&mut lane, &runs, 3).unwrap();
-        let (took, away) = (start.elapsed(), bed.pool.info().away_replicas);
+        let (took, away) = (start.elapsed(), bed.pool.info().stale_replicas);
         drop(over);
         assert!(took < Duration::from_secs(1), "the write took {took:?}");
         assert!(away >= 1);
@@ -111,7 +111,7 @@ fn a_page_that_only_a_donor_that_is_away_has_is_waited_for() {
     let run = bed.reserve(4)[0];
     write(&mut lane, &[run], 1).unwrap();
     bed.agents[1].cut();
-    eventually("it is away", || bed.pool.info().away_replicas >= 1);
+    eventually("it is away", || bed.pool.info().stale_replicas >= 1);
     bed.agents[0].rot();
     std::thread::scope(|threads| {
         threads.spawn(|| {
@@ -182,7 +182,7 @@ fn a_write_that_nobody_took_does_not_hold_up_the_pages_beside_it() {
     eventually("every extent is whole", || bed.pool.info().degraded_extents == 0);
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
     assert_eq!(used(&bed), 26 * PAGE_SIZE as u64, "the failed write was over before it could hold anything up");
-    assert_eq!(bed.pool.info().gone_pages, 0);
+    assert_eq!(bed.pool.info().lost_pages, 0);
 }
 
 #[test]
@@ -196,11 +196,11 @@ fn while_no_replica_is_live_those_that_are_filled_are_read_for_what_they_have() 
     let old = bed.reserve(20);
     write(&mut lane, &old, 1).unwrap();
     bed.agents[0].cut();
-    eventually("it is away", || bed.pool.info().away_replicas >= 1);
+    eventually("it is away", || bed.pool.info().stale_replicas >= 1);
     let new = bed.reserve(40);
     write(&mut lane, &new, 2).unwrap();
     bed.agents[1].cut();
-    eventually("both are away", || bed.pool.info().away_replicas >= 2);
+    eventually("both are away", || bed.pool.info().stale_replicas >= 2);
     // The first one to be back lacks forty pages, and nobody can give them to it.
     bed.agents[0].mend();
     let start = Instant::now();

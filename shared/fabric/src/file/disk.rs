@@ -49,7 +49,7 @@ pub struct Disk {
 struct Region {
     /// 0 = not lent.
     rkey: AtomicU64,
-    /// Operations on it that are not over.
+    /// Operations on it that are not completed.
     busy: AtomicU32,
 }
 

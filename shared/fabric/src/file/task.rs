@@ -63,8 +63,8 @@ impl Lineup {
 pub(super) struct Desk {
     pub arena: Arc<Arena>,
     tickets: Box<[AtomicU8]>,
-    /// Tickets of operations that are over, with how they ended.
-    pub over: ArrayQueue<(u32, Result<(), ErrorKind>)>,
+    /// Tickets of operations that are completed, with how they ended.
+    pub completed: ArrayQueue<(u32, Result<(), ErrorKind>)>,
     pub event: EventFd,
 }
 
@@ -74,39 +74,39 @@ const IDLE: u8 = 0;
 const CLAIMED: u8 = 1;
 /// It was given up: its bytes are not the threads' any more.
 const GIVEN_UP: u8 = 2;
-/// It is on the list of those that are over.
-const OVER: u8 = 3;
+/// It is on the list of those that are completed.
+const COMPLETED: u8 = 3;
 
 impl Desk {
     pub fn new(arena: Arc<Arena>, tickets: usize) -> io::Result<Desk> {
         Ok(Desk {
             arena,
             tickets: (0..tickets).map(|_| AtomicU8::new(IDLE)).collect(),
-            over: ArrayQueue::new(tickets),
+            completed: ArrayQueue::new(tickets),
             event: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
         })
     }
 
     /// A ticket is used anew.
     pub fn renew(&self, ticket: u32) {
-        self.turn(ticket, OVER, IDLE);
+        self.turn(ticket, COMPLETED, IDLE);
     }
 
     /// Takes an operation from the threads for good. False: not now, one of them copies its bytes,
-    /// or it is over.
+    /// or it is completed.
     pub fn give_up(&self, ticket: u32) -> bool {
         self.turn(ticket, IDLE, GIVEN_UP)
     }
 
-    pub fn is_over(&self, ticket: u32) -> bool {
-        self.tickets[ticket as usize].load(Acquire) == OVER
+    pub fn is_completed(&self, ticket: u32) -> bool {
+        self.tickets[ticket as usize].load(Acquire) == COMPLETED
     }
 
-    /// The operation is over.
+    /// The operation is completed.
     pub fn finish(&self, ticket: u32, result: Result<(), ErrorKind>) {
-        if self.turn(ticket, IDLE, OVER) {
+        if self.turn(ticket, IDLE, COMPLETED) {
             // There is a place for every ticket.
-            let _ = self.over.push((ticket, result));
+            let _ = self.completed.push((ticket, result));
             let _ = self.event.write(1);
         }
     }

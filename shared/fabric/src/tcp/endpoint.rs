@@ -39,7 +39,7 @@ struct Slot {
     deadline: Instant,
 }
 
-/// Why the connection is over.
+/// Why the connection has ended.
 #[derive(Debug, thiserror::Error)]
 enum Broken {
     #[error("the donor closed the connection")]

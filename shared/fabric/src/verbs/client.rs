@@ -121,7 +121,7 @@ impl VerbsConnector {
             peer: peer.clone(),
             slabs: Prepared::default(),
             is_alive: AtomicBool::new(true),
-            over: EventFd::from_flags(flags).map_err(|e| local(e.into()))?,
+            ended: EventFd::from_flags(flags).map_err(|e| local(e.into()))?,
             counts: dial.counts.clone(),
         });
         let watcher = {
@@ -289,10 +289,10 @@ impl VerbsConnector {
         Err(ConnectError::Refused { peer: self.peer(), reason })
     }
 
-    /// Asks the agent to end what is over: its ends of queue pairs, and first of all the
+    /// Asks the agent to end what has ended: its ends of queue pairs, and first of all the
     /// connections of earlier sessions.
     fn fence(&self, talk: &mut Talk) -> Result<(), ConnectError> {
-        for number in self.ledger.over() {
+        for number in self.ledger.ended() {
             let asked = match number {
                 ALL_EARLIER => Request::Fence,
                 _ => Request::Close { number: number as u32 },
@@ -400,12 +400,12 @@ fn watch(shared: &Shared, device: &Weak<Device>, events: &OwnedFd, socket: &TcpS
         shared.slabs.sweep();
     }
     shared.is_alive.store(false, Ordering::Release);
-    if let Err(e) = shared.over.write(1) {
-        tracing::error!("failed to wake the lanes of a connection that is over: {e}");
+    if let Err(e) = shared.ended.write(1) {
+        tracing::error!("failed to wake the lanes of a connection that has ended: {e}");
     }
     // The agent learns it too: its end of what can't be used any more is of no use.
     let _ = socket.shutdown(Shutdown::Both);
-    tracing::debug!("the RDMA connection to {} is over", shared.peer);
+    tracing::debug!("the RDMA connection to {} has ended", shared.peer);
 }
 
 /// Fetches what the device has said; true if it is of no use any more.

@@ -49,7 +49,7 @@ pub(super) struct Shared {
     /// False once the agent has hung up, or our device is gone.
     pub(super) is_alive: AtomicBool,
     /// Readable from then on, so that lanes that sleep let go of the device.
-    pub(super) over: EventFd,
+    pub(super) ended: EventFd,
     pub(super) counts: Arc<Counts>,
 }
 
@@ -82,7 +82,7 @@ struct Slot {
     deadline: Instant,
 }
 
-/// Why the queue pair is over.
+/// Why the queue pair has ended.
 #[derive(Debug, thiserror::Error)]
 enum Broken {
     #[error("{kind} of {len} bytes: {status}")]
@@ -146,7 +146,7 @@ impl VerbsEndpoint {
         let requests = requests.collect();
         let events = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         events.add(cq.fd(), EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
-        events.add(&shared.over, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
+        events.add(&shared.ended, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
         Ok(VerbsEndpoint {
             connection: Some((qp, link)),
             cq,
@@ -230,7 +230,7 @@ impl VerbsEndpoint {
         match why {
             // Sessions come and go; who opens the next one says what there is to say.
             Broken::Over => {
-                tracing::debug!("an RDMA connection to {peer} is over, {outstanding} operations under way: {why}")
+                tracing::debug!("an RDMA connection to {peer} has ended, {outstanding} operations under way: {why}")
             }
             _ => tracing::warn!("an RDMA connection to {peer} broke, {outstanding} operations under way: {why}"),
         }
@@ -266,8 +266,8 @@ impl VerbsEndpoint {
         }
     }
 
-    /// The device says that the operation of this sequence number is over.
-    fn over(&mut self, seq: u64, code: u32, done: &mut Vec<Completion>) {
+    /// The device says that the operation of this sequence number is completed.
+    fn completed(&mut self, seq: u64, code: u32, done: &mut Vec<Completion>) {
         if !(self.first..self.rung).contains(&seq) {
             let said = format!("it completed operation {seq}, which is not under way");
             return self.break_off(&Broken::Device(io::Error::new(io::ErrorKind::InvalidData, said)));
@@ -351,7 +351,7 @@ impl VerbsEndpoint {
                 let wc = &self.taken[self.at];
                 let (seq, code) = (wc.wr_id, wc.status);
                 self.at += 1;
-                self.over(seq, code, done);
+                self.completed(seq, code, done);
             }
             if self.connection.is_none() {
                 return Ok(());

@@ -15,8 +15,8 @@
 //!   prepared, or outside of the slab, is refused on this side; the donor's device checks again.
 //! - *Fencing.* A lease that ends is deregistered before anything else happens to its slab: the
 //!   device refuses from then on. A device's key that leaks is of no use through a queue pair of
-//!   another domain. What an endpoint that is over may still have on the wire is done with when the
-//!   agent has destroyed its end, which the connector asks for before it opens another.
+//!   another domain. What an endpoint that has ended may still have on the wire is done with when
+//!   the agent has destroyed its end, which the connector asks for before it opens another.
 //! - *Errors.* Any error from the device ends the queue pair. [`status()`] says in plain words what
 //!   happened.
 //! - *Limits.* Depth and READs in flight are clamped to what the device has, and said ([`limits`]).

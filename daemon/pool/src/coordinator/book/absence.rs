@@ -83,19 +83,19 @@ pub(super) fn stood_still(inventory: &mut Inventory, now: Instant) {
 /// Counts `strikes` against everything that is read or written on a donor.
 fn strike(inventory: &mut Inventory, donor: DonorId, strikes: u8) {
     for member in inventory.extents.values_mut().flatten() {
-        if member.placed.donor == donor && member.placed.state.is_there() {
+        if member.leased.donor == donor && member.leased.state.is_there() {
             member.strikes = member.strikes.saturating_add(strikes);
         }
     }
 }
 
-pub(super) fn all_away(inventory: &mut Inventory, donor: DonorId, now: Instant) {
-    for (extent, place, placed) in inventory.kept_on(donor) {
-        if placed.state.is_there()
-            && let Some(member) = inventory.member(extent, place)
+pub(super) fn all_stale(inventory: &mut Inventory, donor: DonorId, now: Instant) {
+    for (extent, index, leased) in inventory.kept_on(donor) {
+        if leased.state.is_there()
+            && let Some(member) = inventory.member(extent, index)
         {
-            member.turn(ReplicaState::Away, now);
-            inventory.actions.push(Action::Leave { extent, place, why: "its donor is out of reach" });
+            member.turn(ReplicaState::Stale, now);
+            inventory.actions.push(Action::MarkStale { extent, index, why: "its donor is out of reach" });
             inventory.weigh(extent);
         }
     }

@@ -2,8 +2,8 @@
 //! is decided is decided by looking here.
 
 use super::member::Member;
-use super::words::{Action, Grade, Placed, Rules};
-use crate::coordinator::placement::Candidate;
+use super::words::{Action, Grade, LeasedReplica, Rules};
+use crate::coordinator::placement::PlacementCandidate;
 use crate::metadata::replica::ReplicaState;
 use annex_shared::ids::{DonorId, ExtentId, Incarnation};
 use annex_shared::wire::Lease;
@@ -25,13 +25,13 @@ pub(super) struct DonorEntry {
     pub silent: bool,
     /// Since when its agent is to answer, because operations are late.
     pub asked_at: Option<Instant>,
-    /// Its replicas are away when this moment comes, and lost at the other, unless it is up again.
+    /// Its replicas are stale when this moment comes, and lost at the other, unless it is up again.
     pub away_at: Option<Instant>,
     pub lost_at: Option<Instant>,
     pub closing: bool,
     pub removing: bool,
     /// It was removed. What its thread had still to say does not bring it back.
-    pub is_gone: bool,
+    pub is_removed: bool,
     pub free: u32,
     pub latency_ns: u64,
     pub stock: Vec<Lease>,
@@ -51,7 +51,7 @@ impl DonorEntry {
 
 /// A replica on its way: it begins when its donor's slab is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Join {
+pub(super) struct Addition {
     pub extent: ExtentId,
     pub donor: DonorId,
 }
@@ -61,12 +61,12 @@ pub(super) struct Join {
 pub(super) struct Inventory {
     pub rules: Rules,
     pub donors: BTreeMap<DonorId, DonorEntry>,
-    /// By place; lost ones stay until the place is used again.
+    /// By index; lost ones stay until the entry is used again.
     pub extents: BTreeMap<ExtentId, Vec<Member>>,
     /// Extents that are not whole.
     grades: BTreeMap<ExtentId, Grade>,
     pub plans: Vec<Vec<DonorId>>,
-    pub joins: Vec<Join>,
+    pub additions: Vec<Addition>,
     pub actions: Vec<Action>,
     /// Set when nothing ran for a while: when it ran again.
     pub ran_since: Option<Instant>,
@@ -81,7 +81,7 @@ impl Inventory {
             extents: BTreeMap::new(),
             grades: BTreeMap::new(),
             plans: Vec::new(),
-            joins: Vec::new(),
+            additions: Vec::new(),
             actions: Vec::new(),
             ran_since: None,
             draw: seed | 1,
@@ -89,8 +89,8 @@ impl Inventory {
     }
 
     /// A replica that begins now.
-    pub fn begin(&self, placed: Placed, now: Instant) -> Member {
-        Member::new(placed, self.is_spill(placed.donor), now)
+    pub fn begin(&self, leased: LeasedReplica, now: Instant) -> Member {
+        Member::new(leased, self.is_spill(leased.donor), now)
     }
 
     /// Every extent is whole.
@@ -101,7 +101,7 @@ impl Inventory {
     /// Takes an extent away.
     pub fn take_out(&mut self, extent: ExtentId) -> Vec<Member> {
         self.grades.remove(&extent);
-        self.joins.retain(|j| j.extent != extent);
+        self.additions.retain(|j| j.extent != extent);
         self.extents.remove(&extent).unwrap_or_default()
     }
 
@@ -114,9 +114,11 @@ impl Inventory {
     }
 
     /// Donors that could lend a slab beyond what is promised already.
-    pub fn candidates(&self, now: Instant) -> Vec<Candidate> {
-        let candidate =
-            |(id, d): (&DonorId, &DonorEntry)| Candidate { free: self.lendable(*id, d, now), ..self.label(*id, d) };
+    pub fn candidates(&self, now: Instant) -> Vec<PlacementCandidate> {
+        let candidate = |(id, d): (&DonorId, &DonorEntry)| PlacementCandidate {
+            free: self.lendable(*id, d, now),
+            ..self.label(*id, d)
+        };
         self.donors.iter().filter(|(id, d)| d.is_taking() && !self.is_spill(**id)).map(candidate).collect()
     }
 
@@ -126,13 +128,13 @@ impl Inventory {
         (lendable + d.stock.len() as u32).saturating_sub(self.promised(id))
     }
 
-    pub fn label(&self, id: DonorId, d: &DonorEntry) -> Candidate {
-        Candidate { donor: id, free: 0, latency_ns: d.latency_ns, host: d.host.clone(), rack: d.rack.clone() }
+    pub fn label(&self, id: DonorId, d: &DonorEntry) -> PlacementCandidate {
+        PlacementCandidate { donor: id, free: 0, latency_ns: d.latency_ns, host: d.host.clone(), rack: d.rack.clone() }
     }
 
     pub fn promised(&self, donor: DonorId) -> u32 {
         let plans = self.plans.iter().filter(|p| p.contains(&donor)).count();
-        (plans + self.joins.iter().filter(|j| j.donor == donor).count()) as u32
+        (plans + self.additions.iter().filter(|j| j.donor == donor).count()) as u32
     }
 
     /// Asks for a slab unless there are enough for all that is promised.
@@ -157,15 +159,15 @@ impl Inventory {
 
     pub fn forget_plans(&mut self, donor: DonorId) {
         self.plans.retain(|p| !p.contains(&donor));
-        self.joins.retain(|j| j.donor != donor);
+        self.additions.retain(|j| j.donor != donor);
     }
 
-    pub fn member(&mut self, extent: ExtentId, place: u8) -> Option<&mut Member> {
-        self.extents.get_mut(&extent)?.get_mut(usize::from(place))
+    pub fn member(&mut self, extent: ExtentId, index: u8) -> Option<&mut Member> {
+        self.extents.get_mut(&extent)?.get_mut(usize::from(index))
     }
 
     pub fn has_live(&self, extent: ExtentId) -> bool {
-        self.extents.get(&extent).into_iter().flatten().any(|m| m.placed.state == ReplicaState::Live)
+        self.extents.get(&extent).into_iter().flatten().any(|m| m.leased.state == ReplicaState::Live)
     }
 
     pub fn grade(&self, extent: ExtentId) -> Grade {
@@ -177,7 +179,7 @@ impl Inventory {
     pub fn weigh(&mut self, extent: ExtentId) {
         let Some(members) = self.extents.get(&extent) else { return };
         let counts = |m: &&Member| {
-            m.placed.state == ReplicaState::Live && m.leaving.is_none_or(|leaving| leaving.deadline.is_none())
+            m.leased.state == ReplicaState::Live && m.draining.is_none_or(|drain| drain.deadline.is_none())
         };
         let (spilled, on_donors): (Vec<&Member>, Vec<&Member>) =
             members.iter().filter(counts).partition(|m| m.is_last_tier);
@@ -196,21 +198,21 @@ impl Inventory {
     }
 
     /// A donor's replicas that count for something.
-    pub fn kept_on(&self, donor: DonorId) -> Vec<(ExtentId, u8, Placed)> {
-        let all = self.extents.iter().flat_map(|(e, r)| (0u8..).zip(r).map(move |(n, m)| (*e, n, m.placed)));
+    pub fn kept_on(&self, donor: DonorId) -> Vec<(ExtentId, u8, LeasedReplica)> {
+        let all = self.extents.iter().flat_map(|(e, r)| (0u8..).zip(r).map(move |(n, m)| (*e, n, m.leased)));
         all.filter(|(_, _, p)| p.donor == donor && p.state.is_kept()).collect()
     }
 
     /// The donors of an extent's replicas, those on their way included.
-    pub fn neighbours(&self, extent: ExtentId, which: impl Fn(&Member) -> bool) -> Vec<Candidate> {
+    pub fn neighbours(&self, extent: ExtentId, which: impl Fn(&Member) -> bool) -> Vec<PlacementCandidate> {
         let members = self.extents.get(&extent).into_iter().flatten();
-        let kept = members.filter(|m| m.placed.state.is_kept() && which(m)).map(|m| m.placed.donor);
-        let coming = self.joins.iter().filter(|j| j.extent == extent).map(|j| j.donor);
+        let kept = members.filter(|m| m.leased.state.is_kept() && which(m)).map(|m| m.leased.donor);
+        let coming = self.additions.iter().filter(|j| j.extent == extent).map(|j| j.donor);
         kept.chain(coming).filter_map(|d| Some(self.label(d, self.donors.get(&d)?))).collect()
     }
 
     /// Donors without a replica of the extent.
-    pub fn allowed_for(&self, extent: ExtentId, now: Instant) -> Vec<Candidate> {
+    pub fn allowed_for(&self, extent: ExtentId, now: Instant) -> Vec<PlacementCandidate> {
         let beside = self.neighbours(extent, |_| true);
         self.candidates(now).into_iter().filter(|c| beside.iter().all(|b| b.donor != c.donor)).collect()
     }
@@ -220,16 +222,16 @@ impl Inventory {
         self.ran_since.map_or(since, |ran| ran.max(since))
     }
 
-    pub fn give_back(&mut self, placed: &Placed) {
-        if self.donors.get(&placed.donor).is_some_and(|d| d.up && d.incarnation == Some(placed.incarnation)) {
-            self.actions.push(Action::Return(placed.donor, vec![placed.lease]));
+    pub fn give_back(&mut self, leased: &LeasedReplica) {
+        if self.donors.get(&leased.donor).is_some_and(|d| d.up && d.incarnation == Some(leased.incarnation)) {
+            self.actions.push(Action::Return(leased.donor, vec![leased.lease]));
         }
     }
 
     /// The slabs held on a donor, by the book.
     pub fn held(&self, donor: DonorId) -> u32 {
         let stock = self.donors.get(&donor).map_or(0, |d| d.stock.len());
-        let mine = |m: &&Member| m.placed.donor == donor && m.placed.state.is_kept();
+        let mine = |m: &&Member| m.leased.donor == donor && m.leased.state.is_kept();
         (stock + self.extents.values().flatten().filter(mine).count()) as u32
     }
 }

@@ -14,17 +14,17 @@
 //! for now, and is repaired like any other when donors are back.
 //!
 //! # The life of a replica
-//! `life` tells it: live, away, joining, lost; `absence` what makes a donor away. `repair`
-//! decides where to put another one when there are too few, when a donor wants its slabs back, or
-//! when donors are filled unevenly: a *join* names one donor for one extent, and is carried out
+//! `life` tells it: live, stale, syncing, lost; `absence` what makes a donor away. `repair` decides
+//! where to put another one when there are too few, when a donor wants its slabs back, or when
+//! donors are filled unevenly: an *addition* names one donor for one extent, and is carried out
 //! when its slab is there.
 //!
 //! # The last tier
-//! The spill file is a donor that no rule above ever chooses. A plan or a join takes it only when
-//! too few donors have room, and only for pages that somebody asks for now, not ahead of demand. A
-//! replica there counts as one, and never as one that lasts: a donor is looked for all the time,
-//! and once enough donors have the extent it goes. With a single replica, though, every extent
-//! keeps one there as a *backup* (`last_tier`).
+//! The spill file is a donor that no rule above ever chooses. A plan or an addition takes it only
+//! when too few donors have room, and only for pages that somebody asks for now, not ahead of
+//! demand. A replica there counts as one, and never as one that lasts: a donor is looked for all
+//! the time, and once enough donors have the extent it goes. With a single replica, though, every
+//! extent keeps one there as a *backup* (`last_tier`).
 
 mod absence;
 mod inventory;
@@ -37,7 +37,7 @@ mod reports;
 mod supply;
 mod words;
 
-pub(crate) use words::{Action, Grade, Greeting, Placed, Room, Rules};
+pub(crate) use words::{Action, DonorUp, Grade, Headroom, LeasedReplica, Rules};
 
 use crate::metadata::replica::ReplicaState;
 use annex_shared::ids::{DonorId, ExtentId, SlabId};
@@ -60,12 +60,12 @@ impl Book {
     }
 
     /// An extent that was there before this book. Its donors have until `lost_after` to show up.
-    pub fn adopt(&mut self, extent: ExtentId, replicas: Vec<Placed>, now: Instant) {
-        for placed in replicas.iter().filter(|p| p.state.is_kept()) {
-            let donor = self.inventory.donors.entry(placed.donor).or_default();
-            donor.incarnation = Some(placed.incarnation);
+    pub fn adopt(&mut self, extent: ExtentId, replicas: Vec<LeasedReplica>, now: Instant) {
+        for leased in replicas.iter().filter(|p| p.state.is_kept()) {
+            let donor = self.inventory.donors.entry(leased.donor).or_default();
+            donor.incarnation = Some(leased.incarnation);
             donor.away_at.get_or_insert(now + self.inventory.rules.away_after.max(self.inventory.rules.lost_after / 2));
-            donor.lost_at.get_or_insert(now + self.inventory.rules.lost_after(placed.donor));
+            donor.lost_at.get_or_insert(now + self.inventory.rules.lost_after(leased.donor));
         }
         self.inventory.extents.insert(extent, replicas.into_iter().map(|p| self.inventory.begin(p, now)).collect());
         self.inventory.weigh(extent);
@@ -111,8 +111,8 @@ impl Book {
     // ---- what donors do ----
 
     /// A control connection stands.
-    pub fn up(&mut self, donor: DonorId, greeting: Greeting, now: Instant) {
-        reports::up(&mut self.inventory, donor, greeting, now);
+    pub fn up(&mut self, donor: DonorId, said: DonorUp, now: Instant) {
+        reports::up(&mut self.inventory, donor, said, now);
     }
 
     /// The agent said that its memory is gone after `grace`.
@@ -169,7 +169,7 @@ impl Book {
         self.inventory.donors.entry(donor).or_default().latency_ns = latency_ns;
     }
 
-    /// Everything is to leave this donor for good; [`Action::Removed`] says when it has.
+    /// Everything is to leave this donor for good; [`Action::DonorRemoved`] says when it has.
     pub fn remove(&mut self, donor: DonorId) {
         removal::remove(&mut self.inventory, donor);
     }
@@ -182,48 +182,49 @@ impl Book {
     // ---- what lanes and the repair thread find, and what actions led to ----
 
     /// A lane has marked the replica as lost.
-    pub fn replica_lost(&mut self, extent: ExtentId, place: u8, donor: DonorId) {
-        life::replica_lost(&mut self.inventory, extent, place, donor);
+    pub fn replica_lost(&mut self, extent: ExtentId, index: u8, donor: DonorId) {
+        life::replica_lost(&mut self.inventory, extent, index, donor);
     }
 
-    /// A lane has marked the replica as away.
-    pub fn replica_away(&mut self, extent: ExtentId, place: u8, donor: DonorId, now: Instant) {
-        life::replica_away(&mut self.inventory, extent, place, donor, now);
+    /// A lane has marked the replica as stale.
+    pub fn replica_stale(&mut self, extent: ExtentId, index: u8, donor: DonorId, now: Instant) {
+        life::replica_stale(&mut self.inventory, extent, index, donor, now);
     }
 
-    /// A lane found the replica live without a write, and made it joining.
-    pub fn replica_demoted(&mut self, extent: ExtentId, place: u8, now: Instant) -> bool {
-        life::replica_demoted(&mut self.inventory, extent, place, now)
+    /// A lane found the replica live without a write, and made it syncing.
+    pub fn replica_fell_behind(&mut self, extent: ExtentId, index: u8, now: Instant) -> bool {
+        life::replica_fell_behind(&mut self.inventory, extent, index, now)
     }
 
-    /// A joining replica lacks nothing any more and is live.
-    pub fn joined(&mut self, extent: ExtentId, place: u8, now: Instant) {
-        life::joined(&mut self.inventory, extent, place, now);
+    /// A syncing replica lacks nothing any more and is live.
+    pub fn synced(&mut self, extent: ExtentId, index: u8, now: Instant) {
+        life::synced(&mut self.inventory, extent, index, now);
     }
 
-    /// What [`Action::Rejoin`] led to: one that was to follow is joining, if there is nobody live
+    /// What [`Action::Resync`] led to: one that was to follow is syncing, if there is nobody live
     /// to follow.
-    pub fn rejoined(&mut self, extent: ExtentId, place: u8, state: ReplicaState, now: Instant) {
-        life::rejoined(&mut self.inventory, extent, place, state, now);
+    pub fn resync_began(&mut self, extent: ExtentId, index: u8, state: ReplicaState, now: Instant) {
+        life::resync_began(&mut self.inventory, extent, index, state, now);
     }
 
-    /// What [`Action::Vacate`] led to: it is gone, or it is away since it turned out that too few
-    /// others are live.
-    pub fn vacated(&mut self, extent: ExtentId, place: u8, is_gone: bool, now: Instant) {
-        life::vacated(&mut self.inventory, extent, place, is_gone, now);
+    /// What [`Action::Remove`] led to: it is removed, or it is stale since it turned out that too
+    /// few others are live.
+    pub fn replica_removed(&mut self, extent: ExtentId, index: u8, is_removed: bool, now: Instant) {
+        life::replica_removed(&mut self.inventory, extent, index, is_removed, now);
     }
 
     /// The coordinator has taken the empty extent away.
     pub fn retired(&mut self, extent: ExtentId) {
         self.supply.forget(extent);
-        for member in self.inventory.take_out(extent).into_iter().filter(|m| m.placed.state.is_kept()) {
-            self.inventory.actions.push(Action::Return(member.placed.donor, vec![member.placed.lease]));
+        for member in self.inventory.take_out(extent).into_iter().filter(|m| m.leased.state.is_kept()) {
+            self.inventory.actions.push(Action::Return(member.leased.donor, vec![member.leased.lease]));
         }
     }
 
     // ---- time and demand ----
 
-    /// What time brings: donors and replicas that are away or lost by now, or may come back.
+    /// What time brings: donors that are away and replicas that are stale or lost by now, or may
+    /// come back.
     pub fn tick(&mut self, now: Instant) {
         let is_due = |d: &DonorEntry| {
             [d.away_at, d.lost_at, absence::answer_due(&self.inventory, d)].into_iter().flatten().any(|at| at <= now)
@@ -232,7 +233,7 @@ impl Book {
         for id in &due {
             absence::is_answer_due(&mut self.inventory, *id, now);
             if self.inventory.donors.get_mut(id).is_some_and(|entry| entry.away_at.take_if(|at| *at <= now).is_some()) {
-                absence::all_away(&mut self.inventory, *id, now);
+                absence::all_stale(&mut self.inventory, *id, now);
             }
         }
         // Only now is it known what nobody else has.
@@ -246,7 +247,7 @@ impl Book {
                 let goes = |extent: ExtentId| closing || self.inventory.has_live(extent);
                 let lost: Vec<_> =
                     self.inventory.kept_on(id).into_iter().filter(|(extent, ..)| goes(*extent)).collect();
-                lost.into_iter().for_each(|(e, n, _)| life::lose(&mut self.inventory, e, n, why));
+                lost.into_iter().for_each(|(e, n, _)| life::declare_lost(&mut self.inventory, e, n, why));
                 self.inventory.actions.push(Action::Abandon(id));
             }
         }
@@ -266,7 +267,7 @@ impl Book {
 
     /// Takes extents ahead of demand, gives idle ones back, and has replicas put where they are
     /// missing.
-    pub fn balance(&mut self, room: &Room, now: Instant) {
+    pub fn balance(&mut self, room: &Headroom, now: Instant) {
         self.supply.balance(&mut self.inventory, room, now);
     }
 
@@ -286,10 +287,10 @@ impl Book {
         repair::stuck(&self.inventory, now)
     }
 
-    /// The replica in a place is to go as soon as enough others are live.
+    /// The replica at an index is to go as soon as enough others are live.
     #[cfg(test)]
-    pub fn gives_up(&self, extent: ExtentId, place: u8) -> bool {
-        let member = self.inventory.extents.get(&extent).and_then(|m| m.get(usize::from(place)));
+    pub fn gives_up(&self, extent: ExtentId, index: u8) -> bool {
+        let member = self.inventory.extents.get(&extent).and_then(|m| m.get(usize::from(index)));
         member.is_some_and(|m| last_tier::is_to_go(&self.inventory, m))
     }
 }

@@ -2,7 +2,7 @@
 
 use super::inventory::Inventory;
 use super::life::{LENT_ANEW, NOT_KNOWN};
-use super::words::{Action, Greeting};
+use super::words::{Action, DonorUp};
 use super::{absence, life, supply};
 use annex_shared::ids::{DonorId, SlabId};
 use annex_shared::wire::Lease;
@@ -12,43 +12,43 @@ use std::time::{Duration, Instant};
 const FULL_FOR: Duration = Duration::from_secs(1);
 
 /// A control connection stands.
-pub(super) fn up(inventory: &mut Inventory, donor: DonorId, greeting: Greeting, now: Instant) {
+pub(super) fn up(inventory: &mut Inventory, donor: DonorId, said: DonorUp, now: Instant) {
     absence::heard(inventory, donor, now);
     let entry = inventory.donors.entry(donor).or_default();
-    let restarted = entry.incarnation.is_some_and(|i| i != greeting.incarnation);
-    entry.incarnation = Some(greeting.incarnation);
-    (entry.host, entry.rack) = (greeting.host, greeting.rack);
+    let restarted = entry.incarnation.is_some_and(|i| i != said.incarnation);
+    entry.incarnation = Some(said.incarnation);
+    (entry.host, entry.rack) = (said.host, said.rack);
     (entry.up, entry.closing) = (true, false);
     (entry.away_at, entry.lost_at) = (None, None);
     (entry.full_until, entry.recalls_until) = (None, None);
-    (entry.free, entry.asked) = (greeting.free, 0);
+    (entry.free, entry.asked) = (said.free, 0);
     if restarted {
         entry.stock.clear();
     }
-    entry.stock.retain(|l| greeting.held.contains(l));
+    entry.stock.retain(|l| said.held.contains(l));
     let mut mine = entry.stock.clone();
     inventory.forget_plans(donor);
-    for (extent, place, placed) in inventory.kept_on(donor) {
-        let same = greeting.held.iter().find(|l| l.slab == placed.lease.slab);
-        if placed.incarnation == greeting.incarnation && greeting.held.contains(&placed.lease) {
-            mine.push(placed.lease);
-            life::back(inventory, extent, place, now);
-        } else if let (Some(lease), true) = (same, greeting.resumed == Some(placed.incarnation))
-            && lease.rkey.goes_on_from(placed.lease.rkey)
+    for (extent, index, leased) in inventory.kept_on(donor) {
+        let same = said.held.iter().find(|l| l.slab == leased.lease.slab);
+        if leased.incarnation == said.incarnation && said.held.contains(&leased.lease) {
+            mine.push(leased.lease);
+            life::back(inventory, extent, index, now);
+        } else if let (Some(lease), true) = (same, said.resumed == Some(leased.incarnation))
+            && lease.rkey.goes_on_from(leased.lease.rkey)
         {
             mine.push(*lease);
-            life::resume(inventory, extent, place, greeting.incarnation, *lease, now);
+            life::resume(inventory, extent, index, said.incarnation, *lease, now);
         } else {
-            let restarted = placed.incarnation != greeting.incarnation;
+            let restarted = leased.incarnation != said.incarnation;
             let why = match same {
-                Some(lease) if !lease.rkey.goes_on_from(placed.lease.rkey) => LENT_ANEW,
+                Some(lease) if !lease.rkey.goes_on_from(leased.lease.rkey) => LENT_ANEW,
                 _ if restarted => "its donor was restarted",
                 _ => NOT_KNOWN,
             };
-            life::lose(inventory, extent, place, why);
+            life::declare_lost(inventory, extent, index, why);
         }
     }
-    let strays: Vec<Lease> = greeting.held.into_iter().filter(|l| !mine.contains(l)).collect();
+    let strays: Vec<Lease> = said.held.into_iter().filter(|l| !mine.contains(l)).collect();
     if !strays.is_empty() {
         inventory.actions.push(Action::Return(donor, strays));
     }
@@ -65,7 +65,7 @@ pub(super) fn closing(inventory: &mut Inventory, donor: DonorId, grace: Duration
     if !stock.is_empty() {
         inventory.actions.push(Action::Return(donor, stock));
     }
-    life::send_off(inventory, donor, |_| true, Some(lost_at));
+    life::drain(inventory, donor, |_| true, Some(lost_at));
 }
 
 /// The agent wants these slabs back until then.
@@ -77,7 +77,7 @@ pub(super) fn recalled(inventory: &mut Inventory, donor: DonorId, slabs: &[SlabI
     if !back.is_empty() {
         inventory.actions.push(Action::Return(donor, back));
     }
-    life::send_off(inventory, donor, |p| slabs.contains(&p.lease.slab), Some(deadline));
+    life::drain(inventory, donor, |p| slabs.contains(&p.lease.slab), Some(deadline));
 }
 
 /// Slabs came in.
@@ -92,9 +92,9 @@ pub(super) fn leased(inventory: &mut Inventory, donor: DonorId, leases: Vec<Leas
     entry.stock.extend(&leases);
     entry.stock_since = Some(now);
     // It can lend again only what it has taken back, whatever we have heard.
-    for (extent, place, placed) in inventory.kept_on(donor) {
-        if leases.iter().any(|l| l.slab == placed.lease.slab) {
-            life::lose(inventory, extent, place, LENT_ANEW);
+    for (extent, index, leased) in inventory.kept_on(donor) {
+        if leases.iter().any(|l| l.slab == leased.lease.slab) {
+            life::declare_lost(inventory, extent, index, LENT_ANEW);
         }
     }
     supply::build(inventory, now);
@@ -114,7 +114,7 @@ pub(super) fn refused(inventory: &mut Inventory, donor: DonorId, now: Instant) {
         }
         keep
     };
-    inventory.joins.retain(|j| serves(j.donor == donor));
+    inventory.additions.retain(|j| serves(j.donor == donor));
     inventory.plans.retain(|p| serves(p.contains(&donor)));
 }
 
@@ -134,7 +134,7 @@ pub(super) fn renewed(
         entry.away_at = None;
     }
     entry.stock.retain(|l| held.contains(&l.slab));
-    for (extent, place, placed) in inventory.kept_on(donor) {
-        life::told(inventory, extent, place, held.contains(&placed.lease.slab), asked);
+    for (extent, index, leased) in inventory.kept_on(donor) {
+        life::told(inventory, extent, index, held.contains(&leased.lease.slab), asked);
     }
 }

@@ -4,9 +4,9 @@
 //! *stock* until every donor of some plan has one; then the extent is published.
 
 use super::inventory::{DonorEntry, Inventory};
-use super::words::{Action, Grade, Placed, Room};
+use super::words::{Action, Grade, Headroom, LeasedReplica};
 use super::{last_tier, removal, repair};
-use crate::coordinator::placement::{self, Candidate};
+use crate::coordinator::placement::{self, PlacementCandidate};
 use crate::metadata::replica::ReplicaState;
 use annex_shared::ids::{DonorId, ExtentId};
 use std::collections::BTreeMap;
@@ -56,7 +56,7 @@ impl Supply {
 
     /// Takes extents ahead of demand, gives idle ones back, and has replicas put where they are
     /// missing.
-    pub fn balance(&mut self, inventory: &mut Inventory, room: &Room, now: Instant) {
+    pub fn balance(&mut self, inventory: &mut Inventory, room: &Headroom, now: Instant) {
         let slots = u64::from(inventory.rules.slots_per_extent);
         if slots == 0 {
             self.dry = true;
@@ -76,7 +76,7 @@ impl Supply {
         let spare = free.saturating_sub(target);
         let demand = room.wanted > 0 || room.taken > 0;
         self.retire(inventory, room, spare / slots, demand, now);
-        repair::plan_joins(inventory, &room.empty, now);
+        repair::plan_additions(inventory, &room.empty, now);
         free += inventory.plans.len() as u64 * slots;
         while free < target && inventory.plans.len() < MAX_PLANS && self.plan(inventory, demand, now) {
             free += slots;
@@ -89,7 +89,7 @@ impl Supply {
         removal::finish_removals(inventory);
     }
 
-    fn retire(&mut self, inventory: &mut Inventory, room: &Room, mut spare: u64, demand: bool, now: Instant) {
+    fn retire(&mut self, inventory: &mut Inventory, room: &Headroom, mut spare: u64, demand: bool, now: Instant) {
         self.idle_since.retain(|e, _| room.empty.contains(e));
         for extent in &room.empty {
             let since = *self.idle_since.entry(*extent).or_insert(now);
@@ -129,7 +129,7 @@ impl Supply {
     }
 
     /// An extent on the donors that are there. It gets its other replicas when theirs are back.
-    fn plan_degraded(&mut self, inventory: &mut Inventory, candidates: &[Candidate]) -> bool {
+    fn plan_degraded(&mut self, inventory: &mut Inventory, candidates: &[PlacementCandidate]) -> bool {
         let donors = candidates.iter().filter(|c| c.free > 0).count();
         if !self.degrades || donors == 0 {
             return false;
@@ -155,9 +155,9 @@ fn lacks_donors(inventory: &Inventory, now: Instant) -> bool {
     there > 0 && there < inventory.rules.replicas && known().count() >= inventory.rules.replicas
 }
 
-/// Carries out the joins and publishes the plans whose slabs are all there.
+/// Carries out the additions and publishes the plans whose slabs are all there.
 pub(super) fn build(inventory: &mut Inventory, now: Instant) {
-    repair::build_joins(inventory, now);
+    repair::build_additions(inventory, now);
     let mut at = 0;
     while at < inventory.plans.len() {
         let ready = inventory.plans[at].iter().all(|d| inventory.donors.get(d).is_some_and(|d| !d.stock.is_empty()));
@@ -170,7 +170,7 @@ pub(super) fn build(inventory: &mut Inventory, now: Instant) {
         for id in inventory.plans.remove(at) {
             let Some(donor) = inventory.donors.get_mut(&id) else { continue };
             if let (Some(lease), Some(incarnation)) = (donor.stock.pop(), donor.incarnation) {
-                replicas.push(Placed { donor: id, incarnation, lease, state: ReplicaState::Live });
+                replicas.push(LeasedReplica { donor: id, incarnation, lease, state: ReplicaState::Live });
             }
         }
         inventory.extents.insert(extent, replicas.iter().map(|p| inventory.begin(*p, now)).collect());

@@ -5,7 +5,7 @@ mod last_tier;
 mod leaving;
 
 use super::*;
-use crate::metadata::replica::PLACES;
+use crate::metadata::replica::REPLICA_ENTRIES;
 use annex_shared::ids::{Incarnation, Rkey};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,8 +34,8 @@ struct World {
     /// The book has not heard yet that nobody is live for a backup to follow.
     lags: bool,
     next_key: u64,
-    /// By place.
-    extents: BTreeMap<ExtentId, Vec<Placed>>,
+    /// By index.
+    extents: BTreeMap<ExtentId, Vec<LeasedReplica>>,
 }
 
 impl World {
@@ -89,8 +89,8 @@ impl World {
         let held = self.lent[donor].iter().map(|(slab, key)| Lease { slab: *slab, rkey: Rkey(*key) }).collect();
         let incarnation = Incarnation(self.incarnation[donor]);
         let resumed = self.resumed[donor].map(Incarnation);
-        let greeting = Greeting { incarnation, resumed, host: None, rack: None, held, free: self.free(donor) };
-        self.book.up(Self::id(donor), greeting, self.now);
+        let said = DonorUp { incarnation, resumed, host: None, rack: None, held, free: self.free(donor) };
+        self.book.up(Self::id(donor), said, self.now);
         self.act();
     }
 
@@ -146,43 +146,43 @@ impl World {
         for _ in 0..8 {
             self.fill_all();
             self.now += Duration::from_secs(1);
-            self.settle(&Room { free: SLOTS, ..nothing_free() });
+            self.settle(&Headroom { free: SLOTS, ..nothing_free() });
         }
     }
 
-    /// What is joining has got all it lacks.
+    /// What is syncing has got all it lacks.
     fn fill_all(&mut self) {
         let all: Vec<(ExtentId, u8)> =
             self.extents.iter().flat_map(|(e, r)| (0..r.len() as u8).map(move |n| (*e, n))).collect();
-        for (extent, place) in all {
-            if self.state(extent, place) == ReplicaState::Joining {
-                self.set(extent, place, ReplicaState::Live);
-                self.book.joined(extent, place, self.now);
+        for (extent, index) in all {
+            if self.state(extent, index) == ReplicaState::Syncing {
+                self.set(extent, index, ReplicaState::Live);
+                self.book.synced(extent, index, self.now);
                 self.act();
             }
         }
     }
 
-    fn state(&self, extent: ExtentId, place: u8) -> ReplicaState {
-        self.extents[&extent][usize::from(place)].state
+    fn state(&self, extent: ExtentId, index: u8) -> ReplicaState {
+        self.extents[&extent][usize::from(index)].state
     }
 
-    fn set(&mut self, extent: ExtentId, place: u8, state: ReplicaState) {
-        self.extents.get_mut(&extent).unwrap()[usize::from(place)].state = state;
+    fn set(&mut self, extent: ExtentId, index: u8, state: ReplicaState) {
+        self.extents.get_mut(&extent).unwrap()[usize::from(index)].state = state;
     }
 
     fn states(&self, extent: ExtentId) -> Vec<ReplicaState> {
         self.extents[&extent].iter().map(|p| p.state).collect()
     }
 
-    fn balance(&mut self, room: Room) {
+    fn balance(&mut self, room: Headroom) {
         self.book.tick(self.now);
         self.act();
         self.book.balance(&room, self.now);
         self.act();
     }
 
-    fn settle(&mut self, room: &Room) {
+    fn settle(&mut self, room: &Headroom) {
         for _ in 0..50 {
             self.balance(room.clone());
             (0..self.up.len()).for_each(|d| self.answer(d));
@@ -210,7 +210,7 @@ impl World {
             Action::Silent(donor, is_silent) => self.silent[donor.0 as usize] = is_silent,
             Action::Return(donor, leases) => {
                 for lease in leases {
-                    let used = |p: &Placed| p.donor == donor && p.lease == lease && p.state.is_kept();
+                    let used = |p: &LeasedReplica| p.donor == donor && p.lease == lease && p.state.is_kept();
                     assert!(!self.extents.values().flatten().any(used), "a slab in use was given back");
                     if self.up[donor.0 as usize] && self.lent[donor.0 as usize].get(&lease.slab) == Some(&lease.rkey.0)
                     {
@@ -227,64 +227,68 @@ impl World {
                 replicas.iter().for_each(|p| self.check_slab(p));
                 assert!(self.extents.insert(extent, replicas).is_none(), "{extent} was there already");
             }
-            Action::Lose { extent, place, .. } => {
-                assert!(self.state(extent, place).is_kept(), "a replica was lost twice");
-                self.set(extent, place, ReplicaState::Lost);
+            Action::MarkLost { extent, index, .. } => {
+                assert!(self.state(extent, index).is_kept(), "a replica was lost twice");
+                self.set(extent, index, ReplicaState::Lost);
             }
-            Action::Leave { extent, place, .. } => {
-                assert!(self.state(extent, place).is_there(), "a replica that was not written was left");
-                self.set(extent, place, ReplicaState::Away);
+            Action::MarkStale { extent, index, .. } => {
+                assert!(self.state(extent, index).is_there(), "a replica that was not written was left");
+                self.set(extent, index, ReplicaState::Stale);
             }
-            Action::Join { extent, place, placed } => {
-                self.check_slab(&placed);
-                let places = self.extents.get_mut(&extent).unwrap();
-                match places.get_mut(usize::from(place)) {
+            Action::Add { extent, index, leased } => {
+                self.check_slab(&leased);
+                let replicas = self.extents.get_mut(&extent).unwrap();
+                match replicas.get_mut(usize::from(index)) {
                     Some(old) => {
-                        assert!(!old.state.is_kept(), "a place in use was given to another replica");
-                        *old = placed;
+                        assert!(!old.state.is_kept(), "an entry in use was given to another replica");
+                        *old = leased;
                     }
-                    None => places.push(placed),
+                    None => replicas.push(leased),
                 }
-                let kept: Vec<DonorId> = places.iter().filter(|p| p.state.is_kept()).map(|p| p.donor).collect();
+                let kept: Vec<DonorId> = replicas.iter().filter(|p| p.state.is_kept()).map(|p| p.donor).collect();
                 let donors: BTreeSet<&DonorId> = kept.iter().collect();
-                assert!(places.len() <= PLACES && donors.len() == kept.len(), "two replicas on one donor: {kept:?}");
+                assert!(
+                    replicas.len() <= REPLICA_ENTRIES && donors.len() == kept.len(),
+                    "two replicas on one donor: {kept:?}"
+                );
             }
-            Action::Rejoin { extent, place, placed } => {
+            Action::Resync { extent, index, leased } => {
                 // A backup whose disk is not heard just now may be turned under a key that is over:
                 // its next hello tells.
-                if self.up[placed.donor.0 as usize] {
-                    self.check_slab(&placed);
+                if self.up[leased.donor.0 as usize] {
+                    self.check_slab(&leased);
                 }
-                assert!(self.state(extent, place).is_kept(), "a lost replica came back");
-                let is_alone = self.lags && placed.state == ReplicaState::Trailing;
-                let state = if is_alone { ReplicaState::Joining } else { placed.state };
-                self.extents.get_mut(&extent).unwrap()[usize::from(place)] = Placed { state, ..placed };
-                self.book.rejoined(extent, place, state, self.now);
+                assert!(self.state(extent, index).is_kept(), "a lost replica came back");
+                let is_alone = self.lags && leased.state == ReplicaState::Backup;
+                let state = if is_alone { ReplicaState::Syncing } else { leased.state };
+                self.extents.get_mut(&extent).unwrap()[usize::from(index)] = LeasedReplica { state, ..leased };
+                self.book.resync_began(extent, index, state, self.now);
             }
-            Action::Promote { extent, place } => {
+            Action::Promote { extent, index } => {
                 assert_eq!(self.live(extent), 0, "a replica that lacks something was made live beside a whole one");
-                self.set(extent, place, ReplicaState::Live);
-                self.book.joined(extent, place, self.now);
+                self.set(extent, index, ReplicaState::Live);
+                self.book.synced(extent, index, self.now);
             }
-            Action::Vacate { extent, place } => {
-                self.set(extent, place, ReplicaState::Vacant);
+            Action::Remove { extent, index } => {
+                self.set(extent, index, ReplicaState::Unused);
                 assert!(self.live(extent) >= self.replicas, "a replica was let go before there were enough");
-                self.book.vacated(extent, place, true, self.now);
+                self.book.replica_removed(extent, index, true, self.now);
             }
             Action::Retire(extent) => {
                 self.extents.remove(&extent);
                 self.book.retired(extent);
             }
-            Action::Removed(donor) => self.removed.push(donor),
+            Action::DonorRemoved(donor) => self.removed.push(donor),
             Action::Grade(..) | Action::Abandon(_) => {}
         }
     }
 
     /// The slab is lent to us under this key, and nothing else is on it.
-    fn check_slab(&self, placed: &Placed) {
-        let held = self.lent[placed.donor.0 as usize].get(&placed.lease.slab);
-        assert_eq!(held, Some(&placed.lease.rkey.0), "a replica on a slab that is not ours");
-        let same = |p: &&Placed| p.state.is_kept() && p.donor == placed.donor && p.lease.slab == placed.lease.slab;
+    fn check_slab(&self, leased: &LeasedReplica) {
+        let held = self.lent[leased.donor.0 as usize].get(&leased.lease.slab);
+        assert_eq!(held, Some(&leased.lease.rkey.0), "a replica on a slab that is not ours");
+        let same =
+            |p: &&LeasedReplica| p.state.is_kept() && p.donor == leased.donor && p.lease.slab == leased.lease.slab;
         assert!(self.extents.values().flatten().filter(same).count() <= 1, "a slab was used twice");
     }
 
@@ -293,8 +297,8 @@ impl World {
     }
 }
 
-fn nothing_free() -> Room {
-    Room::default()
+fn nothing_free() -> Headroom {
+    Headroom::default()
 }
 
 #[test]
@@ -304,7 +308,7 @@ fn one_extent_is_taken_ahead_and_no_more() {
     world.balance(nothing_free());
     (0..2).for_each(|d| world.answer(d));
     assert_eq!(world.extents.len(), 1);
-    world.settle(&Room { free: SLOTS, ..nothing_free() });
+    world.settle(&Headroom { free: SLOTS, ..nothing_free() });
     assert_eq!(world.extents.len(), 1);
     assert!(!world.book.is_dry());
 }
@@ -341,8 +345,8 @@ fn a_restart_that_kept_the_bytes_is_no_loss() {
     world.settle(&nothing_free());
     world.restart(1, true);
     world.connect(1);
-    let joining = |w: &World, e| w.states(e).contains(&ReplicaState::Joining);
-    assert!(!world.extents.is_empty() && world.extents.keys().all(|e| joining(&world, *e)));
+    let syncing = |w: &World, e| w.states(e).contains(&ReplicaState::Syncing);
+    assert!(!world.extents.is_empty() && world.extents.keys().all(|e| syncing(&world, *e)));
     world.fill_all();
     assert!(world.extents.keys().all(|e| world.live(*e) == 2));
     assert_eq!(world.lent[1].len(), world.extents.len(), "slabs that nobody uses were not given back");
@@ -365,12 +369,12 @@ fn a_restart_that_was_not_seen_in_between_is_a_loss() {
 fn a_lost_replica_is_made_anew_on_another_donor() {
     let mut world = World::new(3, 2, 8);
     (0..2).for_each(|d| world.connect(d));
-    world.settle(&Room { free: SLOTS - 1, ..nothing_free() });
+    world.settle(&Headroom { free: SLOTS - 1, ..nothing_free() });
     world.connect(2);
     let extent = *world.extents.keys().next().unwrap();
     world.restart(0, false);
     world.now += LOST_AFTER;
-    world.settle(&Room { free: SLOTS, ..nothing_free() });
+    world.settle(&Headroom { free: SLOTS, ..nothing_free() });
     world.fill_all();
     assert_eq!(world.live(extent), 2);
     assert!(world.extents[&extent].iter().any(|p| p.donor == DonorId(2) && p.state == ReplicaState::Live));
@@ -383,11 +387,11 @@ fn a_slab_that_is_lent_anew_is_not_the_one_that_it_was() {
     let mut world = World::new(2, 2, 8);
     (0..2).for_each(|d| world.connect(d));
     world.settle(&nothing_free());
-    let (extent, places) = world.extents.iter().next().map(|(e, r)| (*e, r.clone())).unwrap();
-    let donor = usize::from(places[0].donor.0);
-    let slab = places[0].lease.slab;
+    let (extent, replicas) = world.extents.iter().next().map(|(e, r)| (*e, r.clone())).unwrap();
+    let donor = usize::from(replicas[0].donor.0);
+    let slab = replicas[0].lease.slab;
     world.lent[donor].insert(slab, 999);
-    world.book.leased(places[0].donor, vec![Lease { slab, rkey: Rkey(999) }], world.now);
+    world.book.leased(replicas[0].donor, vec![Lease { slab, rkey: Rkey(999) }], world.now);
     world.act();
     assert_eq!(world.state(extent, 0), ReplicaState::Lost);
     world.restart(donor, true);
@@ -403,11 +407,11 @@ fn a_slab_that_was_lent_anew_before_a_kill_is_not_the_one_that_it_was_after_its_
     let mut world = World::new(2, 2, 8);
     (0..2).for_each(|d| world.connect(d));
     world.settle(&nothing_free());
-    let (extent, places) = world.extents.iter().next().map(|(e, r)| (*e, r.clone())).unwrap();
-    let (donor, slab) = (usize::from(places[0].donor.0), places[0].lease.slab);
+    let (extent, replicas) = world.extents.iter().next().map(|(e, r)| (*e, r.clone())).unwrap();
+    let (donor, slab) = (usize::from(replicas[0].donor.0), replicas[0].lease.slab);
     world.lent[donor].insert(slab, 999 << 32 | 999);
     let mut next = Book::new(world.book.inventory.rules, 8);
-    world.extents.iter().for_each(|(e, places)| next.adopt(*e, places.clone(), world.now));
+    world.extents.iter().for_each(|(e, replicas)| next.adopt(*e, replicas.clone(), world.now));
     world.book = next;
     world.restart(donor, true);
     world.connect(donor);
@@ -425,10 +429,10 @@ fn what_only_joining_replicas_hold_is_made_live_when_nobody_else_can_come_back()
     let (extent, donor) = world.extents.iter().next().map(|(e, r)| (*e, r[0].donor)).unwrap();
     world.restart(donor.0.into(), true);
     world.connect(donor.0.into());
-    world.balance(Room { free: SLOTS, ..nothing_free() });
-    assert_eq!(world.live(extent), 0, "a joining replica was trusted at once");
+    world.balance(Headroom { free: SLOTS, ..nothing_free() });
+    assert_eq!(world.live(extent), 0, "a syncing replica was trusted at once");
     world.now += Duration::from_secs(10);
-    world.balance(Room { free: SLOTS, ..nothing_free() });
+    world.balance(Headroom { free: SLOTS, ..nothing_free() });
     assert_eq!(world.live(extent), 1);
 }
 
@@ -436,7 +440,7 @@ fn what_only_joining_replicas_hold_is_made_live_when_nobody_else_can_come_back()
 fn a_slab_that_the_agent_does_not_list_is_lost() {
     let mut world = World::new(2, 2, 8);
     (0..2).for_each(|d| world.connect(d));
-    world.settle(&Room { free: SLOTS - 1, ..nothing_free() });
+    world.settle(&Headroom { free: SLOTS - 1, ..nothing_free() });
     let (extent, replicas) = world.extents.iter().next().map(|(e, r)| (*e, r.clone())).unwrap();
     let victim = replicas[1].donor;
     let held: Vec<SlabId> =
@@ -462,16 +466,16 @@ proptest! {
                 4 => {
                     let extent = world.extents.keys().nth(usize::from(n) % world.extents.len().max(1)).copied();
                     if let Some(extent) = extent {
-                        let place = (usize::from(n) % world.extents[&extent].len()) as u8;
-                        let placed = world.extents[&extent][usize::from(place)];
+                        let index = (usize::from(n) % world.extents[&extent].len()) as u8;
+                        let leased = world.extents[&extent][usize::from(index)];
                         // A lane marks it in the table first, as the coordinator does for the
                         // book's own.
-                        if n % 2 == 0 && placed.state.is_kept() {
-                            world.set(extent, place, ReplicaState::Lost);
-                            world.book.replica_lost(extent, place, placed.donor);
-                        } else if placed.state.is_there() {
-                            world.set(extent, place, ReplicaState::Away);
-                            world.book.replica_away(extent, place, placed.donor, world.now);
+                        if n % 2 == 0 && leased.state.is_kept() {
+                            world.set(extent, index, ReplicaState::Lost);
+                            world.book.replica_lost(extent, index, leased.donor);
+                        } else if leased.state.is_there() {
+                            world.set(extent, index, ReplicaState::Stale);
+                            world.book.replica_stale(extent, index, leased.donor, world.now);
                         }
                         world.act();
                     }
@@ -484,7 +488,7 @@ proptest! {
                 6 => {
                     world.now += Duration::from_millis(u64::from(n) / 4);
                     let empty = world.extents.keys().copied().filter(|e| e.0 % 3 == u32::from(n) % 3).collect();
-                    world.balance(Room { free: 2 * SLOTS, empty, ..nothing_free() });
+                    world.balance(Headroom { free: 2 * SLOTS, empty, ..nothing_free() });
                 }
                 8 => world.fill_all(),
                 10 if n % 4 == 0 => {
@@ -497,7 +501,7 @@ proptest! {
                     world.book.recalled(World::id(donor), &slabs, world.now + Duration::from_millis(u64::from(n)));
                     world.act();
                 }
-                7 => world.balance(Room { wanted: u64::from(n) % 300, ..nothing_free() }),
+                7 => world.balance(Headroom { wanted: u64::from(n) % 300, ..nothing_free() }),
                 _ => world.answer(donor),
             }
             for (id, lent) in world.lent.iter().enumerate() {
@@ -509,7 +513,7 @@ proptest! {
         (0..4).for_each(|d| if !world.up[d] { world.connect(d) });
         for _ in 0..8 {
             world.now += Duration::from_secs(20);
-            world.settle(&Room { free: SLOTS, ..nothing_free() });
+            world.settle(&Headroom { free: SLOTS, ..nothing_free() });
             world.fill_all();
         }
         for (id, lent) in world.lent.iter().enumerate() {

@@ -44,31 +44,31 @@ pub(crate) enum Grade {
 pub(crate) enum Action {
     /// Ask the donor for one slab.
     Lease(DonorId),
-    /// Have the agent answer now, not at the next renewal: until it is heard, what is away there
-    /// stays away.
+    /// Have the agent answer now, not at the next renewal: until it is heard, what is stale there
+    /// stays stale.
     Ask(DonorId),
     /// It does not answer at all: give up what is under way there. Or it does again.
     Silent(DonorId, bool),
     /// Give slabs back.
     Return(DonorId, Vec<Lease>),
     /// Make the extent known and let pages be put there.
-    Publish(ExtentId, Vec<Placed>),
+    Publish(ExtentId, Vec<LeasedReplica>),
     /// Mark the replica as lost.
-    Lose { extent: ExtentId, place: u8, why: &'static str },
-    /// Mark it as away: neither read nor written until it joins again.
-    Leave { extent: ExtentId, place: u8, why: &'static str },
+    MarkLost { extent: ExtentId, index: u8, why: &'static str },
+    /// Mark it as stale: neither read nor written until it syncs again.
+    MarkStale { extent: ExtentId, index: u8, why: &'static str },
     /// Put a replica without content there, in the state named, and have it filled.
-    Join { extent: ExtentId, place: u8, placed: Placed },
-    /// What was away is written again, or follows as a backup, under this lease; what it missed is
+    Add { extent: ExtentId, index: u8, leased: LeasedReplica },
+    /// What was stale is written again, or follows as a backup, under this lease; what it missed is
     /// to be copied. Or a backup is written from now on, or the other way round. Then say
-    /// [`super::Book::rejoined`].
-    Rejoin { extent: ExtentId, place: u8, placed: Placed },
-    /// If nobody has what this joining replica lacks, make it live as it is, and say
-    /// [`super::Book::joined`].
-    Promote { extent: ExtentId, place: u8 },
+    /// [`super::Book::resync_began`].
+    Resync { extent: ExtentId, index: u8, leased: LeasedReplica },
+    /// If nobody has what this syncing replica lacks, make it live as it is, and say
+    /// [`super::Book::synced`].
+    Promote { extent: ExtentId, index: u8 },
     /// Its bytes are elsewhere now: forget it unless fewer others are live than there should be,
-    /// and say [`super::Book::vacated`].
-    Vacate { extent: ExtentId, place: u8 },
+    /// and say [`super::Book::replica_removed`].
+    Remove { extent: ExtentId, index: u8 },
     /// It is as good as that from now on; it was published as whole.
     Grade(ExtentId, Grade),
     /// If it is still empty, take the extent away and say [`super::Book::retired`].
@@ -76,12 +76,12 @@ pub(crate) enum Action {
     /// All replicas on the donor are lost, but for those that nobody else has.
     Abandon(DonorId),
     /// Nothing is left on a donor that was to be removed.
-    Removed(DonorId),
+    DonorRemoved(DonorId),
 }
 
 /// A replica of an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Placed {
+pub(crate) struct LeasedReplica {
     pub donor: DonorId,
     pub incarnation: Incarnation,
     pub lease: Lease,
@@ -90,7 +90,7 @@ pub(crate) struct Placed {
 
 /// What a donor says of itself at its welcome.
 #[derive(Clone, Debug)]
-pub(crate) struct Greeting {
+pub(crate) struct DonorUp {
     pub incarnation: Incarnation,
     /// The incarnation before, if the bytes of what is held came through.
     pub resumed: Option<Incarnation>,
@@ -102,7 +102,7 @@ pub(crate) struct Greeting {
 
 /// How the pool's room stands.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Room {
+pub(crate) struct Headroom {
     /// Free pages in whole extents.
     pub free: u64,
     /// Free pages in extents of the last tier.

@@ -7,12 +7,12 @@
 //! (`hedge`). The spill file is asked last. Only when every live replica failed several times is
 //! the read an error. A wrong page is told to the repair thread.
 //!
-//! A *write* goes to all live and joining replicas. One that fails in passing is tried again, on a
+//! A *write* goes to all live and syncing replicas. One that fails in passing is tried again, on a
 //! fresh endpoint if the old one broke, until the replica has it or is given up: lost by the
-//! donor's own word (remote access error), away by failing too often or by the coordinator when the
-//! donor is out of reach. It is done when every replica of every part is settled (`replicas` tells
-//! how), and well done if each part has a live replica that took it. So a replica that is live
-//! holds every write that was reported done, and of others it is known what they lack.
+//! donor's own word (remote access error), stale by failing too often or by the coordinator when
+//! the donor is out of reach. It is done when every replica of every part is settled (`replicas`
+//! tells how), and well done if each part has a live replica that took it. So a replica that is
+//! live holds every write that was reported done, and of others it is known what they lack.
 //!
 //! Nothing here blocks or allocates once the lane is made. Broken endpoints go to the donor's
 //! control thread, which sends a fresh one.
@@ -33,10 +33,10 @@ mod write;
 pub(crate) use end::LATE;
 
 use crate::coordinator::news::News;
-use crate::core::{Core, LaneEntry, lock};
+use crate::core::{LaneEntry, PoolCore, lock};
 use crate::error::{IoError, LaneError};
 use crate::io::buffer::{Buf, Buffers};
-use crate::io::inflight::{Job, NIL, Pool, ReadWork, Work, WriteWork};
+use crate::io::inflight::{Job, NIL, ReadWork, Table, Work, WriteWork};
 use crate::io::mailbox::Mailbox;
 use crate::io::request::{Busy, Done, Part};
 use crate::metadata::slots::SlotRun;
@@ -68,7 +68,7 @@ pub struct Lane {
 }
 
 impl Lane {
-    pub(crate) fn new(core: Arc<Core>, pages: usize) -> Result<Lane, LaneError> {
+    pub(crate) fn new(core: Arc<PoolCore>, pages: usize) -> Result<Lane, LaneError> {
         let pages = u32::try_from(pages.max(1)).map_err(|_| LaneError::TooLarge(pages))?;
         let spare = spare::spare_pages(pages, &core);
         let arena = Arc::new(Arena::new((pages + spare) as usize * PAGE_SIZE)?);
@@ -94,9 +94,9 @@ impl Lane {
             epoll,
             buffers: Buffers::new(id, arena, pages + spare, spare),
             timer,
-            jobs: Pool::with_capacity(jobs),
-            parts: Pool::with_capacity(pages.saturating_add(64)),
-            ops: Pool::with_capacity(ops),
+            jobs: Table::with_capacity(jobs),
+            parts: Table::with_capacity(pages.saturating_add(64)),
+            ops: Table::with_capacity(ops),
             finished: Vec::with_capacity(jobs as usize),
             deferred: Vec::with_capacity(ops as usize),
             stalled: Vec::with_capacity(jobs as usize),
@@ -144,8 +144,8 @@ impl Lane {
     }
 
     /// Reads one replica and no other, once.
-    pub(crate) fn read_only(&mut self, run: SlotRun, place: u8, buf: Buf, token: u64) -> Result<(), Busy> {
-        self.read_as(run, buf, token, Some(place), None)
+    pub(crate) fn read_only(&mut self, run: SlotRun, index: u8, buf: Buf, token: u64) -> Result<(), Busy> {
+        self.read_as(run, buf, token, Some(index), None)
     }
 
     /// Reads some bytes of a slot, and does not verify them: for those that carry a checksum of
@@ -216,8 +216,8 @@ impl Lane {
     }
 
     /// Writes bytes that other replicas have already to one that lacks them. The slots are retained
-    /// until it is done; it is well done if the place still stands for that replica and took all.
-    pub(crate) fn heal(&mut self, run: SlotRun, place: u8, generation: u16, buf: Buf, token: u64) -> Result<(), Busy> {
+    /// until it is done; it is well done if the entry still stands for that replica and took all.
+    pub(crate) fn heal(&mut self, run: SlotRun, index: u8, generation: u16, buf: Buf, token: u64) -> Result<(), Busy> {
         self.state.buffers.own(&buf);
         if self.state.jobs.room() == 0 || self.state.parts.room() == 0 || self.state.ops.room() < 2 {
             return Err(Busy(buf));
@@ -230,7 +230,7 @@ impl Lane {
         let local = buf.page as usize * PAGE_SIZE;
         let work = WriteWork { parts: NIL, parts_left: 1, error: None };
         if let Some(job) = self.state.jobs.insert(Job { token, buf, work: Work::Write(work) }) {
-            write::heal_part(&mut self.state, job, run, local, place, generation, Instant::now());
+            write::heal_part(&mut self.state, job, run, local, index, generation, Instant::now());
         }
         Ok(())
     }
@@ -318,8 +318,8 @@ impl Lane {
         self.state.jobs.used() + self.state.finished.len()
     }
 
-    /// Operations are over as soon as they are submitted: all donors are reached through shared
-    /// memory.
+    /// Operations are completed as soon as they are submitted: all donors are reached through
+    /// shared memory.
     pub fn is_instant(&self) -> bool {
         let mut open = self.state.ends.iter().filter_map(|end| end.endpoint.as_ref()).peekable();
         open.peek().is_some() && open.all(|endpoint| endpoint.event_fd().is_none())

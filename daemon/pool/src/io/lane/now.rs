@@ -1,5 +1,5 @@
-//! Reads that are over when the call returns: on donors whose memory is this host's. No job, no
-//! operation under way, nobody to wait for.
+//! Reads that are completed when the call returns: on donors whose memory is this host's. No job,
+//! no operation under way, nobody to wait for.
 
 use super::read;
 use super::state::LaneState;
@@ -73,12 +73,12 @@ pub(super) fn foresee(lane: &mut LaneState, slot: SlotIdx, piece: &Range<u32>) {
 
 /// The replica that a slot's bytes are read from first, and where they are there.
 fn nearest(lane: &LaneState, slot: SlotIdx, piece: &Range<u32>, is_probe: bool) -> Option<(Replica, RemoteAddr)> {
-    let (extent, place) = lane.core.extents.locate(slot)?;
+    let (extent, offset) = lane.core.extents.locate(slot)?;
     let replicas = lane.core.extents.replicas(extent)?;
     let is_live = |(_, replica): &(u8, &Replica)| replica.state == ReplicaState::Live;
     let read = ReadWork::new(SlotRun { first: slot, count: 1 });
     let choice = read::best(lane, &read.asked(), replicas.iter().filter(is_live), is_probe);
     let Choice::Replica(choice) = choice else { return None };
-    let addr = RemoteAddr(u64::from(place) * PAGE_SIZE as u64 + u64::from(piece.start));
+    let addr = RemoteAddr(u64::from(offset) * PAGE_SIZE as u64 + u64::from(piece.start));
     Some((*replicas.nth(choice)?, addr))
 }

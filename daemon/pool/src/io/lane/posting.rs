@@ -2,7 +2,7 @@
 
 use super::end::End;
 use super::state::LaneState;
-use crate::io::inflight::{Pending, Pool};
+use crate::io::inflight::{Pending, Table};
 use annex_fabric::{Op, OpKind};
 use std::time::Instant;
 
@@ -25,7 +25,7 @@ pub(super) fn post_waiting(lane: &mut LaneState, at: usize, now: Instant) {
     }
 }
 
-fn post(end: &mut End, ops: &mut Pool<Pending>, at: u32, now: Instant) -> bool {
+fn post(end: &mut End, ops: &mut Table<Pending>, at: u32, now: Instant) -> bool {
     let Some(endpoint) = &mut end.endpoint else { return false };
     let tag = ops.tag(at);
     let op = &mut ops[at];

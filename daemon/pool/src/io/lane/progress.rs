@@ -63,7 +63,7 @@ fn complete(lane: &mut LaneState, end_at: usize, completion: Completion, now: In
                 // Its job went on without it. Now its piece of the arena is nobody's.
                 lane.buffers.return_spare(op.buf);
             } else {
-                spare::attempt_over(lane, op.job, at);
+                spare::attempt_completed(lane, op.job, at);
                 match result {
                     Ok(()) => read::verify(lane, op, now),
                     Err(kind) => read::read_failed(lane, op, kind, now),
@@ -73,7 +73,7 @@ fn complete(lane: &mut LaneState, end_at: usize, completion: Completion, now: In
         (Direction::Write, Ok(())) => {
             donor.stats.writes.fetch_add(1, Relaxed);
             lane.ops.remove(at);
-            write::settle(lane, op.part, Some(op.place));
+            write::settle(lane, op.part, Some(op.index));
         }
         (Direction::Write, Err(kind)) => write::write_failed(lane, at, kind, now),
     }
@@ -153,7 +153,7 @@ pub(super) fn sweep(lane: &mut LaneState, now: Instant) {
         redistribute(lane, at, now);
     }
     for i in (0..lane.deferred.len()).rev() {
-        if lane.is_gone(&lane.ops[lane.deferred[i]]) {
+        if lane.is_given_up(&lane.ops[lane.deferred[i]]) {
             let op = lane.deferred.swap_remove(i);
             keep_or_drop(lane, op, now);
         }
@@ -172,9 +172,9 @@ fn redistribute(lane: &mut LaneState, at: usize, now: Instant) {
 
 fn keep_or_drop(lane: &mut LaneState, at: u32, now: Instant) {
     let op = lane.ops[at];
-    let gone = lane.is_gone(&op);
+    let given_up = lane.is_given_up(&op);
     match op.direction {
-        Direction::Write if gone => {
+        Direction::Write if given_up => {
             lane.ops.remove(at);
             write::settle(lane, op.part, None);
         }
@@ -182,9 +182,9 @@ fn keep_or_drop(lane: &mut LaneState, at: u32, now: Instant) {
             lane.ops.remove(at);
             lane.buffers.return_spare(op.buf);
         }
-        Direction::Read if gone || !lane.ends[usize::from(op.donor.0)].usable() => {
+        Direction::Read if given_up || !lane.ends[usize::from(op.donor.0)].usable() => {
             lane.ops.remove(at);
-            spare::attempt_over(lane, op.job, at);
+            spare::attempt_completed(lane, op.job, at);
             spare::drop_spare(lane, &op);
             read::read_on(lane, op.job, now);
         }

@@ -6,10 +6,10 @@ use super::state::LaneState;
 use super::state::MAX_OP_PAGES;
 use super::{posting, spare};
 use crate::error::IoError;
-use crate::io::hedging::{Asked, Candidate, Choice};
+use crate::io::hedging::{Asked, Choice, ReadSource};
 use crate::io::inflight::{Direction, NIL, Pending, ReadWork, Work};
 use crate::io::request::Done;
-use crate::metadata::replica::{PLACES, Replica, ReplicaState, Replicas};
+use crate::metadata::replica::{REPLICA_ENTRIES, Replica, ReplicaState, Replicas};
 use crate::repair::task::Task;
 use annex_fabric::ErrorKind;
 use annex_shared::ids::{ExtentId, RemoteAddr, SlotIdx};
@@ -42,17 +42,17 @@ pub(super) fn read_on(lane: &mut LaneState, job: u32, now: Instant) {
 /// Starts an attempt on the best replica that has none under way. The second one of a job reads
 /// into spare pages.
 pub(super) fn attempt(lane: &mut LaneState, job: u32, read: &ReadWork, now: Instant) -> Choice {
-    let Some((extent, place)) = lane.one_extent(read.run) else { return Choice::None };
+    let Some((extent, offset)) = lane.one_extent(read.run) else { return Choice::None };
     let Some(replicas) = lane.core.extents.replicas(extent) else { return Choice::None };
-    let busy = read.attempts.map(|op| if op == NIL { None } else { Some(lane.ops[op].place) });
+    let busy = read.attempts.map(|op| if op == NIL { None } else { Some(lane.ops[op].index) });
     let asked = Asked { busy, ..read.asked() };
-    let filled = filled(lane, extent, &replicas, place + read.at);
+    let filled = filled(lane, extent, &replicas, offset + read.at);
     let open = |(n, r): &(u8, &Replica)| asked.may_ask(*n, r.state, filled[usize::from(*n)]);
     let choice = match choose(lane, &asked, replicas.iter().filter(open)) {
         Choice::Replica(n) => n,
-        // What is away or joining may be live again soon; the coordinator sees to it that this
+        // What is stale or syncing may be live again soon; the coordinator sees to it that this
         // ends.
-        Choice::None if read.only.is_none() && may_come(lane, extent, &replicas, place + read.at, read.mismatch) => {
+        Choice::None if read.only.is_none() && may_come(lane, extent, &replicas, offset + read.at, read.mismatch) => {
             return Choice::Wait;
         }
         other => return other,
@@ -76,13 +76,13 @@ pub(super) fn attempt(lane: &mut LaneState, job: u32, read: &ReadWork, now: Inst
         part: NIL,
         extent,
         donor: replica.donor,
-        place: choice,
+        index: choice,
         generation: replica.generation,
         trouble: 0,
         len,
         local: (buf.0 + read.at) as usize * PAGE_SIZE + from as usize,
         rkey: replica.rkey,
-        addr: RemoteAddr(u64::from(place + read.at) * PAGE_SIZE as u64 + u64::from(from)),
+        addr: RemoteAddr(u64::from(offset + read.at) * PAGE_SIZE as u64 + u64::from(from)),
         time: now,
         next: NIL,
         buf,
@@ -104,12 +104,12 @@ pub(super) fn attempt(lane: &mut LaneState, job: u32, read: &ReadWork, now: Inst
     Choice::Replica(choice)
 }
 
-/// Which places are of replicas that are being filled, have the slot all the same, and may be
+/// Which replicas are those that are being filled, have the slot all the same, and may be
 /// asked for it: those in the spill file, and, while nobody is live, all.
-fn filled(lane: &LaneState, extent: ExtentId, replicas: &Replicas, at: u32) -> [bool; PLACES] {
+fn filled(lane: &LaneState, extent: ExtentId, replicas: &Replicas, at: u32) -> [bool; REPLICA_ENTRIES] {
     let nobody_else = replicas.live() == 0;
     let may_be_asked = |r: &Replica| r.state.is_filled() && (nobody_else || lane.core.is_spill(r.donor));
-    let mut filled = [false; PLACES];
+    let mut filled = [false; REPLICA_ENTRIES];
     for (n, _) in replicas.iter().filter(|(_, r)| may_be_asked(r)) {
         filled[usize::from(n)] = lane.core.extents.has(extent, n, at);
     }
@@ -118,11 +118,11 @@ fn filled(lane: &LaneState, extent: ExtentId, replicas: &Replicas, at: u32) -> [
 
 /// A replica that can't be read now may bring the page: one that has it, though those that can
 /// be read do not, or any if there are none of those. Not for the repair thread to wait for: it
-/// is the one that makes joining replicas live.
+/// is the one that makes syncing replicas live.
 fn may_come(lane: &LaneState, extent: ExtentId, replicas: &Replicas, at: u32, mismatch: bool) -> bool {
-    let is_coming = replicas.has(ReplicaState::Away) || replicas.has(ReplicaState::Joining);
+    let is_coming = replicas.has(ReplicaState::Stale) || replicas.has(ReplicaState::Syncing);
     let has_it = |(n, r): (u8, &Replica)| {
-        matches!(r.state, ReplicaState::Away | ReplicaState::Joining)
+        matches!(r.state, ReplicaState::Stale | ReplicaState::Syncing)
             && lane.core.extents.next_missed(extent, n, at) != Some(at)
     };
     lane.reports && is_coming && ((!mismatch && replicas.live() == 0) || replicas.iter().any(has_it))
@@ -148,10 +148,10 @@ pub(super) fn best<'a>(
     open: impl Iterator<Item = (u8, &'a Replica)>,
     is_probe: bool,
 ) -> Choice {
-    let candidate = |(place, replica): (u8, &Replica)| {
+    let candidate = |(index, replica): (u8, &Replica)| {
         let end = lane.ends.get(usize::from(replica.donor.0));
-        Candidate {
-            place,
+        ReadSource {
+            index,
             is_usable: end.is_some_and(End::usable),
             is_spill: lane.core.is_spill(replica.donor),
             latency_ns: end.map_or(0, |e| e.latency_ns),
@@ -184,12 +184,12 @@ pub(super) fn verify(lane: &mut LaneState, op: Pending, now: Instant) {
     let Work::Read(read) = &mut lane.jobs[op.job].work else { return };
     if good > 0 {
         read.at += good as u32;
-        read.tries = [0; PLACES];
+        read.tries = [0; REPLICA_ENTRIES];
         read.mismatch = false;
-        read.good = Some(op.place);
+        read.good = Some(op.index);
     }
     if (good as u32) < pages {
-        read.tries[usize::from(op.place)] += 1;
+        read.tries[usize::from(op.index)] += 1;
         read.mismatch = true;
         read.good = None;
         // The repair thread also looks at pages that are just being written for the first time:
@@ -212,16 +212,16 @@ fn report(lane: &LaneState, slot: SlotIdx, op: &Pending) {
         }
         return;
     }
-    lane.core.mend(Task::Heal { slot, place: op.place, generation: op.generation });
+    lane.core.mend(Task::Heal { slot, index: op.index, generation: op.generation });
 }
 
 pub(super) fn read_failed(lane: &mut LaneState, op: Pending, kind: ErrorKind, now: Instant) {
     spare::drop_spare(lane, &op);
     let Work::Read(read) = &mut lane.jobs[op.job].work else { return };
     read.good = None;
-    read.tries[usize::from(op.place)] += 1;
+    read.tries[usize::from(op.index)] += 1;
     match kind {
-        ErrorKind::RemoteAccess => lane.lose(&op, "its donor refuses access: the lease is gone"),
+        ErrorKind::RemoteAccess => lane.mark_lost(&op, "its donor refuses access: the lease is gone"),
         // Retried, since another attempt may still be writing into the job's buffer; it can't
         // succeed.
         ErrorKind::LocalProtection => tracing::error!("a read of {} pages is outside its lane's arena", op.buf.1),

@@ -9,7 +9,7 @@
 //! larger than its owner asked for by the spare pages, so that the owner never misses any.
 
 use super::state::LaneState;
-use crate::core::Core;
+use crate::core::PoolCore;
 use crate::io::inflight::{NIL, Pending, Work};
 use annex_shared::page::PAGE_SIZE;
 
@@ -19,7 +19,7 @@ const SPARE_MIN: u32 = 16;
 const SPARE_MAX: u32 = 256;
 
 /// Pages to have in spare for a lane of so many.
-pub(super) fn spare_pages(pages: u32, core: &Core) -> u32 {
+pub(super) fn spare_pages(pages: u32, core: &PoolCore) -> u32 {
     let alone = core.config.replicas < 2 && core.spill.is_none();
     if alone { 0 } else { (pages / SPARE_PART).clamp(SPARE_MIN, SPARE_MAX) }
 }
@@ -67,11 +67,11 @@ pub(super) fn move_home(lane: &mut LaneState, job: u32, page: u32) {
 /// The attempt goes on without its job, and keeps its piece of the arena until it completes.
 pub(super) fn orphan(lane: &mut LaneState, op: u32) {
     let job = lane.ops[op].job;
-    attempt_over(lane, job, op);
+    attempt_completed(lane, job, op);
     lane.ops[op].job = NIL;
 }
 
-pub(super) fn attempt_over(lane: &mut LaneState, job: u32, op: u32) {
+pub(super) fn attempt_completed(lane: &mut LaneState, job: u32, op: u32) {
     if let Work::Read(read) = &mut lane.jobs[job].work {
         read.remove(op);
     }

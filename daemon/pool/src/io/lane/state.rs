@@ -3,9 +3,9 @@
 use super::end::End;
 use super::timer::Timer;
 use crate::coordinator::news::News;
-use crate::core::Core;
+use crate::core::PoolCore;
 use crate::io::buffer::Buffers;
-use crate::io::inflight::{Job, PartState, Pending, Pool};
+use crate::io::inflight::{Job, PartState, Pending, Table};
 use crate::io::mailbox::Mailbox;
 use crate::io::request::Done;
 use crate::metadata::slots::SlotRun;
@@ -22,15 +22,15 @@ pub(super) const MAX_OP_PAGES: u32 = MAX_OP_LEN / PAGE_SIZE as u32;
 /// What a lane has. Each subject of the lane works on it.
 pub(super) struct LaneState {
     pub id: u32,
-    pub core: Arc<Core>,
+    pub core: Arc<PoolCore>,
     pub mailbox: Arc<Mailbox>,
     pub ends: Vec<End>,
     pub epoll: Epoll,
     pub buffers: Buffers,
     pub timer: Timer,
-    pub jobs: Pool<Job>,
-    pub parts: Pool<PartState>,
-    pub ops: Pool<Pending>,
+    pub jobs: Table<Job>,
+    pub parts: Table<PartState>,
+    pub ops: Table<Pending>,
     pub finished: Vec<Done>,
     /// Writes to try again later.
     pub deferred: Vec<u32>,
@@ -49,9 +49,9 @@ pub(super) struct LaneState {
 impl LaneState {
     /// The extent that holds all of a run.
     pub fn one_extent(&self, run: SlotRun) -> Option<(ExtentId, u32)> {
-        let (extent, place) = self.core.extents.locate(run.first)?;
+        let (extent, offset) = self.core.extents.locate(run.first)?;
         let slots = self.core.extents.slots_per_extent()?;
-        (run.count <= slots - place).then_some((extent, place))
+        (run.count <= slots - offset).then_some((extent, offset))
     }
 
     /// Retains a whole run or nothing of it.
@@ -65,20 +65,20 @@ impl LaneState {
     }
 
     /// Nothing is to be posted to it any more.
-    pub fn is_gone(&self, op: &Pending) -> bool {
-        let replica = self.core.extents.replica(op.extent, op.place);
+    pub fn is_given_up(&self, op: &Pending) -> bool {
+        let replica = self.core.extents.replica(op.extent, op.index);
         !replica.state.is_there() || replica.generation != op.generation
     }
 
-    pub fn lose(&self, op: &Pending, why: &'static str) {
-        if self.core.lose(op.extent, op.place, op.generation) {
-            self.core.tell(News::ReplicaLost { extent: op.extent, place: op.place, generation: op.generation, why });
+    pub fn mark_lost(&self, op: &Pending, why: &'static str) {
+        if self.core.mark_lost(op.extent, op.index, op.generation) {
+            self.core.tell(News::ReplicaLost { extent: op.extent, index: op.index, generation: op.generation, why });
         }
     }
 
-    pub fn leave(&self, op: &Pending, why: &'static str) {
-        if self.core.leave(op.extent, op.place, op.generation) {
-            self.core.tell(News::ReplicaAway { extent: op.extent, place: op.place, generation: op.generation, why });
+    pub fn mark_stale(&self, op: &Pending, why: &'static str) {
+        if self.core.mark_stale(op.extent, op.index, op.generation) {
+            self.core.tell(News::ReplicaStale { extent: op.extent, index: op.index, generation: op.generation, why });
         }
     }
 }

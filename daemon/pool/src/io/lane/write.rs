@@ -1,4 +1,4 @@
-//! A write's way: every part to every live and joining replica, again until it is there or the
+//! A write's way: every part to every live and syncing replica, again until it is there or the
 //! replica is given up.
 
 use super::posting;
@@ -8,7 +8,7 @@ use crate::coordinator::news::News;
 use crate::error::IoError;
 use crate::io::inflight::{Direction, NIL, PartState, Pending, Work};
 use crate::io::request::Done;
-use crate::metadata::replica::{PLACES, Replica};
+use crate::metadata::replica::{REPLICA_ENTRIES, Replica};
 use crate::metadata::replicas::Took;
 use crate::metadata::slots::SlotRun;
 use annex_fabric::ErrorKind;
@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::fence;
 use std::time::{Duration, Instant};
 
-/// A write's trouble on one replica may add up to this before the replica counts as away.
+/// A write's trouble on one replica may add up to this before the replica counts as stale.
 const WRITE_TROUBLE: u8 = 32;
 /// What an error adds to it: eight refusals, eight time-outs, or 32 times swept away by another
 /// operation's failure.
@@ -28,7 +28,7 @@ const TROUBLE_FLUSHED: u8 = 1;
 const RETRY_AFTER: Duration = Duration::from_millis(1);
 
 pub(super) fn write_part(lane: &mut LaneState, job: u32, run: SlotRun, local: usize, now: Instant) {
-    let Some((extent, place)) = lane.one_extent(run) else { return };
+    let Some((extent, offset)) = lane.one_extent(run) else { return };
     // SAFETY: the job holds the buffer and nothing was posted on this range yet.
     let bytes = unsafe { lane.buffers.arena.bytes(local, run.count as usize * PAGE_SIZE) };
     for (slot, page) in run.slots().zip(bytes.chunks_exact(PAGE_SIZE)) {
@@ -40,7 +40,7 @@ pub(super) fn write_part(lane: &mut LaneState, job: u32, run: SlotRun, local: us
     let Some(part) = new_part(lane, job, extent, run) else { return };
     if let Some(replicas) = lane.core.extents.replicas(extent) {
         for (n, replica) in replicas.iter().filter(|(_, r)| r.state.is_written()) {
-            post_part(lane, part, n, replica, place, local, now);
+            post_part(lane, part, n, replica, offset, local, now);
         }
     }
     settle(lane, part, None);
@@ -51,16 +51,16 @@ pub(super) fn heal_part(
     job: u32,
     run: SlotRun,
     local: usize,
-    place: u8,
+    index: u8,
     generation: u16,
     now: Instant,
 ) {
     let Some((extent, at)) = lane.one_extent(run) else { return };
     let Some(part) = new_part(lane, job, extent, run) else { return };
     lane.parts[part].heals = true;
-    let replica = lane.core.extents.replica(extent, place);
+    let replica = lane.core.extents.replica(extent, index);
     if replica.state.is_there() && replica.generation == generation {
-        post_part(lane, part, place, &replica, at, local, now);
+        post_part(lane, part, index, &replica, at, local, now);
     }
     settle(lane, part, None);
 }
@@ -75,8 +75,8 @@ fn new_part(lane: &mut LaneState, job: u32, extent: ExtentId, run: SlotRun) -> O
         extent,
         run,
         pending: 1,
-        to: [None; PLACES],
-        done: [0; PLACES],
+        to: [None; REPLICA_ENTRIES],
+        done: [0; REPLICA_ENTRIES],
         chunks: run.count.div_ceil(MAX_OP_PAGES) as u16,
         unknown: false,
         heals: false,
@@ -85,7 +85,7 @@ fn new_part(lane: &mut LaneState, job: u32, extent: ExtentId, run: SlotRun) -> O
     Some(part)
 }
 
-/// Posts all of a part to one replica. `first` is the place of its first slot in the extent.
+/// Posts all of a part to one replica. `first` is the offset of its first slot in the extent.
 fn post_part(lane: &mut LaneState, part: u32, n: u8, replica: &Replica, first: u32, local: usize, now: Instant) {
     let PartState { job, extent, run, chunks, .. } = lane.parts[part];
     lane.parts[part].to[usize::from(n)] = Some(replica.generation);
@@ -97,7 +97,7 @@ fn post_part(lane: &mut LaneState, part: u32, n: u8, replica: &Replica, first: u
             part,
             extent,
             donor: replica.donor,
-            place: n,
+            index: n,
             generation: replica.generation,
             trouble: 0,
             len: (run.count - at).min(MAX_OP_PAGES) * PAGE_SIZE as u32,
@@ -123,7 +123,7 @@ pub(super) fn write_failed(lane: &mut LaneState, at: u32, kind: ErrorKind, now: 
     let op = lane.ops[at];
     let trouble = match kind {
         ErrorKind::RemoteAccess => {
-            lane.lose(&op, "its donor refuses access: the lease is gone");
+            lane.mark_lost(&op, "its donor refuses access: the lease is gone");
             WRITE_TROUBLE
         }
         ErrorKind::LocalProtection => {
@@ -147,9 +147,9 @@ pub(super) fn write_failed(lane: &mut LaneState, at: u32, kind: ErrorKind, now: 
     }
     let trouble = op.trouble.saturating_add(trouble);
     lane.ops[at].trouble = trouble;
-    if lane.is_gone(&op) || trouble >= WRITE_TROUBLE {
+    if lane.is_given_up(&op) || trouble >= WRITE_TROUBLE {
         if kind != ErrorKind::LocalProtection {
-            lane.leave(&op, "writes to it keep failing");
+            lane.mark_stale(&op, "writes to it keep failing");
         }
         lane.ops.remove(at);
         settle(lane, op.part, None);
@@ -165,14 +165,14 @@ pub(super) fn write_failed(lane: &mut LaneState, at: u32, kind: ErrorKind, now: 
 fn look_again(lane: &LaneState, state: &PartState, took: &Took) -> bool {
     let Some((_, first)) = lane.one_extent(state.run) else { return false };
     let settled = lane.core.extents.settle(state.extent, first, state.run.count, took);
-    if settled.demoted != 0 {
+    if settled.fell_behind != 0 {
         lane.core.changed();
-        lane.core.tell(News::Demoted { extent: state.extent, places: settled.demoted });
+        lane.core.tell(News::FellBehind { extent: state.extent, indexes: settled.fell_behind });
     }
     settled.held
 }
 
-/// One operation of a part is over: done on a replica, or given up with it.
+/// One operation of a part is completed: done on a replica, or given up with it.
 pub(super) fn settle(lane: &mut LaneState, part: u32, done_on: Option<u8>) {
     let state = &mut lane.parts[part];
     if let Some(n) = done_on {
@@ -187,7 +187,7 @@ pub(super) fn settle(lane: &mut LaneState, part: u32, done_on: Option<u8>) {
     for (took, done) in took.iter_mut().zip(state.done) {
         *took = took.filter(|_| done == state.chunks);
     }
-    let held = if state.heals { took != [None; PLACES] } else { look_again(lane, &state, &took) };
+    let held = if state.heals { took != [None; REPLICA_ENTRIES] } else { look_again(lane, &state, &took) };
     let Work::Write(work) = &mut lane.jobs[state.job].work else { return };
     if !held {
         work.error.get_or_insert(IoError::Lost);

@@ -10,9 +10,9 @@
 //! Two writes at a time, with checksum, first look, each operation's end and second look as steps
 //! of their own, and operations that fail, or are carried out without their end being seen; a donor
 //! that goes out of reach and comes back with its bytes, with its bytes under new keys, or without
-//! them; replicas that leave, are lost, rejoin, resume, join anew or move elsewhere; a backup that
-//! follows, is filled and is written again; a second fault while the first is repaired; annexd
-//! killed between two steps.
+//! them; replicas that leave, are lost, are synced again, resume, are added anew or move elsewhere;
+//! a backup that follows, is filled and is written again; a second fault while the first is
+//! repaired; annexd killed between two steps.
 //!
 //! # Not covered
 //! Kills and races inside one step (`tests`), the book that decides on the steps (`sim`: here the
@@ -38,7 +38,7 @@ thread_local! {
     };
 }
 
-/// A place's word, slab, incarnation, key, copying range and missed bits.
+/// An entry's word, slab, incarnation, key, copying range and missed bits.
 type Words = [u64; 6];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,11 +47,11 @@ enum Step {
     Begin(usize),
     /// It looks at the replicas and posts.
     Look(usize),
-    /// The operation on this place ends.
+    /// The operation on this entry ends.
     Operate(usize, usize, End),
     Settle(usize),
     Release(usize),
-    /// The filler takes what this place lacks; reads, writes or passes over a slot; ends its round.
+    /// The filler takes what this entry lacks; reads, writes or passes over a slot; ends its round.
     BeginFill(usize),
     Fill,
     EndFill,
@@ -101,7 +101,7 @@ struct Write {
 
 #[derive(Clone, Debug)]
 struct Filling {
-    place: usize,
+    index: usize,
     generation: u16,
     left: Vec<u32>,
     read: Option<(u32, u8)>,
@@ -115,14 +115,14 @@ struct Case {
     writes: usize,
     writes_per_slot: u8,
     faults: u8,
-    /// The place of a backup.
+    /// The entry of a backup.
     backup: Option<usize>,
     depth: usize,
 }
 
 #[derive(Clone, Debug)]
 struct World {
-    places: [Words; DONORS],
+    entries: [Words; DONORS],
     donors: [Donor; DONORS],
     writes: Vec<Write>,
     filling: Option<Filling>,
@@ -135,9 +135,9 @@ struct World {
     broken: Option<&'static str>,
 }
 
-fn on_table<T>(places: &mut [Words; DONORS], run: impl FnOnce(&ExtentTable) -> T) -> T {
+fn on_table<T>(entries: &mut [Words; DONORS], run: impl FnOnce(&ExtentTable) -> T) -> T {
     TABLE.with(|table| {
-        for (n, words) in (0..).zip(places.iter()) {
+        for (n, words) in (0..).zip(entries.iter()) {
             table.narrow(E, n, WORD).store(words[0] as u32, Relaxed);
             table.narrow(E, n, SLAB).store(words[1] as u32, Relaxed);
             table.wide(E, n, INCARNATION).store(words[2], Relaxed);
@@ -146,7 +146,7 @@ fn on_table<T>(places: &mut [Words; DONORS], run: impl FnOnce(&ExtentTable) -> T
             table.missed_word(n, 0).store(words[5], Relaxed);
         }
         let result = run(table);
-        for (n, words) in (0..).zip(places.iter_mut()) {
+        for (n, words) in (0..).zip(entries.iter_mut()) {
             *words = [
                 table.narrow(E, n, WORD).load(Relaxed).into(),
                 table.narrow(E, n, SLAB).load(Relaxed).into(),
@@ -166,11 +166,11 @@ fn on(donor: usize, key: u64) -> Replica {
 
 impl World {
     fn new() -> World {
-        let mut places = [[0; 6]; DONORS];
-        on_table(&mut places, |t| (0..WANTED).for_each(|d| t.found(E, d as u8, Some(&on(d, 1 + d as u64)))));
+        let mut entries = [[0; 6]; DONORS];
+        on_table(&mut entries, |t| (0..WANTED).for_each(|d| t.found(E, d as u8, Some(&on(d, 1 + d as u64)))));
         let donor = |d: usize| Donor { reachable: true, key: 1 + d as u64, bytes: (d < WANTED).then_some([0; SLOTS]) };
         World {
-            places,
+            entries,
             donors: std::array::from_fn(donor),
             writes: Vec::new(),
             filling: None,
@@ -184,31 +184,31 @@ impl World {
         }
     }
 
-    fn replica(&self, place: usize) -> Replica {
-        let words = self.places[place];
+    fn replica(&self, index: usize) -> Replica {
+        let words = self.entries[index];
         let word = Replica::of_word(words[0] as u32);
         Replica { slab: SlabId(words[1] as u32), incarnation: Incarnation(words[2]), rkey: Rkey(words[3]), ..word }
     }
 
-    fn state(&self, place: usize) -> ReplicaState {
-        self.replica(place).state
+    fn state(&self, index: usize) -> ReplicaState {
+        self.replica(index).state
     }
 
-    fn missed(&self, place: usize) -> u64 {
-        self.places[place][5]
+    fn missed(&self, index: usize) -> u64 {
+        self.entries[index][5]
     }
 
-    fn has_bytes(&self, place: usize) -> bool {
-        self.donors[place].bytes.is_some() && self.donors[place].key == self.replica(place).rkey.0
+    fn has_bytes(&self, index: usize) -> bool {
+        self.donors[index].bytes.is_some() && self.donors[index].key == self.replica(index).rkey.0
     }
 
-    fn is_good(&self, place: usize) -> bool {
-        self.state(place) == ReplicaState::Live && self.donors[place].reachable && self.has_bytes(place)
+    fn is_good(&self, index: usize) -> bool {
+        self.state(index) == ReplicaState::Live && self.donors[index].reachable && self.has_bytes(index)
     }
 
-    /// Without this place a live replica within reach is left, for every write under way too.
-    fn can_spare(&self, place: usize) -> bool {
-        let good = |n: &usize| *n != place && self.is_good(*n);
+    /// Without this entry a live replica within reach is left, for every write under way too.
+    fn can_spare(&self, index: usize) -> bool {
+        let good = |n: &usize| *n != index && self.is_good(*n);
         let takes = |w: &Write, n: usize| {
             let generation = self.replica(n).generation;
             !w.looked || w.done[n] == Some(generation) || w.open[n].is_some_and(|(g, _)| g == generation)
@@ -250,10 +250,10 @@ impl World {
                 steps.push(Step::Follow(n));
             }
             match self.state(n) {
-                ReplicaState::Joining => steps.push(Step::GoLive(n)),
-                ReplicaState::Trailing if self.has_bytes(n) => steps.push(Step::Rejoin(n)),
-                ReplicaState::Away if self.donors[n].reachable && self.has_bytes(n) => steps.push(Step::Rejoin(n)),
-                ReplicaState::Lost | ReplicaState::Vacant if self.donors[n].reachable => steps.push(Step::Join(n)),
+                ReplicaState::Syncing => steps.push(Step::GoLive(n)),
+                ReplicaState::Backup if self.has_bytes(n) => steps.push(Step::Rejoin(n)),
+                ReplicaState::Stale if self.donors[n].reachable && self.has_bytes(n) => steps.push(Step::Rejoin(n)),
+                ReplicaState::Lost | ReplicaState::Unused if self.donors[n].reachable => steps.push(Step::Join(n)),
                 _ => {}
             }
             let state = self.state(n);
@@ -292,7 +292,7 @@ impl World {
                 self.written[slot] += 1;
                 let content = self.written[slot];
                 (self.references[slot], self.sums[slot]) = (2, content);
-                let write = Write { slot, content, looked: false, open: [None; DONORS], done: [None; PLACES] };
+                let write = Write { slot, content, looked: false, open: [None; DONORS], done: [None; REPLICA_ENTRIES] };
                 self.writes.push(write);
             }
             Step::Look(w) => {
@@ -305,7 +305,7 @@ impl World {
             Step::Operate(w, n, end) => self.operate(w, n, end),
             Step::Settle(w) => {
                 let write = self.writes.remove(w);
-                let settled = on_table(&mut self.places, |t| t.settle(E, write.slot as u32, 1, &write.done));
+                let settled = on_table(&mut self.entries, |t| t.settle(E, write.slot as u32, 1, &write.done));
                 self.references[write.slot] -= 1;
                 match settled.held {
                     true => self.acknowledged[write.slot] = write.content,
@@ -316,54 +316,54 @@ impl World {
                 self.acknowledged[slot] = 0;
                 self.references[slot] -= 1;
             }
-            Step::BeginFill(place) => {
+            Step::BeginFill(index) => {
                 let mut left = Vec::new();
-                on_table(&mut self.places, |t| t.begin_copy(E, place as u8, 0, SLOTS as u32, &mut left));
-                let generation = self.replica(place).generation;
+                on_table(&mut self.entries, |t| t.begin_copy(E, index as u8, 0, SLOTS as u32, &mut left));
+                let generation = self.replica(index).generation;
                 self.filling =
-                    Some(Filling { place, generation, left, read: None, failed: Vec::new(), held: Vec::new() });
+                    Some(Filling { index, generation, left, read: None, failed: Vec::new(), held: Vec::new() });
             }
             Step::Fill => self.fill(),
             Step::EndFill => {
                 let Some(filling) = self.filling.take() else { return };
                 filling.held.iter().for_each(|slot| self.references[*slot] -= 1);
-                let Filling { place, generation, failed, .. } = filling;
-                on_table(&mut self.places, |t| t.end_copy(E, place as u8, generation, &failed, &[]));
+                let Filling { index, generation, failed, .. } = filling;
+                on_table(&mut self.entries, |t| t.end_copy(E, index as u8, generation, &failed, &[]));
             }
             Step::GoLive(n) => {
                 let generation = self.replica(n).generation;
-                on_table(&mut self.places, |t| t.go_live(E, n as u8, generation));
+                on_table(&mut self.entries, |t| t.go_live(E, n as u8, generation));
             }
             Step::Leave(n) => {
                 let generation = self.replica(n).generation;
-                on_table(&mut self.places, |t| t.leave(E, n as u8, generation));
+                on_table(&mut self.entries, |t| t.mark_stale(E, n as u8, generation));
             }
             Step::Rejoin(n) => {
                 let (replica, donor) = (self.replica(n), self.donors[n]);
-                on_table(&mut self.places, |t| match donor.bytes {
-                    None => _ = t.lose(E, n as u8, replica.generation),
-                    Some(_) if donor.key == replica.rkey.0 => _ = t.rejoin(E, n as u8, ReplicaState::Joining),
+                on_table(&mut self.entries, |t| match donor.bytes {
+                    None => _ = t.mark_lost(E, n as u8, replica.generation),
+                    Some(_) if donor.key == replica.rkey.0 => _ = t.resync(E, n as u8, ReplicaState::Syncing),
                     Some(_) => _ = t.resume(E, n as u8, Incarnation(donor.key), Rkey(donor.key)),
                 });
             }
             Step::Follow(n) => {
-                on_table(&mut self.places, |t| t.rejoin(E, n as u8, ReplicaState::Trailing));
+                on_table(&mut self.entries, |t| t.resync(E, n as u8, ReplicaState::Backup));
                 let leads = (0..DONORS).any(|m| self.state(m) == ReplicaState::Live);
-                self.must(leads || self.state(n) != ReplicaState::Trailing, "a backup follows somebody");
+                self.must(leads || self.state(n) != ReplicaState::Backup, "a backup follows somebody");
             }
             Step::Lose(n) => {
                 let generation = self.replica(n).generation;
-                on_table(&mut self.places, |t| t.lose(E, n as u8, generation));
+                on_table(&mut self.entries, |t| t.mark_lost(E, n as u8, generation));
             }
             Step::Join(n) => {
                 self.keys += 1;
                 (self.donors[n].key, self.donors[n].bytes) = (self.keys, Some([0; SLOTS]));
-                on_table(&mut self.places, |t| t.join(E, n as u8, &on(n, self.keys), ReplicaState::Joining));
+                on_table(&mut self.entries, |t| t.add_replica(E, n as u8, &on(n, self.keys), ReplicaState::Syncing));
             }
             Step::Vacate(n) => {
                 let generation = self.replica(n).generation;
-                let is_gone = on_table(&mut self.places, |t| t.vacate(E, n as u8, generation, WANTED));
-                assert!(is_gone, "others are live");
+                let is_removed = on_table(&mut self.entries, |t| t.remove_replica(E, n as u8, generation, WANTED));
+                assert!(is_removed, "others are live");
                 self.donors[n].bytes = None;
             }
             Step::OutOfReach(n) => {
@@ -382,7 +382,7 @@ impl World {
                 self.faults += 1;
                 self.writes.clear();
                 self.filling = None;
-                on_table(&mut self.places, |t| t.settle_in());
+                on_table(&mut self.entries, |t| t.settle_in());
                 self.references = self.acknowledged.map(|content| u8::from(content != 0));
             }
         }
@@ -406,10 +406,10 @@ impl World {
         if end != End::Done {
             self.faults += 1;
         }
-        on_table(&mut self.places, |t| match (stored, end) {
+        on_table(&mut self.entries, |t| match (stored, end) {
             (true, End::Done) => {}
-            _ if refused => _ = t.lose(E, n as u8, generation),
-            _ => _ = t.leave(E, n as u8, generation),
+            _ if refused => _ = t.mark_lost(E, n as u8, generation),
+            _ => _ = t.mark_stale(E, n as u8, generation),
         });
         if stored && end == End::Done {
             self.writes[w].done[n] = Some(generation);
@@ -419,12 +419,12 @@ impl World {
     /// One slot: read, then written and looked at again.
     fn fill(&mut self) {
         let Some(mut filling) = self.filling.take() else { return };
-        let place = filling.place;
+        let index = filling.index;
         if let Some((slot, content)) = filling.read.take() {
-            let replica = self.replica(place);
+            let replica = self.replica(index);
             let fits = replica.state.is_there() && replica.generation == filling.generation;
-            let target = self.donors[place].reachable && self.has_bytes(place) && fits;
-            if let Some(bytes) = self.donors[place].bytes.as_mut().filter(|_| target) {
+            let target = self.donors[index].reachable && self.has_bytes(index) && fits;
+            if let Some(bytes) = self.donors[index].bytes.as_mut().filter(|_| target) {
                 bytes[slot as usize] = content;
             }
             if !target || self.sums[slot as usize] != content {
@@ -439,11 +439,11 @@ impl World {
                 let gives = |n: &usize| {
                     let fits = match self.state(*n) {
                         ReplicaState::Live => true,
-                        ReplicaState::Joining => !lives && self.missed(*n) & 1 << slot == 0,
+                        ReplicaState::Syncing => !lives && self.missed(*n) & 1 << slot == 0,
                         _ => false,
                     };
                     let bytes = self.donors[*n].bytes.filter(|_| self.donors[*n].reachable && self.has_bytes(*n));
-                    fits && *n != place && bytes.is_some_and(|bytes| bytes[at] == self.sums[at])
+                    fits && *n != index && bytes.is_some_and(|bytes| bytes[at] == self.sums[at])
                 };
                 match (0..DONORS).any(|n| gives(&n)) {
                     true => filling.read = Some((slot, self.sums[at])),
@@ -471,7 +471,7 @@ impl World {
                 let Some(bytes) = self.donors[n].bytes.filter(|_| self.state(n).is_kept()) else { continue };
                 let has = bytes[slot] == content;
                 // Whoever came back under another key is no replica before it was resumed or lost.
-                let copied = self.filling.as_ref().is_some_and(|f| f.place == n);
+                let copied = self.filling.as_ref().is_some_and(|f| f.index == n);
                 let known = self.missed(n) & 1 << slot != 0 || copied;
                 self.must(has || known, "a replica lacks only what is marked or being copied");
                 let is_live = self.state(n) == ReplicaState::Live;
@@ -499,7 +499,7 @@ impl World {
             let wanted = |step: &Step| match step {
                 Step::Release(_) | Step::Vacate(_) => false,
                 Step::Join(_) => kept < WANTED,
-                Step::GoLive(n) => calm.missed(*n) == 0 && calm.places[*n][4] == 0,
+                Step::GoLive(n) => calm.missed(*n) == 0 && calm.entries[*n][4] == 0,
                 _ => true,
             };
             match steps.into_iter().find(wanted) {
@@ -514,7 +514,7 @@ impl World {
         let mut out = Vec::with_capacity(64);
         for n in 0..DONORS {
             let (replica, donor) = (self.replica(n), &self.donors[n]);
-            out.extend([replica.state as u64, self.places[n][4], self.missed(n)]);
+            out.extend([replica.state as u64, self.entries[n][4], self.missed(n)]);
             out.extend([u64::from(donor.reachable), u64::from(donor.key == replica.rkey.0)]);
             out.push(donor.bytes.map_or(0, |bytes| bytes.iter().fold(1, |all, b| all << 8 | u64::from(*b))));
         }
@@ -529,8 +529,8 @@ impl World {
             }
         }
         if let Some(f) = &self.filling {
-            let is_present = f.generation == self.replica(f.place).generation;
-            out.extend([2000 + f.place as u64, u64::from(is_present)]);
+            let is_present = f.generation == self.replica(f.index).generation;
+            out.extend([2000 + f.index as u64, u64::from(is_present)]);
             out.extend(f.read.map(|(slot, content)| 3000 + u64::from(slot) * 100 + u64::from(content)));
             out.extend(f.left.iter().map(|slot| 4000 + u64::from(*slot)));
             out.extend(f.failed.iter().map(|slot| 5000 + u64::from(*slot)));

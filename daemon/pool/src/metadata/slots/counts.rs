@@ -26,12 +26,12 @@ pub(super) struct Counts {
 
 /// Where a slot's count is.
 #[derive(Clone, Copy)]
-struct Place<'a> {
+struct Cell<'a> {
     byte: &'a AtomicU8,
     shift: u32,
 }
 
-impl Place<'_> {
+impl Cell<'_> {
     fn load(self) -> u8 {
         self.byte.load(Acquire) >> self.shift & 0xf
     }
@@ -53,16 +53,16 @@ impl Counts {
         Counts { at, more: Mutex::default() }
     }
 
-    fn place<'a>(&self, map: &'a Mapped, slot: SlotIdx) -> Place<'a> {
-        Place { byte: map.u8(self.at + slot.0 as usize / 2), shift: slot.0 % 2 * 4 }
+    fn cell<'a>(&self, map: &'a Mapped, slot: SlotIdx) -> Cell<'a> {
+        Cell { byte: map.u8(self.at + slot.0 as usize / 2), shift: slot.0 % 2 * 4 }
     }
 
     pub fn is_free(&self, map: &Mapped, slot: SlotIdx) -> bool {
-        self.place(map, slot).load() == 0
+        self.cell(map, slot).load() == 0
     }
 
     pub fn of(&self, map: &Mapped, slot: SlotIdx) -> u32 {
-        match self.place(map, slot).load() {
+        match self.cell(map, slot).load() {
             MANY => u32::from(MANY) + self.more.lock().get(&slot).copied().unwrap_or(0),
             few => few.into(),
         }
@@ -70,21 +70,21 @@ impl Counts {
 
     /// The first reference to a free slot.
     pub fn begin(&self, map: &Mapped, slot: SlotIdx) {
-        self.place(map, slot).store(1);
+        self.cell(map, slot).store(1);
     }
 
     /// Nobody counts this slot meanwhile.
     pub fn set(&self, map: &Mapped, slot: SlotIdx, count: u32) {
-        let place = self.place(map, slot);
+        let cell = self.cell(map, slot);
         let few = count.min(MANY.into()) as u8;
-        if few == MANY || place.load() == MANY {
+        if few == MANY || cell.load() == MANY {
             let mut more = self.more.lock();
             match count.saturating_sub(MANY.into()) {
                 0 => more.remove(&slot),
                 beyond => more.insert(slot, beyond),
             };
         }
-        place.store(few);
+        cell.store(few);
     }
 
     /// Bytes of memory that the counts take beyond the table.
@@ -95,18 +95,18 @@ impl Counts {
 
     /// One more. False, and nothing done, for a free slot.
     pub fn up(&self, map: &Mapped, slot: SlotIdx) -> bool {
-        let place = self.place(map, slot);
+        let cell = self.cell(map, slot);
         loop {
-            match place.load() {
+            match cell.load() {
                 0 => return false,
                 MANY => {
                     let mut more = self.more.lock();
-                    if place.load() == MANY {
+                    if cell.load() == MANY {
                         *more.entry(slot).or_default() += 1;
                         return true;
                     }
                 }
-                few if place.change(few, few + 1) => return true,
+                few if cell.change(few, few + 1) => return true,
                 _ => {}
             }
         }
@@ -114,13 +114,13 @@ impl Counts {
 
     /// One less: whether it was the last. `None`, and nothing done, for a free slot.
     pub fn down(&self, map: &Mapped, slot: SlotIdx) -> Option<bool> {
-        let place = self.place(map, slot);
+        let cell = self.cell(map, slot);
         loop {
-            match place.load() {
+            match cell.load() {
                 0 => return None,
                 MANY => {
                     let mut more = self.more.lock();
-                    if place.load() != MANY {
+                    if cell.load() != MANY {
                         continue;
                     }
                     match more.get_mut(&slot) {
@@ -128,11 +128,11 @@ impl Counts {
                         Some(_) => drop(more.remove(&slot)),
                         // Nobody else counts it down while we have the lock, and up it can't go
                         // without.
-                        None => place.store(MANY - 1),
+                        None => cell.store(MANY - 1),
                     }
                     return Some(false);
                 }
-                few if place.change(few, few - 1) => return Some(few == 1),
+                few if cell.change(few, few - 1) => return Some(few == 1),
                 _ => {}
             }
         }
@@ -215,7 +215,7 @@ mod tests {
                 // It has long seen that the slot has many, and waits.
                 std::thread::sleep(Duration::from_millis(50));
                 assert!(!waits.is_finished());
-                counts.place(&map, slot).store(MANY - 1);
+                counts.cell(&map, slot).store(MANY - 1);
                 drop(more);
             });
             assert_eq!((counts.of(&map, slot), counts.more.lock().len()), (comes_to, 0));

@@ -10,12 +10,12 @@ fn a_short_absence_loses_nothing_a_long_one_everything_there() {
     let extents: Vec<ExtentId> = world.extents.keys().copied().collect();
     world.disconnect(0);
     world.now += LOST_AFTER - Duration::from_millis(1);
-    world.balance(Room { free: SLOTS, ..nothing_free() });
+    world.balance(Headroom { free: SLOTS, ..nothing_free() });
     world.connect(0);
     world.now += LOST_AFTER;
-    world.balance(Room { free: SLOTS, ..nothing_free() });
+    world.balance(Headroom { free: SLOTS, ..nothing_free() });
     // Away for a while: what it missed is copied, and all is as it was.
-    assert!(extents.iter().all(|e| world.states(*e).contains(&ReplicaState::Joining)));
+    assert!(extents.iter().all(|e| world.states(*e).contains(&ReplicaState::Syncing)));
     world.fill_all();
     assert!(extents.iter().all(|e| world.live(*e) == 2));
     world.disconnect(0);
@@ -24,7 +24,7 @@ fn a_short_absence_loses_nothing_a_long_one_everything_there() {
         world.now += LOST_AFTER / 5;
         world.disconnect(0);
     }
-    world.balance(Room { free: SLOTS, ..nothing_free() });
+    world.balance(Headroom { free: SLOTS, ..nothing_free() });
     assert!(extents.iter().all(|e| world.live(*e) == 1));
     // Back with everything it held: given back, not believed.
     world.connect(0);
@@ -43,9 +43,9 @@ fn an_operation_without_an_answer_costs_no_replica_when_the_agent_answers() {
     for _ in 0..4 {
         (0..2).for_each(|d| world.book.hung(World::id(d), world.now));
         world.act();
-        assert!(extents.iter().all(|e| world.states(*e) == [ReplicaState::Away; 2]));
+        assert!(extents.iter().all(|e| world.states(*e) == [ReplicaState::Stale; 2]));
         let waited = world.now;
-        while extents.iter().any(|e| world.states(*e) != [ReplicaState::Joining; 2]) {
+        while extents.iter().any(|e| world.states(*e) != [ReplicaState::Syncing; 2]) {
             assert!(world.now < waited + Duration::from_secs(20), "{:?}", world.states(extents[0]));
             world.now += Duration::from_secs(1);
             world.balance(nothing_free());
@@ -92,7 +92,7 @@ fn a_donor_that_is_late_is_away_as_soon_as_its_agent_owes_an_answer() {
     // It was not heard since, so it stays so, and the rest has strikes against nobody.
     world.now += AWAY_AFTER;
     world.balance(nothing_free());
-    assert!(extents.iter().all(|e| world.states(*e).contains(&ReplicaState::Away)));
+    assert!(extents.iter().all(|e| world.states(*e).contains(&ReplicaState::Stale)));
     world.deaf[0] = false;
     world.renew(0);
     world.balance(nothing_free());
@@ -112,9 +112,9 @@ fn a_replica_that_waits_for_its_next_try_is_not_absent_for_as_long() {
         let extents: Vec<ExtentId> = world.extents.keys().copied().collect();
         for times in 1..=5 {
             for extent in &extents {
-                let place = (0..2).find(|p| world.extents[extent][usize::from(*p)].donor == World::id(0)).unwrap();
-                world.set(*extent, place, ReplicaState::Away);
-                world.book.replica_away(*extent, place, World::id(0), world.now);
+                let index = (0..2).find(|p| world.extents[extent][usize::from(*p)].donor == World::id(0)).unwrap();
+                world.set(*extent, index, ReplicaState::Stale);
+                world.book.replica_stale(*extent, index, World::id(0), world.now);
             }
             let failed = world.now;
             while world.now < failed + LOST_AFTER + Duration::from_secs(1) {
@@ -122,13 +122,13 @@ fn a_replica_that_waits_for_its_next_try_is_not_absent_for_as_long() {
                 (0..2).for_each(|d| world.renew(d));
                 world.balance(nothing_free());
             }
-            let is_tried = |e: &ExtentId| world.states(*e).contains(&ReplicaState::Joining);
+            let is_tried = |e: &ExtentId| world.states(*e).contains(&ReplicaState::Syncing);
             assert!(extents.iter().all(|e| is_tried(e) == (times < 5)));
         }
         interruption(&mut world);
         world.act();
         world.balance(nothing_free());
-        assert!(extents.iter().all(|e| world.states(*e).contains(&ReplicaState::Away)));
+        assert!(extents.iter().all(|e| world.states(*e).contains(&ReplicaState::Stale)));
         // It is when the donor stays away.
         world.disconnect(0);
         world.now += LOST_AFTER;
@@ -146,12 +146,12 @@ fn a_donor_is_lost_by_its_own_absence_not_by_ours() {
     (0..2).for_each(|d| world.disconnect(d));
     world.now += LOST_AFTER - Duration::from_millis(1);
     world.balance(nothing_free());
-    assert!(extents.iter().all(|e| world.states(*e) == [ReplicaState::Away; 2]));
+    assert!(extents.iter().all(|e| world.states(*e) == [ReplicaState::Stale; 2]));
     // The machine is frozen, and nobody could be heard.
     world.now += 5 * LOST_AFTER;
     world.book.stood_still(world.now);
     world.balance(nothing_free());
-    assert!(extents.iter().all(|e| world.states(*e) == [ReplicaState::Away; 2]));
+    assert!(extents.iter().all(|e| world.states(*e) == [ReplicaState::Stale; 2]));
     world.connect(0);
     for _ in 0..LAST_COPY_LOST_AFTER.as_secs() {
         world.now += Duration::from_secs(1);
@@ -175,7 +175,7 @@ fn what_nobody_else_has_is_waited_for_longer() {
         world.now += 2 * LOST_AFTER;
         (0..2).for_each(|d| world.disconnect(d));
         world.balance(nothing_free());
-        assert!(extents.iter().all(|e| world.states(*e) == [ReplicaState::Away; 2]));
+        assert!(extents.iter().all(|e| world.states(*e) == [ReplicaState::Stale; 2]));
     }
     (0..2).for_each(|d| world.connect(d));
     world.balance(nothing_free());
@@ -201,8 +201,8 @@ fn what_nobody_else_has_is_waited_for_longer() {
     assert!(extents.iter().all(|e| world.states(*e) == [ReplicaState::Lost; 2]));
 }
 
-fn wanted() -> Room {
-    Room { wanted: 1, ..nothing_free() }
+fn wanted() -> Headroom {
+    Headroom { wanted: 1, ..nothing_free() }
 }
 
 /// Writes stopped as soon as fewer donors were there than an extent has replicas, however much room
@@ -217,13 +217,13 @@ fn with_too_few_donors_left_new_extents_lie_on_those_there_are_until_the_others_
         assert!(world.extents.is_empty(), "nobody has asked");
         world.settle(&wanted());
         let there: Vec<DonorId> = (away..donors).map(World::id).collect();
-        let on_all = |placed: &Vec<Placed>| {
-            placed.iter().map(|p| p.donor).collect::<BTreeSet<_>>().into_iter().eq(there.clone())
+        let on_all = |leased: &Vec<LeasedReplica>| {
+            leased.iter().map(|p| p.donor).collect::<BTreeSet<_>>().into_iter().eq(there.clone())
         };
         assert!(!world.extents.is_empty() && world.extents.values().all(on_all), "{:?}", world.extents);
         // What is free in them is room while there is nothing better.
         let count = world.extents.len();
-        world.settle(&Room { degraded: 2 * SLOTS, ..wanted() });
+        world.settle(&Headroom { degraded: 2 * SLOTS, ..wanted() });
         assert_eq!(world.extents.len(), count);
 
         (0..away).for_each(|d| world.connect(d));
@@ -242,7 +242,7 @@ fn with_donors_enough_or_never_enough_no_extent_lacks_a_replica_from_the_first()
         (0..away).for_each(|d| world.disconnect(d));
         world.settle(&wanted());
         assert!(!world.book.degrades());
-        assert!(world.extents.values().all(|placed| placed.len() == replicas), "{:?}", world.extents);
+        assert!(world.extents.values().all(|leased| leased.len() == replicas), "{:?}", world.extents);
         assert_eq!(world.extents.is_empty(), connected < replicas);
     }
 }
@@ -268,10 +268,10 @@ fn an_empty_degraded_extent_goes_back_when_a_donor_is_back_and_not_before() {
     world.settle(&wanted());
     let count = world.extents.len();
     let empty: Vec<ExtentId> = world.extents.keys().copied().collect();
-    let room = Room { degraded: count as u64 * SLOTS, empty: empty.clone(), ..wanted() };
+    let room = Headroom { degraded: count as u64 * SLOTS, empty: empty.clone(), ..wanted() };
     world.balance(room.clone());
     assert_eq!(world.extents.len(), count);
     world.connect(0);
-    world.balance(Room { degraded: 0, ..room });
+    world.balance(Headroom { degraded: 0, ..room });
     assert!(empty.iter().all(|e| !world.extents.contains_key(e)));
 }

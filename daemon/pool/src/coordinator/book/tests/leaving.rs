@@ -11,10 +11,10 @@ fn recalled_slabs_go_back_when_their_pages_are_elsewhere_and_are_lost_when_their
     let extent = *world.extents.keys().next().unwrap();
     let slabs: Vec<SlabId> = world.lent[0].keys().copied().collect();
     world.book.recalled(DonorId(0), &slabs, world.now + Duration::from_secs(60));
-    world.settle(&Room { free: SLOTS, ..nothing_free() });
+    world.settle(&Headroom { free: SLOTS, ..nothing_free() });
     assert_eq!(world.live(extent), 2, "given up though nobody else has it");
     world.connect(2);
-    world.settle(&Room { free: SLOTS, ..nothing_free() });
+    world.settle(&Headroom { free: SLOTS, ..nothing_free() });
     assert_eq!(world.live(extent), 2, "let go before the new replica was whole");
     assert!(!world.lent[0].is_empty());
     world.fill_and_settle();
@@ -24,10 +24,10 @@ fn recalled_slabs_go_back_when_their_pages_are_elsewhere_and_are_lost_when_their
     world.disconnect(0);
     world.book.recalled(DonorId(1), &slabs, world.now + Duration::from_secs(1));
     world.now += Duration::from_secs(1);
-    world.settle(&Room { free: SLOTS, ..nothing_free() });
+    world.settle(&Headroom { free: SLOTS, ..nothing_free() });
     assert_eq!(world.live(extent), 2);
     world.book.renewed(DonorId(1), &[], 8, world.now, world.now);
-    world.settle(&Room { free: SLOTS, ..nothing_free() });
+    world.settle(&Headroom { free: SLOTS, ..nothing_free() });
     assert_eq!(world.live(extent), 1);
 }
 
@@ -40,10 +40,10 @@ fn a_drain_for_which_nobody_has_room_is_stuck_until_somebody_has() {
     assert_eq!(world.book.stuck(world.now), 0);
     let slabs: Vec<SlabId> = world.lent[0].keys().copied().collect();
     world.book.recalled(DonorId(0), &slabs, world.now + Duration::from_secs(60));
-    world.settle(&Room { free: SLOTS, ..nothing_free() });
+    world.settle(&Headroom { free: SLOTS, ..nothing_free() });
     assert_eq!((world.book.moving(), world.book.stuck(world.now)), (1, 1));
     world.connect(2);
-    world.settle(&Room { free: SLOTS, ..nothing_free() });
+    world.settle(&Headroom { free: SLOTS, ..nothing_free() });
     assert_eq!((world.book.moving(), world.book.stuck(world.now)), (1, 0), "it is being copied");
     world.fill_and_settle();
     assert_eq!((world.book.moving(), world.book.stuck(world.now)), (0, 0));
@@ -63,11 +63,11 @@ fn while_a_donor_is_drained_and_too_few_others_are_there_new_extents_lie_on_thos
             world.book.recalled(World::id(d), &slabs, world.now + Duration::from_secs(60));
         }
         let before: Vec<ExtentId> = world.extents.keys().copied().collect();
-        world.balance(Room { wanted: 1, ..nothing_free() });
+        world.balance(Headroom { wanted: 1, ..nothing_free() });
         (0..8 * donors).for_each(|n| world.answer(n % donors));
         let new = world.extents.iter().filter(|(extent, _)| !before.contains(extent));
         let there: BTreeSet<DonorId> = (drained..donors).map(World::id).collect();
-        let on: Vec<BTreeSet<DonorId>> = new.map(|(_, placed)| placed.iter().map(|p| p.donor).collect()).collect();
+        let on: Vec<BTreeSet<DonorId>> = new.map(|(_, leased)| leased.iter().map(|p| p.donor).collect()).collect();
         assert!(!on.is_empty() && on.iter().all(|on| *on == there), "{:?}", world.extents);
 
         // It lends again: they get all their replicas.
@@ -92,14 +92,14 @@ fn a_drain_that_was_ended_loses_nothing_at_its_deadline() {
     let slabs: Vec<SlabId> = world.lent[0].keys().copied().collect();
     world.book.recalled(DonorId(0), &slabs, world.now + Duration::from_secs(600));
     world.now += Duration::from_secs(601);
-    world.settle(&Room { free: SLOTS, ..nothing_free() });
+    world.settle(&Headroom { free: SLOTS, ..nothing_free() });
     assert_eq!(world.live(extent), 1);
     assert_eq!(world.book.moving(), 1);
     // What it said before the deadline, and was heard only now, says nothing.
     world.book.renewed(DonorId(0), &slabs, 0, world.now - Duration::from_secs(2), world.now);
     assert_eq!(world.book.moving(), 1);
     world.book.renewed(DonorId(0), &slabs, 0, world.now, world.now);
-    world.settle(&Room { free: SLOTS, ..nothing_free() });
+    world.settle(&Headroom { free: SLOTS, ..nothing_free() });
     assert_eq!((world.live(extent), world.book.moving()), (1, 0));
 }
 
@@ -113,7 +113,7 @@ fn one_of_three_is_removed() -> (World, DonorId) {
     }
     let victim = world.extents.values().next().unwrap()[0].donor;
     world.book.remove(victim);
-    world.settle(&Room { free: SLOTS, ..nothing_free() });
+    world.settle(&Headroom { free: SLOTS, ..nothing_free() });
     (world, victim)
 }
 
@@ -121,10 +121,10 @@ fn one_of_three_is_removed() -> (World, DonorId) {
 /// stead.
 fn moving() -> (World, ExtentId, usize, usize) {
     let (world, victim) = one_of_three_is_removed();
-    let moving = world.extents.iter().find(|(_, places)| places.iter().any(|p| p.state == ReplicaState::Joining));
-    let (extent, places) = moving.map(|(e, places)| (*e, places.clone())).unwrap();
-    let leaves = places.iter().position(|p| p.donor == victim).unwrap();
-    let third = places.iter().find(|p| p.state == ReplicaState::Joining).unwrap().donor;
+    let moving = world.extents.iter().find(|(_, replicas)| replicas.iter().any(|p| p.state == ReplicaState::Syncing));
+    let (extent, replicas) = moving.map(|(e, replicas)| (*e, replicas.clone())).unwrap();
+    let leaves = replicas.iter().position(|p| p.donor == victim).unwrap();
+    let third = replicas.iter().find(|p| p.state == ReplicaState::Syncing).unwrap().donor;
     (world, extent, leaves, third.0.into())
 }
 
@@ -134,10 +134,10 @@ fn a_replica_is_not_let_go_while_those_that_are_to_stay_are_on_donors_out_of_rea
     world.fill_all();
     world.now += Duration::from_millis(900);
     // From now on the new one has been live for long enough, and it takes a moment until it counts
-    // as away.
+    // as stale.
     world.disconnect(third);
     world.now += Duration::from_millis(200);
-    world.settle(&Room { free: SLOTS, ..nothing_free() });
+    world.settle(&Headroom { free: SLOTS, ..nothing_free() });
     assert_eq!(world.states(extent)[leaves], ReplicaState::Live, "it was let go for one that nobody can reach");
     world.connect(third);
     world.fill_and_settle();
@@ -157,7 +157,7 @@ fn a_replica_is_not_let_go_before_the_new_ones_donor_has_said_that_it_holds_the_
     );
     world.deaf[third] = false;
     world.fill_and_settle();
-    assert_eq!((world.states(extent)[leaves], world.live(extent)), (ReplicaState::Vacant, 2));
+    assert_eq!((world.states(extent)[leaves], world.live(extent)), (ReplicaState::Unused, 2));
 }
 
 #[test]
@@ -177,14 +177,14 @@ fn a_donor_that_was_added_takes_its_share_of_replicas() {
     (0..2).for_each(|d| world.connect(d));
     for _ in 0..8 {
         let free = world.extents.len() as u64;
-        world.settle(&Room { free: if free < 8 { 0 } else { 2 * SLOTS }, ..nothing_free() });
+        world.settle(&Headroom { free: if free < 8 { 0 } else { 2 * SLOTS }, ..nothing_free() });
     }
     let extents = world.extents.len();
     assert!(extents >= 8, "{extents}");
     world.connect(2);
     for _ in 0..30 {
         (0..3).for_each(|d| world.renew(d));
-        world.settle(&Room { free: 2 * SLOTS, ..nothing_free() });
+        world.settle(&Headroom { free: 2 * SLOTS, ..nothing_free() });
         world.fill_all();
         world.now += Duration::from_secs(1);
     }
@@ -205,7 +205,7 @@ fn what_a_removed_donor_had_still_to_say_brings_it_not_back() {
     let others: Vec<usize> = (0..3).filter(|d| *d != at).collect();
     world.disconnect(others[0]);
     world.now += Duration::from_secs(60);
-    world.settle(&Room { free: SLOTS, ..nothing_free() });
+    world.settle(&Headroom { free: SLOTS, ..nothing_free() });
     assert_eq!((world.lent[at].len(), &world.removed[..]), (0, &[victim][..]), "it is used, or removed again");
     world.book.welcome_back(victim);
     world.connect(at);
@@ -237,8 +237,8 @@ fn a_replica_that_was_to_move_to_a_donor_that_is_removed_stays_where_it_is() {
     let extent = *world.extents.keys().next().unwrap();
     world.connect(2);
     let member = &mut world.book.inventory.extents.get_mut(&extent).unwrap()[0];
-    member.leaving = Some(crate::coordinator::book::member::Leaving { deadline: None, moves: true });
-    world.settle(&Room { free: SLOTS, ..nothing_free() });
+    member.draining = Some(crate::coordinator::book::member::Drain { deadline: None, moves: true });
+    world.settle(&Headroom { free: SLOTS, ..nothing_free() });
     assert!(world.extents[&extent].iter().any(|p| p.donor == DonorId(2)), "it is on its way");
     world.book.remove(DonorId(2));
     world.fill_and_settle();
@@ -274,7 +274,7 @@ fn a_donor_that_is_wanted_again_still_wants_its_slabs_back() {
     world.book.welcome_back(DonorId(0));
     assert_eq!(world.book.moving(), 1);
     world.connect(1);
-    world.settle(&Room { free: SLOTS, ..nothing_free() });
+    world.settle(&Headroom { free: SLOTS, ..nothing_free() });
     world.fill_and_settle();
     assert_eq!((world.live(extent), world.lent[0].len(), world.book.moving()), (1, 0, 0));
     // What it does not want back stays.
@@ -292,10 +292,10 @@ fn a_replica_that_moves_for_the_balance_does_so_though_its_donor_no_longer_wants
     let extent = *world.extents.keys().next().unwrap();
     world.connect(2);
     let member = &mut world.book.inventory.extents.get_mut(&extent).unwrap()[0];
-    member.leaving = Some(crate::coordinator::book::member::Leaving { deadline: None, moves: true });
-    let donor = member.placed.donor;
+    member.draining = Some(crate::coordinator::book::member::Drain { deadline: None, moves: true });
+    let donor = member.leased.donor;
     let slabs: Vec<SlabId> = world.lent[donor.0 as usize].keys().copied().collect();
-    world.settle(&Room { free: SLOTS, ..nothing_free() });
+    world.settle(&Headroom { free: SLOTS, ..nothing_free() });
     assert!(world.extents[&extent].iter().any(|p| p.donor == DonorId(2)), "it is on its way");
     world.book.recalled(donor, &slabs, world.now + Duration::from_secs(1));
     world.now += Duration::from_secs(1);
