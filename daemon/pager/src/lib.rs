@@ -77,7 +77,7 @@ mod window;
 mod worker;
 mod young;
 
-use annex_host::keeper::{Keeper, Kept};
+use annex_host::fd_keeper::{FdKeeper, Kept};
 use annex_pool::Pool;
 use annex_shared::api::{
     ApiError, AppInfo, AttachRequest, ErrorCode, LONGEST_REGION, Limit, Progress, RegionRequest, SHORTEST_REGION,
@@ -161,7 +161,7 @@ impl Pager {
         default_limit: Limit,
         host: probe::Host,
         pool: Arc<Pool>,
-        keeper: Arc<Keeper>,
+        keeper: Arc<FdKeeper>,
         previous: Option<(PreviousState, u64)>,
     ) -> Result<Pager, StartError> {
         let registry = Arc::new(Registry::new(keeper)?);

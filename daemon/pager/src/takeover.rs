@@ -31,7 +31,7 @@ use super::tracer_process;
 use super::uffd::{Event, Message, Proof, Uffd};
 use super::window::Window;
 use annex_host::failpoint::failpoint;
-use annex_host::keeper::{Inheritance, Kept};
+use annex_host::fd_keeper::{Inheritance, Kept};
 use annex_pool::SlotRun;
 use annex_shared::api::Target;
 use annex_shared::ids::SlotIdx;

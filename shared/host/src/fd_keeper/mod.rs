@@ -121,32 +121,32 @@ impl Kept {
 }
 
 /// annexd's hand on what is kept.
-pub struct Keeper {
+pub struct FdKeeper {
     index: Mutex<(Index, HashMap<Kept, usize>)>,
     /// The keeper process.
     process: OwnedFd,
-    gone: AtomicBool,
+    has_ended: AtomicBool,
     has_store: bool,
 }
 
-impl Keeper {
+impl FdKeeper {
     /// Starts the keeper process; `socket` is the control socket's path, beside which the keeper
     /// has its own, and `patience` how long it waits for a successor. Call it while annexd has one
     /// thread.
-    pub fn start(socket: &Path, patience: Duration) -> io::Result<Keeper> {
+    pub fn start(socket: &Path, patience: Duration) -> io::Result<FdKeeper> {
         let index = Index::create()?;
         let path = keeper_socket(socket, std::process::id());
-        // A socket of that name belongs to a keeper whose annexd had our PID: long over.
+        // A socket of that name belongs to a keeper whose annexd had our PID: which ended long ago.
         let _ = std::fs::remove_file(&path);
         let listener = UnixListener::bind(&path)?;
         let process = process::start(&index, &listener, &path, patience)?;
         // From here on the keeper listens; the descriptor is in the table they share, and must stay
         // there.
         std::mem::forget(listener);
-        Ok(Keeper {
+        Ok(FdKeeper {
             index: Mutex::new((index, HashMap::new())),
             process,
-            gone: AtomicBool::new(false),
+            has_ended: AtomicBool::new(false),
             has_store: store::exists(),
         })
     }
@@ -193,7 +193,7 @@ impl Keeper {
     fn look_after(&self) {
         let mut fds = [PollFd::new(self.process.as_fd(), PollFlags::POLLIN)];
         let ended = poll(&mut fds, PollTimeout::ZERO).unwrap_or(0) > 0;
-        if ended && !self.gone.swap(true, Ordering::Relaxed) {
+        if ended && !self.has_ended.swap(true, Ordering::Relaxed) {
             tracing::error!(
                 "the keeper process is gone: if annexd is killed now, programs may lose evicted memory in silence; restart annexd"
             );

@@ -95,7 +95,7 @@ fn live(index: &Index, listener: &UnixListener, annexd: &OwnedFd, path: &Path, p
         return 0;
     }
     let _ = std::fs::remove_file(path);
-    if programs == 0 && contexts(&kept).all(is_over) {
+    if programs == 0 && contexts(&kept).all(has_ended) {
         // Only keys, which go with their table, and processes that have all their memory.
         return 0;
     }
@@ -106,7 +106,7 @@ fn live(index: &Index, listener: &UnixListener, annexd: &OwnedFd, path: &Path, p
 fn settle_in() {
     nix::unistd::setsid().ok();
     // SAFETY: the name is a C string.
-    unsafe { libc::prctl(libc::PR_SET_NAME, c"annexd-keeper".as_ptr()) };
+    unsafe { libc::prctl(libc::PR_SET_NAME, c"annexd-fdkeeper".as_ptr()) };
     // Signals to annexd's group or unit are not for the keeper: it ends by itself when there is
     // nothing to keep.
     for kind in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT, Signal::SIGPIPE] {
@@ -179,7 +179,7 @@ fn await_successor(
             // lives on after all gets a successor.
             end_stubs(kept);
         }
-        if !holds_keys && !any_lives(kept) && contexts(kept).all(is_over) {
+        if !holds_keys && !any_lives(kept) && contexts(kept).all(has_ended) {
             return true;
         }
     }
@@ -254,7 +254,7 @@ fn end_programs(kept: &[(Kept, RawFd)]) {
         std::thread::sleep(Duration::from_millis(20));
     }
     end_stubs(kept);
-    while !contexts(kept).all(is_over) {
+    while !contexts(kept).all(has_ended) {
         std::thread::sleep(Duration::from_millis(100));
     }
 }
@@ -275,7 +275,7 @@ fn parents() -> Vec<(i32, i32)> {
 
 /// True if the address space behind a userfaultfd is gone: a question about an address that nobody
 /// maps says so. Also if the number is no userfaultfd's (any more): then annexd had closed it.
-fn is_over(uffd: RawFd) -> bool {
+fn has_ended(uffd: RawFd) -> bool {
     /// `UFFDIO_ZEROPAGE`.
     const ZEROPAGE: libc::c_ulong = 0xC020_AA04;
     let mut arg = [1u64 << 16, 4096, 1, 0];
