@@ -12,17 +12,17 @@ const GENERATIONS: u32 = 1 << 12;
 /// What a replica is good for.
 ///
 /// ```text
-///                 added                        filled
-///  unused ────────────────────▶ syncing ────────────────────▶ live
-///    ▲  ▲ lost (reused)           │ ▲ ▲      fell behind        │ │
-///    │  │ ▲                       │ │ └─────────────────────────┘ │
-///    │  │ │          out of reach ▼ │ resync                      │ out of reach, or
-///    │  │ └─────────────────── stale ◀────────────────────────────┘ a write failed
-///    │  └ lost: from every state
-///    └ removed: its bytes are elsewhere, on purpose (drained)
+///            added                     filled
+///  unused ─────────────▶ syncing ────────────────────▶ live
+///    ▲                    ▲ │ ▲       fell behind       │ │
+///    │ removed            │ │ └─────────────────────────┘ │
+///    │             resync │ │ out of reach                │ out of reach, or a write failed
+///    │                    │ ▼                             │
+///    └── any state       stale ◀──────────────────────────┘
 ///
-///  backup ◀──▶ syncing, live    with one donor's replica to follow, or without
-///  backup ───▶ stale            as above
+///  any state ──▶ lost: the entry is free for another replica, as an unused one is
+///  backup ◀──▶ syncing, live: a backup while some donor's replica is live, written while none is
+///  backup ◀──▶ stale: as above
 /// ```
 ///
 /// *Draining* is no state but a mark of the coordinator's on any of them (`coordinator::book`).
