@@ -358,7 +358,7 @@ fn under_all_faults_at_once_no_read_that_succeeds_is_wrong() {
     let caught = || bed.pool.donors().iter().map(|d| d.checksum_errors).sum::<u64>();
     let until = Instant::now() + Duration::from_secs(60);
     let mut generation = 0;
-    while reads < 2000 || caught() == 0 {
+    while reads < 6000 || caught() == 0 {
         assert!(Instant::now() < until, "{reads} reads, {} wrong pages caught", caught());
         generation += 1;
         let mut runs = Vec::new();
