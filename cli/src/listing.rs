@@ -191,7 +191,7 @@ fn daemon(status: &Status) -> String {
 pub fn grade(status: &Status) -> u8 {
     let pool = &status.pool;
     let up = status.donors.iter().filter(|d| d.state == DonorState::Up).count();
-    if pool.lost_extents + pool.waiting_extents + pool.last_copy_extents > 0 || pool.gone_pages > 0 {
+    if pool.lost_extents + pool.waiting_extents + pool.last_copy_extents > 0 || pool.lost_pages > 0 {
         2
     } else if pool.degraded_extents + pool.stuck_replicas > 0
         || pool.full
@@ -222,7 +222,7 @@ fn health(status: &Status) -> String {
         );
     }
     if pool.degraded_extents > 0 {
-        let repair = match (pool.repair_left, pool.away_replicas) {
+        let repair = match (pool.repair_left, pool.stale_replicas) {
             (0, 0) => "nothing is being copied: no donor has room for another copy".to_owned(),
             (0, away) => format!("{away} copies wait for their donor to come back"),
             (left, _) => format!("{} to copy, about {} left", format_bytes(left), duration(pool.repair_eta_s)),
@@ -245,7 +245,7 @@ fn health(status: &Status) -> String {
     if pool.full {
         return format!("full: {}; programs keep their pages until then{down}", pool.lack);
     }
-    let moving = pool.moving_replicas + pool.joining_replicas;
+    let moving = pool.moving_replicas + pool.syncing_replicas;
     let moving = if moving > 0 { format!("; {moving} copies are on the move to other donors") } else { String::new() };
     let copies = if status.replicas == 1 { "its one copy".into() } else { format!("{} copies", status.replicas) };
     format!("healthy: every page in the pool has {copies}{moving}{down}")
@@ -501,17 +501,17 @@ mod tests {
         let empty = said(serde_json::json!({"degraded_extents": 3}));
         assert!(empty.starts_with("degraded: 3 of 14 extents lack a copy; ") && empty.ends_with("[1]"), "{empty}");
         assert!(empty.contains("no donor has room"));
-        assert!(said(serde_json::json!({"degraded_extents": 3, "away_replicas": 2})).contains("wait for their donor"));
+        assert!(said(serde_json::json!({"degraded_extents": 3, "stale_replicas": 2})).contains("wait for their donor"));
         let stuck = said(serde_json::json!({"stuck_replicas": 2, "moving_replicas": 2}));
         assert!(stuck.starts_with("stuck: 2 copies are to leave") && stuck.contains("annex donors add"), "{stuck}");
         let full = said(serde_json::json!({"full": true, "lack": "no donor has room: add one"}));
         assert_eq!(full, "full: no donor has room: add one; programs keep their pages until then; not up: d1 [1]");
-        let waiting = said(serde_json::json!({"waiting_extents": 2, "degraded_extents": 3, "away_replicas": 4}));
+        let waiting = said(serde_json::json!({"waiting_extents": 2, "degraded_extents": 3, "stale_replicas": 4}));
         assert!(waiting.starts_with("OUT OF REACH: 2 of 14") && waiting.ends_with("wait; not up: d1 [2]"), "{waiting}");
         assert!(
             said(serde_json::json!({"lost_extents": 1, "degraded_extents": 3})).starts_with("DATA IS LOST: 1 of 14")
         );
-        assert!(said(serde_json::json!({"gone_pages": 1})).ends_with("[2]"));
+        assert!(said(serde_json::json!({"lost_pages": 1})).ends_with("[2]"));
     }
 
     #[test]

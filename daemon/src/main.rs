@@ -5,7 +5,7 @@ use annex_daemon::config::{Config, DEFAULT_FILE, SpillFlag};
 use annex_daemon::control::pool::RunningPool;
 use annex_daemon::control::{Apps, BindError, Control, ControlSocket, Donors, Operators, host, server, stop, watchdog};
 use annex_host::failpoint;
-use annex_host::keeper::{self, Inheritance, Keeper, Kept};
+use annex_host::fd_keeper::{self, FdKeeper, Inheritance, Kept};
 use annex_kv::store::LogPageTable;
 use annex_kv::{Kv, KvFlag};
 use annex_pager::{Pager, PreviousState, PreviousStateError, Wait, probe};
@@ -249,7 +249,8 @@ fn run(flags: Flags, hidden: Option<String>) -> Result<(), Failure> {
 
     failpoint::arm().map_err(unusable)?;
     // While there is one thread: the keeper is a copy of this process.
-    let keeper = Keeper::start(socket.path(), config.takeover_wait.0).context("failed to start the keeper process")?;
+    let keeper =
+        FdKeeper::start(socket.path(), config.takeover_wait.0).context("failed to start the keeper process")?;
     let runtime = Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(REQUEST_THREADS)
@@ -387,10 +388,10 @@ fn log_pages(config: &Config, inheritance: Option<&mut Inheritance>) -> Result<O
 }
 
 /// Starts pool and pager, with what the annexd before has left if there is anything.
-fn start(config: &Config, keeper: Arc<Keeper>) -> Result<Running, Failure> {
+fn start(config: &Config, keeper: Arc<FdKeeper>) -> Result<Running, Failure> {
     let host = probe::host().map_err(unusable)?;
     tracing::info!("kernel {}: userfaultfd has what annexd needs", host.kernel);
-    let mut inheritance = keeper::find(&config.socket).map_err(unusable)?;
+    let mut inheritance = fd_keeper::find(&config.socket).map_err(unusable)?;
     let previous = inheritance.as_mut().map(PreviousState::open).transpose().map_err(unusable)?.flatten();
     let tables = inheritance.as_mut().map(|i| (i.take(Kept::Extents), i.take(Kept::Slots)));
     let log_pages = log_pages(config, inheritance.as_mut())?;

@@ -435,9 +435,9 @@ pub struct PoolInfo {
     pub last_copy_extents: u32,
     /// Replicas that are being filled, or wait for their donor to come back.
     #[serde(default)]
-    pub joining_replicas: u32,
+    pub syncing_replicas: u32,
     #[serde(default)]
-    pub away_replicas: u32,
+    pub stale_replicas: u32,
     /// Replicas that are to leave their donor (recalled, removed, evened out) and have not yet.
     #[serde(default)]
     pub moving_replicas: u32,
@@ -463,7 +463,7 @@ pub struct PoolInfo {
     pub hedged_reads: u64,
     /// Pages that no replica could give when they were to be copied.
     #[serde(default)]
-    pub gone_pages: u64,
+    pub lost_pages: u64,
     /// Bytes that lie in the spill file because too few donors have room for them or are up.
     #[serde(default)]
     pub spilled: u64,
@@ -492,7 +492,8 @@ pub struct SlabInfo {
     pub size: u64,
     pub used: u64,
     pub transport: Option<Transport>,
-    /// `live`, `joining` (being filled), `away` (may come back) or `lost`.
+    /// `live`, `syncing` (being filled), `stale` (may come back), `backup` (follows in the spill
+    /// file) or `lost`.
     pub state: String,
 }
 

@@ -42,7 +42,7 @@ fn outlives_all_but_one_of(replicas: u8) {
     // Every page has as many copies as there are donors before any is killed.
     wait_for("all replicas to be whole", MINUTE, || {
         let pool = bed.status().pool;
-        pool.degraded_extents == 0 && pool.joining_replicas == 0
+        pool.degraded_extents == 0 && pool.syncing_replicas == 0
     });
     for nth in 1..usize::from(replicas) {
         bed.agents[nth].kill();
@@ -90,7 +90,7 @@ fn donors_that_are_all_silent_for_a_while_are_waited_for() {
     bed.agents.iter().for_each(|agent| agent.signal(Signal::SIGCONT));
     wait_for("all replicas to be whole", MINUTE, || {
         let pool = bed.status().pool;
-        pool.degraded_extents == 0 && pool.joining_replicas == 0
+        pool.degraded_extents == 0 && pool.syncing_replicas == 0
     });
     let before = bed.app("stress").expect("it runs").faults.major;
     bed.wait_app("stress", MINUTE, |app| app.faults.major > before + 500);

@@ -93,7 +93,7 @@ pub fn run(path: &Path) -> io::Result<()> {
     // does; then it has its own.
     let _ = nix::unistd::setsid();
     // SAFETY: the name is a C string.
-    unsafe { libc::prctl(libc::PR_SET_NAME, c"annex-keeper".as_ptr()) };
+    unsafe { libc::prctl(libc::PR_SET_NAME, c"agent-fdkeeper".as_ptr()) };
     // The agent blocked these before it started us; whoever means to end this process ends it.
     nix::sys::signal::SigSet::all().thread_unblock()?;
     let listener = bind_private(path)?;

@@ -212,11 +212,11 @@ impl PoolConfig {
 }
 
 /// The longest donor address the extent table has room for.
-pub(super) const MAX_ADDRESS: usize = 240;
+pub(crate) const MAX_ADDRESS: usize = 240;
 
 /// True for sizes a slab can have: whole pages, and a power of two so that a slot number splits by
 /// shifting.
-pub(super) fn is_slab_size(bytes: u64) -> bool {
+pub(crate) fn is_slab_size(bytes: u64) -> bool {
     bytes.is_power_of_two() && (16 * PAGE_SIZE as u64..=1 << 30).contains(&bytes)
 }
 

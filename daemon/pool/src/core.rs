@@ -1,25 +1,24 @@
 //! What all threads of the pool share: the tables, what is known of each donor, and who to tell.
 
-use super::book::Grade;
-use super::config::{DonorConfig, MAX_DONORS, PoolConfig};
-use super::coordinator::News;
-use super::extents::ExtentTable;
-use super::mailbox::Mailbox;
-use super::repair;
-use super::slots::{SlotRun, SlotTable};
-use super::traffic::Traffic;
-use annex_fabric::{Arena, Transport};
-use annex_shared::api::DonorState;
+use crate::config::{MAX_DONORS, PoolConfig};
+use crate::coordinator::book::Grade;
+use crate::coordinator::news::News;
+use crate::donor::view::Donor;
+use crate::io::mailbox::Mailbox;
+use crate::metadata::extents::ExtentTable;
+use crate::metadata::slots::{SlotRun, SlotTable};
+use crate::repair::task::Task;
+use annex_fabric::Arena;
+use annex_shared::config::TimeSpan;
 use annex_shared::ids::{DonorId, ExtentId, SlotIdx};
 use std::collections::HashSet;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use std::sync::atomic::Ordering::{AcqRel, Acquire};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
 
 /// Shared by the pool's handle, its lanes, the coordinator and the donor threads.
-pub(super) struct Core {
+pub(crate) struct PoolCore {
     pub config: PoolConfig,
     pub extents: ExtentTable,
     pub slots: SlotTable,
@@ -29,7 +28,7 @@ pub(super) struct Core {
     donors: Box<[OnceLock<Donor>]>,
     pub lanes: Mutex<Vec<LaneEntry>>,
     coordinator: Sender<News>,
-    repair: Sender<repair::Task>,
+    repair: Sender<Task>,
     /// Grows whenever a replica changes its state, so that lanes look again at what they wait for.
     changes: AtomicU64,
     pub counts: Counts,
@@ -37,8 +36,8 @@ pub(super) struct Core {
     pub membership: Mutex<()>,
     /// The extents that slots are taken from. Its lock makes `reserve` one at a time.
     pub allocatable: Mutex<AllocatableExtents>,
-    /// Signalled when the shelf got a new extent, or when it is clear that it gets none.
-    pub shelf_changed: Condvar,
+    /// Signalled when there is a new extent, or when it is clear that it gets none.
+    pub allocatable_changed: Condvar,
     pub stopping: AtomicBool,
     pub discarded: Discarded,
 }
@@ -47,7 +46,7 @@ pub(super) struct Core {
 /// Those in quarantine, and those that were taken to be written later. To be asked while one holds
 /// a reference of one's own: what is written from then on is written to every replica there is.
 #[derive(Debug, Default)]
-pub(super) struct Discarded(Mutex<HashSet<SlotIdx>>);
+pub(crate) struct Discarded(Mutex<HashSet<SlotIdx>>);
 
 impl Discarded {
     pub fn add(&self, run: SlotRun) {
@@ -69,8 +68,8 @@ impl Discarded {
 
 /// What the pool's repairs did and have to do.
 #[derive(Debug, Default)]
-pub(super) struct Counts {
-    /// Pages copied to joining replicas.
+pub(crate) struct Counts {
+    /// Pages copied to syncing replicas.
     pub copied: AtomicU64,
     /// Pages rewritten after wrong bytes.
     pub healed: AtomicU64,
@@ -79,7 +78,7 @@ pub(super) struct Counts {
     /// Reads that were sent to a second replica because the first one was slow.
     pub hedged: AtomicU64,
     /// Pages that no replica could give when they were to be copied.
-    pub gone: AtomicU64,
+    pub lost_pages: AtomicU64,
     /// Heals asked for and not done yet.
     pub heals: AtomicU32,
     /// Extents with two replicas in one failure domain.
@@ -91,7 +90,7 @@ pub(super) struct Counts {
 }
 
 /// What a control thread must know of a lane to open an endpoint for it.
-pub(super) struct LaneEntry {
+pub(crate) struct LaneEntry {
     pub id: u32,
     pub arena: Arc<Arena>,
     pub mailbox: Arc<Mailbox>,
@@ -99,7 +98,7 @@ pub(super) struct LaneEntry {
 
 /// Extents that `reserve` may use.
 #[derive(Debug, Default)]
-pub(super) struct AllocatableExtents {
+pub(crate) struct AllocatableExtents {
     pub extents: Vec<Allocatable>,
     /// Pages asked for and not had since the coordinator last looked.
     pub wanted: u64,
@@ -118,63 +117,21 @@ pub(super) struct AllocatableExtents {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Allocatable {
+pub(crate) struct Allocatable {
     pub extent: ExtentId,
     pub grade: Grade,
 }
 
-/// One donor, as the data plane and the listings see it.
-pub(super) struct Donor {
-    pub id: DonorId,
-    pub address: String,
-    /// `None` = not used any more.
-    pub config: Mutex<Option<DonorConfig>>,
-    pub stats: DonorStats,
-    pub traffic: Traffic,
-    /// Neither operations nor its agent answer. Set and cleared by the coordinator.
-    pub silent: AtomicBool,
-    pub view: Mutex<DonorView>,
-}
-
-/// Counted by lanes.
-#[derive(Debug, Default)]
-pub(super) struct DonorStats {
-    pub reads: AtomicU64,
-    pub writes: AtomicU64,
-    pub errors: AtomicU64,
-    pub checksum_errors: AtomicU64,
-    pub healed: AtomicU64,
-    /// Smoothed time of an operation, in nanoseconds; 0 = not known.
-    pub latency_ns: AtomicU64,
-}
-
-/// Written by the donor's control thread.
-#[derive(Clone, Debug)]
-pub(super) struct DonorView {
-    pub name: String,
-    pub state: DonorState,
-    pub transport: Option<Transport>,
-    /// Why this transport, or why there is no connection.
-    pub why: String,
-    pub held: u32,
-    pub free: u32,
-    pub capacity: u32,
-    /// It is to be removed.
-    pub draining: bool,
-    /// How long its leases last; `None`: it was not reached yet.
-    pub lease: Option<Duration>,
-}
-
-impl Core {
+impl PoolCore {
     pub fn new(
         config: PoolConfig,
         extents: ExtentTable,
         slots: SlotTable,
         spill: Option<DonorId>,
         coordinator: Sender<News>,
-        repair: Sender<repair::Task>,
+        repair: Sender<Task>,
     ) -> Self {
-        Core {
+        PoolCore {
             config,
             extents,
             slots,
@@ -187,7 +144,7 @@ impl Core {
             counts: Counts::default(),
             membership: Mutex::default(),
             allocatable: Mutex::default(),
-            shelf_changed: Condvar::new(),
+            allocatable_changed: Condvar::new(),
             stopping: AtomicBool::new(false),
             discarded: Discarded::default(),
         }
@@ -199,7 +156,7 @@ impl Core {
     }
 
     /// Tells the repair thread, likewise.
-    pub fn mend(&self, task: repair::Task) {
+    pub fn mend(&self, task: Task) {
         let _ = self.repair.send(task);
     }
 
@@ -219,17 +176,17 @@ impl Core {
     }
 
     /// Marks a replica as lost. True if it counted for something until now.
-    pub fn lose(&self, extent: ExtentId, place: u8, generation: u16) -> bool {
-        let was_kept = self.extents.lose(extent, place, generation);
+    pub fn mark_lost(&self, extent: ExtentId, index: u8, generation: u16) -> bool {
+        let was_kept = self.extents.mark_lost(extent, index, generation);
         if was_kept {
             self.changed();
         }
         was_kept
     }
 
-    /// Marks a replica as away. True if it was written until now.
-    pub fn leave(&self, extent: ExtentId, place: u8, generation: u16) -> bool {
-        let was_written = self.extents.leave(extent, place, generation);
+    /// Marks a replica as stale. True if it was written until now.
+    pub fn mark_stale(&self, extent: ExtentId, index: u8, generation: u16) -> bool {
+        let was_written = self.extents.mark_stale(extent, index, generation);
         if was_written {
             self.changed();
         }
@@ -272,25 +229,28 @@ impl Core {
         self.donor(id).map_or_else(|| id.to_string(), |d| format!("donor {}", lock(&d.view).name))
     }
 
+    /// What a donor's terms mean for those who rely on annexd being away for a while.
+    pub fn lease_warning(&self, donor: &Donor) -> Option<String> {
+        let (view, wait) = (lock(&donor.view), self.config.takeover_wait);
+        let lease = view.lease.filter(|lease| *lease < wait.0 && !self.is_spill(donor.id)).map(TimeSpan)?;
+        Some(format!(
+            "donor {} ends leases after {lease}, and annexd's takeover_wait is {wait}: should annexd be away for longer than \
+             the leases last, the KV API's keys and programs' pages there are lost. Give annex-agent a longer lease_ttl",
+            view.name
+        ))
+    }
+
     pub fn donors(&self) -> impl Iterator<Item = &Donor> {
         self.donors.iter().filter_map(OnceLock::get)
     }
 
     /// Makes a donor known. False if its number is taken.
     pub fn add_donor(&self, donor: Donor) -> bool {
-        self.donors.get(usize::from(donor.id.0)).is_some_and(|place| place.set(donor).is_ok())
-    }
-}
-
-impl DonorStats {
-    /// Folds one operation's time into the smoothed one.
-    pub fn observe(&self, ns: u64) {
-        let old = self.latency_ns.load(Relaxed);
-        self.latency_ns.store(if old == 0 { ns } else { old - old / 16 + ns / 16 }, Relaxed);
+        self.donors.get(usize::from(donor.id.0)).is_some_and(|entry| entry.set(donor).is_ok())
     }
 }
 
 /// A lock whose holder panicked is still a lock: what it guards here is valid after each statement.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,7 +1,7 @@
 //! Why the pool could not do what it was asked.
 
-use super::config::ConfigError;
-use super::extents::TableError;
+use crate::config::ConfigError;
+use crate::metadata::extents::TableError;
 use annex_fabric::ArenaError;
 use annex_host::mapped::MapError;
 use annex_shared::ids::SlotIdx;

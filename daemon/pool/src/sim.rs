@@ -28,13 +28,13 @@ mod lanes;
 mod reads;
 mod tally;
 
-use super::book::{Action, Book, Greeting, Placed, Room, Rules};
-use super::coordinator::{LOOK_EVERY, QUARANTINE, STOOD_STILL};
-use super::extents::ExtentTable;
-use super::fills::{Fill, Fills};
-use super::replica::{PLACES, Replica, ReplicaState, Replicas};
-use super::replicas::Took;
-use super::session::{Session, Step};
+use crate::coordinator::book::{Action, Book, DonorUp, Headroom, LeasedReplica, Rules};
+use crate::coordinator::thread::{LOOK_EVERY, QUARANTINE, STOOD_STILL};
+use crate::donor::session::{Session, Step};
+use crate::metadata::extents::ExtentTable;
+use crate::metadata::replica::{REPLICA_ENTRIES, Replica, ReplicaState, Replicas};
+use crate::metadata::replicas::Took;
+use crate::repair::fills::{Fill, Fills};
 use absences::Stray;
 use annex_agent::lease::Moment;
 use annex_shared::ids::{ClientId, DonorId, ExtentId, Incarnation, LeaseNumber, Rkey, SlabId};
@@ -55,7 +55,7 @@ type Contents = [u32; SLOTS as usize];
 /// What the coordinator will hear, in order.
 #[derive(Debug)]
 enum News {
-    Up(usize, Greeting),
+    Up(usize, DonorUp),
     Down(usize),
     Leased(usize, Lease),
     Refused(usize),
@@ -63,7 +63,7 @@ enum News {
     Recalled(usize, Vec<SlabId>, Duration),
     Lost(ExtentId, u8, u16),
     Away(ExtentId, u8, u16),
-    Demoted(ExtentId, u8),
+    FellBehind(ExtentId, u8),
     Late(usize),
     Hung(usize),
     Closing(usize, Duration),
@@ -85,7 +85,7 @@ struct Write {
 /// An operation of a write that is under way.
 #[derive(Clone, Copy, Debug)]
 struct Posted {
-    place: u8,
+    index: u8,
     generation: u16,
     donor: usize,
     key: u64,
@@ -211,13 +211,13 @@ impl<'t> World<'t> {
     /// replica within reach elsewhere.
     fn can_spare(&self, donor: usize) -> bool {
         let good = |extent: ExtentId, n: u8, r: &Replica| {
-            let has_all = r.state == ReplicaState::Live || r.state == ReplicaState::Trailing && self.has_all(extent, n);
+            let has_all = r.state == ReplicaState::Live || r.state == ReplicaState::Backup && self.has_all(extent, n);
             has_all && usize::from(r.donor.0) != donor && self.is_sure(r) && !self.may_go(extent, n)
         };
         let holds = |w: &Write| {
             let Some(replicas) = self.table.replicas(ExtentId(w.slot / SLOTS)) else { return true };
             let taken = |n: u8, g: u16| {
-                w.done[usize::from(n)] == Some(g) || w.open.iter().any(|op| (op.place, op.generation) == (n, g))
+                w.done[usize::from(n)] == Some(g) || w.open.iter().any(|op| (op.index, op.generation) == (n, g))
             };
             replicas.iter().any(|(n, r)| good(ExtentId(w.slot / SLOTS), n, r) && taken(n, r.generation))
         };
@@ -227,10 +227,10 @@ impl<'t> World<'t> {
     /// The book may give the replica up any time: it is to go, and others are live in its stead, as
     /// far as the coordinator has heard. That one of those is out of reach by now it may not have
     /// heard yet.
-    fn may_go(&self, extent: ExtentId, place: u8) -> bool {
-        let others = |r: Replicas| r.iter().filter(|(n, r)| *n != place && r.state == ReplicaState::Live).count();
-        let donor = usize::from(self.table.replica(extent, place).donor.0);
-        let is_to_go = self.book.gives_up(extent, place) || self.donors[donor].absence.is_to_go;
+    fn may_go(&self, extent: ExtentId, index: u8) -> bool {
+        let others = |r: Replicas| r.iter().filter(|(n, r)| *n != index && r.state == ReplicaState::Live).count();
+        let donor = usize::from(self.table.replica(extent, index).donor.0);
+        let is_to_go = self.book.gives_up(extent, index) || self.donors[donor].absence.is_to_go;
         is_to_go && self.table.replicas(extent).map_or(0, others) >= self.replicas
     }
 
@@ -258,14 +258,14 @@ impl<'t> World<'t> {
         }
         let live: Vec<ExtentId> = self.table.live().map(|(e, _)| e).collect();
         for extent in live {
-            let placed = |r: Replica| Placed {
+            let leased = |r: Replica| LeasedReplica {
                 donor: r.donor,
                 incarnation: r.incarnation,
                 lease: Lease { slab: r.slab, rkey: r.rkey },
                 state: r.state,
             };
-            let places = (0..PLACES as u8).map(|n| placed(self.table.replica(extent, n))).collect();
-            self.book.adopt(extent, places, self.now);
+            let replicas = (0..REPLICA_ENTRIES as u8).map(|n| leased(self.table.replica(extent, n))).collect();
+            self.book.adopt(extent, replicas, self.now);
         }
         self.act();
         for donor in 0..self.donors.len() {
@@ -383,7 +383,7 @@ impl<'t> World<'t> {
             };
             // A backup of all there is, with one replica; else nothing is left in the file.
             let spill_is_right = |e: ExtentId, r: &Replicas| match in_file(r) {
-                Some(n) => self.replicas == 1 && r.has(ReplicaState::Trailing) && self.has_all(e, n),
+                Some(n) => self.replicas == 1 && r.has(ReplicaState::Backup) && self.has_all(e, n),
                 None => self.replicas > 1 || self.spill.is_none() || self.written(e) == 0,
             };
             let whole = |(e, r): (ExtentId, Replicas)| {
@@ -407,7 +407,7 @@ impl<'t> World<'t> {
 
 /// It is to be filled, or out of reach.
 fn is_unready(state: ReplicaState) -> bool {
-    matches!(state, ReplicaState::Joining | ReplicaState::Away)
+    matches!(state, ReplicaState::Syncing | ReplicaState::Stale)
 }
 
 /// Says which schedule failed.

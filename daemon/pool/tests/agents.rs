@@ -310,7 +310,7 @@ fn pool_of(donors: &[Donor], transports: &[TransportChoice]) -> Arc<Pool> {
 
 fn whole(pool: &Pool) -> bool {
     let info = pool.info();
-    info.degraded_extents == 0 && info.lost_extents == 0 && info.joining_replicas + info.away_replicas == 0
+    info.degraded_extents == 0 && info.lost_extents == 0 && info.syncing_replicas + info.stale_replicas == 0
 }
 
 #[test]
@@ -332,7 +332,7 @@ fn donors_that_are_killed_one_after_the_other_and_come_back_lose_no_page() {
         stop.store(true, Ordering::Relaxed);
     });
     let info = pool.info();
-    assert!(info.repaired > 0 && info.gone_pages == 0, "{info:?}");
+    assert!(info.repaired > 0 && info.lost_pages == 0, "{info:?}");
 }
 
 fn survives_a_hang(transport: TransportChoice) {
@@ -356,7 +356,7 @@ fn survives_a_hang(transport: TransportChoice) {
         }
         stop.store(true, Ordering::Relaxed);
     });
-    assert_eq!((pool.info().lost_extents, pool.info().gone_pages), (0, 0));
+    assert_eq!((pool.info().lost_extents, pool.info().lost_pages), (0, 0));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Which of a connector's connections are over on this side, while the agent may still execute
+//! Which of a connector's connections have ended on this side, while the agent may still execute
 //! something for them.
 //!
 //! A connector asks the agent to end those (a *fence*) before it opens the next: whoever writes
@@ -14,21 +14,21 @@ pub(super) struct Ledger(Mutex<Numbers>);
 struct Numbers {
     live: usize,
     /// Closed on this side and not fenced yet.
-    over: Vec<u64>,
+    ended: Vec<u64>,
 }
 
 impl Ledger {
-    /// With connections that are over from the start.
-    pub(super) fn new(over: Vec<u64>) -> Ledger {
-        Ledger(Mutex::new(Numbers { live: 0, over }))
+    /// With connections that have ended from the start.
+    pub(super) fn new(ended: Vec<u64>) -> Ledger {
+        Ledger(Mutex::new(Numbers { live: 0, ended }))
     }
 
-    pub(super) fn over(&self) -> Vec<u64> {
-        self.lock().over.clone()
+    pub(super) fn ended(&self) -> Vec<u64> {
+        self.lock().ended.clone()
     }
 
     pub(super) fn fenced(&self, number: u64) {
-        self.lock().over.retain(|n| *n != number);
+        self.lock().ended.retain(|n| *n != number);
     }
 
     fn lock(&self) -> MutexGuard<'_, Numbers> {
@@ -36,7 +36,7 @@ impl Ledger {
     }
 }
 
-/// A connection's number, entered in the ledger as over when this is dropped.
+/// A connection's number, entered in the ledger as ended when this is dropped.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) number: u64,
@@ -51,7 +51,7 @@ impl Link {
             let mut numbers = ledger.lock();
             numbers.live += 1;
             let room = numbers.live;
-            numbers.over.reserve(room);
+            numbers.ended.reserve(room);
         }
         Link { number, ledger }
     }
@@ -61,6 +61,6 @@ impl Drop for Link {
     fn drop(&mut self) {
         let mut numbers = self.ledger.lock();
         numbers.live -= 1;
-        numbers.over.push(self.number);
+        numbers.ended.push(self.number);
     }
 }

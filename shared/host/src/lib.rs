@@ -1,7 +1,7 @@
 //! What a daemon needs of its own host.
 //!
 //! - [`mapped`]: tables in memfds, whose bytes outlive the daemon.
-//! - [`keeper`]: who keeps descriptors while the daemon is away.
+//! - [`fd_keeper`]: who keeps descriptors while the daemon is away.
 //! - [`mod@failpoint`]: places at which tests have a daemon die or linger.
 //! - [`latency`]: a histogram of durations.
 //! - [`pidfd`]: processes by descriptor.
@@ -12,8 +12,8 @@
 //! - [`heap`]: which memory the C library gives back.
 
 pub mod failpoint;
+pub mod fd_keeper;
 pub mod heap;
-pub mod keeper;
 pub mod latency;
 pub mod mapped;
 pub mod pidfd;

@@ -71,7 +71,7 @@ fn rounds(plan: &Plan, fault: Fault, seed: u64) -> anyhow::Result<Row> {
         let status = wait_whole(&bed, &mut job)?;
         row.whole.push(injected.elapsed());
         row.stalls.push(watch.longest_since(injected));
-        row.lost = row.lost.max(status.pool.gone_pages);
+        row.lost = row.lost.max(status.pool.lost_pages);
         row.rounds += 1;
     }
     row.seconds = started.elapsed().as_secs_f64();
@@ -110,7 +110,7 @@ fn wait_whole(bed: &Testbed, job: &mut Job) -> anyhow::Result<Status> {
 
 fn is_whole(status: &Status) -> bool {
     let pool = &status.pool;
-    let missing = pool.degraded_extents + pool.joining_replicas + pool.away_replicas + pool.moving_replicas;
+    let missing = pool.degraded_extents + pool.syncing_replicas + pool.stale_replicas + pool.moving_replicas;
     let attached = status.apps.iter().any(|app| app.name == APP);
     attached && missing == 0 && pool.lost_extents == 0 && status.donors.iter().all(|d| d.state == DonorState::Up)
 }

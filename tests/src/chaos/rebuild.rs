@@ -79,8 +79,8 @@ pub fn run(evicted: u64) -> anyhow::Result<Rebuild> {
     loop {
         let now = status()?;
         bytes = bytes.max(now.pool.repair_left);
-        let missing = now.pool.degraded_extents + now.pool.joining_replicas + now.pool.away_replicas;
-        if now.pool.joining_replicas > 0 {
+        let missing = now.pool.degraded_extents + now.pool.syncing_replicas + now.pool.stale_replicas;
+        if now.pool.syncing_replicas > 0 {
             lost_s.get_or_insert(died.0.elapsed().as_secs_f64());
         }
         noticed |= now.donors.iter().any(|d| d.state != DonorState::Up) && missing > 0;

@@ -428,8 +428,9 @@ impl Testbed {
         let children = format!("/proc/{0}/task/{0}/children", self.annexd.pid());
         let text = std::fs::read_to_string(children).expect("annexd runs");
         let pids = text.split_ascii_whitespace().filter_map(|pid| pid.parse().ok());
-        let named =
-            |pid: &i32| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|c| c.trim() == "annexd-keeper");
+        let named = |pid: &i32| {
+            std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|c| c.trim() == "annexd-fdkeeper")
+        };
         pids.into_iter().find(named).expect("annexd has a keeper")
     }
 

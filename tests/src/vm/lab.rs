@@ -221,8 +221,8 @@ impl Lab {
     pub fn wait_whole(&self) -> anyhow::Result<Status> {
         self.wait_status("every page to have all its replicas", |s| {
             let pool = &s.pool;
-            let missing = pool.degraded_extents + pool.joining_replicas + pool.away_replicas + pool.moving_replicas;
-            missing + pool.lost_extents == 0 && pool.gone_pages == 0
+            let missing = pool.degraded_extents + pool.syncing_replicas + pool.stale_replicas + pool.moving_replicas;
+            missing + pool.lost_extents == 0 && pool.lost_pages == 0
         })
     }
 

@@ -6,7 +6,7 @@ use crate::fault::Fault;
 use crate::kernel::process::Stat;
 use crate::kernel::{Pagemap, process};
 use crate::space::{Identity, SpaceId};
-use annex_host::keeper::{Keeper, Kept};
+use annex_host::fd_keeper::{FdKeeper, Kept};
 use annex_host::latency::Latency;
 use annex_shared::api::{AppInfo, AppState, Faults, Limit, Target, format_bytes};
 use annex_shared::page::PAGE_SIZE;
@@ -42,7 +42,7 @@ impl Member {
     }
 
     /// Has the next annexd find it, as what it is now.
-    pub fn keep(&mut self, keeper: &Keeper) {
+    pub fn keep(&mut self, keeper: &FdKeeper) {
         let now = if self.space.is_some() { Kept::Process(self.pid) } else { Kept::Member(self.pid) };
         if self.kept != Some(now) {
             keeper.keep(now, self.pidfd.as_fd());
@@ -51,7 +51,7 @@ impl Member {
     }
 
     /// It is no member any more.
-    pub fn let_go(&mut self, keeper: &Keeper) {
+    pub fn let_go(&mut self, keeper: &FdKeeper) {
         self.kept.take().into_iter().for_each(|kept| keeper.let_go(kept));
     }
 }

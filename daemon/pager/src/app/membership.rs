@@ -148,7 +148,7 @@ fn by_mark(apps: &[Arc<App>], pid: i32) -> Option<Arc<App>> {
 /// Whether a process is never managed, whoever its parent is: the host's first one, annexd and its
 /// helpers and ancestors, and agents, whose memory must never be waited for.
 pub fn is_exempt(pid: i32, stat: &Stat) -> bool {
-    const OURS: [&str; 5] = ["annexd", "annexd-keeper", "annex-agent", "annex-tracer", stub::NAME];
+    const OURS: [&str; 6] = ["annexd", "annexd-fdkeeper", "annex-agent", "agent-fdkeeper", "annex-tracer", stub::NAME];
     pid == 1 || OURS.contains(&stat.comm.as_str()) || is_ancestor(pid)
 }
 

@@ -19,7 +19,7 @@ use crate::recovery::{Ledger, LedgerError, restore};
 use crate::sched::watchdog;
 use crate::sched::watchdog::Watchdog;
 use crate::space::{Registry, Shared, Space, Watch};
-use annex_host::keeper::{Keeper, Kept};
+use annex_host::fd_keeper::{FdKeeper, Kept};
 use annex_pool::Pool;
 use annex_shared::api::{ApiError, AppInfo, ErrorCode, Limit, Target};
 use annex_shared::printable::{as_name, is_control, printable};
@@ -60,7 +60,7 @@ impl Pager {
         default_limit: Limit,
         host: probe::Host,
         pool: Arc<Pool>,
-        keeper: Arc<Keeper>,
+        keeper: Arc<FdKeeper>,
         previous: Option<(PreviousState, u64)>,
     ) -> Result<Pager, StartError> {
         let registry = Arc::new(Registry::new(keeper)?);

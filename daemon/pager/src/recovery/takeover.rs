@@ -27,7 +27,7 @@ use crate::recovery::ledger::{Ledger, LedgerError};
 use crate::recovery::{rollback, staged};
 use crate::space::{Phase, Record, Space, SpaceId, Table, TableError};
 use annex_host::failpoint::failpoint;
-use annex_host::keeper::{Inheritance, Kept};
+use annex_host::fd_keeper::{Inheritance, Kept};
 use annex_pool::SlotRun;
 use annex_shared::api::Target;
 use annex_shared::ids::SlotIdx;

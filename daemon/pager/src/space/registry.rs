@@ -6,7 +6,7 @@ use crate::kernel::uffd::Proof;
 use crate::space::address_space::Space;
 use crate::space::identity::SpaceId;
 use annex_host::failpoint::failpoint;
-use annex_host::keeper::{Keeper, Kept};
+use annex_host::fd_keeper::{FdKeeper, Kept};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::RwLock;
 use std::collections::HashMap;
@@ -17,14 +17,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub struct Registry {
     /// Has a copy of every userfaultfd and every member's pidfd, for the case that this process
     /// ends.
-    pub keeper: Arc<Keeper>,
+    pub keeper: Arc<FdKeeper>,
     spaces: RwLock<HashMap<u64, Arc<Space>>>,
     bell: EventFd,
     rung: AtomicBool,
 }
 
 impl Registry {
-    pub fn new(keeper: Arc<Keeper>) -> io::Result<Registry> {
+    pub fn new(keeper: Arc<FdKeeper>) -> io::Result<Registry> {
         let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         Ok(Registry { keeper, spaces: RwLock::default(), bell, rung: AtomicBool::new(false) })
     }

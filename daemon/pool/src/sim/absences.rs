@@ -9,7 +9,7 @@
 
 use super::donors::ANNEXD;
 use super::*;
-pub(super) use crate::lane::silence::LATE;
+pub(super) use crate::io::lane::LATE;
 
 /// As in the default configuration.
 pub(super) const OP_TIMEOUT: Duration = Duration::from_secs(3);
@@ -136,9 +136,9 @@ impl World<'_> {
                     continue;
                 }
                 let extent = ExtentId(self.writes[at].slot / SLOTS);
-                let replica = self.table.replica(extent, op.place);
-                let is_gone = !replica.state.is_there() || replica.generation != op.generation;
-                if waits >= OP_TIMEOUT || absence.is_silent && is_gone {
+                let replica = self.table.replica(extent, op.index);
+                let is_given_up = !replica.state.is_there() || replica.generation != op.generation;
+                if waits >= OP_TIMEOUT || absence.is_silent && is_given_up {
                     self.writes[at].open.swap_remove(i);
                     self.writes[at].is_unknown = true;
                     self.stray(at, op);
@@ -155,8 +155,8 @@ impl World<'_> {
         if is_hung {
             self.send(News::Hung(op.donor));
         }
-        if self.table.leave(extent, op.place, op.generation) {
-            self.send(News::Away(extent, op.place, op.generation));
+        if self.table.mark_stale(extent, op.index, op.generation) {
+            self.send(News::Away(extent, op.index, op.generation));
         }
         // Its agent lives, but no fresh endpoint can be had.
         if !self.donors[op.donor].absence.is_frozen() && self.donors[op.donor].connected {

@@ -9,9 +9,9 @@ impl World<'_> {
         let id = |d: usize| DonorId(d as u16);
         self.tell(|w| format!("{:?} hears {news:?}", w.now));
         match news {
-            News::Up(d, greeting) => {
+            News::Up(d, said) => {
                 self.donors[d].known = self.donors[d].connected;
-                self.book.up(id(d), greeting, self.now);
+                self.book.up(id(d), said, self.now);
             }
             News::Down(d) => self.book.down(id(d), self.now),
             News::Leased(d, lease) => self.book.leased(id(d), vec![lease], self.now),
@@ -27,15 +27,15 @@ impl World<'_> {
                 }
             }
             News::Away(e, n, g) => {
-                if let Some(donor) = self.still(e, n, g, ReplicaState::Away) {
-                    self.book.replica_away(e, n, donor, self.now);
+                if let Some(donor) = self.still(e, n, g, ReplicaState::Stale) {
+                    self.book.replica_stale(e, n, donor, self.now);
                 }
             }
-            News::Demoted(e, places) => {
-                for n in (0..PLACES as u8).filter(|n| places & 1 << n != 0) {
+            News::FellBehind(e, indexes) => {
+                for n in (0..REPLICA_ENTRIES as u8).filter(|n| indexes & 1 << n != 0) {
                     let replica = self.table.replica(e, n);
-                    if replica.state == ReplicaState::Joining {
-                        self.book.replica_demoted(e, n, self.now);
+                    if replica.state == ReplicaState::Syncing {
+                        self.book.replica_fell_behind(e, n, self.now);
                         self.fills.add(Fill::new(e, n, replica.generation, 1));
                     }
                 }
@@ -48,8 +48,8 @@ impl World<'_> {
             News::Filled(e, n, g) => {
                 if self.table.go_live(e, n, g) {
                     self.tally.saw(Seen::Filled);
-                    self.book.joined(e, n, self.now);
-                } else if self.still(e, n, g, ReplicaState::Joining).is_some() {
+                    self.book.synced(e, n, self.now);
+                } else if self.still(e, n, g, ReplicaState::Syncing).is_some() {
                     self.fills.add(Fill::new(e, n, g, 1));
                 }
             }
@@ -62,8 +62,8 @@ impl World<'_> {
         self.news.push_back((self.now, news));
     }
 
-    pub(super) fn still(&self, extent: ExtentId, place: u8, generation: u16, state: ReplicaState) -> Option<DonorId> {
-        let now = self.table.replica(extent, place);
+    pub(super) fn still(&self, extent: ExtentId, index: u8, generation: u16, state: ReplicaState) -> Option<DonorId> {
+        let now = self.table.replica(extent, index);
         (now.generation == generation && now.state == state).then_some(now.donor)
     }
 
@@ -84,7 +84,7 @@ impl World<'_> {
         self.act();
         let used = |e: u32| (0..SLOTS).any(|s| self.references[(e * SLOTS + s) as usize] > 0);
         let empty = (0..EXTENTS).map(ExtentId).filter(|e| self.table.is_live(*e) && !used(e.0)).collect();
-        self.book.balance(&Room { empty, ..Room::default() }, self.now);
+        self.book.balance(&Headroom { empty, ..Headroom::default() }, self.now);
         self.act();
     }
 
@@ -101,7 +101,7 @@ impl World<'_> {
     fn carry_out(&mut self, action: Action) {
         self.tell(|w| format!("{:?} {action:?}", w.now));
         Seen::of(&action).into_iter().for_each(|what| self.tally.saw(what));
-        let replica = |p: &Placed| Replica::live(p.donor, p.lease.slab, p.incarnation, p.lease.rkey);
+        let replica = |p: &LeasedReplica| Replica::live(p.donor, p.lease.slab, p.incarnation, p.lease.rkey);
         match action {
             Action::Lease(donor) => self.donors[usize::from(donor.0)].asked += 1,
             Action::Ask(donor) => self.hurry(usize::from(donor.0)),
@@ -115,44 +115,44 @@ impl World<'_> {
                     self.give_back(usize::from(donor.0), &[lease]);
                 }
             }
-            Action::Publish(extent, placed) => {
-                self.table.publish(extent, &placed.iter().map(replica).collect::<Vec<_>>());
+            Action::Publish(extent, leased) => {
+                self.table.publish(extent, &leased.iter().map(replica).collect::<Vec<_>>());
             }
-            Action::Lose { extent, place, .. } => {
-                let generation = self.table.replica(extent, place).generation;
-                self.table.lose(extent, place, generation);
+            Action::MarkLost { extent, index, .. } => {
+                let generation = self.table.replica(extent, index).generation;
+                self.table.mark_lost(extent, index, generation);
             }
-            Action::Leave { extent, place, .. } => {
-                let generation = self.table.replica(extent, place).generation;
-                self.table.leave(extent, place, generation);
+            Action::MarkStale { extent, index, .. } => {
+                let generation = self.table.replica(extent, index).generation;
+                self.table.mark_stale(extent, index, generation);
             }
-            Action::Join { extent, place, placed } => {
-                if let Some(generation) = self.table.join(extent, place, &replica(&placed), placed.state) {
-                    self.fills.add(Fill::new(extent, place, generation, Self::urgency(placed.state)));
+            Action::Add { extent, index, leased } => {
+                if let Some(generation) = self.table.add_replica(extent, index, &replica(&leased), leased.state) {
+                    self.fills.add(Fill::new(extent, index, generation, Self::urgency(leased.state)));
                 }
             }
-            Action::Rejoin { extent, place, placed } => {
-                let before = self.table.replica(extent, place);
-                let same = before.incarnation == placed.incarnation && before.rkey == placed.lease.rkey;
+            Action::Resync { extent, index, leased } => {
+                let before = self.table.replica(extent, index);
+                let same = before.incarnation == leased.incarnation && before.rkey == leased.lease.rkey;
                 let joined = match same {
-                    true => self.table.rejoin(extent, place, placed.state),
-                    false => self.table.resume(extent, place, placed.incarnation, placed.lease.rkey),
+                    true => self.table.resync(extent, index, leased.state),
+                    false => self.table.resume(extent, index, leased.incarnation, leased.lease.rkey),
                 };
                 if let Some(joined) = joined {
-                    self.book.rejoined(extent, place, joined.state, self.now);
-                    self.fills.add(Fill::new(extent, place, joined.generation, Self::urgency(joined.state)));
+                    self.book.resync_began(extent, index, joined.state, self.now);
+                    self.fills.add(Fill::new(extent, index, joined.generation, Self::urgency(joined.state)));
                 }
             }
             // Only where nothing was reported written yet, or `check` finds out.
-            Action::Promote { extent, place } => {
-                if self.table.promote(extent, place).is_some() {
-                    self.book.joined(extent, place, self.now);
+            Action::Promote { extent, index } => {
+                if self.table.promote(extent, index).is_some() {
+                    self.book.synced(extent, index, self.now);
                 }
             }
-            Action::Vacate { extent, place } => {
-                let generation = self.table.replica(extent, place).generation;
-                let is_gone = self.table.vacate(extent, place, generation, self.replicas);
-                self.book.vacated(extent, place, is_gone, self.now);
+            Action::Remove { extent, index } => {
+                let generation = self.table.replica(extent, index).generation;
+                let is_removed = self.table.remove_replica(extent, index, generation, self.replicas);
+                self.book.replica_removed(extent, index, is_removed, self.now);
             }
             Action::Retire(extent) => {
                 let busy = (0..SLOTS).any(|s| self.references[(extent.0 * SLOTS + s) as usize] > 0);
@@ -162,12 +162,12 @@ impl World<'_> {
                     self.book.retired(extent);
                 }
             }
-            Action::Removed(donor) => self.removed(donor),
+            Action::DonorRemoved(donor) => self.removed(donor),
             Action::Grade(..) | Action::Abandon(_) => {}
         }
     }
 
     fn urgency(state: ReplicaState) -> usize {
-        if state == ReplicaState::Trailing { usize::MAX } else { 1 }
+        if state == ReplicaState::Backup { usize::MAX } else { 1 }
     }
 }

@@ -177,8 +177,8 @@ impl World<'_> {
         d.session.connected(self.now, ttl);
         let free = d.leases.free(ROOM);
         let (host, rack) = (None, None);
-        let greeting = Greeting { incarnation, resumed: hello.resumed, host, rack, held: hello.held, free };
-        self.send(News::Up(donor, greeting));
+        let said = DonorUp { incarnation, resumed: hello.resumed, host, rack, held: hello.held, free };
+        self.send(News::Up(donor, said));
         if self.donors[donor].leases.is_closing() {
             self.send(News::Closing(donor, GRACE));
         }

@@ -38,7 +38,7 @@ impl World<'_> {
                     );
                     assert!(state != ReplicaState::Live, "live replica {n} of {extent} lacks slots {lacks:#b}");
                 }
-                // One that is away or joining for the moment will be live again: its bytes are
+                // One that is stale or syncing for the moment will be live again: its bytes are
                 // there.
                 held |= has;
             }
@@ -48,9 +48,9 @@ impl World<'_> {
     }
 
     /// The slots of a replica that are marked as missed, by bit.
-    fn missed(&self, extent: ExtentId, place: u8) -> u64 {
+    fn missed(&self, extent: ExtentId, index: u8) -> u64 {
         let found = Cell::new(0);
-        self.table.missed_count(extent, place, |_, bits| {
+        self.table.missed_count(extent, index, |_, bits| {
             found.set(found.get() | bits);
             bits
         });
@@ -58,12 +58,12 @@ impl World<'_> {
     }
 
     /// Those that are being copied.
-    fn copied(&self, extent: ExtentId, place: u8) -> u64 {
-        let copying = self.copying.as_ref().filter(|c| (c.fill.extent, c.fill.place) == (extent, place));
+    fn copied(&self, extent: ExtentId, index: u8) -> u64 {
+        let copying = self.copying.as_ref().filter(|c| (c.fill.extent, c.fill.index) == (extent, index));
         copying.map_or(0, |c| ((1 << (SLOTS / 2)) - 1) << c.fill.cursor)
     }
 
-    /// The places in an extent where something was reported written, by bit.
+    /// The offsets in an extent where something was reported written, by bit.
     pub(super) fn written(&self, extent: ExtentId) -> u64 {
         bits(self.contents(extent), |_, content| content != 0)
     }
@@ -74,12 +74,12 @@ impl World<'_> {
     }
 
     /// Nothing that was reported written is marked as missed.
-    pub(super) fn has_all(&self, extent: ExtentId, place: u8) -> bool {
-        self.written(extent) & (self.missed(extent, place) | self.copied(extent, place)) == 0
+    pub(super) fn has_all(&self, extent: ExtentId, index: u8) -> bool {
+        self.written(extent) & (self.missed(extent, index) | self.copied(extent, index)) == 0
     }
 }
 
-/// The slots for whose place and content something is so, by bit.
+/// The slots for whose offset and content something is so, by bit.
 fn bits(contents: &Contents, is_so: impl Fn(usize, u32) -> bool) -> u64 {
     contents.iter().enumerate().fold(0, |bits, (n, content)| bits | u64::from(is_so(n, *content)) << n)
 }

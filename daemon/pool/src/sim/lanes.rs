@@ -4,7 +4,8 @@ use super::*;
 
 impl World<'_> {
     pub(super) fn begin_write(&mut self) {
-        let is_live = |e: ExtentId| (0..PLACES as u8).any(|n| self.table.replica(e, n).state == ReplicaState::Live);
+        let is_live =
+            |e: ExtentId| (0..REPLICA_ENTRIES as u8).any(|n| self.table.replica(e, n).state == ReplicaState::Live);
         let all = (0..EXTENTS).map(ExtentId);
         let is_open = |e: &ExtentId| self.table.is_live(*e) && is_live(*e) && !self.is_doomed(*e);
         let extents: Vec<ExtentId> = all.filter(is_open).collect();
@@ -20,10 +21,10 @@ impl World<'_> {
         self.references[slot as usize] = 2;
         let content = self.fresh() as u32;
         self.sums[slot as usize] = content;
-        let mut write = Write { slot, content, open: Vec::new(), done: [None; PLACES], is_unknown: false };
+        let mut write = Write { slot, content, open: Vec::new(), done: [None; REPLICA_ENTRIES], is_unknown: false };
         for (n, r) in self.table.replicas(extent).unwrap().iter().filter(|(_, r)| r.state.is_written()) {
             let (donor, key, since) = (usize::from(r.donor.0), r.rkey.0, self.now);
-            write.open.push(Posted { place: n, generation: r.generation, donor, key, since });
+            write.open.push(Posted { index: n, generation: r.generation, donor, key, since });
         }
         self.writes.push(write);
     }
@@ -38,7 +39,7 @@ impl World<'_> {
             return self.settle(at);
         }
         let i = self.draw(self.writes[at].open.len());
-        let Posted { place: n, generation, donor, key, .. } = self.writes[at].open[i];
+        let Posted { index: n, generation, donor, key, .. } = self.writes[at].open[i];
         let (slot, content) = (self.writes[at].slot, self.writes[at].content);
         let extent = ExtentId(slot / SLOTS);
         let replica = self.table.replica(extent, n);
@@ -66,11 +67,11 @@ impl World<'_> {
         };
         self.writes[at].open.swap_remove(i);
         if !stored {
-            if self.table.lose(extent, n, generation) {
+            if self.table.mark_lost(extent, n, generation) {
                 self.send(News::Lost(extent, n, generation));
             }
         } else if fails {
-            if self.table.leave(extent, n, generation) {
+            if self.table.mark_stale(extent, n, generation) {
                 self.send(News::Away(extent, n, generation));
             }
         } else {
@@ -86,11 +87,11 @@ impl World<'_> {
         kept.next().is_some_and(|(_, r)| self.is_recalled(r)) && kept.next().is_none()
     }
 
-    /// Settles a write whose operations are over, if there is one.
+    /// Settles a write whose operations are completed, if there is one.
     pub(super) fn settle_one(&mut self) -> bool {
-        let over = self.writes.iter().position(|w| w.open.is_empty());
-        over.into_iter().for_each(|at| self.settle(at));
-        over.is_some()
+        let completed = self.writes.iter().position(|w| w.open.is_empty());
+        completed.into_iter().for_each(|at| self.settle(at));
+        completed.is_some()
     }
 
     fn settle(&mut self, at: usize) {
@@ -98,8 +99,8 @@ impl World<'_> {
         let extent = ExtentId(write.slot / SLOTS);
         let settled = self.table.settle(extent, write.slot % SLOTS, 1, &write.done);
         self.tell(|w| format!("{:?} slot {} {settled:?}, done {:?}", w.now, write.slot, write.done));
-        if settled.demoted != 0 {
-            self.send(News::Demoted(extent, settled.demoted));
+        if settled.fell_behind != 0 {
+            self.send(News::FellBehind(extent, settled.fell_behind));
         }
         match write.is_unknown {
             // What was given up may still come.
@@ -128,9 +129,9 @@ impl World<'_> {
     /// False if there is nothing to do before time passes or the coordinator acts.
     pub(super) fn go_on_filling(&mut self) -> bool {
         let Some(mut copying) = self.copying.take() else { return self.begin_fill() };
-        let (extent, place, generation) = (copying.fill.extent, copying.fill.place, copying.fill.generation);
+        let (extent, index, generation) = (copying.fill.extent, copying.fill.index, copying.fill.generation);
         if let Some((slot, content)) = copying.read.take() {
-            let replica = self.table.replica(extent, place);
+            let replica = self.table.replica(extent, index);
             let fits = replica.state.is_there() && replica.generation == generation;
             let target = self.slab(usize::from(replica.donor.0), replica.rkey.0).filter(|_| fits);
             let written = target.map(|bytes| bytes[slot as usize] = content).is_some();
@@ -143,10 +144,10 @@ impl World<'_> {
                 self.references[at as usize] += 1;
                 copying.held.push(at);
                 let sources: Vec<Replica> = self.table.replicas(extent).map_or(Vec::new(), |r| {
-                    let from = |s: ReplicaState| r.iter().filter(move |(n, r)| r.state == s && *n != place);
+                    let from = |s: ReplicaState| r.iter().filter(move |(n, r)| r.state == s && *n != index);
                     let has = |n: u8| self.table.next_missed(extent, n, slot) != Some(slot);
                     match r.live() {
-                        0 => from(ReplicaState::Joining).filter(|(n, _)| has(*n)).map(|(_, r)| *r).collect(),
+                        0 => from(ReplicaState::Syncing).filter(|(n, _)| has(*n)).map(|(_, r)| *r).collect(),
                         _ => from(ReplicaState::Live).map(|(_, r)| *r).collect(),
                     }
                 });
@@ -163,8 +164,8 @@ impl World<'_> {
             for at in copying.held.drain(..) {
                 self.references[at as usize] -= 1;
             }
-            if self.table.end_copy(extent, place, generation, &copying.failed, &copying.nobodys) {
-                self.send(News::Demoted(extent, 1 << place));
+            if self.table.end_copy(extent, index, generation, &copying.failed, &copying.nobodys) {
+                self.send(News::FellBehind(extent, 1 << index));
             }
             if copying.failed.is_empty() && copying.nobodys.is_empty() {
                 copying.fill.progressed();
@@ -181,34 +182,34 @@ impl World<'_> {
 
     fn begin_fill(&mut self) -> bool {
         let Some(mut fill) = self.fills.next(self.now) else { return false };
-        let (extent, place, generation) = (fill.extent, fill.place, fill.generation);
-        let replica = self.table.replica(extent, place);
+        let (extent, index, generation) = (fill.extent, fill.index, fill.generation);
+        let replica = self.table.replica(extent, index);
         if replica.generation != generation || !replica.state.is_filled() || !self.table.is_live(extent) {
             return true;
         }
-        let Some(first) = self.table.next_missed(extent, place, fill.cursor) else {
-            if replica.state == ReplicaState::Trailing {
+        let Some(first) = self.table.next_missed(extent, index, fill.cursor) else {
+            if replica.state == ReplicaState::Backup {
                 fill.rests(self.now);
                 self.fills.put_back(fill);
                 return true;
             }
-            if fill.cursor == 0 || self.table.lacks_nothing(extent, place) {
-                self.send(News::Filled(extent, place, generation));
+            if fill.cursor == 0 || self.table.lacks_nothing(extent, index) {
+                self.send(News::Filled(extent, index, generation));
                 return true;
             }
-            fill.round_over(self.now);
+            fill.round_completed(self.now);
             fill.forgives = false;
             self.fills.put_back(fill);
             return true;
         };
-        let has_peers = |r: &Replicas| r.iter().any(|(n, r)| n != place && r.state == ReplicaState::Joining);
+        let has_peers = |r: &Replicas| r.iter().any(|(n, r)| n != index && r.state == ReplicaState::Syncing);
         if self.table.replicas(extent).is_some_and(|r| r.live() == 0 && !has_peers(&r)) {
             fill.stuck(self.now);
             self.fills.put_back(fill);
             return true;
         }
         let mut left = Vec::new();
-        self.table.begin_copy(extent, place, first, SLOTS / 2, &mut left);
+        self.table.begin_copy(extent, index, first, SLOTS / 2, &mut left);
         fill.cursor = first;
         self.copying =
             Some(Copying { fill, left, read: None, failed: Vec::new(), nobodys: Vec::new(), held: Vec::new() });

@@ -2,8 +2,8 @@
 //! company, and is not told that its page is lost.
 
 use super::*;
-use crate::hedging::{Asked, Candidate, Choice, Late, Patience, Verdict};
-use crate::lane::latency::Quantile;
+use crate::io::hedging::{Asked, Choice, Late, Patience, ReadSource, Verdict};
+use crate::io::latency::Quantile;
 
 const PATIENCE: Patience = Patience { most: Duration::from_millis(500), least: Duration::from_millis(2) };
 /// Attempts beyond the first that all reads together have room for.
@@ -15,7 +15,7 @@ const IN_VAIN: Duration = Duration::from_millis(2500);
 /// One READ under way.
 #[derive(Clone, Copy, Debug)]
 struct Attempt {
-    place: u8,
+    index: u8,
     generation: u16,
     donor: usize,
     key: u64,
@@ -83,7 +83,7 @@ impl World<'_> {
         let all = (first..self.acknowledged.len()).chain(0..first);
         let Some(slot) = all.into_iter().find(|slot| self.acknowledged[*slot] != 0) else { return };
         self.references[slot] += 1;
-        let asked = Asked { only: None, good: None, tries: [0; PLACES], busy: [None; 2] };
+        let asked = Asked { only: None, good: None, tries: [0; REPLICA_ENTRIES], busy: [None; 2] };
         let (slot, content) = (slot as u32, self.acknowledged[slot]);
         let (attempts, relieved) = (Vec::new(), 0);
         let read = Read { slot, content, asked, attempts, relieved, is_alone: false, in_vain_since: None };
@@ -147,7 +147,7 @@ impl World<'_> {
                 return self.end_read(at, n);
             }
             read.attempts.remove(n);
-            read.asked.tries[usize::from(attempt.place)] += 1;
+            read.asked.tries[usize::from(attempt.index)] += 1;
             let hangs = self.donors[attempt.donor].absence.hang.is_some();
             if found.is_none() && !is_broken && !hangs {
                 self.lose_by_word(ExtentId(slot / SLOTS), &attempt);
@@ -160,8 +160,8 @@ impl World<'_> {
 
     /// Its donor says that the lease is gone.
     fn lose_by_word(&mut self, extent: ExtentId, attempt: &Attempt) {
-        if self.table.lose(extent, attempt.place, attempt.generation) {
-            self.send(News::Lost(extent, attempt.place, attempt.generation));
+        if self.table.mark_lost(extent, attempt.index, attempt.generation) {
+            self.send(News::Lost(extent, attempt.index, attempt.generation));
         }
     }
 
@@ -205,26 +205,26 @@ impl World<'_> {
             return;
         }
         // Tried as often as it is tried, or to be had when its replica is back.
-        self.reader.reads[at].asked.tries = [0; PLACES];
+        self.reader.reads[at].asked.tries = [0; REPLICA_ENTRIES];
     }
 
     fn attempt(&mut self, at: usize) -> Choice {
         let read = &self.reader.reads[at];
         let extent = ExtentId(read.slot / SLOTS);
         let Some(replicas) = self.table.replicas(extent) else { return Choice::None };
-        let asked = Asked { busy: [0, 1].map(|n| read.attempts.get(n).map(|a| a.place)), ..read.asked };
+        let asked = Asked { busy: [0, 1].map(|n| read.attempts.get(n).map(|a| a.index)), ..read.asked };
         let nobody_else = replicas.live() == 0;
         let is_filled = |n: u8, r: &Replica| {
             let may_be_asked = nobody_else || self.spill == Some(r.donor.0.into());
             r.state.is_filled() && may_be_asked && self.table.has(extent, n, read.slot % SLOTS)
         };
         let open = replicas.iter().filter(|(n, r)| asked.may_ask(*n, r.state, is_filled(*n, r)));
-        let candidate = |(place, r): (u8, &Replica)| {
+        let candidate = |(index, r): (u8, &Replica)| {
             let donor = usize::from(r.donor.0);
             let to_it = |a: &&Attempt| a.donor == donor;
             let all = self.reader.reads.iter().flat_map(|r| &r.attempts).chain(&self.reader.orphans);
-            Candidate {
-                place,
+            ReadSource {
+                index,
                 is_usable: self.donors[donor].reachable,
                 is_spill: self.spill == Some(donor),
                 latency_ns: self.reader.latency_ns[donor],
@@ -232,12 +232,12 @@ impl World<'_> {
             }
         };
         let choice = asked.choose(open.map(candidate), false);
-        if let Choice::Replica(place) = choice {
-            let r = self.table.replica(extent, place);
+        if let Choice::Replica(index) = choice {
+            let r = self.table.replica(extent, index);
             let donor = usize::from(r.donor.0);
             let (connection, posted) = (self.donors[donor].connection, self.now);
             let (generation, key, is_hedged) = (r.generation, r.rkey.0, false);
-            let attempt = Attempt { place, generation, donor, key, connection, posted, is_hedged };
+            let attempt = Attempt { index, generation, donor, key, connection, posted, is_hedged };
             self.reader.reads[at].attempts.push(attempt);
         }
         choice
@@ -272,7 +272,7 @@ impl World<'_> {
             Verdict::Accompany => self.tally.saw(Seen::Hedged),
             Verdict::Relieve => {
                 let older = self.reader.reads[at].attempts.remove(0);
-                self.reader.reads[at].relieved |= 1 << older.place;
+                self.reader.reads[at].relieved |= 1 << older.index;
                 self.reader.orphans.push(older);
                 self.tally.saw(Seen::Relieved);
             }
@@ -287,7 +287,7 @@ impl World<'_> {
     fn look_for_vain(&mut self, at: usize) {
         let read = &self.reader.reads[at];
         let extent = ExtentId(read.slot / SLOTS);
-        let is_unasked = |n: u8| read.relieved & 1 << n == 0 && read.attempts.iter().all(|a| a.place != n);
+        let is_unasked = |n: u8| read.relieved & 1 << n == 0 && read.attempts.iter().all(|a| a.index != n);
         let could_give = |(n, r): (u8, &Replica)| r.state == ReplicaState::Live && is_unasked(n) && self.is_sure(r);
         let in_vain = !read.is_alone && self.table.replicas(extent).is_some_and(|r| r.iter().any(could_give));
         let now = self.now;

@@ -1,7 +1,7 @@
 //! What schedules brought about: a search that nothing happens in finds nothing, however fast it
 //! is.
 
-use super::super::book::Action;
+use crate::coordinator::book::Action;
 use std::fmt::{Display, Formatter};
 
 /// Something that a search should see often.
@@ -79,13 +79,13 @@ impl Seen {
     /// What an action of the book makes happen, if it is of interest.
     pub fn of(action: &Action) -> Option<Seen> {
         match action {
-            Action::Leave { .. } => Some(Seen::Left),
-            Action::Lose { .. } => Some(Seen::Lost),
-            Action::Join { .. } => Some(Seen::Joined),
-            Action::Rejoin { .. } => Some(Seen::Rejoined),
-            Action::Vacate { .. } => Some(Seen::Vacated),
+            Action::MarkStale { .. } => Some(Seen::Left),
+            Action::MarkLost { .. } => Some(Seen::Lost),
+            Action::Add { .. } => Some(Seen::Joined),
+            Action::Resync { .. } => Some(Seen::Rejoined),
+            Action::Remove { .. } => Some(Seen::Vacated),
             Action::Silent(_, true) => Some(Seen::Silent),
-            Action::Removed(_) => Some(Seen::Removed),
+            Action::DonorRemoved(_) => Some(Seen::Removed),
             _ => None,
         }
     }

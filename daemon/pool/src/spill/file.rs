@@ -1,7 +1,7 @@
 //! The file itself: whether it can be one, whose it is, and what it was before.
 
-use super::super::dial::DialError;
-use annex_fabric::file::Disk;
+use crate::donor::dial::DialError;
+use annex_fabric::file::{Disk, start_disk};
 use annex_shared::config::ByteSize;
 use annex_shared::ids::Incarnation;
 use annex_shared::wire::Lease;
@@ -174,16 +174,16 @@ impl Spill {
         }
     }
 
-    pub(in super::super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    pub(in super::super) fn incarnation(&self) -> Incarnation {
+    pub(crate) fn incarnation(&self) -> Incarnation {
         self.incarnation
     }
 
     /// What the extent table says is leased here. Before the first [`Spill::disk`].
-    pub(in super::super) fn inherit(&self, leases: Vec<(Incarnation, Lease)>) {
+    pub(crate) fn inherit(&self, leases: Vec<(Incarnation, Lease)>) {
         *self.inherited.lock().unwrap_or_else(PoisonError::into_inner) = leases;
     }
 
@@ -217,7 +217,7 @@ impl Spill {
         let regions = inherited.iter().map(|(_, l)| l.slab.0 + 1).max().unwrap_or(0).max(capacity);
         let start = || -> io::Result<Arc<Disk>> {
             let file = self.file.as_fd().try_clone_to_owned()?;
-            Disk::start(file, "the spill file", (HEADER as u64, slab_size, regions), self.patience)
+            start_disk(file, "the spill file", (HEADER as u64, slab_size, regions), self.patience)
         };
         let disk = start().map_err(DialError::SpillStart)?;
         for (incarnation, lease) in inherited {

@@ -24,15 +24,12 @@ mod file;
 
 pub use file::{Spill, SpillConfig, SpillError};
 
-use super::Pool;
-use super::config::DonorConfig;
-use super::core::{Donor, lock};
-use super::dial::{DataPath, DialError, Dialed, Dialer, Fabric, Link, Welcomed};
-use super::extents::SPILL;
+use crate::config::DonorConfig;
+use crate::donor::dial::{DataPath, DialError, Dialed, Dialer, Fabric, Link, Welcomed};
+use crate::metadata::extents::SPILL;
 use annex_fabric::file::{Disk, FileConnector};
 use annex_fabric::{Arena, ConnectError, Connector, Endpoint, Transport};
 use annex_host::repeated;
-use annex_shared::api::{DonorState, PoolInfo, format_bytes};
 use annex_shared::ids::{ClientId, Rkey, SessionKey};
 use annex_shared::wire::{Event, Lease, Refusal, Request, VERSION, VerbsOffer, Welcome};
 use std::collections::BTreeMap;
@@ -44,12 +41,12 @@ use std::time::Duration;
 const LEASE_TTL: Duration = Duration::from_secs(3);
 
 /// As what the pool lists it.
-pub(super) fn as_donor() -> DonorConfig {
+pub(crate) fn as_donor() -> DonorConfig {
     DonorConfig { name: Some(SPILL.to_owned()), address: SPILL.to_owned(), ..DonorConfig::default() }
 }
 
 /// Reaches donors, and the spill file as one of them.
-pub(super) struct WithSpill {
+pub(crate) struct WithSpill {
     pub donors: Arc<dyn Dialer>,
     pub spill: Arc<Spill>,
 }
@@ -177,37 +174,5 @@ impl Link for SpillLink {
 
     fn fd(&self) -> BorrowedFd<'_> {
         self.disk.cut_fd()
-    }
-}
-
-impl Pool {
-    /// True if the spill file can take pages now.
-    pub fn spill_is_up(&self) -> bool {
-        let donor = self.core.spill.and_then(|id| self.core.donor(id));
-        donor.is_some_and(|d| lock(&d.view).state == DonorState::Up)
-    }
-
-    /// Slabs that the spill file could lend now.
-    pub(super) fn spill_room(&self) -> u64 {
-        let donor = self.core.spill.filter(|_| self.spill_is_up()).and_then(|id| self.core.donor(id));
-        donor.map_or(0, |d| u64::from(lock(&d.view).free))
-    }
-
-    /// Donors that are none are not counted where donors are.
-    pub(super) fn is_real(&self, donor: &Donor) -> bool {
-        !self.core.is_spill(donor.id)
-    }
-
-    pub(super) fn warn_of_spill(&self, info: &PoolInfo, warnings: &mut Vec<String>) {
-        if info.spilled > 0 {
-            let spilled = format_bytes(info.spilled);
-            warnings.push(format!(
-                "the last tier is in use: {spilled} of pages lie in the spill file, since too few donors have room or are up; they move when that changes"
-            ));
-        }
-        if self.core.spill.is_some() && !self.spill_is_up() {
-            let why = self.core.spill.and_then(|id| self.core.donor(id)).map(|d| lock(&d.view).why.clone());
-            warnings.push(format!("the spill file can't be used: {}", why.unwrap_or_default()));
-        }
     }
 }

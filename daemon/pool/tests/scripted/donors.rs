@@ -7,7 +7,8 @@ use annex_pool_testbed::{Bed, SLOTS, eventually, finish, post_write, read, write
 use annex_shared::api::{DonorState, Limit};
 use annex_shared::config::{ByteSize, TimeSpan};
 use annex_shared::page::PAGE_SIZE;
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::Duration;
 
 /// Two donors that are soon away and not soon lost.
 fn patient() -> Bed {
@@ -49,10 +50,10 @@ fn a_donor_that_was_away_gets_only_what_it_missed() {
     write(&mut lane, &old, 1).unwrap();
     bed.agents[1].cut();
     let missed = bed.reserve(10);
-    let start = Instant::now();
     write(&mut lane, &missed, 2).unwrap();
-    assert!(start.elapsed() < Duration::from_secs(2), "the write waited for a donor that is away");
-    assert!(bed.pool.info().away_replicas >= 1 && bed.pool.info().degraded_extents >= 1);
+    // Not because the donor was given up for good.
+    assert!(bed.pool.donors()[1].state != DonorState::Lost, "the write waited for a donor that is away");
+    assert!(bed.pool.info().stale_replicas >= 1 && bed.pool.info().degraded_extents >= 1);
     assert!(bed.pool.info().last_copy_extents >= 1, "one copy is left of what has pages");
     bed.agents[1].mend();
     eventually("it is whole again", || bed.pool.info().degraded_extents == 0);
@@ -70,35 +71,26 @@ fn nothing_waits_long_for_a_donor_that_answers_nothing_and_all_waits_for_one_tha
     write(&mut lane, &runs[..1], 1).unwrap();
     let slow = bed.agents[1].clone();
     slow.hold(true);
+    let answers = AtomicBool::new(false);
     std::thread::scope(|threads| {
         threads.spawn(|| {
             std::thread::sleep(Duration::from_millis(500));
+            answers.store(true, SeqCst);
             slow.hold(false);
         });
-        let start = Instant::now();
         write(&mut lane, &runs, 2).unwrap();
-        assert!(start.elapsed() >= Duration::from_millis(450), "a donor whose agent answers was given up");
+        assert!(answers.load(SeqCst), "a donor whose agent answers was given up");
     });
-    assert_eq!(bed.pool.info().away_replicas, 0);
+    assert_eq!(bed.pool.info().stale_replicas, 0);
 
     slow.hold(true);
     slow.mute(true);
-    let (over, is_over) = std::sync::mpsc::channel::<()>();
-    std::thread::scope(|threads| {
-        let slow = &slow;
-        threads.spawn(move || {
-            // Whoever waits for it all the same is not to wait for ever.
-            _ = is_over.recv_timeout(Duration::from_secs(3));
-            slow.mute(false);
-            slow.hold(false);
-        });
-        let start = Instant::now();
-        write(&mut lane, &runs, 3).unwrap();
-        let (took, away) = (start.elapsed(), bed.pool.info().away_replicas);
-        drop(over);
-        assert!(took < Duration::from_secs(1), "the write took {took:?}");
-        assert!(away >= 1);
-    });
+    // It answers again only when the write is completed: until then nothing comes from it.
+    write(&mut lane, &runs, 3).unwrap();
+    let (stale, state) = (bed.pool.info().stale_replicas, bed.pool.donors()[1].state);
+    slow.mute(false);
+    slow.hold(false);
+    assert!(stale >= 1 && state != DonorState::Lost, "{stale} stale replicas, the donor is {state:?}");
     eventually("it is whole again", || bed.pool.info().degraded_extents == 0);
     bed.agents[0].cut();
     assert!(runs.iter().all(|r| read(&mut lane, *r, 3) == Ok(true)));
@@ -111,7 +103,7 @@ fn a_page_that_only_a_donor_that_is_away_has_is_waited_for() {
     let run = bed.reserve(4)[0];
     write(&mut lane, &[run], 1).unwrap();
     bed.agents[1].cut();
-    eventually("it is away", || bed.pool.info().away_replicas >= 1);
+    eventually("it is away", || bed.pool.info().stale_replicas >= 1);
     bed.agents[0].rot();
     std::thread::scope(|threads| {
         threads.spawn(|| {
@@ -177,12 +169,10 @@ fn a_write_that_nobody_took_does_not_hold_up_the_pages_beside_it() {
         a.hold(false);
         a.mend();
     });
-    let start = Instant::now();
     assert!(kept.iter().all(|r| read(&mut lane, *r, 1) == Ok(true)));
     eventually("every extent is whole", || bed.pool.info().degraded_extents == 0);
-    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
     assert_eq!(used(&bed), 26 * PAGE_SIZE as u64, "the failed write was over before it could hold anything up");
-    assert_eq!(bed.pool.info().gone_pages, 0);
+    assert_eq!(bed.pool.info().lost_pages, 0);
 }
 
 #[test]
@@ -196,16 +186,15 @@ fn while_no_replica_is_live_those_that_are_filled_are_read_for_what_they_have() 
     let old = bed.reserve(20);
     write(&mut lane, &old, 1).unwrap();
     bed.agents[0].cut();
-    eventually("it is away", || bed.pool.info().away_replicas >= 1);
+    eventually("it is away", || bed.pool.info().stale_replicas >= 1);
     let new = bed.reserve(40);
     write(&mut lane, &new, 2).unwrap();
     bed.agents[1].cut();
-    eventually("both are away", || bed.pool.info().away_replicas >= 2);
+    eventually("both are away", || bed.pool.info().stale_replicas >= 2);
     // The first one to be back lacks forty pages, and nobody can give them to it.
     bed.agents[0].mend();
-    let start = Instant::now();
     assert!(old.iter().all(|r| read(&mut lane, *r, 1) == Ok(true)));
-    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    assert!(bed.pool.info().waiting_extents >= 1, "the reads waited until a replica was live");
     bed.agents[1].mend();
     assert!(new.iter().all(|r| read(&mut lane, *r, 2) == Ok(true)));
 }
@@ -275,10 +264,9 @@ fn a_read_that_takes_too_long_is_answered_by_another_replica() {
     // Whichever of the two is asked first: one of them never answers.
     for silent in [0, 1] {
         bed.agents[silent].hold(true);
+        // It never answers while this goes on: only the other one can.
         for _ in 0..20 {
-            let start = Instant::now();
             assert_eq!(read(&mut lane, run, 1), Ok(true));
-            assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
         }
         bed.agents[silent].hold(false);
         eventually("late answers are taken", || {

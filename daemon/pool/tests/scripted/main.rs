@@ -248,10 +248,8 @@ fn a_write_is_done_without_a_donor_that_died() {
     assert!(done.is_empty(), "done before the second replica had it");
     bed.agents[0].hold(false);
     bed.agents[0].cut();
-    let start = Instant::now();
     done.extend(finish(&mut lane, 1));
     assert_eq!((done[0].token, done[0].result), (7, Ok(())));
-    assert!(start.elapsed() < Duration::from_secs(5));
     assert_eq!(read(&mut lane, runs[0], 1), Ok(true));
 }
 
@@ -357,9 +355,11 @@ fn under_all_faults_at_once_no_read_that_succeeds_is_wrong() {
     let mut lane = bed.pool.lane("test", 1024).unwrap();
     let mut held: Vec<(SlotRun, u32)> = Vec::new();
     let (mut reads, mut failed) = (0, 0);
-    let until = Instant::now() + Duration::from_secs(3);
+    let caught = || bed.pool.donors().iter().map(|d| d.checksum_errors).sum::<u64>();
+    let until = Instant::now() + Duration::from_secs(60);
     let mut generation = 0;
-    while Instant::now() < until {
+    while reads < 6000 || caught() == 0 {
+        assert!(Instant::now() < until, "{reads} reads, {} wrong pages caught", caught());
         generation += 1;
         let mut runs = Vec::new();
         // Slots whose writes were swept away are kept back for a while, so there may be none now
@@ -395,8 +395,6 @@ fn under_all_faults_at_once_no_read_that_succeeds_is_wrong() {
             run.slots().for_each(|s| bed.pool.release(s));
         }
     }
-    let caught: u64 = bed.pool.donors().iter().map(|d| d.checksum_errors).sum();
-    assert!(reads > 500 && caught > 0, "{reads} reads, {caught} wrong pages caught");
     assert!(failed * 50 < reads, "{failed} of {reads} reads failed");
     assert_eq!(lane.in_flight(), 0);
 }

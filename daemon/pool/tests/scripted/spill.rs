@@ -100,7 +100,7 @@ fn with_one_replica_the_end_of_all_donors_loses_no_page_that_was_backed_up() {
     let more = bed.reserve(20);
     write(&mut lane, &more, 2).unwrap();
     assert!(all_right(&mut lane, &more, 2));
-    assert_eq!(bed.pool.info().gone_pages, 0);
+    assert_eq!(bed.pool.info().lost_pages, 0);
 }
 
 #[test]
@@ -150,14 +150,14 @@ fn a_donor_that_comes_back_leads_again_and_the_file_follows() {
         c.lost_after = TimeSpan(Duration::from_secs(20));
     });
     bed.agents[0].cut();
-    eventually("the file is written", || bed.pool.info().spilled > 0 || bed.pool.info().away_replicas > 0);
+    eventually("the file is written", || bed.pool.info().spilled > 0 || bed.pool.info().stale_replicas > 0);
     let meanwhile = bed.reserve(10);
     write(&mut lane, &meanwhile, 2).unwrap();
     bed.agents[0].mend();
     eventually("all is as before", || {
         let info = bed.pool.info();
         let follows = bed.pool.slabs().iter().any(|s| s.state == "backup");
-        info.away_replicas + info.joining_replicas == 0 && info.spilled + info.backup_lag == 0 && follows
+        info.stale_replicas + info.syncing_replicas == 0 && info.spilled + info.backup_lag == 0 && follows
     });
     assert!(all_right(&mut lane, &runs, 1) && all_right(&mut lane, &meanwhile, 2));
 }

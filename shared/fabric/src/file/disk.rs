@@ -1,15 +1,13 @@
 //! The file and its regions: who has which under which key, and whether the disk still answers.
 
-use super::endpoint::FileEndpoint;
-use super::work::{self, Lineup, Task};
-use crate::{Arena, ConnectError, Connector, Endpoint, ErrorKind, OpKind, Transport};
+use super::task::{Lineup, Task};
+use crate::{ErrorKind, OpKind};
 use annex_host::repeated;
 use annex_shared::ids::{RemoteAddr, Rkey, SlabId};
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::time::{Duration, Instant};
@@ -51,21 +49,20 @@ pub struct Disk {
 struct Region {
     /// 0 = not lent.
     rkey: AtomicU64,
-    /// Operations on it that are not over.
+    /// Operations on it that are not completed.
     busy: AtomicU32,
 }
 
 impl Disk {
-    /// Starts the threads. `regions` of `region_len` bytes lie in the file from `first` on, none of
-    /// them lent; all of these are multiples of 4096. One I/O that takes longer than `patience`
-    /// cuts the disk off. `name` is for messages. The threads end with [`Disk::stop`].
-    pub fn start(
+    /// Without its threads: so many that read, so many that write.
+    pub(super) fn new(
         file: OwnedFd,
         name: &str,
         (first, region_len, regions): (u64, u64, u32),
         patience: Duration,
-    ) -> io::Result<Arc<Disk>> {
-        let disk = Arc::new(Disk {
+        (readers, writers): (usize, usize),
+    ) -> io::Result<Disk> {
+        Ok(Disk {
             file,
             name: name.to_owned(),
             first,
@@ -75,7 +72,7 @@ impl Disk {
             base: Instant::now(),
             reads: Lineup::new()?,
             writes: Lineup::new()?,
-            since: (0..work::THREADS).map(|_| AtomicU64::new(0)).collect(),
+            since: (0..readers + writers).map(|_| AtomicU64::new(0)).collect(),
             in_flight: AtomicUsize::new(0),
             era: AtomicU64::new(0),
             is_cut: AtomicBool::new(false),
@@ -84,9 +81,7 @@ impl Disk {
             next: AtomicU32::new(0),
             #[cfg(test)]
             gate: std::sync::Mutex::default(),
-        });
-        work::start(&disk)?;
-        Ok(disk)
+        })
     }
 
     /// Has the threads end, each when it is back from the kernel. Operations are refused from now
@@ -94,8 +89,8 @@ impl Disk {
     pub fn stop(&self) {
         self.stopping.store(true, SeqCst);
         self.era.fetch_add(1, SeqCst);
-        self.reads.ring(work::THREADS as u64);
-        self.writes.ring(work::THREADS as u64);
+        self.reads.ring(self.since.len() as u64);
+        self.writes.ring(self.since.len() as u64);
     }
 
     // ---- regions ----
@@ -282,6 +277,11 @@ impl Disk {
         self.cut.as_fd()
     }
 
+    /// For messages.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
     pub(super) fn patience(&self) -> Duration {
         self.patience
     }
@@ -290,23 +290,5 @@ impl Disk {
     pub(super) fn complain(&self, task: &Task, error: &io::Error) {
         let (Task { kind, len, at, .. }, name) = (task, &self.name);
         repeated!(WARN, "an operation failed" of name, "{name}: {kind} of {len} bytes at {at} failed: {error}");
-    }
-}
-
-/// Opens endpoints to a disk.
-pub struct FileConnector(pub Arc<Disk>);
-
-impl Connector for FileConnector {
-    fn transport(&self) -> Transport {
-        Transport::File
-    }
-
-    fn open(&self, arena: &Arc<Arena>) -> Result<Box<dyn Endpoint>, ConnectError> {
-        let failed = |source| ConnectError::Local { transport: Transport::File, peer: self.0.name.clone(), source };
-        let era = self.0.era();
-        if self.0.is_cut_off() || self.0.is_stopping() {
-            return Err(failed(io::ErrorKind::TimedOut.into()));
-        }
-        Ok(Box::new(FileEndpoint::new(self.0.clone(), arena.clone(), era).map_err(failed)?))
     }
 }

@@ -1,7 +1,7 @@
 //! One lane's queue to a disk.
 
 use super::disk::Disk;
-use super::work::{Desk, Task};
+use super::task::{Desk, Task};
 use crate::{Arena, Completion, Endpoint, ErrorKind, Op, OpKind, QueueFull, Transport};
 use annex_shared::page::PAGE_SIZE;
 use std::io;
@@ -66,7 +66,7 @@ impl FileEndpoint {
     /// After the disk was cut off: what is still out is given up.
     fn give_up(&mut self, done: &mut Vec<Completion>) {
         for ticket in 0..DEPTH as u32 {
-            // What a thread is just copying is over at the next look.
+            // What a thread is just copying is completed at the next look.
             if let Some((tag, since)) = self.open[ticket as usize]
                 && self.desk.give_up(ticket)
             {
@@ -126,7 +126,7 @@ impl Endpoint for FileEndpoint {
 
     fn poll(&mut self, done: &mut Vec<Completion>) {
         done.append(&mut self.failed);
-        while let Some((ticket, result)) = self.desk.over.pop() {
+        while let Some((ticket, result)) = self.desk.completed.pop() {
             self.desk.renew(ticket);
             self.free.push(ticket);
             if let Some((tag, _)) = self.open[ticket as usize].take() {
@@ -143,9 +143,9 @@ impl Endpoint for FileEndpoint {
     }
 
     fn arm(&mut self) -> bool {
-        // Drained before the look: what is over after it makes the descriptor readable anew.
+        // Drained before the look: what is completed after it makes the descriptor readable anew.
         let _ = self.desk.event.read();
-        !self.failed.is_empty() || !self.desk.over.is_empty()
+        !self.failed.is_empty() || !self.desk.completed.is_empty()
     }
 
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -164,7 +164,7 @@ impl Drop for FileEndpoint {
         // for ever.
         self.ring();
         for ticket in (0..DEPTH as u32).filter(|t| self.open[*t as usize].is_some()) {
-            while !self.desk.give_up(ticket) && !self.desk.is_over(ticket) {
+            while !self.desk.give_up(ticket) && !self.desk.is_completed(ticket) {
                 // Until a copy of at most 256 KiB is done.
                 std::thread::yield_now();
             }

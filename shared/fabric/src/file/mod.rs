@@ -22,13 +22,17 @@
 //! written anew, old bytes would stand where new ones belong. So when one I/O was in the kernel for
 //! longer than the disk's patience, the whole disk is *cut off*: every endpoint breaks, no new one
 //! is opened, and nothing is lent until all that was ever handed over is back from the kernel. And
-//! a region that was given back is not lent again before every operation on it is over.
+//! a region that was given back is not lent again before every operation on it is completed.
 
+mod connector;
 mod disk;
 mod endpoint;
-mod work;
+mod task;
+mod threads;
 
-pub use disk::{Disk, FileConnector};
+pub use connector::FileConnector;
+pub use disk::Disk;
+pub use threads::start_disk;
 
 #[cfg(test)]
 mod tests;

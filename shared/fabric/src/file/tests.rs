@@ -21,7 +21,7 @@ fn bed() -> Bed {
     // Not /tmp, which may be in memory: direct I/O is what is tested.
     let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
     let open = std::fs::OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(file.path());
-    let disk = Disk::start(open.unwrap().into(), "spill", (4096, REGION, 4), PATIENCE).unwrap();
+    let disk = start_disk(open.unwrap().into(), "spill", (4096, REGION, 4), PATIENCE).unwrap();
     let arena = Arc::new(Arena::new(2 << 20).unwrap());
     let end = FileConnector(disk.clone()).open(&arena).unwrap();
     Bed { disk, arena, end, _file: file }

@@ -1,4 +1,4 @@
-//! Opens data connections to one agent, and fences those that are over.
+//! Opens data connections to one agent, and fences those that have ended.
 
 use super::endpoint::TcpEndpoint;
 use super::frame::{ALL_EARLIER, ANSWER_LEN, Answer, REQUEST_LEN, Request, Verb};
@@ -21,7 +21,7 @@ pub struct TcpConnector {
     proof: Proof,
     timeout: Duration,
     depth: usize,
-    /// What earlier connectors left behind is over, too.
+    /// What earlier connectors left behind has ended, too.
     ledger: Arc<Ledger>,
 }
 
@@ -57,10 +57,10 @@ impl TcpConnector {
         ConnectError::Refused { peer: self.addr.to_string(), reason: reason.to_string() }
     }
 
-    /// Asks the agent to end every connection of ours that is over.
+    /// Asks the agent to end every connection of ours that has ended.
     fn fence(&self, stream: &mut TcpStream) -> Result<(), ConnectError> {
-        let over = self.ledger.over();
-        for (seq, number) in over.iter().enumerate() {
+        let ended = self.ledger.ended();
+        for (seq, number) in ended.iter().enumerate() {
             let (seq, addr) = (seq as u64, RemoteAddr(*number));
             let mut bytes = [0; REQUEST_LEN];
             Request { verb: Verb::Fence, len: 0, rkey: Rkey(0), addr, seq, expect: 0, swap: 0 }.encode(&mut bytes);

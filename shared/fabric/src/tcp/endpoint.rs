@@ -1,10 +1,12 @@
 //! One lane's connection: a ring of operations between what was posted and what was answered.
 //!
 //! ```text
-//!   first          sending        rung        next        (sequence numbers; a slot is seq % depth)
+//!   first          sending        rung        next
 //!     │ wholly sent,  │ to be sent  │ posted,   │
 //!     │ not answered  │             │ not rung  │
 //! ```
+//! These are sequence numbers; a slot is the sequence number modulo the depth.
+//!
 //! The agent answers in order, so the ring needs no other index. An operation that fails before it
 //! is sent keeps its place and completes when it becomes the first.
 
@@ -37,7 +39,7 @@ struct Slot {
     deadline: Instant,
 }
 
-/// Why the connection is over.
+/// Why the connection has ended.
 #[derive(Debug, thiserror::Error)]
 enum Broken {
     #[error("the donor closed the connection")]

@@ -12,7 +12,7 @@
 //! **Fences.** When a connection breaks, requests may still lie in the agent's socket buffer,
 //! unexecuted. If such a WRITE were executed after the client had written the same place again over
 //! a new connection, stale bytes would overwrite fresh ones. So a connector remembers the numbers
-//! of its connections that are over, and a new connection first asks the agent to fence each: the
+//! of its connections that have ended, and a new connection first asks the agent to fence each: the
 //! agent closes it and answers when nothing more will be executed for it. A new connector, which
 //! follows a new hello and perhaps a restart of annexd, first fences everything of earlier
 //! sessions: what is outstanding there is flushed and has to be done again. [`TcpConnector`]'s

@@ -6,9 +6,9 @@ use super::endpoint::{PROOF_LEN, Parts, Shared, VerbsEndpoint};
 use super::gid::GidKind;
 use super::limits;
 use super::memory::{MemoryRegion, ProtectionDomain, RegisterError, Rights};
-use super::protocol::{Answer, Request, Window};
-use super::queue::{CompletionQueue, Party, QueuePair, RETRIES, Room};
-use super::status::{STATUSES, status};
+use super::protocol::{Answer, Party, Request, Window};
+use super::queue::{CompletionQueue, QueueCapacity, QueuePair, RETRIES};
+use super::status::Counts;
 use crate::ledger::{Ledger, Link};
 use crate::prepared::Prepared;
 use crate::{Arena, ArenaError, ConnectError, Connector, Endpoint, ErrorKind, Transport};
@@ -20,7 +20,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::io;
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -35,24 +35,6 @@ const ALL_EARLIER: u64 = 0;
 /// How often it is looked whether the device is still there, and for tables that no endpoint uses
 /// any more; in milliseconds.
 const SWEEP: u16 = 1000;
-
-/// Completions with an error, by status, over all connections to one donor.
-#[derive(Debug, Default)]
-pub struct Counts([AtomicU64; STATUSES]);
-
-impl Counts {
-    pub(super) fn count(&self, code: u32) {
-        // A number that no verbs.h knows counts as the general error.
-        let index = if (code as usize) < STATUSES { code } else { rdma_sys::ibv_wc_status::IBV_WC_GENERAL_ERR };
-        self.0[index as usize].fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Those that have happened: the status's name and how often.
-    pub fn happened(&self) -> Vec<(&'static str, u64)> {
-        let counts = self.0.iter().enumerate().map(|(code, n)| (status(code as u32), n.load(Ordering::Relaxed)));
-        counts.filter_map(|(status, n)| Some((status?.name, n)).filter(|_| n > 0)).collect()
-    }
-}
 
 /// How to reach an agent: what a connector is made of.
 #[derive(Clone, Debug)]
@@ -139,7 +121,7 @@ impl VerbsConnector {
             peer: peer.clone(),
             slabs: Prepared::default(),
             is_alive: AtomicBool::new(true),
-            over: EventFd::from_flags(flags).map_err(|e| local(e.into()))?,
+            ended: EventFd::from_flags(flags).map_err(|e| local(e.into()))?,
             counts: dial.counts.clone(),
         });
         let watcher = {
@@ -257,7 +239,7 @@ impl VerbsConnector {
         let words_region = MemoryRegion::of_arena(&self.domain, &words, Rights::Local);
         let words_region = words_region.map_err(|e| local(io::Error::other(e)))?;
         let cq = Arc::new(CompletionQueue::new(device, granted.depth).map_err(local)?);
-        let room = Room { sends: granted.depth, inline: INLINE };
+        let room = QueueCapacity { sends: granted.depth, inline: INLINE };
         let (qp, room) = QueuePair::new(&self.domain, &cq, room, false).map_err(local)?;
 
         let (peer, proof, nonce) = match talk.ask(&Request::Open(qp.party(0))).map_err(|e| self.unreachable(e))? {
@@ -307,10 +289,10 @@ impl VerbsConnector {
         Err(ConnectError::Refused { peer: self.peer(), reason })
     }
 
-    /// Asks the agent to end what is over: its ends of queue pairs, and first of all the
+    /// Asks the agent to end what has ended: its ends of queue pairs, and first of all the
     /// connections of earlier sessions.
     fn fence(&self, talk: &mut Talk) -> Result<(), ConnectError> {
-        for number in self.ledger.over() {
+        for number in self.ledger.ended() {
             let asked = match number {
                 ALL_EARLIER => Request::Fence,
                 _ => Request::Close { number: number as u32 },
@@ -418,12 +400,12 @@ fn watch(shared: &Shared, device: &Weak<Device>, events: &OwnedFd, socket: &TcpS
         shared.slabs.sweep();
     }
     shared.is_alive.store(false, Ordering::Release);
-    if let Err(e) = shared.over.write(1) {
-        tracing::error!("failed to wake the lanes of a connection that is over: {e}");
+    if let Err(e) = shared.ended.write(1) {
+        tracing::error!("failed to wake the lanes of a connection that has ended: {e}");
     }
     // The agent learns it too: its end of what can't be used any more is of no use.
     let _ = socket.shutdown(Shutdown::Both);
-    tracing::debug!("the RDMA connection to {} is over", shared.peer);
+    tracing::debug!("the RDMA connection to {} has ended", shared.peer);
 }
 
 /// Fetches what the device has said; true if it is of no use any more.

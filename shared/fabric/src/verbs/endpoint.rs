@@ -1,9 +1,12 @@
 //! One lane's queue pair, and the ring of operations that are in it.
 //!
 //! ```text
-//!   first            rung           next       (sequence numbers; a slot is seq % depth; a work request's id is its seq)
+//!   first            rung           next
 //!     │ with the device │ posted       │
 //! ```
+//! These are sequence numbers; a slot is the sequence number modulo the depth. A work request's id
+//! is its sequence number.
+//!
 //! A reliable connection's send queue completes in order. So the completion of one operation says
 //! that all before it are done, and WRITEs ask for one only now and then ([`QUIET_WRITES`]) and at
 //! the end of each ring. READs and COMPARE_SWAPs always ask: somebody waits for each. An operation
@@ -14,11 +17,10 @@
 //! completes as `Flushed`.
 
 use super::alarm::Alarm;
-use super::client::Counts;
 use super::memory::MemoryRegion;
 use super::protocol::{Nonce, Window};
 use super::queue::{CompletionQueue, QueuePair, ReadyToSend};
-use super::status::{self, Status};
+use super::status::{self, Counts, Status};
 use crate::ledger::Link;
 use crate::prepared::{Prepared, View};
 use crate::{Arena, Completion, Endpoint, ErrorKind, Op, OpKind, QueueFull, Transport};
@@ -47,7 +49,7 @@ pub(super) struct Shared {
     /// False once the agent has hung up, or our device is gone.
     pub(super) is_alive: AtomicBool,
     /// Readable from then on, so that lanes that sleep let go of the device.
-    pub(super) over: EventFd,
+    pub(super) ended: EventFd,
     pub(super) counts: Arc<Counts>,
 }
 
@@ -80,7 +82,7 @@ struct Slot {
     deadline: Instant,
 }
 
-/// Why the queue pair is over.
+/// Why the queue pair has ended.
 #[derive(Debug, thiserror::Error)]
 enum Broken {
     #[error("{kind} of {len} bytes: {status}")]
@@ -144,7 +146,7 @@ impl VerbsEndpoint {
         let requests = requests.collect();
         let events = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         events.add(cq.fd(), EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
-        events.add(&shared.over, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
+        events.add(&shared.ended, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
         Ok(VerbsEndpoint {
             connection: Some((qp, link)),
             cq,
@@ -228,7 +230,7 @@ impl VerbsEndpoint {
         match why {
             // Sessions come and go; who opens the next one says what there is to say.
             Broken::Over => {
-                tracing::debug!("an RDMA connection to {peer} is over, {outstanding} operations under way: {why}")
+                tracing::debug!("an RDMA connection to {peer} has ended, {outstanding} operations under way: {why}")
             }
             _ => tracing::warn!("an RDMA connection to {peer} broke, {outstanding} operations under way: {why}"),
         }
@@ -264,8 +266,8 @@ impl VerbsEndpoint {
         }
     }
 
-    /// The device says that the operation of this sequence number is over.
-    fn over(&mut self, seq: u64, code: u32, done: &mut Vec<Completion>) {
+    /// The device says that the operation of this sequence number is completed.
+    fn completed(&mut self, seq: u64, code: u32, done: &mut Vec<Completion>) {
         if !(self.first..self.rung).contains(&seq) {
             let said = format!("it completed operation {seq}, which is not under way");
             return self.break_off(&Broken::Device(io::Error::new(io::ErrorKind::InvalidData, said)));
@@ -349,7 +351,7 @@ impl VerbsEndpoint {
                 let wc = &self.taken[self.at];
                 let (seq, code) = (wc.wr_id, wc.status);
                 self.at += 1;
-                self.over(seq, code, done);
+                self.completed(seq, code, done);
             }
             if self.connection.is_none() {
                 return Ok(());

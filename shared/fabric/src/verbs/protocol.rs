@@ -5,7 +5,7 @@
 //! [`annex_shared::wire`]. The agent keeps a protection domain for the connection: queue pairs and
 //! registered slabs live in it, and with the connection they end.
 
-use super::queue::Party;
+use super::gid::{Gid, GidKind};
 use crate::ErrorKind;
 use annex_shared::ids::Rkey;
 use serde::{Deserialize, Serialize};
@@ -63,6 +63,23 @@ impl Refused {
             Refused::Trouble => ErrorKind::RemoteOperation,
         }
     }
+}
+
+/// One end of a connection, as the other must know it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Party {
+    /// The queue pair's number.
+    pub number: u32,
+    /// Where its packets start to be numbered, 24 bits.
+    pub psn: u32,
+    pub gid: Gid,
+    pub kind: GidKind,
+    /// Address in an InfiniBand subnet; 0 with RoCE.
+    pub lid: u16,
+    /// Largest packet, as verbs number them: 1 = 256 bytes, each next one twice that.
+    pub mtu: u8,
+    /// READs and atomics that it answers at once.
+    pub reads: u8,
 }
 
 /// Registered memory, as a peer reaches it.

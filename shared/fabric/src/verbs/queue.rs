@@ -5,10 +5,10 @@
 //! RTS.
 
 use super::device::Device;
-use super::gid::{Gid, GidEntry, GidKind};
+use super::gid::{GidEntry, GidKind};
 use super::memory::{ProtectionDomain, report};
+use super::protocol::Party;
 use rdma_sys::*;
-use serde::{Deserialize, Serialize};
 use std::io;
 use std::marker::PhantomData;
 use std::os::fd::BorrowedFd;
@@ -18,23 +18,6 @@ use std::sync::Arc;
 /// How often a packet is sent anew before the operation fails; the most there is. Seven tries after
 /// the first.
 pub(super) const RETRIES: u8 = 7;
-
-/// One end of a connection, as the other must know it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Party {
-    /// The queue pair's number.
-    pub number: u32,
-    /// Where its packets start to be numbered, 24 bits.
-    pub psn: u32,
-    pub gid: Gid,
-    pub kind: GidKind,
-    /// Address in an InfiniBand subnet; 0 with RoCE.
-    pub lid: u16,
-    /// Largest packet, as verbs number them: 1 = 256 bytes, each next one twice that.
-    pub mtu: u8,
-    /// READs and atomics that it answers at once.
-    pub reads: u8,
-}
 
 /// Where completions appear, with a descriptor to wait for them.
 #[derive(Debug)]
@@ -174,7 +157,7 @@ impl Handle {
 
 /// What a queue pair has room for.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Room {
+pub(super) struct QueueCapacity {
     pub sends: u32,
     /// Bytes of a WRITE that the queue itself holds, so that the device need not fetch them. Less
     /// if the device has less.
@@ -187,9 +170,9 @@ impl QueuePair<Init> {
     pub fn new(
         domain: &Arc<ProtectionDomain>,
         cq: &Arc<CompletionQueue>,
-        room: Room,
+        room: QueueCapacity,
         is_target: bool,
-    ) -> io::Result<(QueuePair<Init>, Room)> {
+    ) -> io::Result<(QueuePair<Init>, QueueCapacity)> {
         let mut inline = room.inline;
         let (qp, granted) = loop {
             // SAFETY: all zeros is a valid value of this plain structure.
@@ -206,7 +189,9 @@ impl QueuePair<Init> {
             // SAFETY: domain and queue are good and of one device.
             let qp = unsafe { (domain.device.library.ibv_create_qp)(domain.as_ptr(), &mut attr) };
             match NonNull::new(qp) {
-                Some(qp) => break (qp, Room { sends: room.sends, inline: attr.cap.max_inline_data.min(inline) }),
+                Some(qp) => {
+                    break (qp, QueueCapacity { sends: room.sends, inline: attr.cap.max_inline_data.min(inline) });
+                }
                 // No device says how much it takes inline.
                 None if inline > 0 => inline /= 2,
                 None => return Err(io::Error::last_os_error()),
@@ -359,6 +344,7 @@ fn zeroed() -> ibv_qp_attr {
 
 #[cfg(test)]
 mod tests {
+    use super::super::gid::Gid;
     use super::*;
 
     fn gid(last: u8) -> Gid {

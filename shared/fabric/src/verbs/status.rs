@@ -2,6 +2,7 @@
 
 use crate::ErrorKind;
 use rdma_sys::ibv_wc_status;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A work completion's status, other than success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +24,7 @@ impl std::fmt::Display for Status {
 }
 
 /// Statuses there are, success included.
-pub const STATUSES: usize = 24;
+const STATUSES: usize = 24;
 
 /// What the status of this number means; `None` = success. Numbers that no verbs.h knows count as
 /// general errors.
@@ -84,6 +85,24 @@ static GENERAL: Status = Status {
     cause: "a driver newer than this build",
     remedy: "look at this machine's kernel log",
 };
+
+/// Completions with an error, by status, over all connections to one donor.
+#[derive(Debug, Default)]
+pub struct Counts([AtomicU64; STATUSES]);
+
+impl Counts {
+    pub(super) fn count(&self, code: u32) {
+        // A number that no verbs.h knows counts as the general error.
+        let index = if (code as usize) < STATUSES { code } else { ibv_wc_status::IBV_WC_GENERAL_ERR };
+        self.0[index as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Those that have happened: the status's name and how often.
+    pub fn happened(&self) -> Vec<(&'static str, u64)> {
+        let counts = self.0.iter().enumerate().map(|(code, n)| (status(code as u32), n.load(Ordering::Relaxed)));
+        counts.filter_map(|(status, n)| Some((status?.name, n)).filter(|_| n > 0)).collect()
+    }
+}
 
 #[cfg(test)]
 mod tests {

@@ -1,0 +1,16 @@
+//! One donor as this host sees it, and the thread that keeps its control connection.
+//!
+//! - `view`: what the pool knows of a donor, for lanes and listings.
+//! - `thread`: hello, leases, renewal, reconnection, and the endpoints that lanes have there. It
+//!   may block on the network.
+//! - `session`: when it connects, renews and gives up. Pure.
+//! - `dial`: how a donor is reached, as traits; and what they are in earnest.
+//! - `transport`: which transport is tried, and why. Pure.
+//! - `traffic`: what went over each transport.
+
+pub mod dial;
+pub(crate) mod session;
+pub(crate) mod thread;
+pub(crate) mod traffic;
+pub(crate) mod transport;
+pub(crate) mod view;

@@ -1,0 +1,84 @@
+//! Reads that take too long get company: the same read from another replica, into spare pages of
+//! the arena. The first verified answer wins.
+//!
+//! What too long is, and what is done about it, is decided in `io::hedging`. Whose bytes are whose
+//! while two are asked is told in `spare`.
+
+use super::state::LaneState;
+use super::{read, spare};
+use crate::io::hedging::{Choice, Late, Patience, Verdict};
+use crate::io::inflight::{NIL, Work};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+fn patience(lane: &LaneState) -> Patience {
+    Patience { most: lane.core.config.read_timeout.0, least: lane.core.config.hedge_after.0 }
+}
+
+/// Gives company to reads whose time is up.
+pub(super) fn hedge(lane: &mut LaneState, now: Instant) {
+    lane.timer.quiet(now);
+    let patience = patience(lane);
+    for at in 0..lane.ends.len() {
+        let late_ns = lane.ends[at].quantile.late_ns();
+        while let Some(op) = lane.ends[at].reads.oldest() {
+            if now < patience.due(lane.ops[op].time, late_ns) {
+                break;
+            }
+            // Taken off the list: each attempt gets company once.
+            lane.ends[at].reads.remove(&mut lane.ops, op);
+            second(lane, op, now);
+        }
+    }
+}
+
+fn second(lane: &mut LaneState, op: u32, now: Instant) {
+    let job = lane.ops[op].job;
+    if job == NIL {
+        return;
+    }
+    let Work::Read(read) = lane.jobs[job].work else { return };
+    let Some((extent, _)) = lane.one_extent(read.run) else { return };
+    let late = Late {
+        is_bound: read.only.is_some(),
+        has_company: read.attempts[1] != NIL,
+        is_youngest: read.attempts[1] == op || read.attempts[1] == NIL,
+        live: lane.core.extents.replicas(extent).map_or(0, |r| r.live()),
+        has_spare: lane.jobs[job].buf.pages <= lane.buffers.spare,
+    };
+    let verdict = late.verdict();
+    if verdict == Verdict::Wait {
+        return;
+    }
+    let end = &mut lane.ends[usize::from(lane.ops[op].donor.0)];
+    let waited = now.saturating_duration_since(lane.ops[op].time).as_nanos() as u64;
+    end.latency_ns = end.latency_ns.max(waited);
+    match verdict {
+        Verdict::Wait | Verdict::NoRoom => return,
+        Verdict::Accompany => {}
+        Verdict::Relieve => {
+            let (first, second) = (lane.ops[read.attempts[0]].buf, lane.ops[read.attempts[1]].buf);
+            if lane.jobs[job].buf.page == first.0 {
+                spare::move_home(lane, job, second.0);
+            }
+            spare::orphan(lane, read.attempts[0]);
+        }
+    }
+    let Work::Read(read) = lane.jobs[job].work else { return };
+    if let Choice::Replica(_) = read::attempt(lane, job, &read, now) {
+        lane.core.counts.hedged.fetch_add(1, Relaxed);
+    }
+}
+
+/// Has the owner woken when the next read's time is up.
+pub(super) fn set_timer(lane: &mut LaneState) {
+    let patience = patience(lane);
+    let due = |at: usize| {
+        let op = lane.ends[at].reads.oldest()?;
+        Some(patience.due(lane.ops[op].time, lane.ends[at].quantile.late_ns()))
+    };
+    if let Some(at) = (0..lane.ends.len()).filter_map(due).min() {
+        let now = Instant::now();
+        lane.timer.set(at.max(now), now);
+    }
+}

@@ -1,0 +1,125 @@
+//! What listings and metrics show: donors, slabs, and the pool as a whole.
+
+use super::Pool;
+use crate::core::lock;
+use crate::donor::view::Donor;
+use annex_shared::api::{DonorInfo, PoolInfo, SlabInfo};
+use annex_shared::ids::{ExtentId, SlotIdx};
+use annex_shared::page::PAGE_SIZE;
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::Relaxed;
+
+impl Pool {
+    pub fn donors(&self) -> Vec<DonorInfo> {
+        let mut used = BTreeMap::new();
+        for (extent, replicas) in self.core.extents.live() {
+            let bytes = self.used_bytes(extent);
+            for (_, replica) in replicas.iter().filter(|(_, r)| r.state.is_kept()) {
+                *used.entry(replica.donor).or_insert(0) += bytes;
+            }
+        }
+        let info = |donor: &Donor| {
+            let view = lock(&donor.view).clone();
+            DonorInfo {
+                name: view.name,
+                address: donor.address.clone(),
+                state: view.state,
+                transport: view.transport,
+                why: view.why,
+                slabs_held: view.held,
+                slabs_free: view.free,
+                slabs_capacity: view.capacity,
+                used: used.get(&donor.id).copied().unwrap_or(0),
+                reads: donor.stats.reads.load(Relaxed),
+                writes: donor.stats.writes.load(Relaxed),
+                errors: donor.stats.errors.load(Relaxed),
+                checksum_errors: donor.stats.checksum_errors.load(Relaxed),
+                healed: donor.stats.healed.load(Relaxed),
+                draining: view.draining,
+                traffic: donor.traffic.info(),
+            }
+        };
+        // One that was removed is shown as long as something of it is left.
+        let shown = |d: &&Donor| lock(&d.config).is_some() || used.contains_key(&d.id);
+        self.core.donors().filter(shown).map(info).collect()
+    }
+
+    /// Bytes that slots take on each donor, by its name.
+    pub fn bytes_by_donor(&self, slots: impl Iterator<Item = SlotIdx>) -> BTreeMap<String, u64> {
+        let mut extents = BTreeMap::new();
+        for (extent, _) in slots.filter_map(|slot| self.core.extents.locate(slot)) {
+            *extents.entry(extent).or_insert(0) += PAGE_SIZE as u64;
+        }
+        let mut donors = BTreeMap::new();
+        for (extent, bytes) in extents {
+            let Some(replicas) = self.core.extents.replicas(extent) else { continue };
+            for (_, replica) in replicas.iter().filter(|(_, r)| r.state.is_kept()) {
+                let name = self.core.donor(replica.donor).map(|donor| lock(&donor.view).name.clone());
+                *donors.entry(name.unwrap_or_default()).or_insert(0) += bytes;
+            }
+        }
+        donors
+    }
+
+    pub fn slabs(&self) -> Vec<SlabInfo> {
+        let size = u64::from(self.core.extents.slots_per_extent().unwrap_or(0)) * PAGE_SIZE as u64;
+        let mut slabs = Vec::new();
+        for (extent, replicas) in self.core.extents.live() {
+            let used = self.used_bytes(extent);
+            for (n, replica) in replicas.iter() {
+                let Some(donor) = self.core.donor(replica.donor) else { continue };
+                let view = lock(&donor.view);
+                slabs.push(SlabInfo {
+                    donor: view.name.clone(),
+                    slab: replica.slab.0,
+                    extent: extent.0,
+                    replica: n,
+                    size,
+                    used,
+                    transport: view.transport,
+                    state: replica.state.name().to_owned(),
+                });
+            }
+        }
+        slabs
+    }
+
+    pub fn info(&self) -> PoolInfo {
+        let mut info = PoolInfo::default();
+        let extent_bytes = u64::from(self.core.extents.slots_per_extent().unwrap_or(0)) * PAGE_SIZE as u64;
+        for (extent, replicas) in self.core.extents.live() {
+            info.extents += 1;
+            info.capacity += extent_bytes;
+            let used = self.used_bytes(extent);
+            info.used += used;
+            match replicas.live() {
+                0 if !replicas.is_kept() => info.lost_extents += 1,
+                n if n < usize::from(self.core.config.replicas) => {
+                    info.degraded_extents += 1;
+                    info.waiting_extents += u32::from(n == 0);
+                    info.last_copy_extents += u32::from(n == 1 && used > 0);
+                }
+                _ => {}
+            }
+        }
+        self.tell_repair(&mut info);
+        let allocatable = lock(&self.core.allocatable);
+        info.full = (allocatable.dry || allocatable.full)
+            && allocatable.extents.iter().all(|s| self.core.slots.free_count(s.extent) == 0);
+        drop(allocatable);
+        if info.full {
+            info.lack = self.lack();
+        }
+        info
+    }
+
+    /// Memory that the pool's tables really take, in bytes.
+    pub fn metadata_bytes(&self) -> u64 {
+        self.core.extents.resident() + self.core.slots.resident()
+    }
+
+    pub(crate) fn used_bytes(&self, extent: ExtentId) -> u64 {
+        let slots = self.core.extents.slots_per_extent().unwrap_or(0);
+        u64::from(slots.saturating_sub(self.core.slots.free_count(extent))) * PAGE_SIZE as u64
+    }
+}

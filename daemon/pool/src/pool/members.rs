@@ -1,0 +1,90 @@
+//! Donors that come and go while the pool runs.
+
+use super::Pool;
+use crate::config::{ConfigError, DonorConfig};
+use crate::coordinator::news::News;
+use crate::core::lock;
+use crate::donor::view::Donor;
+use crate::error::DonorError;
+use annex_shared::api::DonorInfo;
+
+impl Pool {
+    /// Uses one more donor from now on. It is remembered by the pool's tables, whatever the
+    /// configuration file says.
+    pub fn add_donor(&self, config: DonorConfig) -> Result<DonorInfo, DonorError> {
+        config.check()?;
+        let _one_at_a_time = lock(&self.core.membership);
+        let address = config.address.clone();
+        let full = ConfigError::TooManyDonors(crate::config::MAX_DONORS + 1);
+        let known = self.core.donors().find(|d| d.address == address);
+        if known.is_some_and(|d| lock(&d.config).is_some()) {
+            return Err(DonorError::Known(address));
+        }
+        if let Some(name) = &config.name
+            && self.core.donors().any(|d| lock(&d.config).is_some() && lock(&d.view).name == *name)
+        {
+            return Err(DonorError::NameTaken(name.clone()));
+        }
+        let id = self.core.extents.donor(&address, true).ok_or(full)?;
+        match self.core.donor(id) {
+            Some(donor) => {
+                lock(&donor.view).name = config.label().to_owned();
+                *lock(&donor.config) = Some(config);
+            }
+            None => {
+                self.core.add_donor(Donor::new(id, address.clone(), Some(config)));
+            }
+        }
+        self.core.tell(News::DonorAdded { donor: id });
+        self.donors().into_iter().find(|d| d.address == address).ok_or(DonorError::Unknown(address))
+    }
+
+    /// Moves what lies on a donor elsewhere, and then does without it. Returns at once; the listing
+    /// shows how far it is.
+    pub fn remove_donor(&self, name: &str) -> Result<DonorInfo, DonorError> {
+        let _one_at_a_time = lock(&self.core.membership);
+        let used = || self.core.donors().filter(|d| lock(&d.config).is_some());
+        let is_it = |d: &&Donor| d.address == name || lock(&d.view).name == name;
+        let Some(donor) = used().find(is_it) else {
+            // One that is removed already is as it was to be.
+            let before = self.core.donors().filter(|d| self.is_real(d)).find(is_it);
+            return before.map(removed).ok_or_else(|| DonorError::Unknown(name.to_owned()));
+        };
+        if !self.is_real(donor) {
+            return Err(DonorError::Spill);
+        }
+        let staying = used().filter(|d| self.is_real(d) && d.id != donor.id && !lock(&d.view).draining).count();
+        let replicas = self.core.config.replicas;
+        if staying < usize::from(replicas) {
+            return Err(DonorError::Needed { donor: name.to_owned(), staying, replicas });
+        }
+        // Looked at before: one that is empty is gone from the listing as soon as this is told.
+        let info = self.donors().into_iter().find(|d| d.address == donor.address).unwrap_or_else(|| removed(donor));
+        lock(&donor.view).draining = true;
+        self.core.tell(News::DonorRemoved { donor: donor.id });
+        Ok(DonorInfo { draining: true, ..info })
+    }
+}
+
+/// One that is not used any more, and has nothing of this host's.
+fn removed(donor: &Donor) -> DonorInfo {
+    let view = lock(&donor.view);
+    DonorInfo {
+        name: view.name.clone(),
+        address: donor.address.clone(),
+        state: view.state,
+        transport: None,
+        why: "it is removed".to_owned(),
+        slabs_held: 0,
+        slabs_free: 0,
+        slabs_capacity: 0,
+        used: 0,
+        reads: 0,
+        writes: 0,
+        errors: 0,
+        checksum_errors: 0,
+        healed: 0,
+        draining: true,
+        traffic: Vec::new(),
+    }
+}
