@@ -20,6 +20,7 @@
 //! the requests.
 
 mod address;
+mod budget;
 mod client;
 mod commands;
 mod config;

@@ -10,6 +10,7 @@
 //! - `report`: what a user should know.
 //! - `lack`: why there is no room. Pure.
 
+mod divide;
 mod lack;
 mod listings;
 mod members;

@@ -1,8 +1,8 @@
 //! The way to scripted agents: their dialer and control connections.
 
-use super::SLAB;
 use super::agent::Agent;
 use super::endpoint::Path;
+use super::slab::SLAB;
 use annex_pool::DonorConfig;
 use annex_pool::dial::{DialError, Dialed, Dialer, Fabric, Link, Welcomed};
 use annex_shared::ids::{ClientId, Incarnation, Rkey, SessionKey, SlabId};

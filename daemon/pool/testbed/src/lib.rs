@@ -3,6 +3,7 @@
 mod agent;
 mod dial;
 mod endpoint;
+mod slab;
 
 pub use agent::{Agent, Fate};
 use annex_pool::{Buf, Done, Lane, Part, Pool, PoolState, SlotRun, Spill, SpillConfig};
@@ -10,13 +11,12 @@ use annex_pool::{DonorConfig, PoolConfig};
 use annex_shared::config::{ByteSize, TimeSpan};
 use annex_shared::page::PAGE_SIZE;
 pub use dial::{Donors, index_of};
+pub use slab::SLOTS;
+
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use slab::SLAB;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// Slots per extent of the scripted donors.
-pub const SLOTS: u32 = 64;
-const SLAB: usize = SLOTS as usize * PAGE_SIZE;
 
 /// A pool over scripted donors.
 pub struct Bed {
