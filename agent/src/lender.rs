@@ -29,7 +29,7 @@
 //!   programs that ignore the board.
 
 use crate::config::Terms;
-use crate::control::Controls;
+use crate::controls::Controls;
 use crate::lease::{
     Action, Book, ConnectionId, Grant, Greeting, LeaseError, Limits, Machine, Moment, SavedLease, Superseded, View,
 };

@@ -1,6 +1,6 @@
 //! The annex-agent program: flags, process set-up, signals.
 
-use annex_agent::config::Hugepages;
+use annex_agent::hugepages::Hugepages;
 use annex_agent::{Agent, Config, local, store};
 use annex_host::failpoint;
 use annex_shared::config::{ByteSize, TimeSpan, check_log_filter};

@@ -45,10 +45,10 @@ impl Book {
         clients.sort_by_key(|c| c.client);
         View {
             clients,
-            lent: self.tally.lent,
-            spare: self.tally.spare,
-            cleaning: self.tally.cleaning_kept + self.tally.cleaning_dropped,
-            vacant: self.tally.vacant + self.tally.filling,
+            lent: self.slabs.tally.lent,
+            spare: self.slabs.tally.spare,
+            cleaning: self.slabs.tally.cleaning_kept + self.slabs.tally.cleaning_dropped,
+            vacant: self.slabs.tally.vacant + self.slabs.tally.filling,
             recalled: self.recalls.len() as u32,
             is_draining: self.draining,
         }

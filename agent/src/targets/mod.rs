@@ -10,10 +10,10 @@
 //! ```text
 //! accept ─ Preamble::read_from ─┬─ Control → the control server
 //!                               ├─ Data(proof) → tcp::serve(stream, &proof, &access, &connections)
-//!                               ├─ Shm(proof)  → shm::serve(stream, &proof, &access, &connections)   (Unix socket only)
-//!                               └─ Verbs(proof) → verbs::serve(stream, &proof, &access, &connections, device)
+//!                               ├─ Shm(proof)  → shm::serve(stream, &proof, &access, &connections)
+//!                               └─ Verbs(proof) → verbs::serve(stream, &proof, &access, …, device)
 //! ```
-//! All return when the connection is over, and leave nothing behind.
+//! Shm comes over the Unix socket only. All return when the connection is over, and leave nothing behind.
 
 mod connections;
 mod registrations;
