@@ -13,7 +13,8 @@
 //!                               ├─ Shm(proof)  → shm::serve(stream, &proof, &access, &connections)
 //!                               └─ Verbs(proof) → verbs::serve(stream, &proof, &access, …, device)
 //! ```
-//! Shm comes over the Unix socket only. All return when the connection is over, and leave nothing behind.
+//! Shm comes over the Unix socket only. All return when the connection is over, and leave nothing
+//! behind.
 
 mod connections;
 mod registrations;
