@@ -60,7 +60,7 @@ pub struct Config {
     /// Unix socket of the process that holds the agent's memory while the agent is restarted; empty
     /// = none. systemd does that by itself.
     pub keeper: PathBuf,
-    /// Connections served at once, of all kinds.
+    /// Connections of clients at once, of all kinds.
     pub max_connections: u32,
     /// Failure-domain labels, such as `rack = "r7"`.
     pub labels: BTreeMap<String, String>,

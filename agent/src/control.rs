@@ -7,6 +7,7 @@
 use crate::controls::Link;
 use crate::lease::{ConnectionId, Greeting, LeaseError, Machine, Superseded};
 use crate::lender::Lender;
+use crate::places::{Place, Role};
 use annex_shared::ids::ClientId;
 use annex_shared::wire::{Event, FrameError, Frames, Refusal, Request, VERSION, Welcome, is_served};
 use std::io::{self, Read};
@@ -27,6 +28,12 @@ const LEAST_SILENCE: Duration = Duration::from_secs(30);
 /// Longest host name and boot id taken from a client; they go to the log.
 const NAME_LIMIT: usize = 255;
 
+/// Bytes of a client's requests at most, but for the slabs that one lists.
+const HELLO_LIMIT: u32 = 4096;
+
+/// Bytes that a slab's number takes in a request at most.
+const SLAB_LIMIT: u32 = 5;
+
 /// Why a control connection ended, other than by its client closing it.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
@@ -34,6 +41,8 @@ pub enum ControlError {
     NoHello,
     #[error("it was refused: this donor {0}")]
     Refused(Refusal),
+    #[error("all places are taken")]
+    Crowded,
     #[error("it was silent for {} s", .0.as_secs())]
     Silent(Duration),
     #[error(transparent)]
@@ -65,6 +74,7 @@ impl Read for Deadline<'_> {
 /// The agent's side of one control connection.
 struct Session<'a> {
     lender: &'a Lender,
+    place: &'a Place,
     boot_id: &'a str,
     id: ConnectionId,
     link: Arc<Link>,
@@ -72,12 +82,18 @@ struct Session<'a> {
 
 /// Serves a control connection whose preamble has been read, until it ends. `hello_by` bounds the
 /// wait for its hello.
-pub fn serve(stream: TcpStream, hello_by: Instant, lender: &Lender, boot_id: &str) -> Result<(), ControlError> {
+pub fn serve(
+    stream: TcpStream,
+    hello_by: Instant,
+    place: &Place,
+    lender: &Lender,
+    boot_id: &str,
+) -> Result<(), ControlError> {
     stream.set_nodelay(true)?;
     stream.set_write_timeout(Some(SEND_TIMEOUT))?;
     let reader = stream.try_clone()?;
     let Some((id, link)) = lender.controls().enter(stream) else { return Ok(()) };
-    let session = Session { lender, boot_id, id, link };
+    let session = Session { lender, place, boot_id, id, link };
     let outcome = session.run(&reader, hello_by);
     session.link.close();
     lender.controls().leave(id);
@@ -89,8 +105,13 @@ pub fn serve(stream: TcpStream, hello_by: Instant, lender: &Lender, boot_id: &st
 
 impl Session<'_> {
     fn run(&self, stream: &TcpStream, hello_by: Instant) -> Result<(), ControlError> {
-        let mut opening = Frames::new(Deadline { stream, at: hello_by });
+        let mut opening = Frames::new(Deadline { stream, at: hello_by }).at_most(HELLO_LIMIT);
         let hello = opening.read::<Request>()?.ok_or(ControlError::NoHello)?;
+        if let Request::Hello { client, .. } = hello
+            && !self.place.admit(client, Role::Control, || self.lender.holders())
+        {
+            return Err(ControlError::Crowded);
+        }
         let client = match self.greet(hello) {
             Ok((client, welcome)) => {
                 let sent = self.link.send(&Event::Welcome(welcome));
@@ -169,6 +190,8 @@ impl Session<'_> {
     fn answer_all(&self, client: ClientId, mut frames: Frames<&TcpStream>) -> Result<(), ControlError> {
         let silence = LEAST_SILENCE.max(self.lender.terms().lease_ttl * 3);
         frames.stream().set_read_timeout(Some(silence))?;
+        // The longest request returns all slabs that there are.
+        frames = frames.at_most(HELLO_LIMIT + SLAB_LIMIT * self.lender.slabs());
         loop {
             let request = frames.read::<Request>()?.ok_or(ControlError::Silent(silence))?;
             let answer = self.answer(client, request)?;

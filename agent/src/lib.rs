@@ -8,6 +8,7 @@
 //! - [`pressure`]: what the host can spare.
 //! - [`recall`]: when it wants memory back, and whose; pure.
 //! - [`control`]: what is said on a control connection; [`controls`]: all that are open.
+//! - [`places`]: who may have a connection.
 //! - [`local`]: the administrator's API: status, draining.
 //! - [`targets`]: data connections.
 //! - [`agent`]: sockets and threads around all that.
@@ -22,6 +23,7 @@ pub mod hugepages;
 pub mod lease;
 pub mod lender;
 pub mod local;
+pub mod places;
 pub mod pressure;
 pub mod recall;
 pub mod slab;

@@ -2,6 +2,7 @@
 
 use super::{Book, Machine, Moment};
 use annex_shared::ids::{ClientId, SlabId};
+use std::collections::HashSet;
 
 /// The whole book at one moment.
 #[derive(Clone, Debug)]
@@ -29,6 +30,11 @@ pub struct ClientView {
 }
 
 impl Book {
+    /// The clients that hold leases.
+    pub fn holders(&self) -> HashSet<ClientId> {
+        self.claims.iter().filter(|(_, claim)| !claim.held.is_empty()).map(|(client, _)| *client).collect()
+    }
+
     pub fn view(&self) -> View {
         let mut clients: Vec<ClientView> = self
             .claims

@@ -16,14 +16,18 @@
 //! Shm comes over the Unix socket only. All return when the connection is over, and leave nothing
 //! behind.
 
+mod buffers;
 mod connections;
 mod registrations;
 pub mod shm;
 pub mod tcp;
+mod turns;
 pub mod verbs;
 
+pub use buffers::Budget;
 pub use connections::{Connections, Guest};
 pub use registrations::Registrations;
+pub use turns::Turns;
 
 use annex_fabric::ErrorKind;
 use annex_fabric::verbs::{ProtectionDomain, RegisterError, Window};
