@@ -15,9 +15,12 @@ use annex_shared::ids::{ClientId, RemoteAddr, Rkey};
 use annex_shared::preamble::{AnswerError, Preamble, Proof, read_answer};
 use annex_shared::wire::{FrameError, Lease, Welcome};
 use client::{ANNA, BERT, Client, Data, PATIENCE, SLAB, agent, wait_until};
+use std::collections::VecDeque;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -79,9 +82,24 @@ fn resident() -> usize {
 fn connections_that_say_nothing_keep_nobody_out() {
     let _alone = alone();
     let (agent, _dir) = agent(4, |_| {});
-    let silent: Vec<_> = (0..1100).map(|_| TcpStream::connect(agent.addr()).expect("it listens")).collect();
-    is_served(&agent, ANNA);
-    drop(silent);
+    let (is_over, opened) = (AtomicBool::new(false), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Always more than there are places for, and one after the other comes anew.
+            let mut silent = VecDeque::new();
+            while !is_over.load(Ordering::Relaxed) {
+                silent.extend(TcpStream::connect_timeout(&agent.addr(), Duration::from_millis(100)));
+                opened.fetch_add(1, Ordering::Relaxed);
+                if silent.len() > 1300 {
+                    silent.pop_front();
+                }
+            }
+        });
+        wait_until("all places to be asked for", || opened.load(Ordering::Relaxed) > 1160);
+        let served = std::panic::catch_unwind(AssertUnwindSafe(|| is_served(&agent, ANNA)));
+        is_over.store(true, Ordering::Relaxed);
+        served.expect("it gets in");
+    });
 }
 
 /// They took all places for as long as they liked.
@@ -205,8 +223,10 @@ fn a_hello_is_short() {
     let _alone = alone();
     let (agent, _dir) = agent(1, |_| {});
     let mut peer = Client::connect(agent.addr());
+    let began = Instant::now();
     peer.stream.write_all(&(1u32 << 20).to_le_bytes()).expect("it reads");
     assert!(matches!(peer.next(), Err(FrameError::Closed | FrameError::Io(_))));
+    assert!(began.elapsed() < AT_ONCE, "it took {:?}", began.elapsed());
 }
 
 fn policies() -> Vec<i32> {
