@@ -1,15 +1,12 @@
-//! The whole program: its threads, how it ends, and what it reports.
+//! The whole program: its threads, and how it ends.
 //!
 //! ```text
 //! seed % 2 == 0   the main thread ends at once; the leader is a zombie from then on
 //! seed % 3 == 0   who is done first replaces the program by that of the next seed: a thread that
-//! is
-//!                 not the main one, or (seed odd) the main one for it, while the others go on
+//!                 is not the main one, or (seed odd) the main one for it, while the others go on
 //! otherwise       threads end one by one, and a process that shares the memory may outlive all of
 //!                 them; the last one verifies everything and reports
 //! ```
-//!
-//! All that is allocated is allocated before the first step.
 
 use super::actor::Actor;
 use super::locks::{self, is_replaced};
