@@ -6,6 +6,8 @@
 //! | `agent-janitor` | expiry, cleaning, host pressure, recalls ([`Lender::clean_up`]) |
 //! | `agent-tcp`, `agent-shm`, `agent-local` | one connection each: control, data or RDMA control, slabs' descriptors, an administrator's request |
 //!
+//! Who gets a thread is in [`crate::places`].
+//!
 //! All of them block; an agent whose clients are quiet uses no CPU but for the renewals of their
 //! leases and a look at the host's memory once a second.
 
@@ -13,15 +15,16 @@ use crate::config::{BadConfig, Config, Terms};
 use crate::control::{self, Deadline, HELLO_TIMEOUT};
 use crate::lender::{Lender, ResumeError};
 use crate::local;
+use crate::places::{Place, Places, Role};
 use crate::pressure::HostMemory;
 use crate::slab::SlabError;
 use crate::sockets::bind_private;
 use crate::store::{Store, StoreError};
-use crate::targets;
+use crate::targets::{self, SlabAccess};
 use annex_host::repeated;
 use annex_shared::api::format_bytes;
 use annex_shared::ids::Incarnation;
-use annex_shared::preamble::{AdmitError, Preamble, PreambleError, write_answer};
+use annex_shared::preamble::{AdmitError, Preamble, PreambleError, Proof, write_answer};
 use annex_shared::wire::Event;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -29,12 +32,12 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::{setsockopt, sockopt};
 use std::fs;
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsFd;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use tracing::{debug, error, info, warn};
@@ -80,7 +83,7 @@ pub enum StartError {
 struct Core {
     lender: Lender,
     boot_id: String,
-    served: AtomicUsize,
+    places: Arc<Places>,
     is_stopping: AtomicBool,
     /// Readable once the accepting thread is to stop.
     wake: EventFd,
@@ -119,10 +122,11 @@ impl Agent {
         stock(&lender, &host)?;
         let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
             .map_err(|e| StartError::Thread(e.into()))?;
+        let places = Arc::new(Places::new(lender.terms().max_connections));
         let core = Arc::new(Core {
             lender,
             boot_id: boot_id.trim().to_owned(),
-            served: AtomicUsize::new(0),
+            places,
             is_stopping: AtomicBool::new(false),
             wake,
         });
@@ -175,6 +179,11 @@ impl Agent {
     /// Open connections of clients: control, then data and shm.
     pub fn connections(&self) -> (usize, usize) {
         (self.core.lender.controls().count(), self.core.lender.connections().count())
+    }
+
+    /// Bytes that the larger buffers of data connections take.
+    pub fn buffers(&self) -> usize {
+        self.core.lender.connections().budget().given()
     }
 
     /// Stops in order: tells the clients, waits until they have returned everything or the grace
@@ -359,7 +368,6 @@ struct Doors {
 /// Accepts until the agent stops.
 fn accept(core: &Arc<Core>, doors: &Doors) {
     let Doors { tcp, addr, shm, local } = doors;
-    let mut is_full = false;
     while !core.is_stopping.load(Ordering::SeqCst) {
         let mut waits =
             vec![PollFd::new(core.wake.as_fd(), PollFlags::POLLIN), PollFd::new(tcp.as_fd(), PollFlags::POLLIN)];
@@ -371,7 +379,7 @@ fn accept(core: &Arc<Core>, doors: &Doors) {
                 thread::sleep(Duration::from_secs(1));
             }
         }
-        // Before the limit is looked at: an agent that is full can still be asked.
+        // Before it is looked whether there is room: an agent that is full can still be asked.
         match local.as_ref().map(UnixListener::accept) {
             Some(Ok((stream, _))) => {
                 let addr = addr.to_string();
@@ -384,25 +392,25 @@ fn accept(core: &Arc<Core>, doors: &Doors) {
             Some(Err(e)) => report_accept(&e),
             None => {}
         }
-        if core.served.load(Ordering::Relaxed) >= core.lender.terms().max_connections {
-            if !is_full {
-                warn!(
-                    "{} connections are open, the most allowed: no more are accepted",
-                    core.lender.terms().max_connections
-                );
-            }
-            is_full = true;
-            // The backlog holds newcomers until a place is free.
-            thread::sleep(Duration::from_millis(100));
+        if core.places.is_crowded() {
+            // Those that were ended for others have not noticed yet. The backlog holds newcomers.
+            thread::sleep(Duration::from_millis(10));
             continue;
         }
-        is_full = false;
         match tcp.accept() {
-            Ok((stream, peer)) => start(core, "agent-tcp", move |core| serve_tcp(core, stream, peer)),
+            Ok((stream, peer)) => {
+                let socket = stream.try_clone().map(OwnedFd::from);
+                start_in(core, Some(peer.ip()), socket, "agent-tcp", move |core, place| {
+                    serve_tcp(core, place, stream, peer);
+                });
+            }
             Err(e) => report_accept(&e),
         }
         match shm.as_ref().map(UnixListener::accept) {
-            Some(Ok((stream, _))) => start(core, "agent-shm", move |core| serve_shm(core, stream)),
+            Some(Ok((stream, _))) => {
+                let socket = stream.try_clone().map(OwnedFd::from);
+                start_in(core, None, socket, "agent-shm", move |core, place| serve_shm(core, place, stream));
+            }
             Some(Err(e)) => report_accept(&e),
             None => {}
         }
@@ -420,24 +428,44 @@ fn report_accept(error: &io::Error) {
     }
 }
 
-/// Runs one connection on a thread of its own.
-fn start(core: &Arc<Core>, name: &str, run: impl FnOnce(&Core) + Send + 'static) {
-    /// Gives the connection's place back, also if its thread panics.
-    struct Served(Arc<Core>);
-    impl Drop for Served {
-        fn drop(&mut self) {
-            self.0.served.fetch_sub(1, Ordering::Relaxed);
+/// Runs one connection on a thread of its own, in a place that it gives back at its end, also if
+/// its thread panics. `socket` is a duplicate.
+fn start_in(
+    core: &Arc<Core>,
+    from: Option<IpAddr>,
+    socket: io::Result<OwnedFd>,
+    name: &str,
+    run: impl FnOnce(&Core, &Place) + Send + 'static,
+) {
+    match socket {
+        Ok(socket) => {
+            let place = core.places.enter(from, socket);
+            start(core, name, move |core| run(core, &place));
         }
-    }
-    core.served.fetch_add(1, Ordering::Relaxed);
-    let served = Served(core.clone());
-    let thread = thread::Builder::new().name(name.to_owned()).spawn(move || run(&served.0));
-    if let Err(e) = thread {
-        warn!("failed to start a thread for a connection, which is dropped: {e}");
+        Err(e) => report_accept(&e),
     }
 }
 
-fn serve_tcp(core: &Core, stream: TcpStream, peer: SocketAddr) {
+/// Runs one connection on a thread of its own.
+fn start(core: &Arc<Core>, name: &str, run: impl FnOnce(&Core) + Send + 'static) {
+    let core = core.clone();
+    let thread = thread::Builder::new().name(name.to_owned()).spawn(move || run(&core));
+    if let Err(e) = thread {
+        repeated!(WARN, "failed to start a thread for a connection" of "",
+            "failed to start a thread for a connection, which is dropped: {e}");
+    }
+}
+
+/// Admits a connection that shows a proof, if that is true and there is a place for it.
+fn admit(core: &Core, place: &Place, proof: &Proof) -> Result<(), AdmitError> {
+    core.lender.admit(proof)?;
+    match place.admit(proof.client, Role::Data, || core.lender.holders()) {
+        true => Ok(()),
+        false => Err(AdmitError::TooManyConnections),
+    }
+}
+
+fn serve_tcp(core: &Core, place: &Place, stream: TcpStream, peer: SocketAddr) {
     let hello_by = Instant::now() + HELLO_TIMEOUT;
     let opened = stream
         .set_nonblocking(false)
@@ -446,8 +474,15 @@ fn serve_tcp(core: &Core, stream: TcpStream, peer: SocketAddr) {
         .and_then(|()| Ok(setsockopt(&stream, sockopt::TcpKeepIdle, &KEEPALIVE_IDLE_S)?))
         .map_err(PreambleError::Io)
         .and_then(|()| Preamble::read_from(&mut Deadline { stream: &stream, at: hello_by }));
+    if let Ok(Preamble::Data(proof) | Preamble::Verbs(proof)) = &opened
+        && let Err(reason) = admit(core, place, proof)
+    {
+        info!("a connection of {peer} was refused: {reason}");
+        let _ = write_answer(&mut &stream, Err(reason));
+        return;
+    }
     match opened {
-        Ok(Preamble::Control) => match control::serve(stream, hello_by, &core.lender, &core.boot_id) {
+        Ok(Preamble::Control) => match control::serve(stream, hello_by, place, &core.lender, &core.boot_id) {
             Ok(()) => debug!("the control connection of {peer} was closed"),
             Err(e) => info!("the control connection of {peer} ended: {e}"),
         },
@@ -473,12 +508,19 @@ fn serve_tcp(core: &Core, stream: TcpStream, peer: SocketAddr) {
     }
 }
 
-fn serve_shm(core: &Core, mut stream: UnixStream) {
+fn serve_shm(core: &Core, place: &Place, mut stream: UnixStream) {
     let opened = stream
         .set_nonblocking(false)
         .and_then(|()| stream.set_read_timeout(Some(HELLO_TIMEOUT)))
         .map_err(PreambleError::Io)
         .and_then(|()| Preamble::read_from(&mut stream));
+    if let Ok(Preamble::Shm(proof)) = &opened
+        && let Err(reason) = admit(core, place, proof)
+    {
+        info!("an shm connection was refused: {reason}");
+        let _ = write_answer(&mut stream, Err(reason));
+        return;
+    }
     match opened {
         Ok(Preamble::Shm(proof)) => {
             match targets::shm::serve(stream, &proof, &core.lender, core.lender.connections()) {

@@ -4,6 +4,7 @@
 //! [`Config`] is as written. [`Config::resolve`] holds it against the machine and gives [`Terms`],
 //! in which every number is checked and final; the rest of the agent knows only those.
 
+use crate::hugepages::{HUGE_PAGE, Hugepages};
 use crate::pressure::{Host, HostMemory};
 use annex_fabric::verbs::DeviceChoice;
 use annex_shared::api::format_bytes;
@@ -59,7 +60,7 @@ pub struct Config {
     /// Unix socket of the process that holds the agent's memory while the agent is restarted; empty
     /// = none. systemd does that by itself.
     pub keeper: PathBuf,
-    /// Connections served at once, of all kinds.
+    /// Connections of clients at once, of all kinds.
     pub max_connections: u32,
     /// Failure-domain labels, such as `rack = "r7"`.
     pub labels: BTreeMap<String, String>,
@@ -124,25 +125,6 @@ impl VerbsConfig {
         enabled.then_some(DeviceChoice { device, port, gid_index })
     }
 }
-
-/// Whether slabs are made of 2 MiB pages, which the administrator reserves in `vm.nr_hugepages`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-pub enum Hugepages {
-    /// 4 KiB pages.
-    #[default]
-    #[serde(rename = "off")]
-    Off,
-    /// 2 MiB pages while there are reserved ones, else 4 KiB pages, said in the log.
-    #[serde(rename = "auto")]
-    Auto,
-    /// 2 MiB pages or nothing.
-    #[serde(rename = "2M")]
-    #[value(name = "2M")]
-    TwoMib,
-}
-
-/// Bytes in a huge page.
-pub const HUGE_PAGE: u64 = 2 << 20;
 
 /// A configuration that can't work on this machine.
 #[derive(Debug, thiserror::Error)]

@@ -4,19 +4,15 @@
 //! dropped with one line in the log; that costs its client nothing that a new connection within the
 //! TTL does not bring back.
 
+use crate::controls::Link;
 use crate::lease::{ConnectionId, Greeting, LeaseError, Machine, Superseded};
 use crate::lender::Lender;
+use crate::places::{Place, Role};
 use annex_shared::ids::ClientId;
-use annex_shared::wire::{
-    Event, FrameError, Frames, Refusal, Request, VERSION, Welcome, encode_frame, is_served, write_frame,
-};
-use nix::sys::socket::{MsgFlags, send};
-use std::collections::HashMap;
+use annex_shared::wire::{Event, FrameError, Frames, Refusal, Request, VERSION, Welcome, is_served};
 use std::io::{self, Read};
-use std::net::{Shutdown, TcpStream};
-use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::net::TcpStream;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::info;
 
@@ -32,6 +28,12 @@ const LEAST_SILENCE: Duration = Duration::from_secs(30);
 /// Longest host name and boot id taken from a client; they go to the log.
 const NAME_LIMIT: usize = 255;
 
+/// Bytes of a client's requests at most, but for the slabs that one lists.
+const HELLO_LIMIT: u32 = 4096;
+
+/// Bytes that a slab's number takes in a request at most.
+const SLAB_LIMIT: u32 = 5;
+
 /// Why a control connection ended, other than by its client closing it.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
@@ -39,6 +41,8 @@ pub enum ControlError {
     NoHello,
     #[error("it was refused: this donor {0}")]
     Refused(Refusal),
+    #[error("all places are taken")]
+    Crowded,
     #[error("it was silent for {} s", .0.as_secs())]
     Silent(Duration),
     #[error(transparent)]
@@ -47,129 +51,6 @@ pub enum ControlError {
     Frame(#[from] FrameError),
     #[error("its socket failed: {0}")]
     Io(#[from] io::Error),
-}
-
-/// All open control connections.
-#[derive(Default)]
-pub struct Controls {
-    open: Mutex<Open>,
-    gone: Condvar,
-    last: AtomicU64,
-}
-
-#[derive(Default)]
-struct Open {
-    links: HashMap<ConnectionId, Arc<Link>>,
-    /// No connection enters any more.
-    is_ended: bool,
-}
-
-/// One control connection, as other threads reach it.
-struct Link {
-    stream: TcpStream,
-    /// Held while a frame is written, so that frames never mix.
-    writing: Mutex<()>,
-    /// It has had its `Welcome`: only then does it expect events of other kinds.
-    is_welcome: AtomicBool,
-}
-
-impl Link {
-    fn send(&self, event: &Event) -> Result<(), FrameError> {
-        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        write_frame(&mut &self.stream, event)
-    }
-
-    /// Sends without waiting. A peer whose socket has no room for a few bytes isn't listening: it
-    /// is cut off.
-    fn send_or_close(&self, frame: &[u8]) {
-        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        let sent = send(self.stream.as_raw_fd(), frame, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL);
-        if sent != Ok(frame.len()) {
-            self.close();
-        }
-    }
-
-    fn close(&self) {
-        // An error means that the peer closed it first.
-        let _ = self.stream.shutdown(Shutdown::Both);
-    }
-}
-
-impl Controls {
-    /// Tells every welcomed client.
-    pub fn announce(&self, event: &Event) {
-        let Ok(frame) = encode_frame(event) else { return };
-        let links: Vec<_> = self.lock().links.values().cloned().collect();
-        for link in links.iter().filter(|l| l.is_welcome.load(Ordering::SeqCst)) {
-            link.send_or_close(&frame);
-        }
-    }
-
-    /// Tells one client, if it has been welcomed and is still there.
-    pub fn tell(&self, connection: ConnectionId, event: &Event) {
-        let Ok(frame) = encode_frame(event) else { return };
-        let link = self.lock().links.get(&connection).cloned();
-        if let Some(link) = link.filter(|l| l.is_welcome.load(Ordering::SeqCst)) {
-            link.send_or_close(&frame);
-        }
-    }
-
-    pub fn close(&self, connection: ConnectionId) {
-        if let Some(link) = self.lock().links.get(&connection) {
-            link.close();
-        }
-    }
-
-    /// Closes all at once, also those that are being answered.
-    pub fn close_all(&self) {
-        let mut open = self.lock();
-        open.is_ended = true;
-        open.links.values().for_each(|l| l.close());
-    }
-
-    /// Takes no more requests, lets those that are being answered have their answers, and waits for
-    /// that. False if some are still there after `patience`.
-    pub fn finish_all(&self, patience: Duration) -> bool {
-        let deadline = Instant::now() + patience;
-        let mut open = self.lock();
-        // What its client has sent already is still read; an error means that the client closed it
-        // first.
-        open.is_ended = true;
-        open.links.values().for_each(|l| drop(l.stream.shutdown(Shutdown::Read)));
-        while !open.links.is_empty() {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return false;
-            }
-            open = self.gone.wait_timeout(open, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
-        true
-    }
-
-    pub fn count(&self) -> usize {
-        self.lock().links.len()
-    }
-
-    /// `None` once the agent has ended its connections.
-    fn enter(&self, stream: TcpStream) -> Option<(ConnectionId, Arc<Link>)> {
-        let id = ConnectionId(self.last.fetch_add(1, Ordering::Relaxed) + 1);
-        let link = Arc::new(Link { stream, writing: Mutex::new(()), is_welcome: AtomicBool::new(false) });
-        let mut open = self.lock();
-        if open.is_ended {
-            return None;
-        }
-        open.links.insert(id, link.clone());
-        Some((id, link))
-    }
-
-    fn leave(&self, connection: ConnectionId) {
-        self.lock().links.remove(&connection);
-        self.gone.notify_all();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Open> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// Reads from a socket until a deadline, however slowly the bytes trickle in.
@@ -193,6 +74,7 @@ impl Read for Deadline<'_> {
 /// The agent's side of one control connection.
 struct Session<'a> {
     lender: &'a Lender,
+    place: &'a Place,
     boot_id: &'a str,
     id: ConnectionId,
     link: Arc<Link>,
@@ -200,12 +82,18 @@ struct Session<'a> {
 
 /// Serves a control connection whose preamble has been read, until it ends. `hello_by` bounds the
 /// wait for its hello.
-pub fn serve(stream: TcpStream, hello_by: Instant, lender: &Lender, boot_id: &str) -> Result<(), ControlError> {
+pub fn serve(
+    stream: TcpStream,
+    hello_by: Instant,
+    place: &Place,
+    lender: &Lender,
+    boot_id: &str,
+) -> Result<(), ControlError> {
     stream.set_nodelay(true)?;
     stream.set_write_timeout(Some(SEND_TIMEOUT))?;
     let reader = stream.try_clone()?;
     let Some((id, link)) = lender.controls().enter(stream) else { return Ok(()) };
-    let session = Session { lender, boot_id, id, link };
+    let session = Session { lender, place, boot_id, id, link };
     let outcome = session.run(&reader, hello_by);
     session.link.close();
     lender.controls().leave(id);
@@ -217,12 +105,17 @@ pub fn serve(stream: TcpStream, hello_by: Instant, lender: &Lender, boot_id: &st
 
 impl Session<'_> {
     fn run(&self, stream: &TcpStream, hello_by: Instant) -> Result<(), ControlError> {
-        let mut opening = Frames::new(Deadline { stream, at: hello_by });
+        let mut opening = Frames::new(Deadline { stream, at: hello_by }).at_most(HELLO_LIMIT);
         let hello = opening.read::<Request>()?.ok_or(ControlError::NoHello)?;
+        if let Request::Hello { client, .. } = hello
+            && !self.place.admit(client, Role::Control, || self.lender.holders())
+        {
+            return Err(ControlError::Crowded);
+        }
         let client = match self.greet(hello) {
             Ok((client, welcome)) => {
                 let sent = self.link.send(&Event::Welcome(welcome));
-                self.link.is_welcome.store(true, Ordering::SeqCst);
+                self.link.welcome();
                 sent.map(|()| client)
                     .inspect_err(|_| self.lender.disconnected(client, self.id))
                     .map_err(ControlError::Frame)?
@@ -297,6 +190,8 @@ impl Session<'_> {
     fn answer_all(&self, client: ClientId, mut frames: Frames<&TcpStream>) -> Result<(), ControlError> {
         let silence = LEAST_SILENCE.max(self.lender.terms().lease_ttl * 3);
         frames.stream().set_read_timeout(Some(silence))?;
+        // The longest request returns all slabs that there are.
+        frames = frames.at_most(HELLO_LIMIT + SLAB_LIMIT * self.lender.slabs());
         loop {
             let request = frames.read::<Request>()?.ok_or(ControlError::Silent(silence))?;
             let answer = self.answer(client, request)?;

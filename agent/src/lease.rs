@@ -44,9 +44,11 @@ use annex_shared::wire::{Lease, Refusal};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 mod recalls;
+mod slabs;
 mod view;
 mod words;
 
+use slabs::{Place, Slabs};
 pub use view::{ClientView, View};
 pub use words::{
     Action, ConnectionId, Grant, Greeting, LeaseError, Limits, Machine, Moment, Saved, SavedClaim, SavedLease,
@@ -59,54 +61,6 @@ pub const LEASE_CHUNK: u32 = 16;
 
 /// Gives random bits.
 pub type Draw = Box<dyn FnMut() -> u64 + Send + Sync>;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
-    /// No memory behind it.
-    Vacant,
-    /// Zeroed memory, lent to nobody.
-    Spare,
-    /// Memory is being made, for the client's request on this connection.
-    Filling {
-        client: ClientId,
-        connection: ConnectionId,
-    },
-    Lent {
-        client: ClientId,
-        rkey: Rkey,
-    },
-    Cleaning {
-        keep: bool,
-    },
-    /// Over the capacity, which was larger when it was lent: it is given back and not lent again.
-    Retired,
-}
-
-/// How many slabs are in each state, so that no question needs a walk over all of them.
-#[derive(Clone, Debug, Default)]
-struct Tally {
-    vacant: u32,
-    spare: u32,
-    filling: u32,
-    lent: u32,
-    cleaning_kept: u32,
-    cleaning_dropped: u32,
-    retired: u32,
-}
-
-impl Tally {
-    fn of(&mut self, place: Place) -> &mut u32 {
-        match place {
-            Place::Vacant => &mut self.vacant,
-            Place::Spare => &mut self.spare,
-            Place::Filling { .. } => &mut self.filling,
-            Place::Lent { .. } => &mut self.lent,
-            Place::Cleaning { keep: true } => &mut self.cleaning_kept,
-            Place::Cleaning { keep: false } => &mut self.cleaning_dropped,
-            Place::Retired => &mut self.retired,
-        }
-    }
-}
 
 #[derive(Clone, Debug)]
 struct Claim {
@@ -126,8 +80,7 @@ struct Claim {
 pub struct Book {
     limits: Limits,
     incarnation: Incarnation,
-    places: Vec<Place>,
-    tally: Tally,
+    slabs: Slabs,
     claims: BTreeMap<ClientId, Claim>,
     keys: HashSet<Rkey>,
     /// Lent slabs that are wanted back, and by when.
@@ -144,8 +97,7 @@ impl Book {
         Book {
             limits,
             incarnation,
-            places: vec![Place::Vacant; limits.capacity as usize],
-            tally: Tally { vacant: limits.capacity, ..Tally::default() },
+            slabs: Slabs::vacant(limits.capacity),
             claims: BTreeMap::new(),
             keys: HashSet::new(),
             recalls: BTreeMap::new(),
@@ -174,10 +126,8 @@ impl Book {
             book.actions.push(Action::Until { client, until: deadline });
         }
         for SavedLease { slab, client, number } in saved.leases {
-            let places = book.places.len().max(slab.0 as usize + 1);
-            book.tally.retired += (places - book.places.len()) as u32;
-            book.places.resize(places, Place::Retired);
-            if matches!(book.place(slab), Some(Place::Vacant | Place::Retired)) {
+            book.slabs.reach(slab);
+            if matches!(book.slabs.place(slab), Some(Place::Vacant | Place::Retired)) {
                 let rkey = book.fresh_key(Some(number));
                 book.lend_under(slab, client, rkey);
             }
@@ -192,8 +142,8 @@ impl Book {
 
     /// A slab got its memory before anyone asked for it (prefaulting).
     pub fn stocked(&mut self, slab: SlabId) {
-        if self.place(slab) == Some(Place::Vacant) {
-            self.set(slab, Place::Spare);
+        if self.slabs.place(slab) == Some(Place::Vacant) {
+            self.slabs.set(slab, Place::Spare);
         }
     }
 
@@ -275,7 +225,7 @@ impl Book {
             claim.base = None;
             gone.clone_from(&claim.gone);
         }
-        let held = self.claims[&client].held.len() as u32 + self.filling_for(client);
+        let held = self.claims[&client].held.len() as u32 + self.slabs.filling_for(client);
         let allowed = self.limits.per_client.saturating_sub(held);
         if allowed == 0 {
             return Err(LeaseError::Refused(Refusal::ClientLimit { limit: self.limits.per_client }));
@@ -283,13 +233,13 @@ impl Book {
         let want = count.min(allowed).min(LEASE_CHUNK) as usize;
 
         let mut grant = Grant::default();
-        for slab in self.find(Place::Spare, want, &gone) {
+        for slab in self.slabs.find(Place::Spare, want, &gone) {
             grant.leased.extend(self.lend(slab, client));
         }
         let fillable = self.unspoken(room) as usize;
-        let vacant = self.find(Place::Vacant, (want - grant.leased.len()).min(fillable), &gone);
+        let vacant = self.slabs.find(Place::Vacant, (want - grant.leased.len()).min(fillable), &gone);
         for slab in vacant {
-            self.set(slab, Place::Filling { client, connection });
+            self.slabs.set(slab, Place::Filling { client, connection });
             grant.to_fill.push(slab);
         }
         if grant.leased.is_empty() && grant.to_fill.is_empty() {
@@ -299,7 +249,7 @@ impl Book {
     }
 
     fn why_not(&self, room: Room) -> LeaseError {
-        if self.tally.vacant > 0 {
+        if self.slabs.tally.vacant > 0 {
             let Room { available_mib, headroom_mib, .. } = room;
             return LeaseError::Refused(Refusal::HostPressure { available_mib, headroom_mib });
         }
@@ -313,12 +263,12 @@ impl Book {
     /// client is gone and the slab stays free.
     pub fn filled(&mut self, slab: SlabId, is_filled: bool, now: Moment) -> Option<Lease> {
         self.tick(now);
-        let Some(Place::Filling { client, connection }) = self.place(slab) else { return None };
+        let Some(Place::Filling { client, connection }) = self.slabs.place(slab) else { return None };
         if !is_filled {
-            self.set(slab, Place::Vacant);
+            self.slabs.set(slab, Place::Vacant);
             return None;
         }
-        self.set(slab, Place::Spare);
+        self.slabs.set(slab, Place::Spare);
         let is_over = self.closing || self.draining;
         if is_over || self.current(client, connection).is_err() {
             self.trim(if is_over { 0 } else { self.limits.keep });
@@ -355,7 +305,7 @@ impl Book {
         self.tick(now);
         self.current(client, connection)?;
         for slab in slabs {
-            if matches!(self.place(*slab), Some(Place::Lent { client: c, .. }) if c == client) {
+            if matches!(self.slabs.place(*slab), Some(Place::Lent { client: c, .. }) if c == client) {
                 self.end(*slab);
             }
         }
@@ -364,8 +314,8 @@ impl Book {
 
     /// A slab is clean: zeroed if it still has memory.
     pub fn cleaned(&mut self, slab: SlabId, has_memory: bool) {
-        if let Some(Place::Cleaning { .. }) = self.place(slab) {
-            self.set(slab, if has_memory { Place::Spare } else { Place::Vacant });
+        if let Some(Place::Cleaning { .. }) = self.slabs.place(slab) {
+            self.slabs.set(slab, if has_memory { Place::Spare } else { Place::Vacant });
         }
     }
 
@@ -412,9 +362,9 @@ impl Book {
 
     /// Gives the memory of all spare slabs but `keep` back to the host.
     pub fn trim(&mut self, keep: u32) {
-        let spare = self.find(Place::Spare, usize::MAX, &BTreeSet::new());
+        let spare = self.slabs.find(Place::Spare, usize::MAX, &BTreeSet::new());
         for slab in spare.into_iter().skip(keep as usize) {
-            self.set(slab, Place::Cleaning { keep: false });
+            self.slabs.set(slab, Place::Cleaning { keep: false });
             self.actions.push(Action::Trim { slab });
         }
     }
@@ -430,7 +380,7 @@ impl Book {
 
     /// Ends every lease.
     pub fn revoke_all(&mut self) {
-        for index in 0..self.places.len() {
+        for index in 0..self.slabs.places.len() {
             self.end(SlabId(index as u32));
         }
         let clients: Vec<ClientId> = self.claims.keys().copied().collect();
@@ -455,35 +405,35 @@ impl Book {
         if self.closing || self.draining {
             return 0;
         }
-        self.tally.spare + self.tally.vacant.min(self.unspoken(room))
+        self.slabs.tally.spare + self.slabs.tally.vacant.min(self.unspoken(room))
     }
 
     /// Slabs lent now.
     pub fn lent(&self) -> u32 {
-        self.tally.lent
+        self.slabs.tally.lent
     }
 
     /// Slabs that have memory and could be lent, or are.
     pub fn with_memory(&self) -> u32 {
-        self.tally.spare + self.tally.lent
+        self.slabs.tally.spare + self.slabs.tally.lent
     }
 
     pub fn is_vacant(&self, slab: SlabId) -> bool {
-        self.place(slab) == Some(Place::Vacant)
+        self.slabs.place(slab) == Some(Place::Vacant)
     }
 
     pub fn is_cleaning(&self) -> bool {
-        self.tally.cleaning_kept + self.tally.cleaning_dropped > 0
+        self.slabs.tally.cleaning_kept + self.slabs.tally.cleaning_dropped > 0
     }
 
     /// Free slabs that have memory.
     pub fn spare(&self) -> u32 {
-        self.tally.spare
+        self.slabs.tally.spare
     }
 
     /// Room that no filling slab is about to take.
     fn unspoken(&self, room: Room) -> u32 {
-        room.slabs.saturating_sub(self.tally.filling)
+        room.slabs.saturating_sub(self.slabs.tally.filling)
     }
 
     /// Fails unless this is the client's newest connection.
@@ -523,27 +473,27 @@ impl Book {
         claim.held.insert(slab);
         self.actions.push(Action::Open { slab, client, rkey, until: claim.deadline });
         self.keys.insert(rkey);
-        self.set(slab, Place::Lent { client, rkey });
+        self.slabs.set(slab, Place::Lent { client, rkey });
         Some(Lease { slab, rkey })
     }
 
     /// Ends the lease of a slab, if there is one.
     fn end(&mut self, slab: SlabId) {
-        let Some(Place::Lent { client, rkey }) = self.place(slab) else { return };
+        let Some(Place::Lent { client, rkey }) = self.slabs.place(slab) else { return };
         if let Some(claim) = self.claims.get_mut(&client) {
             claim.held.remove(&slab);
         }
         self.keys.remove(&rkey);
         let is_recalled = self.recalls.remove(&slab).is_some();
         let may_keep = !self.closing && !self.draining && !is_recalled && slab.0 < self.limits.capacity;
-        let keep = may_keep && self.tally.spare + self.tally.cleaning_kept < self.limits.keep;
-        self.set(slab, Place::Cleaning { keep });
+        let keep = may_keep && self.slabs.tally.spare + self.slabs.tally.cleaning_kept < self.limits.keep;
+        self.slabs.set(slab, Place::Cleaning { keep });
         self.actions.push(Action::Close { slab, rkey, keep });
     }
 
     /// Ends a lease that its client did not give up.
     fn take_away(&mut self, slab: SlabId) {
-        if let Some(Place::Lent { client, .. }) = self.place(slab)
+        if let Some(Place::Lent { client, .. }) = self.slabs.place(slab)
             && let Some(claim) = self.claims.get_mut(&client)
         {
             claim.gone.insert(slab);
@@ -570,41 +520,11 @@ impl Book {
         }
     }
 
-    fn place(&self, slab: SlabId) -> Option<Place> {
-        self.places.get(slab.0 as usize).copied()
-    }
-
-    fn set(&mut self, slab: SlabId, place: Place) {
-        let place = match place {
-            Place::Vacant if slab.0 >= self.limits.capacity => Place::Retired,
-            place => place,
-        };
-        if let Some(p) = self.places.get_mut(slab.0 as usize) {
-            *self.tally.of(*p) -= 1;
-            *self.tally.of(place) += 1;
-            *p = place;
-        }
-    }
-
     fn rkey(&self, slab: SlabId) -> Option<Rkey> {
-        match self.place(slab) {
+        match self.slabs.place(slab) {
             Some(Place::Lent { rkey, .. }) => Some(rkey),
             _ => None,
         }
-    }
-
-    fn filling_for(&self, client: ClientId) -> u32 {
-        if self.tally.filling == 0 {
-            return 0;
-        }
-        let theirs = self.places.iter().filter(|p| matches!(p, Place::Filling { client: c, .. } if *c == client));
-        theirs.count() as u32
-    }
-
-    /// The first `most` slabs in this state, but for these.
-    fn find(&self, place: Place, most: usize, but: &BTreeSet<SlabId>) -> Vec<SlabId> {
-        let found = self.places.iter().enumerate().filter(|(_, p)| **p == place);
-        found.map(|(index, _)| SlabId(index as u32)).filter(|slab| !but.contains(slab)).take(most).collect()
     }
 }
 

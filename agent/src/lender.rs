@@ -29,7 +29,7 @@
 //!   programs that ignore the board.
 
 use crate::config::Terms;
-use crate::control::Controls;
+use crate::controls::Controls;
 use crate::lease::{
     Action, Book, ConnectionId, Grant, Greeting, LeaseError, Limits, Machine, Moment, SavedLease, Superseded, View,
 };
@@ -46,7 +46,7 @@ use annex_host::failpoint::failpoint;
 use annex_shared::ids::{ClientId, Incarnation, LeaseNumber, RemoteAddr, Rkey, SlabId};
 use annex_shared::preamble::{AdmitError, Proof};
 use annex_shared::wire::{Event, Lease, Refusal, VerbsOffer};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
@@ -261,6 +261,11 @@ impl Lender {
         self.with_book(|book, now| book.disconnected(client, connection, now));
     }
 
+    /// All slabs, in whatever state.
+    pub fn slabs(&self) -> u32 {
+        self.slots.len() as u32
+    }
+
     /// Slabs that could be lent now.
     pub fn free(&self) -> u32 {
         let room = self.room();
@@ -295,6 +300,11 @@ impl Lender {
     /// The book, for a listing.
     pub fn view(&self) -> View {
         self.lock().book.view()
+    }
+
+    /// The clients that hold leases.
+    pub fn holders(&self) -> HashSet<ClientId> {
+        self.lock().book.holders()
     }
 
     /// True if the janitor comes by within `patience`.

@@ -1,13 +1,14 @@
 //! annex-agent: lends slabs of locked memory to clients.
 //!
 //! - [`config`]: the file and the flags, held against the machine.
-//! - [`slab`]: one slab's memory.
+//! - [`slab`]: one slab's memory; [`hugepages`]: its pages' size.
 //! - [`lease`]: who holds which slab until when; pure.
 //! - [`lender`]: the lease book joined to slabs, keys and the lease board.
 //! - [`store`]: what of it outlives the agent, and where.
 //! - [`pressure`]: what the host can spare.
 //! - [`recall`]: when it wants memory back, and whose; pure.
-//! - [`control`]: control connections.
+//! - [`control`]: what is said on a control connection; [`controls`]: all that are open.
+//! - [`places`]: who may have a connection.
 //! - [`local`]: the administrator's API: status, draining.
 //! - [`targets`]: data connections.
 //! - [`agent`]: sockets and threads around all that.
@@ -17,9 +18,12 @@
 pub mod agent;
 pub mod config;
 pub mod control;
+pub mod controls;
+pub mod hugepages;
 pub mod lease;
 pub mod lender;
 pub mod local;
+pub mod places;
 pub mod pressure;
 pub mod recall;
 pub mod slab;

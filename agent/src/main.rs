@@ -1,6 +1,6 @@
 //! The annex-agent program: flags, process set-up, signals.
 
-use annex_agent::config::Hugepages;
+use annex_agent::hugepages::Hugepages;
 use annex_agent::{Agent, Config, local, store};
 use annex_host::failpoint;
 use annex_shared::config::{ByteSize, TimeSpan, check_log_filter};
@@ -124,7 +124,7 @@ struct Settings {
     /// is no systemd; "" for none [default: none]
     #[arg(long, value_name = "PATH", value_parser = OsStringValueParser::new().map(PathBuf::from))]
     keeper: Option<PathBuf>,
-    /// Connections served at once [default: 1024]
+    /// Connections of clients at once [default: 1024]
     #[arg(long, value_name = "COUNT")]
     max_connections: Option<u32>,
     /// Failure-domain label, such as rack=r7; may be repeated [default: none]

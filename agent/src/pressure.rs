@@ -7,8 +7,7 @@
 //! Inside a container the cgroup's limit can be far below the machine's memory; the smaller of the
 //! two counts.
 
-use crate::config::{HUGE_PAGE, Hugepages};
-use crate::recall::Sample;
+use crate::hugepages::{HUGE_PAGE, Hugepages};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -68,6 +67,15 @@ pub struct HostMemory {
     pub available: u64,
     pub huge_total: u64,
     pub huge_free: u64,
+}
+
+/// What decides about recalls, at one moment.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sample {
+    /// Bytes.
+    pub available: u64,
+    /// `some avg10` in percent; `None` if this kernel doesn't tell.
+    pub stall: Option<f32>,
 }
 
 /// What can be allocated for lending now.

@@ -15,6 +15,7 @@
 //! most, its newest lease first, since that had the least time to fill.
 
 use crate::lease::Moment;
+use crate::pressure::Sample;
 use annex_shared::ids::{ClientId, SlabId};
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -29,15 +30,6 @@ pub const CALM: Duration = Duration::from_secs(10);
 
 /// A slab that no operation touched for this long is cold.
 pub const IDLE: Duration = Duration::from_secs(60);
-
-/// The host at one moment.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sample {
-    /// Bytes.
-    pub available: u64,
-    /// `some avg10` in percent; `None` if this kernel doesn't tell.
-    pub stall: Option<f32>,
-}
 
 /// Slabs that will be free without a further recall.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

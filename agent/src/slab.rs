@@ -7,7 +7,7 @@
 //! The memfd is sealed against shrinking and growing, so that a client that maps it can't lose
 //! pages under its feet.
 
-use crate::config::{HUGE_PAGE, Hugepages};
+use crate::hugepages::{HUGE_PAGE, Hugepages};
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};

@@ -8,7 +8,7 @@ use crate::client::{self, Client};
 use crate::command::AttachArgs;
 use crate::failure::Failure;
 use crate::interrupt;
-use crate::show;
+use crate::output::show;
 use annex_shared::api::{AppInfo, AttachRequest, Limit, Target, format_bytes};
 use annex_shared::printable::printable;
 use hyper::Method;

@@ -9,7 +9,7 @@
 use crate::client::Client;
 use crate::command::{BenchArgs, PatternArgs};
 use crate::failure::Failure;
-use crate::show;
+use crate::output::show;
 use crate::table::{self, Column};
 use annex_cli::access::{self, Measured, Memory, Pattern};
 use annex_shared::api::{DonorInfo, DonorState, Limit, format_bytes};

@@ -3,7 +3,7 @@
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::interrupt;
-use crate::show;
+use crate::output::show;
 use annex_shared::api::format_bytes;
 use annex_shared::printable::printable;
 use indicatif::{ProgressBar, ProgressStyle};

@@ -8,6 +8,7 @@
 //! - [`interrupt`]: what SIGINT means while annexd goes on.
 //! - [`mod@bench`]: measures this host with the donors it has.
 //! - [`listing`]: `apps`, `slabs`, `donors` and `status` as tables; [`table`] draws them.
+//! - [`output`]: prints what annexd answered.
 
 mod attach;
 mod bench;
@@ -17,19 +18,19 @@ mod detach;
 mod failure;
 mod interrupt;
 mod listing;
+mod output;
 mod run;
 mod table;
 
 use annex_shared::api::{AppInfo, DonorInfo, DonorRequest, LimitRequest, format_bytes};
 use annex_shared::donor::DonorSpec;
-use annex_shared::printable::{printable, printable_json, printable_lines};
+use annex_shared::printable::printable;
 use clap::Parser;
 use client::Client;
 use command::{Cli, Command, DonorsCommand};
 use failure::Failure;
 use hyper::Method;
-use serde::Serialize;
-use std::io::Write;
+use output::show;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -95,21 +96,4 @@ fn dispatch(cli: &Cli) -> Result<ExitCode, Failure> {
         }
     };
     done.map(|()| ExitCode::SUCCESS)
-}
-
-/// Prints what annexd answered: as it is, or as people read it.
-fn show<T: Serialize>(json: bool, value: &T, text: impl FnOnce(&T) -> String) -> Result<(), Failure> {
-    let text = if json {
-        let mut text = serde_json::to_string_pretty(value).map_err(|e| Failure::Garbled(e.to_string()))?;
-        text.push('\n');
-        printable_json(&text).into_owned()
-    } else {
-        // Whoever wrote a line has seen to the names in it; this catches what was forgotten.
-        printable_lines(&text(value)).into_owned()
-    };
-    match std::io::stdout().write_all(text.as_bytes()) {
-        // `annex apps | head -1` has seen enough.
-        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        other => other.map_err(Failure::Output),
-    }
 }

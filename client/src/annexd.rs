@@ -1,7 +1,7 @@
 //! The little HTTP that it takes to ask annexd for a region: one request for each connection, and
 //! it is read to its end.
 
-use crate::Error;
+use crate::error::Error;
 use annex_shared::api::{ApiError, AppInfo, RegionRequest};
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;

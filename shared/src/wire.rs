@@ -215,8 +215,8 @@ pub enum FrameError {
     Closed,
     #[error("the connection ended in the middle of a frame")]
     Truncated,
-    #[error("a frame of {len} bytes is over the limit of {MAX_FRAME}")]
-    TooLong { len: usize },
+    #[error("a frame of {len} bytes is over the limit of {most}")]
+    TooLong { len: usize, most: u32 },
     #[error("a frame could not be decoded: {0}")]
     Malformed(postcard::Error),
     #[error("a message could not be encoded: {0}")]
@@ -231,7 +231,7 @@ pub fn encode_frame<T: Serialize>(message: &T) -> Result<Vec<u8>, FrameError> {
     let len = frame.len() - 4;
     match u32::try_from(len) {
         Ok(n) if n <= MAX_FRAME => frame[..4].copy_from_slice(&n.to_le_bytes()),
-        _ => return Err(FrameError::TooLong { len }),
+        _ => return Err(FrameError::TooLong { len, most: MAX_FRAME }),
     }
     Ok(frame)
 }
@@ -248,11 +248,12 @@ pub fn write_frame<T: Serialize>(out: &mut impl Write, message: &T) -> Result<()
 pub struct Frames<R> {
     input: R,
     buffer: Vec<u8>,
+    most: u32,
 }
 
 impl<R: Read> Frames<R> {
     pub fn new(input: R) -> Frames<R> {
-        Frames { input, buffer: Vec::new() }
+        Frames { input, buffer: Vec::new(), most: MAX_FRAME }
     }
 
     /// The stream beneath.
@@ -262,7 +263,12 @@ impl<R: Read> Frames<R> {
 
     /// Goes on reading from another stream, with what has been read already.
     pub fn onto<S: Read>(self, input: S) -> Frames<S> {
-        Frames { input, buffer: self.buffer }
+        Frames { input, buffer: self.buffer, most: self.most }
+    }
+
+    /// Refuses frames of more bytes than that, or than [`MAX_FRAME`].
+    pub fn at_most(self, most: u32) -> Frames<R> {
+        Frames { most: most.min(MAX_FRAME), ..self }
     }
 
     /// The next message; `None` if the stream's read time-out passed first (or it would block).
@@ -294,8 +300,8 @@ impl<R: Read> Frames<R> {
     fn whole_frame(&self) -> Result<Option<usize>, FrameError> {
         let Some(header) = self.buffer.first_chunk::<4>() else { return Ok(None) };
         let len = u32::from_le_bytes(*header);
-        if len > MAX_FRAME {
-            return Err(FrameError::TooLong { len: len as usize });
+        if len > self.most {
+            return Err(FrameError::TooLong { len: len as usize, most: self.most });
         }
         let end = 4 + len as usize;
         Ok((self.buffer.len() >= end).then_some(end))
@@ -367,7 +373,7 @@ mod tests {
     #[test]
     fn a_frame_over_the_limit_is_refused_from_its_header() {
         let mut frames = Frames::new(&[0xff, 0xff, 0xff, 0x7f][..]);
-        assert!(matches!(frames.read::<Request>(), Err(FrameError::TooLong { len: 0x7fff_ffff })));
+        assert!(matches!(frames.read::<Request>(), Err(FrameError::TooLong { len: 0x7fff_ffff, .. })));
     }
 
     #[test]

@@ -1,5 +1,6 @@
-"""Gives the kernel advice about memory whose pages are evicted, and checks what is there afterwards: in this process and in the children that it forks.
-Arguments: MiB of each mapping, then the names of the trials (the functions below)."""
+"""Gives the kernel advice about memory whose pages are evicted, and checks what is there
+afterwards: in this process and in the children that it forks. Arguments: MiB of each mapping,
+then the names of the trials (the functions below)."""
 import ctypes
 import mmap
 import os

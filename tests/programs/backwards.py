@@ -1,7 +1,7 @@
-"""Fills memory of many mappings, goes over it backwards, and checks every page: reading it, writing each, reading it again.
+"""Fills memory of many mappings, goes over it backwards, and checks every page: reading it,
+writing each, reading it again.
 
-Usage: backwards.py MIB PASSES
-"""
+Usage: backwards.py MIB PASSES"""
 
 import mmap
 import sys

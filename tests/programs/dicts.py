@@ -1,4 +1,5 @@
-"""Builds large dicts, lists and arrays, changes them, and checks every element. Argument: about how many MiB to use."""
+"""Builds large dicts, lists and arrays, changes them, and checks every element. Argument: about
+how many MiB to use."""
 import array
 import gc
 import hashlib

@@ -1,9 +1,12 @@
-"""Programs that start each other, by exec, vfork and fork, with memory that is evicted. Each checks what it has before it goes. Arguments: MiB, then what to do:
+"""Programs that start each other, by exec, vfork and fork, with memory that is evicted. Each
+checks what it has before it goes. Arguments: MiB, then what to do:
 
-chain N     fill, wait until a third of it is evicted, check, exec itself with `chain N-1`; the last one forks, and parent and child check.
+chain N     fill, wait until a third of it is evicted, check, exec itself with `chain N-1`; the
+            last one forks, and parent and child check.
 threads     the same, with the exec in a thread that is not the first, while others use the memory.
 spawn N     posix_spawn (a vfork) of N programs in turn, and a check after each.
-serve N     fork N children that keep what they inherited and write some of it; says "serving", and at SIGUSR1 all check and end."""
+serve N     fork N children that keep what they inherited and write some of it; says "serving", and
+            at SIGUSR1 all check and end."""
 import ctypes
 import os
 import random

@@ -1,4 +1,5 @@
-/* Fills 32 MiB and forks at SIGUSR1; the child writes what it finds there to a file: "reading", and "right" or "wrong" when it has come to the end. Usage: fork FILE */
+/* Fills 32 MiB and forks at SIGUSR1; the child writes what it finds there to a file: "reading",
+   and "right" or "wrong" when it has come to the end. Usage: fork FILE */
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>

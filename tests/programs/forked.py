@@ -1,5 +1,6 @@
-"""Forks children that keep what they inherited, and checks that each process has the right bytes in the end. Nothing is written in between, so all
-of it is shared. Arguments: MiB of data, number of children. SIGUSR1 ends it."""
+"""Forks children that keep what they inherited, and checks that each process has the right bytes
+in the end. Nothing is written in between, so all of it is shared. Arguments: MiB of data, number
+of children. SIGUSR1 ends it."""
 import os
 import random
 import signal

@@ -1,5 +1,6 @@
-"""Puts guards (MADV_GUARD_INSTALL) over pages that are evicted, and takes some away again. Says "guarded", and at SIGUSR1 checks that each page has its value, is
-a guard, or is zeros as it should be. Argument: MiB."""
+"""Puts guards (MADV_GUARD_INSTALL) over pages that are evicted, and takes some away again. Says
+"guarded", and at SIGUSR1 checks that each page has its value, is a guard, or is zeros as it
+should be. Argument: MiB."""
 import ctypes
 import mmap
 import os

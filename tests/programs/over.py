@@ -1,5 +1,7 @@
-"""Moves mappings over others that a fork has left shared, and checks that each has the right bytes afterwards. Pairs of mappings lie side by side: a child keeps both,
-the second ones are written anew, which makes them this process's own, and then come to lie where the first ones were, without being touched. Arguments: seconds to go on."""
+"""Moves mappings over others that a fork has left shared, and checks that each has the right
+bytes afterwards. Pairs of mappings lie side by side: a child keeps both, the second ones are
+written anew, which makes them this process's own, and then come to lie where the first ones were,
+without being touched. Arguments: seconds to go on."""
 import ctypes
 import os
 import signal

@@ -1,5 +1,6 @@
-"""A pre-forking server: the parent loads a large dict, workers inherit it, serve it over a socket, change their own copy and
-check it. The parent is also the client. Arguments: MiB of data, seconds to serve."""
+"""A pre-forking server: the parent loads a large dict, workers inherit it, serve it over a
+socket, change their own copy and check it. The parent is also the client. Arguments: MiB of data,
+seconds to serve."""
 import hashlib
 import os
 import random

@@ -1,4 +1,5 @@
-/* A C program with a region: writes all of it, reads it back with its pages in another order, and says so. Usage: region SOCKET LENGTH LOCAL */
+/* A C program with a region: writes all of it, reads it back with its pages in another order, and
+   says so. Usage: region SOCKET LENGTH LOCAL */
 #include <annex.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -1,5 +1,7 @@
-/* A pipeline that hiredis sends whole before it reads an answer: sent_whole HOST:PORT|SOCKET COUNT BYTES.
- * Ends with 0 if each of COUNT answers is the value of BYTES. */
+/*
+ * A pipeline that hiredis sends whole before it reads an answer: sent_whole HOST:PORT|SOCKET
+ * COUNT BYTES. Ends with 0 if each of COUNT answers is the value of BYTES.
+ */
 #include <hiredis/hiredis.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
-"""A pipeline that redis-py sends whole before it reads an answer: sent_whole.py HOST:PORT|SOCKET COUNT BYTES.
+"""A pipeline that redis-py sends whole before it reads an answer: sent_whole.py HOST:PORT|SOCKET
+COUNT BYTES.
 
-Ends with 0 if each of COUNT answers is the value of BYTES.
-"""
+Ends with 0 if each of COUNT answers is the value of BYTES."""
 
 import sys
 

@@ -14,7 +14,7 @@ impl Book {
         let until = now.after(span);
         let mut wanted: BTreeMap<ClientId, Vec<SlabId>> = BTreeMap::new();
         for slab in slabs {
-            if let Some(Place::Lent { client, .. }) = self.place(*slab) {
+            if let Some(Place::Lent { client, .. }) = self.slabs.place(*slab) {
                 self.recalls.insert(*slab, until);
                 wanted.entry(client).or_default().push(*slab);
             }
@@ -40,7 +40,7 @@ impl Book {
         let late: Vec<SlabId> = self.recalls.iter().filter_map(is_overdue).collect();
         let mut losers: BTreeMap<ClientId, u32> = BTreeMap::new();
         for slab in late {
-            if let Some(Place::Lent { client, .. }) = self.place(slab) {
+            if let Some(Place::Lent { client, .. }) = self.slabs.place(slab) {
                 *losers.entry(client).or_default() += 1;
             }
             self.take_away(slab);
@@ -70,7 +70,7 @@ impl Book {
 
     /// Every lent slab and who has it.
     pub fn lent_slabs(&self) -> Vec<(SlabId, ClientId)> {
-        let lent = self.places.iter().enumerate().filter_map(|(index, place)| match place {
+        let lent = self.slabs.places.iter().enumerate().filter_map(|(index, place)| match place {
             Place::Lent { client, .. } => Some((SlabId(index as u32), *client)),
             _ => None,
         });
@@ -85,6 +85,6 @@ impl Book {
     /// What will be free without a further recall.
     pub fn coming(&self) -> Coming {
         let recalled = self.recalls.len() as u32;
-        Coming { spare: self.tally.spare, cleaning: self.tally.cleaning_dropped, recalled }
+        Coming { spare: self.slabs.tally.spare, cleaning: self.slabs.tally.cleaning_dropped, recalled }
     }
 }

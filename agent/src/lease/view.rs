@@ -2,6 +2,7 @@
 
 use super::{Book, Machine, Moment};
 use annex_shared::ids::{ClientId, SlabId};
+use std::collections::HashSet;
 
 /// The whole book at one moment.
 #[derive(Clone, Debug)]
@@ -29,6 +30,11 @@ pub struct ClientView {
 }
 
 impl Book {
+    /// The clients that hold leases.
+    pub fn holders(&self) -> HashSet<ClientId> {
+        self.claims.iter().filter(|(_, claim)| !claim.held.is_empty()).map(|(client, _)| *client).collect()
+    }
+
     pub fn view(&self) -> View {
         let mut clients: Vec<ClientView> = self
             .claims
@@ -45,10 +51,10 @@ impl Book {
         clients.sort_by_key(|c| c.client);
         View {
             clients,
-            lent: self.tally.lent,
-            spare: self.tally.spare,
-            cleaning: self.tally.cleaning_kept + self.tally.cleaning_dropped,
-            vacant: self.tally.vacant + self.tally.filling,
+            lent: self.slabs.tally.lent,
+            spare: self.slabs.tally.spare,
+            cleaning: self.slabs.tally.cleaning_kept + self.slabs.tally.cleaning_dropped,
+            vacant: self.slabs.tally.vacant + self.slabs.tally.filling,
             recalled: self.recalls.len() as u32,
             is_draining: self.draining,
         }

@@ -1,7 +1,7 @@
 //! The memory behind the slabs: made, emptied, moved; and kept in the store meanwhile.
 
 use super::Lender;
-use crate::config::Hugepages;
+use crate::hugepages::Hugepages;
 use crate::lease::SavedLease;
 use crate::slab::{Pages, Slab, SlabError};
 use crate::store::saved::SavedMemory;

@@ -1,7 +1,7 @@
 //! What the lender does for its own host: room for new slabs, and memory given back.
 
 use super::{Books, Candidate, Event, Lender, Moment, Room, Verdict, monotonic_ns, recall};
-use crate::config::Hugepages;
+use crate::hugepages::Hugepages;
 use crate::slab::Pages;
 use annex_shared::ids::{ClientId, SlabId};
 use std::collections::BTreeMap;

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::config::Config;
-use crate::config::Hugepages;
+use crate::hugepages::Hugepages;
 use crate::pressure::HostMemory;
 use annex_shared::config::{ByteSize, TimeSpan};
 use nix::sys::stat::fstat;

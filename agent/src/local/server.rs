@@ -3,7 +3,7 @@
 use super::{ApiError, Client, Pressure, Recalled, Slabs, Status};
 use crate::lease::Moment;
 use crate::lender::Lender;
-use crate::recall::Sample;
+use crate::pressure::Sample;
 use annex_fabric::shm::monotonic_ns;
 use nix::sys::socket::{getsockopt, sockopt};
 use serde::Serialize;

@@ -6,6 +6,8 @@
 //! step further and waits until the target is gone: after it, no operation sent over that
 //! connection will be executed any more.
 
+use super::buffers::Budget;
+use super::turns::Turns;
 use annex_shared::ids::{ClientId, SessionKey};
 use annex_shared::preamble::{AdmitError, Proof};
 use std::collections::HashMap;
@@ -25,6 +27,8 @@ pub struct Connections {
     gone: Condvar,
     last: AtomicU64,
     closing: AtomicBool,
+    budget: Budget,
+    turns: Turns,
 }
 
 #[derive(Debug)]
@@ -108,6 +112,16 @@ impl Connections {
     pub fn wait_empty(&self, patience: Duration) -> bool {
         let open = self.lock();
         self.wait_until(open, patience, HashMap::is_empty)
+    }
+
+    /// For the buffers of data connections.
+    pub fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    /// For data connections that run before all others.
+    pub fn turns(&self) -> &Turns {
+        &self.turns
     }
 
     /// Open connections of all clients.

@@ -10,19 +10,24 @@
 //! ```text
 //! accept ─ Preamble::read_from ─┬─ Control → the control server
 //!                               ├─ Data(proof) → tcp::serve(stream, &proof, &access, &connections)
-//!                               ├─ Shm(proof)  → shm::serve(stream, &proof, &access, &connections)   (Unix socket only)
-//!                               └─ Verbs(proof) → verbs::serve(stream, &proof, &access, &connections, device)
+//!                               ├─ Shm(proof)  → shm::serve(stream, &proof, &access, &connections)
+//!                               └─ Verbs(proof) → verbs::serve(stream, &proof, &access, …, device)
 //! ```
-//! All return when the connection is over, and leave nothing behind.
+//! Shm comes over the Unix socket only. All return when the connection is over, and leave nothing
+//! behind.
 
+mod buffers;
 mod connections;
 mod registrations;
 pub mod shm;
 pub mod tcp;
+mod turns;
 pub mod verbs;
 
+pub use buffers::Budget;
 pub use connections::{Connections, Guest};
 pub use registrations::Registrations;
+pub use turns::Turns;
 
 use annex_fabric::ErrorKind;
 use annex_fabric::verbs::{ProtectionDomain, RegisterError, Window};

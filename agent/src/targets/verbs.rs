@@ -21,6 +21,8 @@ use tracing::{debug, info, warn};
 
 /// How often it is looked whether the device is still there.
 const LOOK: Duration = Duration::from_secs(1);
+/// Bytes of a request at most.
+const REQUEST_LIMIT: u32 = 4096;
 /// How long a client may leave an answer unread.
 const SEND_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -87,7 +89,7 @@ struct Session<'a> {
 
 impl Session<'_> {
     fn run(&mut self, stream: &mut TcpStream) -> Result<(), ServeError> {
-        let mut frames = Frames::new(&*stream);
+        let mut frames = Frames::new(&*stream).at_most(REQUEST_LIMIT);
         loop {
             match frames.read::<Request>() {
                 Ok(Some(request)) => {

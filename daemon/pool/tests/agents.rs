@@ -8,12 +8,12 @@ mod port;
 
 use annex_agent::{Agent, Config};
 use annex_fabric::Transport;
-use annex_pool::{Done, DonorConfig, Lane, Part, Pool, PoolConfig, PoolState, SlotRun, TransportChoice};
+use annex_pool::{DonorConfig, Lane, Part, Pool, PoolConfig, PoolState, SlotRun, TransportChoice};
+use annex_pool_testbed::finish;
 use annex_shared::api::DonorState;
 use annex_shared::config::{ByteSize, TimeSpan};
 use annex_shared::ids::SlotIdx;
 use annex_shared::page::PAGE_SIZE;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -84,23 +84,6 @@ fn content(slot: u32, generation: u32) -> [u8; PAGE_SIZE] {
         word.copy_from_slice(&(slot.wrapping_mul(2_654_435_761) ^ (generation << 11) ^ i as u32).to_le_bytes());
     }
     page
-}
-
-fn finish(lane: &mut Lane, n: usize) -> Vec<Done> {
-    let until = Instant::now() + Duration::from_secs(30);
-    let mut done = Vec::new();
-    lane.submit();
-    loop {
-        lane.poll(&mut done);
-        if done.len() >= n {
-            return done;
-        }
-        assert!(Instant::now() < until, "{} of {n} jobs done", done.len());
-        if !lane.arm() {
-            let mut fds = [PollFd::new(lane.event_fd(), PollFlags::POLLIN)];
-            poll(&mut fds, PollTimeout::from(100u8)).unwrap();
-        }
-    }
 }
 
 fn write(lane: &mut Lane, runs: &[SlotRun], generation: u32) {

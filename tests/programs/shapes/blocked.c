@@ -1,5 +1,5 @@
-/* Waits in one system call for four seconds, for something that does not come: whoever borrows the thread meanwhile must not end the wait early.
-   Usage: blocked CALL */
+/* Waits in one system call for four seconds, for something that does not come: whoever borrows
+   the thread meanwhile must not end the wait early. Usage: blocked CALL */
 #include "cold.h"
 #include <linux/aio_abi.h>
 #include <linux/io_uring.h>

@@ -1,5 +1,6 @@
-/* Forks a child while memory is paged out, ends it, and forks another, which gives all memory away (MADV_FREE) and ends. Then the
-   parent asks the kernel to reclaim its memory: what the child gave away is its parent's still. */
+/* Forks a child while memory is paged out, ends it, and forks another, which gives all memory
+   away (MADV_FREE) and ends. Then the parent asks the kernel to reclaim its memory: what the
+   child gave away is its parent's still. */
 #include "cold.h"
 
 static pid_t started(void) {

@@ -1,4 +1,5 @@
-/* A thread whose TID the kernel clears at an address that no C library would choose, on a page that is out by then. */
+/* A thread whose TID the kernel clears at an address that no C library would choose, on a page
+   that is out by then. */
 #include "cold.h"
 
 static int gate[2];

@@ -1,5 +1,5 @@
-/* Two processes with one memory (CLONE_VM without CLONE_THREAD). One ends at stage 1, the other verifies until stage 2.
-   Usage: clone_vm parent|child, whoever ends first. */
+/* Two processes with one memory (CLONE_VM without CLONE_THREAD). One ends at stage 1, the other
+   verifies until stage 2. Usage: clone_vm parent|child, whoever ends first. */
 #include "cold.h"
 
 static int parent_first;

@@ -1,5 +1,6 @@
-/* What the programs of this folder share: memory that must leave ("the filler"), and stages at which they are told to go on.
-   Stage N has come when the file $SHAPES_GO holds N bytes. Without that variable nothing waits: that is how a program is tried natively. */
+/* What the programs of this folder share: memory that must leave ("the filler"), and stages at
+   which they are told to go on. Stage N has come when the file $SHAPES_GO holds N bytes. Without
+   that variable nothing waits: that is how a program is tried natively. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -24,7 +25,8 @@
 #define UNUSED __attribute__((unused))
 #define PAGE 4096ul
 #define MIB (1ul << 20)
-/* Exit codes besides 0 (right), 1 (wrong): the program could not do what it is for, and nobody told it to go on. */
+/* Exit codes besides 0 (right), 1 (wrong): the program could not do what it is for, and nobody
+   told it to go on. */
 enum { UNABLE = 97, FORGOTTEN = 98 };
 
 static char *filler;
@@ -117,7 +119,8 @@ UNUSED static const char *chill(const void *at) {
     return "in";
 }
 
-/* The same of a page that is to stay, whose going is not waited for as long, on a slow machine neither. */
+/* The same of a page that is to stay, whose going is not waited for as long, on a slow machine
+   neither. */
 UNUSED static const char *linger(const void *at) {
     if (!getenv("SHAPES_GO")) return "in";
     double end = now() + 20;

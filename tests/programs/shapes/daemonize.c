@@ -1,4 +1,5 @@
-/* Forks twice, with a session of its own in between, as daemons do: the grandchild fills memory and verifies until stage 1. */
+/* Forks twice, with a session of its own in between, as daemons do: the grandchild fills memory
+   and verifies until stage 1. */
 #include "cold.h"
 
 int main(void) {

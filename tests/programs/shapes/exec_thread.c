@@ -1,4 +1,5 @@
-/* A thread that is not the main one replaces the program at stage 1 while others read; the next one verifies until stage 2. */
+/* A thread that is not the main one replaces the program at stage 1 while others read; the next
+   one verifies until stage 2. */
 #include "cold.h"
 
 static char **self;

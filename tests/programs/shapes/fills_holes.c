@@ -1,4 +1,5 @@
-/* Maps memory into holes that it made in its own mappings, as is its right: nothing of the program's is there. */
+/* Maps memory into holes that it made in its own mappings, as is its right: nothing of the
+   program's is there. */
 #include "cold.h"
 #define HOLE (16 * MIB)
 #define HOLES 8

@@ -1,5 +1,6 @@
-/* Maps 64 small areas again and again, each with a gap above it. One after another grows into most of its gap, some before they are paged out, some after, and some just then; and is
-   then resized as one. */
+/* Maps 64 small areas again and again, each with a gap above it. One after another grows into
+   most of its gap, some before they are paged out, some after, and some just then; and is then
+   resized as one. */
 #include "cold.h"
 
 enum { SLOTS = 64, ROUNDS = 6 };
@@ -16,7 +17,8 @@ static size_t bad(const char *at, size_t len) {
     return count;
 }
 
-/* 0 if something else has come to lie there. Nothing inaccessible is right below: it would look like a thread's stack. */
+/* 0 if something else has come to lie there. Nothing inaccessible is right below: it would look
+   like a thread's stack. */
 static int renew(char *at) {
     munmap(at - PAGE, large + 2 * PAGE);
     char *got = mmap(at, small, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
@@ -25,7 +27,8 @@ static int renew(char *at) {
     return 1;
 }
 
-/* Reads here and there in the filler for a while: what is read in order leaves before anything else does. */
+/* Reads here and there in the filler for a while: what is read in order leaves before anything
+   else does. */
 static size_t read_on(double seconds) {
     static uint64_t dice = 1;
     size_t wrong_pages = 0;
@@ -40,14 +43,16 @@ static size_t read_on(double seconds) {
 static volatile int is_over;
 static size_t lost, split, grown, out;
 
-/* Touches nothing that may be out before it has grown: a fault would wait until all is registered. */
+/* Touches nothing that may be out before it has grown: a fault would wait until all is
+   registered. */
 static void *grow(void *unused) {
     for (int round = 0; round < ROUNDS && !split; round++) {
         char *there[SLOTS], *last = NULL;
         for (int n = 0; n < SLOTS; n++) there[n] = renew(slots[n]) ? slots[n] : NULL;
         for (int n = 0; n <= SLOTS; n++) {
             usleep(20000);
-            /* What was split is put right when its other part is paged out, so it is not waited for long. */
+            /* What was split is put right when its other part is paged out, so it is not waited
+               for long. */
             if (last) split += mremap(last, large, large + PAGE, 0) == MAP_FAILED && errno == EFAULT;
             last = n < SLOTS ? there[n * 27 % SLOTS] : NULL;
             if (!last) continue;

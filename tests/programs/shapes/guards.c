@@ -1,4 +1,5 @@
-/* Guards in memory that was never touched, in a mapping that is paged: touching what is beside them must not remove them. */
+/* Guards in memory that was never touched, in a mapping that is paged: touching what is beside
+   them must not remove them. */
 #include "cold.h"
 #ifndef MADV_GUARD_INSTALL
 #define MADV_GUARD_INSTALL 102

@@ -1,4 +1,5 @@
-/* Holds MIB, verified all the time until stage 1; then grows to GROWN MiB, verified until stage 2. Usage: holds MIB [GROWN] */
+/* Holds MIB, verified all the time until stage 1; then grows to GROWN MiB, verified until stage
+   2. Usage: holds MIB [GROWN] */
 #include "cold.h"
 
 int main(int argc, char **argv) {

@@ -1,4 +1,5 @@
-/* The main thread ends by pthread_exit at stage 1, another verifies until stage 2. With an argument it does nothing before stage 2. */
+/* The main thread ends by pthread_exit at stage 1, another verifies until stage 2. With an
+   argument it does nothing before stage 2. */
 #include "cold.h"
 
 static void *work(void *idle) {

@@ -1,4 +1,5 @@
-/* mlockall first, then memory of which some is unlocked again and paged while MCL_FUTURE is on. It must not grow. Usage: mlockall_before cur|fut|onfault */
+/* mlockall first, then memory of which some is unlocked again and paged while MCL_FUTURE is on.
+   It must not grow. Usage: mlockall_before cur|fut|onfault */
 #include "cold.h"
 
 static unsigned long resident(void) {

@@ -1,4 +1,5 @@
-/* mlockall at stage 1, of a program that is being paged, while a thread verifies. Usage: mlockall_while_paged cur|fut|both */
+/* mlockall at stage 1, of a program that is being paged, while a thread verifies. Usage:
+   mlockall_while_paged cur|fut|both */
 #include "cold.h"
 
 static size_t bad;

@@ -1,5 +1,5 @@
-/* A thread moves a mapping to and fro while the main thread forks. A child finds it in one of two places, whole, whatever it
-   changes in its own mappings meanwhile. */
+/* A thread moves a mapping to and fro while the main thread forks. A child finds it in one of two
+   places, whole, whatever it changes in its own mappings meanwhile. */
 #include "cold.h"
 #define FAR ((char *)0x200000000000)
 #define FARTHER ((char *)0x210000000000)

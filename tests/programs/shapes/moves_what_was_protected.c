@@ -1,5 +1,6 @@
-/* Makes a part of its memory read-only (or, with an argument, inaccessible; `noreserve`: of memory that is
-   not accounted for) while the rest is paged out, takes that back, and moves all of it in one call. */
+/* Makes a part of its memory read-only (or, with an argument, inaccessible; `noreserve`: of
+   memory that is not accounted for) while the rest is paged out, takes that back, and moves all
+   of it in one call. */
 #include "cold.h"
 
 int main(int argc, char **argv) {

@@ -1,4 +1,5 @@
-/* Forks children that fork one of their own and end at once. Each grandchild looks at all of the filler. */
+/* Forks children that fork one of their own and end at once. Each grandchild looks at all of the
+   filler. */
 #include "cold.h"
 
 static void grandchild(int answer) {

@@ -1,4 +1,5 @@
-/* A thread ends while it holds a robust lock whose page nobody has touched for long: whoever waits is told so. */
+/* A thread ends while it holds a robust lock whose page nobody has touched for long: whoever
+   waits is told so. */
 #include "cold.h"
 
 static int gate[2];

@@ -1,4 +1,5 @@
-/* Two threads on one CPU add to one counter, each in a restartable sequence that lasts long, until stage 1: no addition may be lost. */
+/* Two threads on one CPU add to one counter, each in a restartable sequence that lasts long,
+   until stage 1: no addition may be lost. */
 #include "cold.h"
 #include <sys/rseq.h>
 

@@ -1,4 +1,5 @@
-/* Enters the time namespace that it is in already, which only a process with a memory of its own may do. */
+/* Enters the time namespace that it is in already, which only a process with a memory of its own
+   may do. */
 #include "cold.h"
 
 int main(void) {

@@ -1,6 +1,6 @@
-/* Many children that live for a moment only, some at a time: `fork`, `vfork` or `spawn`, and how many,
-   which is done twice. Each ends with a status of its own, and whoever is waited for is a child that
-   was started and has not been waited for. */
+/* Many children that live for a moment only, some at a time: `fork`, `vfork` or `spawn`, and how
+   many, which is done twice. Each ends with a status of its own, and whoever is waited for is a
+   child that was started and has not been waited for. */
 #include "cold.h"
 #include <spawn.h>
 

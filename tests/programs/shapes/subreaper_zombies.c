@@ -1,4 +1,5 @@
-/* A master (PID 1 of a container, or a subreaper) that waits for each worker by its PID: nothing may be left for it to reap. */
+/* A master (PID 1 of a container, or a subreaper) that waits for each worker by its PID: nothing
+   may be left for it to reap. */
 #include "cold.h"
 
 int main(void) {

@@ -1,4 +1,5 @@
-/* A program that emulates its own system calls (as Wine and FEX do): calls from outside the C library come as SIGSYS. */
+/* A program that emulates its own system calls (as Wine and FEX do): calls from outside the C
+   library come as SIGSYS. */
 #include "cold.h"
 #include <ucontext.h>
 #ifndef PR_SET_SYSCALL_USER_DISPATCH

@@ -1,4 +1,5 @@
-/* A parent that stands in vfork until stage 1, with two children that hold memory until then. Usage: vfork_parent HOLDS */
+/* A parent that stands in vfork until stage 1, with two children that hold memory until then.
+   Usage: vfork_parent HOLDS */
 #include "cold.h"
 
 int main(int argc, char **argv) {

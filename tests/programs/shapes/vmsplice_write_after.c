@@ -1,4 +1,5 @@
-/* Gives a page to a pipe, and writes to it when it has been out: a pipe shows the new bytes natively. */
+/* Gives a page to a pipe, and writes to it when it has been out: a pipe shows the new bytes
+   natively. */
 #include "cold.h"
 #include <sys/uio.h>
 

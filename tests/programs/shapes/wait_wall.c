@@ -1,4 +1,5 @@
-/* A program without children that asks whether it has any, in the way that shows all kinds of them. */
+/* A program without children that asks whether it has any, in the way that shows all kinds of
+   them. */
 #include "cold.h"
 
 int main(void) {

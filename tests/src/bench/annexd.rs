@@ -5,7 +5,7 @@
 
 use crate::access::{Measured, ticks};
 use crate::testbed::census::stubs_of;
-use crate::testbed::{Testbed, api};
+use crate::testbed::{Donor, Testbed, api};
 use annex_shared::api::{AppInfo, Status};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -19,6 +19,11 @@ const LOOK: Duration = Duration::from_millis(100);
 /// Who evicts: annexd's thread of that name, and the stub that moves the pages out of the program.
 const EVICTOR: &str = "annex-evict";
 const STUB: &str = "annex-stub";
+
+/// Two donors with room for what is measured.
+pub fn testbed(donor: fn() -> Donor) -> Testbed {
+    Testbed::builder().donor(donor().capacity("3G")).donor(donor().capacity("3G")).start()
+}
 
 /// A look: CPU time in nanoseconds by thread's name.
 #[derive(Clone, Debug)]

@@ -4,7 +4,8 @@ use super::annexd::Counted;
 use super::contender::Contender::{AnnexShm, AnnexTcp, Client, Readahead, Zram};
 use super::plan::Cell;
 use super::programs::{place::Kind, program::Program};
-use super::results::{Ratio, Results};
+use super::ratio::Ratio;
+use super::results::Results;
 use crate::access::{Measured, Pattern};
 use serde::Serialize;
 

@@ -106,7 +106,7 @@ pub fn faults(path: &Path, results: &Results) -> anyhow::Result<()> {
         let mut lines: Vec<Line> = rows.map(line).collect();
         let bare: Vec<_> = results.floors.iter().map(|floors| &floors.fault.miss_curve_us).collect();
         if bare.iter().all(|curve| curve.len() == CURVE.len()) && !bare.is_empty() {
-            let middle = |nth: usize| super::middle(bare.iter().map(|curve| curve[nth]).collect());
+            let middle = |nth: usize| super::ratio::middle(bare.iter().map(|curve| curve[nth]).collect());
             let points = CURVE.iter().enumerate().map(|(nth, quantile)| (middle(nth), quantile * 100.0)).collect();
             lines.push(Line { name: "bare fault".into(), colour: BLACK, points });
         }

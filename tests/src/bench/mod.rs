@@ -1,14 +1,14 @@
 //! `make bench`: what annex costs, beside what else could be done with the same memory, in the same
 //! run.
 //!
-//! - [`plan`]: what is measured. [`contender`]: who runs the access patterns, and how each is
-//!   confined to its resident share. [`swap`]: kernel swap on zram and on disk, set up and taken
+//! - [`plan`]: what is measured. [`contender`]: who runs the access patterns. [`ready`]: how each
+//!   is confined to its resident share. [`swap`]: kernel swap on zram and on disk, set up and taken
 //!   down. [`annexd`]: what annexd counts meanwhile.
 //! - [`pause`]: how long an attach stops a program; what a program pays that stays within its
 //!   limit; annexd at rest.
 //! - [`programs`]: real programs from beginning to end.
-//! - [`results`]: what was measured, and ratios of it. [`bars`]: what annex is held to. [`report`]:
-//!   all of it to be read; [`chart`], [`curves`]: to be looked at.
+//! - [`results`]: what was measured. [`ratio`]: one figure over another. [`bars`]: what annex is
+//!   held to. [`report`]: all of it to be read; [`chart`], [`curves`]: to be looked at.
 //!
 //! Contenders take turns within each round, so that the machine's moods hit all alike; medians over
 //! rounds are reported, and a ratio is the median of each round's own.
@@ -21,13 +21,16 @@ pub mod curves;
 pub mod pause;
 pub mod plan;
 pub mod programs;
+pub mod ratio;
+pub mod ready;
 pub mod report;
 pub mod results;
 pub mod swap;
 
 use anyhow::{Context, ensure};
-use contender::{Contender, Ready, Run};
+use contender::Contender;
 use plan::{Cell, Plan};
+use ready::{Ready, Run};
 use results::{Floors, Results, Row};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -108,7 +111,7 @@ fn floors(plan: &Plan) -> anyhow::Result<Floors> {
     let measure = |mode: &str, args: &[&str]| {
         let mut command = Command::new(crate::testbed::bins::find("annex-access"));
         command.args([mode, "--seconds", &plan.seconds.min(1.0).to_string()]).args(args);
-        let measured = contender::read(&command.output()?)?;
+        let measured = ready::read(&command.output()?)?;
         eprintln!("   bare {mode}: p50 {:.2} µs  p99 {:.1} µs", measured.p50_us, measured.p99_us);
         anyhow::Ok(measured)
     };
@@ -155,12 +158,6 @@ struct Written<'a> {
     bars: Vec<bars::Bar>,
     #[serde(flatten)]
     results: &'a Results,
-}
-
-/// The middle one of some numbers.
-pub(crate) fn middle(mut numbers: Vec<f64>) -> f64 {
-    numbers.sort_by(f64::total_cmp);
-    numbers.get(numbers.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 pub fn machine() -> Machine {

@@ -1,7 +1,7 @@
 //! What a program pays besides its faults: the pause of an attach, the cost of being managed while
 //! within the limit, and what annexd uses while nothing happens.
 
-use super::middle;
+use super::ratio::middle;
 use crate::access::Measured;
 use crate::access::ticks::{self, Gap};
 use crate::testbed::{Testbed, api, bins};

@@ -2,7 +2,8 @@
 
 use super::bars::{Bar, Bound, judge};
 use super::programs::{self, End, place::Kind};
-use super::results::{Floors, Ratio, Results};
+use super::ratio::Ratio;
+use super::results::{Floors, Results};
 use crate::access::Measured;
 use annex_shared::api::format_bytes;
 use std::fmt::Write as _;
@@ -135,7 +136,7 @@ fn patterns(results: &Results) -> String {
     for (nth, name) in ["bare fault", "bare SIGBUS fault", "bare ping-pong"].into_iter().enumerate() {
         let of = |figure: fn(&Measured) -> f64| {
             let measured = |floors: &Floors| figure([&floors.fault, &floors.sigbus, &floors.ping][nth]);
-            super::middle(results.floors.iter().map(measured).collect())
+            super::ratio::middle(results.floors.iter().map(measured).collect())
         };
         let (p50, p99, p999) = (of(|m| m.p50_us), of(|m| m.p99_us), of(|m| m.p999_us));
         let _ = writeln!(text, "\n{name}: p50 {p50:.2} µs, p99 {p99:.1} µs, p99.9 {p999:.1} µs.");

@@ -1,9 +1,11 @@
 //! What was measured, and ratios of it.
 
 use super::annexd::Counted;
-use super::contender::{Contender, Run};
+use super::contender::Contender;
 use super::plan::{Cell, Plan};
-use super::{Machine, machine, middle, pause, programs};
+use super::ratio::{Ratio, middle};
+use super::ready::Run;
+use super::{Machine, machine, pause, programs};
 use crate::access::Measured;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -47,26 +49,6 @@ impl Row {
         let held = runs.iter().all(|run| within_share(&run.measured, cell.resident_percent));
         let median = median(&runs.iter().map(|run| &run.measured).collect::<Vec<_>>());
         Row { contender, cell, held, median, runs }
-    }
-}
-
-/// A figure of one round over another's, by rounds.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Ratio {
-    pub median: f64,
-    pub least: f64,
-    pub most: f64,
-    pub rounds: usize,
-}
-
-impl Ratio {
-    /// `None` of no rounds.
-    pub fn of(numbers: Vec<f64>) -> Option<Ratio> {
-        let numbers: Vec<f64> = numbers.into_iter().filter(|n| n.is_finite()).collect();
-        let least = numbers.iter().copied().fold(f64::INFINITY, f64::min);
-        let most = numbers.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let rounds = numbers.len();
-        (rounds > 0).then(|| Ratio { median: middle(numbers), least, most, rounds })
     }
 }
 

@@ -5,12 +5,11 @@
 //! memory.
 //! Nothing here allocates.
 
-use super::locks::places;
 use super::mapping::Heritage;
 use super::memory::Memory;
 use super::program::Program;
-use super::report::{Text, Trail, Wrong};
-use super::step::{Role, Step, What};
+use super::report::{Text, Wrong};
+use super::step::{Role, Step, Trail, What};
 use crate::stress::content::{Dice, PAGE};
 use std::hint::black_box;
 use std::time::Instant;
@@ -213,10 +212,4 @@ fn recurse(depth: usize, seed: u64) -> Result<(), Wrong> {
     }
     let wrong = black_box(&frame).iter().enumerate().find(|(i, got)| **got != word(*i));
     wrong.map_or(Ok(()), |(i, got)| Err(Wrong::Stack { depth, got: *got, expected: word(i) }))
-}
-
-/// Held while a process is forked, so that its child finds the lock free.
-pub fn at_rest<T>(fork: impl FnOnce() -> T) -> T {
-    let _places = places();
-    fork()
 }

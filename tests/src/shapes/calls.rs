@@ -1,8 +1,9 @@
 //! System calls whose error is their answer. The C library leaves it in thread-local storage, which
 //! a process that shares the memory shares with its maker: one would read the other's.
 
-use super::report::Wrong;
+use super::report::{Text, Wrong};
 use std::arch::asm;
+use std::ffi::CStr;
 
 /// Makes the call. `Err` is the error's number.
 ///
@@ -37,6 +38,27 @@ pub unsafe fn named<const N: usize>(
 ) -> Result<usize, Wrong> {
     // SAFETY: the caller's promise.
     unsafe { call(number, args) }.map_err(|errno| Wrong::Call { what, errno })
+}
+
+/// Replaces the program: arguments that end with a zero byte each, and more of them. Comes back if
+/// it can't.
+pub fn exec<'a>(path: &CStr, args: &Text, more: impl Iterator<Item = &'a CStr>) -> Wrong {
+    let mut argv = [std::ptr::null(); 16];
+    let starts = args.parts().chain(more.map(CStr::as_ptr));
+    argv[0] = path.as_ptr();
+    argv[1..15].iter_mut().zip(starts).for_each(|(at, start)| *at = start);
+    // SAFETY: the environment that the program was given, which nobody changes.
+    let environment = unsafe { environ };
+    let args = [path.as_ptr().addr(), argv.as_ptr().addr(), environment.addr()];
+    // SAFETY: lists of texts, each with a zero at its end, and a null behind the last.
+    match unsafe { call(libc::SYS_execve, args) } {
+        Ok(_) => unreachable!("it is another program now"),
+        Err(errno) => Wrong::Call { what: "exec", errno },
+    }
+}
+
+unsafe extern "C" {
+    static environ: *const *const libc::c_char;
 }
 
 #[cfg(test)]

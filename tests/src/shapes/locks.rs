@@ -1,6 +1,5 @@
 //! Locks that outlive their holders: who replaces the program ends all threads in the midst of
-//! their
-//! steps, and what they held stays locked for the processes that share the memory, and go on.
+//! their steps, and what they held stays locked for the processes that share the memory, and go on.
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Mutex, MutexGuard, TryLockError};
@@ -21,6 +20,12 @@ static PLACES: Mutex<()> = Mutex::new(());
 /// `None`: its holder is dead.
 pub fn places() -> Option<MutexGuard<'static, ()>> {
     lock(&PLACES)
+}
+
+/// Held while a process is forked, so that its child finds the lock free.
+pub fn at_rest<T>(fork: impl FnOnce() -> T) -> T {
+    let _places = places();
+    fork()
 }
 
 /// Whether we are the first to replace the program.

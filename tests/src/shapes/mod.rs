@@ -2,10 +2,10 @@
 //! and go. Every page is verified, by its owner and by others.
 //!
 //! What a program does follows from its seed: each [`actor`] takes random [`step`]s of its own.
-//! Which
-//! of them comes first is the scheduler's. A failure names the seed and the last steps.
+//! Which of them comes first is the scheduler's. A failure names the seed and the last steps.
 //!
-//! - [`program`]: the threads, how it ends, what it reports. [`actor`]: who takes steps.
+//! - [`life`]: the program's threads, and how it ends. [`program`]: what they share, and what is
+//!   reported. [`actor`]: who takes steps.
 //! - [`step`]: the steps, and their choice. [`processes`]: those that make processes.
 //! - [`memory`], [`mapping`], [`moves`]: what an actor owns, what it must hold, and where it goes.
 //! - [`locks`]: who waits for whom, also for the dead.
@@ -15,6 +15,7 @@
 pub mod actor;
 mod calls;
 pub mod hunt;
+pub mod life;
 pub mod locks;
 pub mod mapping;
 pub mod memory;
@@ -24,4 +25,5 @@ pub mod program;
 pub mod report;
 pub mod step;
 
-pub use program::{Plan, run};
+pub use life::run;
+pub use program::Plan;

@@ -1,18 +1,16 @@
 //! Steps that make processes: forks in forks, orphans, families that read each other, `vfork`,
-//! `exec`,
-//! and processes that share the memory (`CLONE_VM`).
+//! `exec`, and processes that share the memory (`CLONE_VM`).
 //!
 //! A child ends by `_exit` with 0 if all was right. What is wrong it says itself.
 
-use super::actor::{Actor, at_rest};
+use super::actor::Actor;
 use super::calls::{call, named};
-use super::locks::places;
+use super::locks::{at_rest, places};
 use super::mapping::{map, read_from};
 use super::memory::Memory;
-use super::report::{Text, Wrong};
+use super::report::Wrong;
 use super::step::{Role, Step};
 use crate::stress::content::{Content, PAGE};
-use std::ffi::CStr;
 
 /// Of a process that shares the memory.
 const STACK: usize = 1 << 20;
@@ -309,29 +307,8 @@ fn await_byte(descriptor: i32) -> bool {
     }
 }
 
-unsafe extern "C" {
-    static environ: *const *const libc::c_char;
-}
-
 /// What a function of the C library says that makes a process. Why it failed may have been
 /// overwritten by another thread.
 fn made(what: &'static str, pid: i32) -> Result<i32, Wrong> {
     if pid < 0 { Err(Wrong::Call { what, errno: 0 }) } else { Ok(pid) }
-}
-
-/// Replaces the program: arguments that end with a zero byte each, and more of them. Comes back if
-/// it can't.
-pub fn exec<'a>(path: &CStr, args: &Text, more: impl Iterator<Item = &'a CStr>) -> Wrong {
-    let mut argv = [std::ptr::null(); 16];
-    let starts = args.parts().chain(more.map(CStr::as_ptr));
-    argv[0] = path.as_ptr();
-    argv[1..15].iter_mut().zip(starts).for_each(|(at, start)| *at = start);
-    // SAFETY: the environment that the program was given, which nobody changes.
-    let environment = unsafe { environ };
-    let args = [path.as_ptr().addr(), argv.as_ptr().addr(), environment.addr()];
-    // SAFETY: lists of texts, each with a zero at its end, and a null behind the last.
-    match unsafe { call(libc::SYS_execve, args) } {
-        Ok(_) => unreachable!("it is another program now"),
-        Err(errno) => Wrong::Call { what: "exec", errno },
-    }
 }

@@ -1,33 +1,19 @@
-//! The whole program: its threads, how it ends, and what it reports.
-//!
-//! ```text
-//! seed % 2 == 0   the main thread ends at once; the leader is a zombie from then on
-//! seed % 3 == 0   who is done first replaces the program by that of the next seed: a thread that
-//! is
-//!                 not the main one, or (seed odd) the main one for it, while the others go on
-//! otherwise       threads end one by one, and a process that shares the memory may outlive all of
-//!                 them; the last one verifies everything and reports
-//! ```
-//!
-//! All that is allocated is allocated before the first step.
+//! What all of a program's threads share, and what it reports. All of it is allocated before the
+//! first step.
 
-use super::actor::Actor;
-use super::locks::{self, is_replaced, lock};
+use super::calls::exec;
+use super::locks::{is_replaced, lock};
 use super::memory::Memory;
-use super::processes::exec;
 use super::report::{Text, Wrong};
-use super::step::{Role, What, allowed};
+use super::step::{What, allowed};
 use crate::stress::content::PAGE;
 use annex_cli::access::dice::mix;
 use std::ffi::CString;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Barrier, Mutex, MutexGuard, OnceLock};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
-
-/// A thread's stack: deep recursion takes up to a third of it.
-const STACK: usize = 2 << 20;
 
 /// What a program is to be.
 #[derive(Clone, Debug)]
@@ -86,42 +72,14 @@ pub struct Program {
     pub tally: Tally,
     /// Threads and sharers that live.
     alive: AtomicUsize,
-    threads_alive: AtomicUsize,
+    pub threads_alive: AtomicUsize,
     path: CString,
     /// What the program is called with, beside its seed.
     only: CString,
 }
 
-static PROGRAM: OnceLock<Program> = OnceLock::new();
-
-/// Lives the program's life in this process, and ends it.
-pub fn run(plan: Plan) -> Result<(), String> {
-    let program = Program::new(plan).map_err(|wrong| wrong.to_string())?;
-    let program: &'static Program = PROGRAM.get_or_init(|| program);
-    let all_made = Barrier::new(program.threads + 1);
-    // It lives as long as the process: threads end without unwinding.
-    let all_made: &'static Barrier = Box::leak(Box::new(all_made));
-    for nth in 0..program.threads {
-        let thread = std::thread::Builder::new().stack_size(STACK).spawn(move || {
-            all_made.wait();
-            program.thread(nth)
-        });
-        thread.map_err(|error| format!("can't make a thread: {error}"))?;
-    }
-    all_made.wait();
-    if program.plan.seed.is_multiple_of(2) {
-        end_thread();
-    }
-    loop {
-        std::thread::park_timeout(Duration::from_millis(20));
-        if is_replaced() {
-            program.replace();
-        }
-    }
-}
-
 impl Program {
-    fn new(plan: Plan) -> Result<Program, Wrong> {
+    pub fn new(plan: Plan) -> Result<Program, Wrong> {
         let threads = 2 + (plan.seed % 3) as usize;
         let pages = plan.size as usize / PAGE / threads;
         let seed_of = |nth: usize| mix(plan.seed.wrapping_mul(1000) + nth as u64);
@@ -158,30 +116,6 @@ impl Program {
         lock(&self.memories[nth])
     }
 
-    fn thread(&'static self, nth: usize) -> ! {
-        let mut actor = Actor::new(self, nth, Role::Thread, self.plan.seed.wrapping_mul(1000) + nth as u64);
-        let lived = actor.live(self.plan.steps).and_then(|()| {
-            if self.becomes_another() && locks::replace() && self.plan.seed.is_multiple_of(2) {
-                self.replace();
-            }
-            // Another one is left to outlive us.
-            if actor.dice.one_in(2) { Ok(()) } else { actor.await_sharer() }
-        });
-        if let Err(wrong) = lived.and_then(|()| self.leave()) {
-            actor.fail(&wrong);
-        }
-        let is_last = self.threads_alive.fetch_sub(1, SeqCst) == 1;
-        if is_last && !is_replaced() {
-            // SAFETY: ends the process, of which only the main thread can be left.
-            unsafe { libc::_exit(0) }
-        }
-        end_thread()
-    }
-
-    fn becomes_another(&self) -> bool {
-        self.plan.generations > 0 && self.plan.seed.is_multiple_of(3)
-    }
-
     /// One more that is to leave.
     pub fn arrive(&self) {
         self.alive.fetch_add(1, SeqCst);
@@ -198,7 +132,7 @@ impl Program {
         Ok(())
     }
 
-    fn report(&self, becomes: Option<u64>) {
+    pub fn report(&self, becomes: Option<u64>) {
         let (seed, steps, checks) = (self.plan.seed, self.tally.steps.load(SeqCst), self.tally.checks.load(SeqCst));
         if self.plan.inner {
             return;
@@ -211,40 +145,16 @@ impl Program {
         .say(libc::STDOUT_FILENO);
     }
 
-    /// Becomes the program of the next seed.
-    fn replace(&self) -> ! {
-        let Plan { seed, seconds, steps, size, generations, .. } = self.plan;
-        let next = seed + 1;
-        self.report(Some(next));
-        let seconds = seconds - seconds / (generations + 1);
-        self.exec(next, seconds, steps, size, generations - 1, false).give_up()
-    }
-
     /// Becomes a small program that is part of this one.
     pub fn exec_inner(&self, seed: u64) -> Result<(), Wrong> {
         Err(self.exec(seed, 5, 40, 2 << 20, 0, true))
     }
 
-    fn exec(&self, seed: u64, seconds: u64, steps: u64, size: u64, generations: u64, inner: bool) -> Wrong {
+    pub fn exec(&self, seed: u64, seconds: u64, steps: u64, size: u64, generations: u64, inner: bool) -> Wrong {
         let args = Text::of(format_args!(
             "--seed={seed}\0--seconds={seconds}\0--steps={steps}\0--size={size}\0--generations={generations}\0"
         ));
         let only = (!self.plan.only.is_empty()).then_some(self.only.as_c_str());
         exec(&self.path, &args, only.into_iter().chain(inner.then_some(c"--inner")))
     }
-}
-
-impl Wrong {
-    fn give_up(&self) -> ! {
-        Text::of(format_args!("annex-shapes: WRONG: {self}\n")).say(libc::STDERR_FILENO);
-        // SAFETY: ends this process without running anything else.
-        unsafe { libc::_exit(1) }
-    }
-}
-
-/// Ends this thread alone: its stack and its thread-local storage stay, which a sharer may use.
-fn end_thread() -> ! {
-    // SAFETY: what the thread owns is not used by anybody else.
-    unsafe { libc::syscall(libc::SYS_exit, 0) };
-    unreachable!("the thread has ended")
 }

@@ -3,7 +3,6 @@
 //! Nothing here allocates: a forked child of a program with threads says it, and so does a process
 //! that shares the memory, and even the thread-local storage, of another.
 
-use super::step::Step;
 use crate::stress::content::Mismatch;
 use std::fmt::{self, Write};
 
@@ -59,31 +58,12 @@ impl fmt::Display for Wrong {
     }
 }
 
-/// How many steps a failure tells of.
-const LAST: usize = 8;
-
-/// The last steps that an actor took, the failing one at the end.
-#[derive(Default)]
-pub struct Trail {
-    steps: [Option<Step>; LAST],
-    taken: usize,
-}
-
-impl Trail {
-    pub fn add(&mut self, step: Step) {
-        self.steps[self.taken % LAST] = Some(step);
-        self.taken += 1;
-    }
-}
-
-impl fmt::Display for Trail {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for nth in self.taken.saturating_sub(LAST)..self.taken {
-            if let Some(step) = self.steps[nth % LAST] {
-                write!(f, "\n  step {nth}: {step}")?;
-            }
-        }
-        Ok(())
+impl Wrong {
+    /// Says so, and ends the process.
+    pub fn give_up(&self) -> ! {
+        Text::of(format_args!("annex-shapes: WRONG: {self}\n")).say(libc::STDERR_FILENO);
+        // SAFETY: ends this process without running anything else.
+        unsafe { libc::_exit(1) }
     }
 }
 

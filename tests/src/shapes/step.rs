@@ -164,6 +164,34 @@ impl fmt::Display for Step {
     }
 }
 
+/// How many steps a failure tells of.
+const LAST: usize = 8;
+
+/// The last steps that an actor took, the failing one at the end.
+#[derive(Default)]
+pub struct Trail {
+    steps: [Option<Step>; LAST],
+    taken: usize,
+}
+
+impl Trail {
+    pub fn add(&mut self, step: Step) {
+        self.steps[self.taken % LAST] = Some(step);
+        self.taken += 1;
+    }
+}
+
+impl fmt::Display for Trail {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for nth in self.taken.saturating_sub(LAST)..self.taken {
+            if let Some(step) = self.steps[nth % LAST] {
+                write!(f, "\n  step {nth}: {step}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Reads a step's name, such as `move-over`.
 pub fn parse(name: &str) -> Result<What, String> {
     let plain = name.replace('-', "").to_lowercase();

@@ -12,7 +12,7 @@ use super::Trouble;
 use super::board::Shared;
 use super::content::{Content, Dice, PAGE};
 use super::set::Set;
-use super::worker::{check_all, random_touch};
+use super::touch::{check_all, random_touch};
 use super::{discard, map};
 use std::process::Command;
 use std::ptr::NonNull;

@@ -7,6 +7,7 @@
 //! - [`worker`]: one thread's loop over the features: [`transfer`] (read, write, O_DIRECT, pipes),
 //!   [`churn`] (mmap and munmap at reused addresses), [`moves`] (mremap), [`discard`]
 //!   (MADV_DONTNEED, MADV_FREE, mprotect, huge pages), [`family`] (fork, exec, threads).
+//! - `touch`: reads and writes of the set, verified.
 //! - [`board`]: counters shared with forked children. `watchdog`: ends the run when nothing
 //!   progresses.
 
@@ -18,6 +19,7 @@ mod family;
 pub mod map;
 mod moves;
 mod set;
+mod touch;
 mod transfer;
 mod watchdog;
 mod worker;
@@ -167,7 +169,7 @@ pub fn run(plan: &Plan) -> Result<Summary, Trouble> {
         outcome
     })
     .and_then(|()| children.wait_all(board))
-    .and_then(|()| worker::check_all(&set, board));
+    .and_then(|()| touch::check_all(&set, board));
     watchdog.stop();
     if outcome.is_err() {
         board.errors.fetch_add(1, Relaxed);

@@ -7,13 +7,11 @@ use super::content::Dice;
 use super::family::{self, Children};
 use super::moves::Moves;
 use super::set::Set;
+use super::touch::{SCAN_STEP, random_touch};
 use super::transfer::Transfer;
 use super::{Feature, Plan, Trouble, discard};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
-
-/// Pages verified under one hold by a scan.
-const SCAN_STEP: usize = 32;
 
 /// Threads that have filled their share; the last one announces the run.
 static FILLED: AtomicUsize = AtomicUsize::new(0);
@@ -143,31 +141,4 @@ impl<'a> Worker<'a> {
         }
         Ok(())
     }
-}
-
-/// Verifies a random page and perhaps rewrites it.
-pub fn random_touch(set: &Set, dice: &mut Dice, board: Shared, place: usize) -> Result<(), Trouble> {
-    let Some(held) = set.hold_any(dice, 1) else { return Ok(()) };
-    board.begin(place, Feature::Rw, held.first);
-    match dice.below(4) {
-        // A write that does not read first.
-        0 => held.rewrite(0),
-        1 => {
-            board.checked(held.check("a random read")?);
-            held.rewrite(0);
-            board.checked(held.check("a write and a read back")?);
-        }
-        _ => board.checked(held.check("a random read")?),
-    }
-    Ok(())
-}
-
-/// Verifies the whole set; nobody else uses it any more.
-pub fn check_all(set: &Set, board: Shared) -> Result<(), Trouble> {
-    for first in (0..set.pages()).step_by(SCAN_STEP) {
-        if let Some(held) = set.hold(first, SCAN_STEP.min(set.pages() - first)) {
-            board.checked(held.check("the end of the run")?);
-        }
-    }
-    Ok(())
 }

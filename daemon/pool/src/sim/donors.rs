@@ -9,7 +9,8 @@ use super::*;
 use annex_agent::lease::{Action as Order, Book as Leases, ConnectionId, Limits, Machine, Saved};
 use annex_agent::lease::{SavedClaim, SavedLease};
 use annex_agent::pressure::Room as Memory;
-use annex_agent::recall::{Candidate, Sample, Watch, order};
+use annex_agent::pressure::Sample;
+use annex_agent::recall::{Candidate, Watch, order};
 use annex_shared::preamble::Proof;
 
 /// Slabs that a donor can lend.

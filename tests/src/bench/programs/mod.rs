@@ -7,7 +7,7 @@ pub mod place;
 pub mod program;
 
 use super::go_on;
-use super::results::Ratio;
+use super::ratio::Ratio;
 use crate::access::zipf::Zipf;
 use crate::kv::bench::driver::{Driver, Tally, Until};
 use crate::kv::bench::load::{Load, Mix, Requests, keys};

@@ -1,6 +1,6 @@
 //! Where a program runs, and with how much memory.
 
-use crate::bench::contender;
+use crate::bench::annexd;
 use crate::bench::swap::{self, Confined, Swap};
 use crate::testbed::process::Process;
 use crate::testbed::{Donor, Testbed};
@@ -53,7 +53,7 @@ impl Place {
     pub fn prepare(kind: Kind) -> anyhow::Result<Place> {
         Ok(match kind {
             Kind::Native => Place::Native,
-            Kind::AnnexShm => Place::Annex(Box::new(contender::testbed(Donor::shm))),
+            Kind::AnnexShm => Place::Annex(Box::new(annexd::testbed(Donor::shm))),
             Kind::Zram => Place::Zram(swap::zram(SWAP)?),
         })
     }

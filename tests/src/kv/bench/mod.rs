@@ -21,7 +21,8 @@ pub mod raw;
 pub mod report;
 
 use crate::access::zipf::Zipf;
-use crate::bench::{Machine, machine, middle};
+use crate::bench::ratio::middle;
+use crate::bench::{Machine, machine};
 use anyhow::{Context, ensure};
 use contender::{Contender, Server};
 use driver::Tally;

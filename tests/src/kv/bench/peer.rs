@@ -22,7 +22,8 @@ pub fn redis_benchmark(address: SocketAddr, load: Load, requests: usize) -> anyh
     parse(&text).with_context(|| format!("redis-benchmark said {text}"))
 }
 
-/// `"test","rps","avg_latency_ms","min_latency_ms","p50_latency_ms","p95_latency_ms","p99_latency_ms","max_latency_ms"`
+/// Its CSV: the test's name, operations per second, then latencies in milliseconds: average, least,
+/// p50, p95, p99, most.
 fn parse(text: &str) -> Option<Figure> {
     let fields = text.lines().nth(1)?.split(',').skip(1);
     let fields: Option<Vec<f64>> = fields.map(|field| field.trim_matches('"').parse().ok()).collect();

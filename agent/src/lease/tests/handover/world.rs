@@ -195,7 +195,7 @@ impl World {
             if slab.chore.is_some() {
                 each(&|fate| Event::Host(Chore::Clean(s), fate));
             }
-            if let Place::Filling { .. } = self.book.places[s] {
+            if let Place::Filling { .. } = self.book.slabs.places[s] {
                 each(&|fate| Event::Host(Chore::Fill { slab: s, is_filled: true }, fate));
                 if case.pressure {
                     each(&|fate| Event::Host(Chore::Fill { slab: s, is_filled: false }, fate));
@@ -406,7 +406,7 @@ impl World {
                 self.book.cleaned(slab(s), keep);
             }
             Chore::Fill { slab: s, is_filled } => {
-                let place = self.book.places[s];
+                let place = self.book.slabs.places[s];
                 let lease = self.book.filled(slab(s), is_filled, now);
                 if let (Place::Filling { client, connection }, Some(lease)) = (place, lease) {
                     let c = client.0 as usize - 1;
@@ -547,7 +547,7 @@ impl World {
         let mut first: Option<Moment> = None;
         for s in 0..self.slabs.len() {
             let Some((client, rkey, until)) = self.slabs[s].open else { continue };
-            self.must(self.book.places[s] == Place::Lent { client, rkey }, TWICE);
+            self.must(self.book.slabs.places[s] == Place::Lent { client, rkey }, TWICE);
             self.must(self.book.keys.contains(&rkey), KEY_TWICE);
             self.must(until <= self.clients[client.0 as usize - 1].until, OVER);
             let ends = self.slabs[s].wanted.map_or(until, |wanted| wanted.min(until));
@@ -566,7 +566,7 @@ impl World {
         }
         let mut quiet = self.clone();
         for s in 0..self.slabs.len() {
-            if let Place::Filling { .. } = quiet.book.places[s] {
+            if let Place::Filling { .. } = quiet.book.slabs.places[s] {
                 quiet.host(Chore::Fill { slab: s, is_filled: true }, Fate::Lives);
             }
         }
@@ -576,20 +576,6 @@ impl World {
         (0..self.slabs.len()).for_each(|s| _ = quiet.host(Chore::Clean(s), Fate::Lives));
         quiet.book.stop_draining();
         is_over && quiet.broken.is_none() && quiet.book.free(PLENTY) == case.slabs as u32
-    }
-
-    pub fn has_changed_hands(&self) -> bool {
-        self.slabs.iter().any(|s| s.holders.count_ones() as usize == self.clients.len())
-    }
-
-    pub fn has_outlived_an_agent(&self) -> bool {
-        self.outlived && self.slabs.iter().any(|s| s.open.is_some())
-    }
-
-    pub fn is_deceived(&self) -> bool {
-        let known = self.clients.iter().flat_map(|client| client.knows.iter().zip(&self.slabs));
-        let is_over = |(_, key): (Term, Rkey), slab: &Slab| slab.open.is_none_or(|(_, open, _)| open != key);
-        known.filter_map(|(known, slab)| Some(((*known)?, slab))).any(|(known, slab)| is_over(known, slab))
     }
 }
 

@@ -14,7 +14,7 @@ impl World {
         let book = &self.book;
         let left = |until: Moment| self.now.until(until).as_nanos() as u64;
         out.push(names.incarnation(book.incarnation));
-        for place in &book.places {
+        for place in &book.slabs.places {
             let (tag, client, name) = match *place {
                 Place::Vacant => (0, 0, 0),
                 Place::Spare => (1, 0, 0),
@@ -79,6 +79,20 @@ impl World {
         out.extend([u64::from(self.outlived), self.broken.map_or(0, |rule| rule.len() as u64)]);
         out
     }
+
+    pub fn has_changed_hands(&self) -> bool {
+        self.slabs.iter().any(|s| s.holders.count_ones() as usize == self.clients.len())
+    }
+
+    pub fn has_outlived_an_agent(&self) -> bool {
+        self.outlived && self.slabs.iter().any(|s| s.open.is_some())
+    }
+
+    pub fn is_deceived(&self) -> bool {
+        let known = self.clients.iter().flat_map(|client| client.knows.iter().zip(&self.slabs));
+        let is_over = |(_, key): (Term, Rkey), slab: &Slab| slab.open.is_none_or(|(_, open, _)| open != key);
+        known.filter_map(|(known, slab)| Some(((*known)?, slab))).any(|(known, slab)| is_over(known, slab))
+    }
 }
 
 impl Clone for World {
@@ -87,8 +101,7 @@ impl Clone for World {
         let book = Book {
             limits,
             incarnation,
-            places: self.book.places.clone(),
-            tally: self.book.tally.clone(),
+            slabs: self.book.slabs.clone(),
             claims: self.book.claims.clone(),
             keys: self.book.keys.clone(),
             recalls: self.book.recalls.clone(),
