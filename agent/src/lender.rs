@@ -53,6 +53,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 use tracing::{debug, error, info, warn};
 
+mod chores;
 mod memory;
 mod pressed;
 mod resume;

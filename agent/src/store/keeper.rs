@@ -10,7 +10,6 @@
 //! The agent starts it if it isn't there. It is then in a session of its own, so that what ends the
 //! agent does not end it.
 
-use super::Found;
 use super::wire::{Kind, Message};
 use crate::sockets::bind_private;
 use nix::errno::Errno;
@@ -40,6 +39,9 @@ const HANDOVER: Duration = Duration::from_secs(10);
 
 /// How long the agent waits for a keeper that it has started.
 const START: Duration = Duration::from_secs(5);
+
+/// What an agent before this one left behind, by name.
+pub type Found = BTreeMap<String, Vec<OwnedFd>>;
 
 /// Connects to the keeper at `path`, starting it if nobody listens there, and takes what it has.
 pub(super) fn connect(path: &Path) -> io::Result<(UnixStream, Found)> {

@@ -17,8 +17,9 @@ pub mod keeper;
 pub mod saved;
 mod wire;
 
+pub use keeper::Found;
+
 use annex_shared::ids::SlabId;
-use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::{UnixDatagram, UnixStream};
@@ -30,9 +31,6 @@ use tracing::error;
 pub const LEASES: &str = "leases";
 /// The name of the lease board's descriptor.
 pub const BOARD: &str = "board";
-
-/// What an agent before this one left behind, by name.
-pub type Found = BTreeMap<String, Vec<OwnedFd>>;
 
 /// One of the two names under which a slab's memory is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

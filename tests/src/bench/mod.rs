@@ -18,6 +18,8 @@ pub mod bars;
 pub mod chart;
 pub mod contender;
 pub mod curves;
+mod interrupted;
+mod machine;
 pub mod pause;
 pub mod plan;
 pub mod programs;
@@ -27,8 +29,11 @@ pub mod report;
 pub mod results;
 pub mod swap;
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use contender::Contender;
+pub use interrupted::INTERRUPTED;
+pub(crate) use interrupted::go_on;
+pub use machine::{Machine, machine};
 use plan::{Cell, Plan};
 use ready::{Ready, Run};
 use results::{Floors, Results, Row};
@@ -36,27 +41,6 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-
-/// Set by SIGINT and SIGTERM. Swap must not stay on after us: the run ends with an error, not at
-/// once.
-pub static INTERRUPTED: AtomicBool = AtomicBool::new(false);
-
-/// # Errors
-/// A signal asked for the end.
-pub(crate) fn go_on() -> anyhow::Result<()> {
-    ensure!(!INTERRUPTED.load(Relaxed), "interrupted");
-    Ok(())
-}
-
-#[derive(Clone, Debug, Serialize)]
-pub struct Machine {
-    pub kernel: String,
-    pub cpu: String,
-    pub cpus: usize,
-    /// Bytes of memory.
-    pub memory: u64,
-}
 
 /// Runs the plan, prints what it finds as it goes, and writes what there is after every round.
 ///
@@ -158,18 +142,4 @@ struct Written<'a> {
     bars: Vec<bars::Bar>,
     #[serde(flatten)]
     results: &'a Results,
-}
-
-pub fn machine() -> Machine {
-    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let cpuinfo = read("/proc/cpuinfo");
-    let model = cpuinfo.lines().find_map(|l| l.strip_prefix("model name")).unwrap_or("unknown");
-    let meminfo = read("/proc/meminfo");
-    let total = meminfo.lines().find_map(|l| l.strip_prefix("MemTotal:")).unwrap_or_default();
-    Machine {
-        kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
-        cpu: model.trim_start_matches([' ', '\t', ':']).to_owned(),
-        cpus: std::thread::available_parallelism().map_or(0, usize::from),
-        memory: total.trim().trim_end_matches("kB").trim().parse::<u64>().map_or(0, |kib| kib << 10),
-    }
 }

@@ -3,6 +3,7 @@
 //! set can't be reached.
 
 use super::Feature;
+use std::io::Write;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -84,4 +85,11 @@ impl Board {
             Some(format!("thread {place}: {feature} at page {}", doing & ((1 << 48) - 1)))
         })
     }
+}
+
+/// One line on stderr that says the set is filled and the run proper begins.
+pub fn announce(board: Shared) {
+    let line = format!("{{\"ready\":true,\"pid\":{},\"checks\":{}}}\n", std::process::id(), board.checks.load(Relaxed));
+    // A closed stderr is no reason to end the run.
+    let _ = std::io::stderr().write_all(line.as_bytes());
 }

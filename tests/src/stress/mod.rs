@@ -18,116 +18,24 @@ mod discard;
 mod family;
 pub mod map;
 mod moves;
+mod plan;
 mod set;
 mod touch;
 mod transfer;
+mod trouble;
 mod watchdog;
 mod worker;
 
 use board::Shared;
-use clap::ValueEnum;
-use content::Mismatch;
 use serde::Serialize;
 use set::Set;
 use std::collections::BTreeMap;
-use std::fmt;
-use std::io::Write;
-use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 pub use family::probe;
-
-/// One way to use memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Feature {
-    /// Random reads and writes.
-    Rw,
-    /// Reads of the whole set in order.
-    Scan,
-    /// read(), write(), pread(), pipes into and out of the set.
-    Io,
-    /// The same with O_DIRECT.
-    Direct,
-    /// mmap and munmap at reused addresses.
-    Churn,
-    /// mremap: grow, shrink, move, MREMAP_FIXED.
-    Remap,
-    /// MADV_DONTNEED.
-    Discard,
-    /// MADV_FREE.
-    Free,
-    /// mprotect back and forth.
-    Protect,
-    /// Huge pages on and off.
-    Huge,
-    /// Children that verify all they inherited.
-    Fork,
-    /// vfork and exec; the new program verifies its own memory.
-    Exec,
-    /// Threads that come and go.
-    Threads,
-}
-
-impl Feature {
-    pub const COUNT: usize = Feature::ALL.len();
-    pub const ALL: [Feature; 13] = [
-        Feature::Rw,
-        Feature::Scan,
-        Feature::Io,
-        Feature::Direct,
-        Feature::Churn,
-        Feature::Remap,
-        Feature::Discard,
-        Feature::Free,
-        Feature::Protect,
-        Feature::Huge,
-        Feature::Fork,
-        Feature::Exec,
-        Feature::Threads,
-    ];
-}
-
-impl fmt::Display for Feature {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let value = self.to_possible_value().expect("no feature is hidden");
-        f.write_str(value.get_name())
-    }
-}
-
-/// What to run.
-#[derive(Clone, Debug)]
-pub struct Plan {
-    pub bytes: usize,
-    pub threads: usize,
-    /// Zero: until SIGTERM.
-    pub duration: Duration,
-    pub seed: u64,
-    pub features: Vec<Feature>,
-    /// Where scratch files go; O_DIRECT needs a real filesystem.
-    pub directory: PathBuf,
-    /// Without any progress for this long, the run is ended.
-    pub stall: Duration,
-}
-
-/// Why a run failed.
-#[derive(Debug, thiserror::Error)]
-pub enum Trouble {
-    #[error("wrong content after {doing}: page {page}, {mismatch}; {why}")]
-    Wrong { doing: &'static str, page: usize, mismatch: Mismatch, why: String },
-    #[error("{what} failed: {source}")]
-    Call { what: &'static str, source: std::io::Error },
-    #[error("a child {0}")]
-    Child(String),
-    #[error("a thread panicked")]
-    Panic,
-}
-
-impl Trouble {
-    fn call(what: &'static str) -> impl FnOnce(std::io::Error) -> Trouble {
-        move |source| Trouble::Call { what, source }
-    }
-}
+pub use plan::{Feature, Plan};
+pub use trouble::Trouble;
 
 /// What is printed at the end, as one line of JSON.
 #[derive(Debug, Serialize)]
@@ -189,13 +97,6 @@ pub fn run(plan: &Plan) -> Result<Summary, Trouble> {
         steps: plan.features.iter().map(|f| (f.to_string(), board.steps(*f))).collect(),
         error: outcome.err().map(|e| e.to_string()),
     })
-}
-
-/// One line on stderr that says the set is filled and the run proper begins.
-fn announce(board: Shared) {
-    let line = format!("{{\"ready\":true,\"pid\":{},\"checks\":{}}}\n", std::process::id(), board.checks.load(Relaxed));
-    // A closed stderr is no reason to end the run.
-    let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
 static STOP: std::sync::OnceLock<Shared> = std::sync::OnceLock::new();

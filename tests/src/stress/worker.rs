@@ -79,7 +79,7 @@ impl<'a> Worker<'a> {
             self.board.progress.fetch_add(1, Relaxed);
         }
         if FILLED.fetch_add(1, Relaxed) + 1 == self.plan.threads {
-            super::announce(self.board);
+            super::board::announce(self.board);
         }
     }
 

@@ -6,6 +6,7 @@ use crate::stacks;
 use annex_shared::api::{AppInfo, Limit};
 use nix::sys::signal::Signal;
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, ExitStatus};
@@ -248,6 +249,23 @@ fn watch(socket: &Path, name: &str, seen: &Mutex<Seen>, ended: &AtomicBool) {
             seen.add(app);
         }
         std::thread::sleep(LOOK);
+    }
+}
+
+impl Testbed {
+    /// Runs an `annex` command to its end.
+    pub fn ask<S: AsRef<OsStr>>(&self, subcommand: &str, args: impl IntoIterator<Item = S>) -> Outcome {
+        Job::start(self, "annex", self.annex(subcommand, args)).wait(Duration::from_secs(120))
+    }
+
+    /// Starts `command` under `annex run`; `name` is the app's name.
+    pub fn run(&self, name: &str, local: &str, command: Command) -> Job {
+        Job::start(self, name, self.under_run(name, local, command))
+    }
+
+    /// Starts `command` as it is, without annex.
+    pub fn natively(&self, name: &str, command: Command) -> Job {
+        Job::start(self, name, command)
     }
 }
 

@@ -297,16 +297,6 @@ impl Testbed {
         command
     }
 
-    /// Runs an `annex` command to its end.
-    pub fn ask<S: AsRef<OsStr>>(&self, subcommand: &str, args: impl IntoIterator<Item = S>) -> Outcome {
-        Job::start(self, "annex", self.annex(subcommand, args)).wait(Duration::from_secs(120))
-    }
-
-    /// Starts `command` under `annex run`; `name` is the app's name.
-    pub fn run(&self, name: &str, local: &str, command: Command) -> Job {
-        Job::start(self, name, self.under_run(name, local, command))
-    }
-
     /// The `annex run` command line that wraps `command`, environment and directory included.
     pub fn under_run(&self, name: &str, local: &str, command: Command) -> Command {
         let mut run = self.annex("run", ["--local", local, "--name", name, "--"]);
@@ -316,11 +306,6 @@ impl Testbed {
             run.current_dir(dir);
         }
         run
-    }
-
-    /// Starts `command` as it is, without annex.
-    pub fn natively(&self, name: &str, command: Command) -> Job {
-        Job::start(self, name, command)
     }
 
     pub fn status(&self) -> Status {

@@ -13,6 +13,7 @@
 pub mod contender;
 pub mod driver;
 pub mod fairness;
+mod figures;
 pub mod hostile;
 pub mod load;
 pub mod peer;
@@ -21,13 +22,11 @@ pub mod raw;
 pub mod report;
 
 use crate::access::zipf::Zipf;
-use crate::bench::ratio::middle;
-use crate::bench::{Machine, machine};
+use crate::bench::machine;
 use anyhow::{Context, ensure};
 use contender::{Contender, Server};
-use driver::Tally;
+pub use figures::{Figure, Results, Row};
 use load::{Load, Mix, Requests};
-use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -43,59 +42,6 @@ pub struct Plan {
     pub pipelines: Vec<usize>,
     pub connections: Vec<usize>,
     pub results: PathBuf,
-}
-
-/// One contender's round, or the median of its rounds. The latency is that of a whole pipeline.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub struct Figure {
-    pub per_second: f64,
-    pub p50_us: f64,
-    pub p99_us: f64,
-    /// redis-benchmark does not say it.
-    pub p999_us: Option<f64>,
-}
-
-impl From<&Tally> for Figure {
-    fn from(tally: &Tally) -> Figure {
-        let micros = |quantile| tally.latency.value_at_quantile(quantile) as f64 / 1e3;
-        Figure {
-            per_second: tally.requests as f64 / tally.took.as_secs_f64(),
-            p50_us: micros(0.5),
-            p99_us: micros(0.99),
-            p999_us: Some(micros(0.999)),
-        }
-    }
-}
-
-impl Figure {
-    fn median(rounds: &[Figure]) -> Figure {
-        let of = |what: fn(&Figure) -> f64| middle(rounds.iter().map(what).collect());
-        let p999: Vec<f64> = rounds.iter().filter_map(|figure| figure.p999_us).collect();
-        Figure {
-            per_second: of(|f| f.per_second),
-            p50_us: of(|f| f.p50_us),
-            p99_us: of(|f| f.p99_us),
-            p999_us: (!p999.is_empty()).then(|| middle(p999)),
-        }
-    }
-}
-
-#[derive(Debug, Serialize)]
-pub struct Row {
-    #[serde(flatten)]
-    pub load: Load,
-    pub contender: Contender,
-    pub median: Figure,
-    pub rounds: Vec<Figure>,
-}
-
-#[derive(Debug, Serialize)]
-pub struct Results {
-    pub machine: Machine,
-    pub seconds: f64,
-    pub rows: Vec<Row>,
-    /// Who could not run, and why.
-    pub skipped: BTreeMap<String, String>,
 }
 
 /// Runs everything and writes `kv.json` and `kv.md`.
@@ -190,6 +136,7 @@ fn measure(plan: &Plan, load: Load, zipf: Zipf, seed: u64, servers: &[Server]) -
 
 #[cfg(test)]
 mod tests {
+    use super::driver::Tally;
     use super::*;
 
     /// A small cell whose server is the bare floor.
