@@ -17,6 +17,7 @@ use annex_shared::ids::SlotIdx;
 use annex_shared::printable::printable_lines;
 use anyhow::Context;
 use clap::{Parser, Subcommand};
+use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use sd_notify::NotifyState;
@@ -295,7 +296,11 @@ fn run(flags: Flags, hidden: Option<String>) -> Result<(), Failure> {
 fn replace(pid: i32) -> anyhow::Result<()> {
     tracing::info!("taking the place of process {pid}");
     let pid = Pid::from_raw(pid);
-    kill(pid, Signal::SIGUSR1).with_context(|| format!("failed to ask process {pid} to hand over"))?;
+    match kill(pid, Signal::SIGUSR1) {
+        // It was there a moment ago, and has ended by itself.
+        Ok(()) | Err(Errno::ESRCH) => {}
+        Err(error) => anyhow::bail!("failed to ask process {pid} to hand over: {error}"),
+    }
     let until = Instant::now() + HAND_OVER;
     // Gone, or a zombie that its parent has not collected: its keeper closes what it had, and then
     // the socket is free.
