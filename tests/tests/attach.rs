@@ -178,7 +178,7 @@ fn the_overhead_per_evicted_page_is_at_most_16_bytes() {
 
 #[test]
 fn annexd_is_idle_when_nothing_faults() {
-    let bed = Testbed::mixed();
+    let bed = Testbed::builder().alone().mixed();
     let mut sleeper = Command::new("python3");
     sleeper.args(["-c", "import time\nb = bytearray(64 << 20)\nfor i in range(0, len(b), 4096): b[i] = 1\nprint('full', flush=True)\ntime.sleep(90)"]);
     let mut job = bed.run("sleeper", "16M", sleeper);
