@@ -88,8 +88,15 @@ fn fault_workers_come_first_and_so_do_the_agents_they_ask() {
     wait_for("workers to notice that their donors are here", MINUTE, || {
         classes(bed.annexd.pid(), "annex-fault-").iter().all(|class| *class == (ORDINARY, -20))
     });
+    // They have real time once they were asked for something that their client may have.
+    let mut stress = Command::new(bins::find("annex-stress"));
+    stress.args(["--size", "64M", "--seconds", "0", "--features", "rw"]);
+    let job = bed.run("busy", "32M", stress);
     for agent in &bed.agents {
-        let connections = classes(agent.pid(), "agent-tcp");
-        assert!(connections.iter().any(|(policy, _)| *policy == ROUND_ROBIN), "{connections:?}");
+        wait_for("an agent's threads to have real time", MINUTE, || {
+            classes(agent.pid(), "agent-tcp").iter().any(|(policy, _)| *policy == ROUND_ROBIN)
+        });
     }
+    job.signal(Signal::SIGTERM);
+    job.wait(MINUTE).succeeded();
 }
