@@ -44,6 +44,11 @@ impl Wire {
         format!("198.18.{}.2:{port}", self.nth)
     }
 
+    /// This host's address at the near end.
+    pub fn here(&self) -> String {
+        format!("198.18.{}.1", self.nth)
+    }
+
     /// The command that runs `program` at the far end.
     pub fn inside(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("ip");

@@ -5,17 +5,17 @@ use annex_tests::testbed::{Donor, Testbed, port};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// This host's end of the first wire that a testbed lays.
-const HERE: &str = "198.18.0.1";
 const PATIENCE: Duration = Duration::from_secs(20);
 
 struct Far {
     bed: Testbed,
+    /// This host's end of the wire.
+    here: String,
     port: u16,
 }
 
 impl Far {
-    /// annexd whose KV API listens on the wire too.
+    /// annexd whose KV API listens on all of this host's addresses, and so on the wire too.
     fn start(options: &str) -> Far {
         let port = port::free().port();
         let bed = Testbed::builder()
@@ -23,17 +23,18 @@ impl Far {
             .donor(Donor::shm())
             .kv("")
             .daemon_arg("--kv")
-            .daemon_arg(format!("{HERE}:{port}{options}"))
+            .daemon_arg(format!("0.0.0.0:{port}{options}"))
             .start();
-        connect(HERE, port);
-        Far { bed, port }
+        let here = bed.places[0].wire.as_ref().expect("the donor is wired").here();
+        connect(&here, port);
+        Far { bed, here, port }
     }
 
     /// What redis-cli says at the other end of the wire.
     fn cli(&self, words: &[&str]) -> String {
         let wire = self.bed.places[0].wire.as_ref().expect("the donor is wired");
         let mut cli = wire.inside("redis-cli");
-        cli.args(["-h", HERE, "-p", &self.port.to_string()]).args(words);
+        cli.args(["-h", &self.here, "-p", &self.port.to_string()]).args(words);
         let output = cli.output().expect("redis-cli is installed");
         [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat()
     }
@@ -62,11 +63,11 @@ fn without_a_password_who_comes_from_elsewhere_is_denied_in_redis_words() {
     let mut redis = Command::new("redis-server");
     redis.args(["--port", &port.to_string(), "--save", "", "--dir"]).arg(far.bed.path()).stdout(Stdio::null());
     let mut redis = redis.spawn().expect("redis-server must be installed for this test");
-    let theirs = connect(HERE, port).rest();
+    let theirs = connect(&far.here, port).rest();
     redis.kill().and_then(|()| redis.wait()).expect("it was running");
 
     // Also who is here, but does not come by loopback.
-    assert_eq!(connect(HERE, far.port).rest(), theirs);
+    assert_eq!(connect(&far.here, far.port).rest(), theirs);
     assert!(theirs.starts_with("-DENIED Redis is running in protected mode"), "{theirs}");
     let said = far.cli(&["SET", "k", "v"]);
     assert!(said.contains("DENIED"), "{said}");
