@@ -100,7 +100,7 @@ fn attempt(scenario: &Scenario, lab: &mut Lab, may_blame: bool) -> bool {
         return true;
     };
     lab.running().for_each(|guest| println!("{}{}", guest.last_words(), guest.said_by_loads()));
-    let blamed = lab.running().find(|guest| may_blame && guest.met_a_breakpoint_of_qemus());
+    let blamed = lab.running().find(|guest| may_blame && guest.kernel_has_failed());
     let blamed = blamed.map(|guest| (guest.name.clone(), guest.log.clone()));
     lab.power_off_all();
     let Some((guest, log)) = blamed else {
@@ -108,10 +108,10 @@ fn attempt(scenario: &Scenario, lab: &mut Lab, may_blame: bool) -> bool {
         return false;
     };
     println!(
-        "== {name}: after {took:.0?}, {guest}'s kernel met a breakpoint that QEMU should not have run, which says nothing of annex; ONCE MORE: {error:#}"
+        "== {name}: after {took:.0?}, {guest}'s kernel met a fault of its own, which says nothing of annex; ONCE MORE: {error:#}"
     );
     // Kept, and out of the next boot's way.
-    let _ = std::fs::rename(&log, log.with_extension("int3.log"));
+    let _ = std::fs::rename(&log, log.with_extension("fault.log"));
     attempt(scenario, lab, false)
 }
 

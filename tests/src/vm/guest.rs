@@ -110,11 +110,12 @@ impl Guest {
         )
     }
 
-    /// Before 8.1, QEMU's threads of a guest with several CPUs may run a breakpoint that the
-    /// guest's kernel, altering its own code, has taken back already: the kernel kills what it then
-    /// runs, or panics. No program can bring that about.
-    pub fn met_a_breakpoint_of_qemus(&self) -> bool {
-        read_lossy(&self.log).contains("int3: 0000 [#")
+    /// Its kernel met a fault of its own, which no program can bring about. QEMU may: its threads
+    /// of a guest with several CPUs run code that the guest's kernel has altered already, a
+    /// breakpoint before 8.1, half an instruction at any time.
+    pub fn kernel_has_failed(&self) -> bool {
+        let log = read_lossy(&self.log);
+        ["int3: 0000 [#", "double fault: 0000 [#", "Kernel panic - not syncing"].iter().any(|sign| log.contains(sign))
     }
 
     /// What the loads that have run on it have written, and how they ended; nothing where that
