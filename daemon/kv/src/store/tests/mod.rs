@@ -478,9 +478,11 @@ fn a_watch_tells_of_every_change_and_of_nothing_else() {
         let watches = watch();
         store.clear(Some(DB));
         assert_eq!(changed(&watches), [true, false, false]);
-        store.write(DB, b"b", value(1, 10), Some(now() + 30)).await.unwrap();
+        // Long enough for the watch to find it.
+        let soon = now() + 2000;
+        store.write(DB, b"b", value(1, 10), Some(soon)).await.unwrap();
         let watches = watch();
-        tokio::time::sleep(Duration::from_millis(40)).await;
+        tokio::time::sleep(Duration::from_millis((soon + 1).saturating_sub(now()))).await;
         assert_eq!(changed(&watches), [false, true, false]);
     });
 }
