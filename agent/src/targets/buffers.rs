@@ -7,10 +7,10 @@
 //! host's again at once.
 
 use annex_shared::ids::ClientId;
+use memmap2::MmapMut;
 use std::collections::HashMap;
 use std::io;
 use std::ops::{Deref, DerefMut};
-use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What a connection that works always has, in bytes, in each direction.
@@ -72,21 +72,19 @@ impl Budget {
 pub struct Buffer<'a> {
     budget: &'a Budget,
     client: ClientId,
-    base: NonNull<u8>,
-    len: usize,
+    map: Option<MmapMut>,
 }
 
 impl<'a> Buffer<'a> {
     /// One of no bytes.
     pub fn none(budget: &'a Budget, client: ClientId) -> Buffer<'a> {
-        Buffer { budget, client, base: NonNull::dangling(), len: 0 }
+        Buffer { budget, client, map: None }
     }
 
     /// Has [`LEAST`] bytes from now on, if it had none.
     pub fn have_least(&mut self) -> io::Result<()> {
-        if self.len == 0 {
-            self.base = map(LEAST)?;
-            self.len = LEAST;
+        if self.map.is_none() {
+            self.map = Some(MmapMut::map_anon(LEAST)?);
         }
         Ok(())
     }
@@ -98,11 +96,11 @@ impl<'a> Buffer<'a> {
         if !self.budget.take(self.client, len) {
             return false;
         }
-        let Ok(base) = map(len) else {
+        let Ok(map) = MmapMut::map_anon(len) else {
             self.budget.give_back(self.client, len);
             return false;
         };
-        let mut larger = Buffer { budget: self.budget, client: self.client, base, len };
+        let mut larger = Buffer { budget: self.budget, client: self.client, map: Some(map) };
         larger[..kept.len()].copy_from_slice(&self[kept]);
         *self = larger;
         true
@@ -116,13 +114,8 @@ impl<'a> Buffer<'a> {
 
 impl Drop for Buffer<'_> {
     fn drop(&mut self) {
-        if self.len == 0 {
-            return;
-        }
-        // SAFETY: our own mapping, to which nobody has a reference any more.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
-        if self.len > LEAST {
-            self.budget.give_back(self.client, self.len);
+        if self.len() > LEAST {
+            self.budget.give_back(self.client, self.len());
         }
     }
 }
@@ -131,26 +124,14 @@ impl Deref for Buffer<'_> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: our own mapping of that length, zeroed at first; dangling if it has no bytes.
-        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }
+        self.map.as_deref().unwrap_or_default()
     }
 }
 
 impl DerefMut for Buffer<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above.
-        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len) }
+        self.map.as_deref_mut().unwrap_or_default()
     }
-}
-
-fn map(len: usize) -> io::Result<NonNull<u8>> {
-    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: a fresh mapping at an address of the kernel's choice.
-    let base = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0) };
-    if base == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
-    }
-    NonNull::new(base.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
 }
 
 #[cfg(test)]
