@@ -49,18 +49,20 @@ impl Wire {
     }
 }
 
+fn server(alone: &Alone) -> Rc<Server> {
+    server_with(alone, IoThreads::start(0).unwrap())
+}
+
+fn server_with(alone: &Alone, io_threads: IoThreads) -> Rc<Server> {
+    Server::new(alone.store.clone(), session::commands(), Config::default(), Hooks::default(), io_threads)
+}
+
 #[test]
 fn a_read_behind_a_write_of_its_key_waits_for_it_however_near_the_value_is() {
     let alone = Alone::new();
     alone.bed.agents.iter().for_each(|agent| agent.near(true));
     alone.block_on(async {
-        let server = Server::new(
-            alone.store.clone(),
-            session::commands(),
-            Config::default(),
-            Hooks::default(),
-            IoThreads::start(0).unwrap(),
-        );
+        let server = server(&alone);
         let (mut wire, mut other) = (Wire::new(&server), Wire::new(&server));
         wire.send("SET k old\r\nSET far away\r\nGET k\r\n").await;
         wire.expect("+OK\r\n+OK\r\n$3\r\nold\r\n").await;
@@ -90,13 +92,7 @@ fn a_pipeline_is_looked_at_ahead_and_answered_as_if_it_was_not() {
     let alone = Alone::new();
     alone.bed.agents.iter().for_each(|agent| agent.near(true));
     alone.block_on(async {
-        let server = Server::new(
-            alone.store.clone(),
-            session::commands(),
-            Config::default(),
-            Hooks::default(),
-            IoThreads::start(0).unwrap(),
-        );
+        let server = server(&alone);
         let mut wire = Wire::new(&server);
         let large = "x".repeat(3000);
         for nth in 0..40 {
@@ -136,13 +132,7 @@ fn a_pipeline_is_looked_at_ahead_and_answered_as_if_it_was_not() {
 fn what_is_answered_on_the_spot_is_counted_and_logged_as_any_other_command() {
     let alone = Alone::new();
     alone.block_on(async {
-        let server = Server::new(
-            alone.store.clone(),
-            session::commands(),
-            Config::default(),
-            Hooks::default(),
-            IoThreads::start(0).unwrap(),
-        );
+        let server = server(&alone);
         let mut wire = Wire::new(&server);
         wire.send("CONFIG SET slowlog-log-slower-than 0\r\nSET k v\r\n").await;
         wire.expect("+OK\r\n+OK\r\n").await;
@@ -165,7 +155,7 @@ fn with_io_threads(alone: &Alone) -> Rc<Server> {
     let io_threads = IoThreads::start(2).unwrap();
     // In a test's runtime no round ends: from now on each reply is handed over.
     while !io_threads.is_wanted() {}
-    Server::new(alone.store.clone(), session::commands(), Config::default(), Hooks::default(), io_threads)
+    server_with(alone, io_threads)
 }
 
 #[test]
@@ -252,13 +242,7 @@ fn a_connection_whose_client_is_gone_ends_though_an_io_thread_found_out() {
 fn who_reads_a_large_value_keeps_nobody_waiting_though_its_donors_are_silent() {
     let alone = Alone::new();
     alone.block_on(async {
-        let server = Server::new(
-            alone.store.clone(),
-            session::commands(),
-            Config::default(),
-            Hooks::default(),
-            IoThreads::start(0).unwrap(),
-        );
+        let server = server(&alone);
         let (mut wire, mut other) = (Wire::new(&server), Wire::new(&server));
         let large = "x".repeat(5 << 20);
         wire.send(&request(&["SET", "k", &large])).await;
@@ -286,13 +270,7 @@ fn who_reads_a_large_value_keeps_nobody_waiting_though_its_donors_are_silent() {
 fn the_values_that_a_command_brings_are_counted_in_turns() {
     let alone = Alone::new();
     alone.block_on(async {
-        let server = Server::new(
-            alone.store.clone(),
-            session::commands(),
-            Config::default(),
-            Hooks::default(),
-            IoThreads::start(0).unwrap(),
-        );
+        let server = server(&alone);
         let turns = Rc::new(Cell::new(0));
         let counting = turns.clone();
         let others = tokio::task::spawn_local(async move {
