@@ -8,9 +8,10 @@
 //! pages under its feet.
 
 use crate::hugepages::{HUGE_PAGE, Hugepages};
+use annex_shared::memfd;
 use nix::errno::Errno;
-use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
-use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::fcntl::{FallocateFlags, fallocate};
+use nix::sys::memfd::MFdFlags;
 use std::ffi::c_void;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -75,13 +76,7 @@ impl Slab {
             Pages::TwoMib => MFdFlags::MFD_HUGETLB | MFdFlags::MFD_HUGE_2MB,
         };
         let create = |e: Errno| SlabError::Create(e.into());
-        let fd =
-            memfd_create(c"annex-slab", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING | size).map_err(create)?;
-        let size = i64::try_from(len).map_err(|_| create(Errno::EFBIG))?;
-        nix::unistd::ftruncate(&fd, size).map_err(create)?;
-        let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
-        fcntl(&fd, FcntlArg::F_ADD_SEALS(seals)).map_err(create)?;
-
+        let fd = memfd::create_of(c"annex-slab", len, size).map_err(create)?;
         Slab::map(fd, len, pages)
     }
 

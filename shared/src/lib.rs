@@ -1,6 +1,7 @@
 //! What both sides of annex must agree on.
 //!
 //! - [`ids`]: newtypes for everything that is a number.
+//! - [`memfd`]: memory files of a fixed size.
 //! - [`page`]: the page size, the page checksum, the zero-page check.
 //! - [`preamble`]: the first bytes of every connection to an agent.
 //! - [`wire`]: the control protocol between annexd and annex-agent.
@@ -16,6 +17,7 @@ pub mod config;
 pub mod donor;
 pub mod futex;
 pub mod ids;
+pub mod memfd;
 pub mod page;
 pub mod preamble;
 pub mod printable;

@@ -21,8 +21,8 @@
 //! then on; a word that is overwritten costs nobody but the program that has overwritten it.
 
 use crate::futex;
+use crate::memfd;
 use nix::errno::Errno;
-use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 use std::io;
 use std::ops::Deref;
@@ -36,7 +36,6 @@ const MAGIC: u64 = u64::from_le_bytes(*b"annexrng");
 const VERSION: u32 = 1;
 /// Threads that can wait for a page at the same time; one more waits for a slot first.
 pub const SLOTS: usize = 64;
-const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
 const FREE: u32 = 0;
 const CLAIMED: u32 = 1;
@@ -138,11 +137,7 @@ impl Drop for Mapping {
 impl Mapping {
     /// A new ring, and the descriptor for the other side. A forked child does not have it.
     pub fn create() -> Result<(Mapping, OwnedFd), RingError> {
-        let fd = memfd_create(c"annex-ring", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)
-            .map_err(system("create"))?;
-        nix::unistd::ftruncate(&fd, size_of::<Ring>() as i64).map_err(system("size"))?;
-        // SAFETY: takes numbers only.
-        Errno::result(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, SEALS) }).map_err(system("seal"))?;
+        let fd = memfd::create(c"annex-ring", size_of::<Ring>()).map_err(system("create"))?;
         let ring = Mapping::over(fd.as_fd())?;
         ring.version.store(VERSION, Relaxed);
         ring.magic.store(MAGIC, Release);
@@ -152,14 +147,10 @@ impl Mapping {
     /// Another process's ring. Whatever that does, the mapping stays as long as it is: it is
     /// sealed.
     pub fn open(fd: BorrowedFd<'_>) -> Result<Mapping, RingError> {
-        // SAFETY: takes numbers only.
-        let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
-        let length = nix::sys::stat::fstat(fd).map_err(system("inspect"))?.st_size;
         let kind = fstatfs(fd).map_err(system("inspect"))?.filesystem_type();
-        if seals < 0 || seals & SEALS != SEALS || kind != TMPFS_MAGIC {
-            return Err(RingError::Foreign("it is no sealed memfd"));
-        }
-        if length != size_of::<Ring>() as i64 {
+        let length = memfd::fixed_len(fd).map_err(system("inspect"))?.filter(|_| kind == TMPFS_MAGIC);
+        let length = length.ok_or(RingError::Foreign("it is no sealed memfd"))?;
+        if length != size_of::<Ring>() as u64 {
             return Err(RingError::Foreign("it has another length"));
         }
         let ring = Mapping::over(fd)?;
@@ -380,14 +371,14 @@ mod tests {
 
     #[test]
     fn what_could_shrink_under_annexd_is_no_ring() {
+        use nix::sys::memfd::{MFdFlags, memfd_create};
         let unsealed = memfd_create(c"x", MFdFlags::MFD_ALLOW_SEALING).unwrap();
         nix::unistd::ftruncate(&unsealed, size_of::<Ring>() as i64).unwrap();
         assert!(matches!(Mapping::open(unsealed.as_fd()), Err(RingError::Foreign("it is no sealed memfd"))));
         let file = tempfile::tempfile().unwrap();
         assert!(matches!(Mapping::open(file.as_fd()), Err(RingError::Foreign(_))));
-        // SAFETY: takes numbers only.
-        unsafe { libc::fcntl(unsealed.as_raw_fd(), libc::F_ADD_SEALS, SEALS) };
-        let error = Mapping::open(unsealed.as_fd()).unwrap_err().to_string();
+        let empty = memfd::create(c"x", size_of::<Ring>()).unwrap();
+        let error = Mapping::open(empty.as_fd()).unwrap_err().to_string();
         assert!(error.contains("do not belong together"), "{error}");
     }
 }

@@ -48,10 +48,10 @@
 use crate::lease::{Machine, Moment, Saved, SavedClaim, SavedLease};
 use annex_shared::api::format_bytes;
 use annex_shared::ids::{ClientId, Incarnation, LeaseNumber, SlabId};
+use annex_shared::memfd;
 use annex_shared::printable::printable;
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
-use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::uio::{pread, pwrite};
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -129,8 +129,7 @@ impl LeaseState {
     /// A state without leases.
     pub fn create(slab_size: u64) -> Result<LeaseState, SavedError> {
         let fail = |what| move |e: Errno| SavedError::Io { what, source: e.into() };
-        let fd = memfd_create(c"annex-leases", MFdFlags::MFD_CLOEXEC).map_err(fail("create"))?;
-        nix::unistd::ftruncate(&fd, LEN as i64).map_err(fail("size"))?;
+        let fd = memfd::create(c"annex-leases", LEN).map_err(fail("create"))?;
         fallocate(&fd, FallocateFlags::empty(), 0, LEN as i64).map_err(fail("allocate"))?;
         let mut head = [0; 24];
         head[..8].copy_from_slice(&MAGIC);

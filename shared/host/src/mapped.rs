@@ -6,8 +6,8 @@
 //! in RAM.
 
 use nix::errno::Errno;
-use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
-use nix::sys::memfd::{MFdFlags, memfd_create};
+use annex_shared::memfd;
+use nix::fcntl::{FallocateFlags, fallocate};
 use nix::unistd::{Whence, lseek};
 use std::ffi::CString;
 use std::io;
@@ -37,27 +37,12 @@ unsafe impl Send for Mapped {}
 // SAFETY: as above.
 unsafe impl Sync for Mapped {}
 
-/// Nobody who has such a descriptor may pull the memory away from under a mapping: its size is what
-/// it is.
-pub fn keep_size(memfd: &OwnedFd) -> Result<(), Errno> {
-    let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
-    fcntl(memfd, FcntlArg::F_ADD_SEALS(seals)).map(drop)
-}
-
-/// Whether [`keep_size`] was said of it.
-pub fn keeps_size(memfd: &OwnedFd) -> bool {
-    fcntl(memfd, FcntlArg::F_GET_SEALS).is_ok_and(|seals| seals & libc::F_SEAL_SHRINK != 0)
-}
-
 impl Mapped {
     /// A fresh, zeroed, sparse table of `len` bytes.
     pub fn create(name: &'static str, len: usize) -> Result<Self, MapError> {
         let label = CString::new(name).unwrap_or_default();
         let fail = |what| move |e: Errno| MapError { what, name, source: e.into() };
-        let fd = memfd_create(label.as_c_str(), MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)
-            .map_err(fail("create"))?;
-        nix::unistd::ftruncate(&fd, len as i64).map_err(fail("size"))?;
-        keep_size(&fd).map_err(fail("seal"))?;
+        let fd = memfd::create(&label, len).map_err(fail("create"))?;
         Self::open(name, fd)
     }
 

@@ -24,8 +24,7 @@
 //! nobody.
 
 use annex_shared::ids::{Incarnation, Rkey};
-use nix::fcntl::{FcntlArg, SealFlag, fcntl};
-use nix::sys::memfd::{MFdFlags, memfd_create};
+use annex_shared::memfd;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -67,11 +66,7 @@ pub struct Board {
 impl Board {
     /// A board of `slabs` entries, all revoked.
     pub fn create(slabs: u32) -> io::Result<Board> {
-        let fd = memfd_create(c"annex-lease-board", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
-        let len = slabs.max(1) as usize * ENTRY_LEN;
-        nix::unistd::ftruncate(&fd, len as i64)?;
-        let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
-        fcntl(&fd, FcntlArg::F_ADD_SEALS(seals))?;
+        let fd = memfd::create(c"annex-lease-board", slabs.max(1) as usize * ENTRY_LEN)?;
         // So that nobody opens it anew to write by mere accident.
         nix::sys::stat::fchmod(&fd, nix::sys::stat::Mode::S_IRUSR)?;
         Board::reopen(fd)
@@ -167,11 +162,9 @@ impl BoardView {
 
 /// The length of a memfd that can't be truncated any more.
 pub(super) fn sealed_len(fd: &OwnedFd) -> io::Result<u64> {
-    let seals = SealFlag::from_bits_retain(fcntl(fd, FcntlArg::F_GET_SEALS)?);
-    if !seals.contains(SealFlag::F_SEAL_SHRINK) {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "the agent's memfd is not sealed against truncation"));
-    }
-    Ok(nix::sys::stat::fstat(fd)?.st_size as u64)
+    memfd::fixed_len(fd)?.ok_or_else(|| {
+        io::Error::new(io::ErrorKind::InvalidData, "the agent's memfd is not sealed against truncation")
+    })
 }
 
 /// A shared mapping of the entries.
@@ -278,6 +271,7 @@ mod tests {
 
     #[test]
     fn a_board_that_could_be_truncated_is_refused() {
+        use nix::sys::memfd::{MFdFlags, memfd_create};
         let fd = memfd_create(c"unsealed", MFdFlags::MFD_ALLOW_SEALING).unwrap();
         nix::unistd::ftruncate(&fd, ENTRY_LEN as i64).unwrap();
         assert!(BoardView::map(&fd).unwrap_err().to_string().contains("not sealed"));

@@ -7,7 +7,7 @@ use super::layout::{Comm, HUGE, NAME, STAGING, VERSION};
 use crate::kernel::uffd::Uffd;
 use crate::kernel::{Mark, process};
 use crate::space::StubTraces;
-use annex_host::mapped;
+use annex_shared::memfd;
 use annex_shared::page::PAGE_SIZE;
 use memmap2::MmapRaw;
 use nix::poll::{PollFd, PollFlags};
@@ -40,7 +40,7 @@ impl Stub {
             return None;
         }
         let pidfd = process::pidfd_open(traces.pid).ok()?;
-        let comm = process::pidfd_getfd(&pidfd, traces.fds[0]).ok().filter(mapped::keeps_size)?;
+        let comm = process::pidfd_getfd(&pidfd, traces.fds[0]).ok().filter(|fd| matches!(memfd::fixed_len(fd), Ok(Some(_))))?;
         let inode = nix::sys::stat::fstat(&comm).ok()?.st_ino;
         if inode != traces.inode {
             return None;

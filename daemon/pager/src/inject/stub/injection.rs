@@ -11,10 +11,9 @@ use crate::inject::tracee;
 use crate::inject::tracee::{AskedThreads, TraceError, Tracee};
 use crate::kernel::process;
 use crate::kernel::uffd::USERFAULTFD_IOC_NEW;
-use annex_host::mapped;
 use annex_host::priority::Precedence;
+use annex_shared::memfd;
 use memmap2::MmapRaw;
-use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use std::io::IoSlice;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -161,9 +160,7 @@ fn furnish(
     child.call("setsid", libc::SYS_setsid, [0; 6])?;
 
     // The program has it too, and could truncate it under us.
-    let memfd = memfd_create(SHARED_PAGE_MEMFD, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)
-        .and_then(|fd| nix::unistd::ftruncate(&fd, size_of::<Comm>() as i64).map(|()| fd))
-        .and_then(|fd| mapped::keep_size(&fd).map(|()| fd))
+    let memfd = memfd::create(SHARED_PAGE_MEMFD, size_of::<Comm>())
         .map_err(|e| system("create the stub's shared page")(e.into()))?;
     let shared = MmapRaw::map_raw(&memfd).map_err(system("map the stub's shared page"))?;
     let seed_fd = match seed {

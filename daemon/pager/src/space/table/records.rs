@@ -6,7 +6,7 @@ use super::undo::Words;
 use crate::kernel::uffd::Proof;
 use crate::page::PageIdx;
 use annex_shared::ids::SlotIdx;
-use nix::sys::memfd::{MFdFlags, memfd_create};
+use annex_shared::memfd;
 use nix::unistd::{Whence, lseek};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -24,9 +24,7 @@ pub struct Table {
 
 impl Table {
     pub fn new(app: u64, space: u64) -> io::Result<Table> {
-        let memfd = memfd_create(c"annex-pages", MFdFlags::MFD_CLOEXEC)?;
-        nix::unistd::ftruncate(&memfd, FILE_BYTES as i64)?;
-        let table = Table::over(memfd)?;
+        let table = Table::over(memfd::create(c"annex-pages", FILE_BYTES)?)?;
         table.words.write(8, VERSION);
         table.words.write_u64(16, app);
         table.words.write_u64(SPACE, space);
