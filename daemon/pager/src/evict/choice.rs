@@ -25,6 +25,7 @@ const MOST_DISTURBED: u32 = 3;
 const MOST_TITLE: u64 = 1 << 20;
 /// Pages of a huge page.
 const HUGE: u64 = 512;
+
 /// Lets the hand go on until there are `want` cold pages or it has been everywhere.
 pub fn choose(
     clock: &mut Clock,

@@ -25,7 +25,7 @@ use std::sync::Arc;
 const CHUNK: usize = 8;
 
 /// One moved page.
-pub struct Moved {
+pub struct MovedPage {
     pub page: PageIdx,
     /// Its number in the intent.
     pub nth: usize,
@@ -54,7 +54,7 @@ pub struct MoveBatch {
     /// Calls and pages that are settled.
     calls: usize,
     pages: usize,
-    moved: Vec<Moved>,
+    moved: Vec<MovedPage>,
     busy: Vec<PageIdx>,
     /// The plan is not true any more: no further call may begin.
     given_up: bool,
@@ -66,7 +66,7 @@ pub struct MoveBatch {
 
 /// What came of them.
 pub struct Made {
-    pub moved: Vec<Moved>,
+    pub moved: Vec<MovedPage>,
     /// Pages that stayed because the kernel said EBUSY.
     pub busy: Vec<PageIdx>,
     /// The first page whose call was never made.
@@ -226,7 +226,7 @@ impl MoveBatch {
                 let before = records.table.set(page, Record::Evicted(slot)).unwrap_or(Record::None);
                 records.table.set_policy(page, lap);
                 let (nth, copy, unwritten) = (self.pages, before.slot(), *unwritten);
-                self.moved.push(Moved { page, nth, at: staged_at, slot, copy, unwritten });
+                self.moved.push(MovedPage { page, nth, at: staged_at, slot, copy, unwritten });
                 failpoint("record-flipped");
             } else if error == Some(Errno::EBUSY) {
                 self.busy.push(page);

@@ -1,12 +1,18 @@
 //! Evictions that were cut short: by the death of the stub, of annexd, or of all donors. The pages
 //! go back into the app.
 //!
+//! - [`rollback`] takes a batch of this annexd's, whatever stage it had come to.
+//! - [`bring_back`] goes by what the intent in the space's table says, and is all that there is to
+//!   go by after a take-over.
+//!
 //! Nothing of such a batch counts as written: a WRITE that was under way may still arrive, so its
 //! slots rest before they are used again. Wherever a record names one of them (forked children and
-//! remapped places included) the bytes are put, from staging or from the batch's buffer.
+//! remapped places included) the bytes are put, from staging or from the batch's buffer. Where they
+//! can't be had, the pages raise SIGBUS, and the app is stopped.
 
 use crate::app::App;
 use crate::events::{drain, grows_up, settle_changes};
+use crate::evict::{Batch, CutShort, Done, Moved, Outcome, ReadError};
 use crate::fault::{Fault, put_back};
 use crate::recovery::staged::{RollbackError, staged};
 use crate::space::{Record, Registry, Shared, Space, Table};
@@ -22,9 +28,65 @@ const PATIENCE: u32 = 50_000;
 /// Who takes faults that were read on the way.
 pub type Serve<'a> = &'a dyn Fn(Vec<(Arc<Space>, Fault)>);
 
+/// Gives back what the stage owns that the batch had come to, and its pages to the app.
+pub fn rollback(cut: CutShort, batch: &mut Batch<'_>) -> Done {
+    match cut {
+        CutShort::Reserved(slots, outcome) => {
+            bring_back_or_condemn(batch);
+            Done { slots, busy: Vec::new(), outcome }
+        }
+        CutShort::Planned(planned) => {
+            planned.copies.into_iter().for_each(|copy| batch.shared.pool.release(copy));
+            bring_back_or_condemn(batch);
+            Done { slots: planned.slots, busy: Vec::new(), outcome: Outcome::Dead }
+        }
+        CutShort::Unmoved(Moved { slots, busy, .. }) => Done { slots, busy, outcome: Outcome::Again },
+        CutShort::Moved(moved, error) => {
+            condemn_unread(batch, &moved, &error);
+            Done { slots: moved.slots, busy: moved.busy, outcome: Outcome::Dead }
+        }
+        CutShort::Read(read) => {
+            let Batch { space, lane, shared, registry, workers, .. } = batch;
+            let slots = read.pages.iter().enumerate().map(|(i, page)| (page.slot, i)).collect();
+            let bytes = lane.bytes(&read.buf);
+            give_back(registry, shared, &space.app, &slots, bytes, &|faults| workers.serve(faults));
+            lane.free(read.buf);
+            Done { slots: read.slots, busy: read.busy, outcome: Outcome::WriteFailed }
+        }
+    }
+}
+
+/// What is in staging goes back into the app, as the intent says. Nothing to do without one.
+fn bring_back_or_condemn(batch: &Batch<'_>) {
+    let Batch { space, shared, registry, workers, .. } = batch;
+    if let Err(error) = bring_back(registry, shared, space, &|faults| workers.serve(faults)) {
+        let slots = space.core().table.intent().map(|intent| intent.slots()).unwrap_or_default();
+        condemn(registry, shared, &space.app, &slots.into_keys().collect());
+        space.app.stop(&format!("an eviction was cut short, and {error}"));
+    }
+}
+
+/// Pages have moved that can't be written: no record may name a slot that holds nothing. Whoever
+/// touches one of them gets SIGBUS, and the app is stopped.
+fn condemn_unread(batch: &Batch<'_>, moved: &Moved, error: &ReadError) {
+    let Batch { space, shared, registry, .. } = batch;
+    let pool = &shared.pool;
+    moved.pages.iter().filter_map(|page| page.copy).for_each(|copy| pool.release(copy));
+    if let ReadError::Staging(_) = error {
+        // If the kernel says that the address space is gone, nobody misses what it had, except a
+        // child that was forked since the pages moved.
+        let is_missed = moved.pages.iter().any(|page| pool.references(page.slot) > 2);
+        if space.uffd.is_dead() && !is_missed {
+            return;
+        }
+    }
+    condemn(registry, shared, &space.app, &moved.pages.iter().map(|page| page.slot).collect());
+    space.app.stop(&error.to_string());
+}
+
 /// No record of the app names one of these slots any more, which hold nothing: its page raises
 /// SIGBUS when it is touched.
-pub fn condemn(registry: &Registry, shared: &Shared, app: &App, slots: &HashSet<SlotIdx>) {
+fn condemn(registry: &Registry, shared: &Shared, app: &App, slots: &HashSet<SlotIdx>) {
     for space in registry.of_app(app.id) {
         let mut core = space.core();
         let mut named = Vec::new();
@@ -86,7 +148,7 @@ pub fn bring_back(
 
 /// Puts bytes back wherever a record of the app names their slot: `slots` says which page of
 /// `bytes` belongs into each.
-pub fn give_back(
+fn give_back(
     registry: &Registry,
     shared: &Shared,
     app: &App,
