@@ -2,6 +2,7 @@
 
 use crate::failure::Failure;
 use annex_shared::api::{ApiError, AppInfo, DonorInfo, KvInfo, Progress, SlabInfo, Status};
+use annex_shared::event::Event;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::{Method, Request, Response};
@@ -42,6 +43,11 @@ impl Client {
 
     pub fn apps(&self) -> Result<Vec<AppInfo>, Failure> {
         self.call(Method::GET, &path(&["apps"]), None::<&()>)
+    }
+
+    /// Those after the one of this number.
+    pub fn events(&self, after: u64) -> Result<Vec<Event>, Failure> {
+        self.call(Method::GET, &format!("{}?after={after}", path(&["events"])), None::<&()>)
     }
 
     pub fn kv(&self) -> Result<KvInfo, Failure> {

@@ -3,6 +3,7 @@
 use crate::failure::{self, CANNOT_RUN, USAGE};
 use annex_cli::access::Pattern;
 use annex_shared::api::{Limit, SOCKET, parse_bytes};
+use annex_shared::config::TimeSpan;
 use annex_shared::donor::{DonorSpec, TransportChoice};
 use clap::{Args, Parser, Subcommand};
 use std::ffi::OsString;
@@ -55,6 +56,10 @@ pub enum Command {
         #[arg(long)]
         check: bool,
     },
+    /// Show what happened: donors that went and came, repairs, lost pages, apps stopped
+    ///
+    /// annexd keeps the last thousand events, also when it is killed or replaced while apps run.
+    Events(EventsArgs),
     /// Measure what programs would see: memory touched in RAM, and with a part of it resident
     ///
     /// Uses the donors that annexd has now, and checks every page. Takes about two minutes unless
@@ -116,6 +121,16 @@ pub struct RunArgs {
     /// The command and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub struct EventsArgs {
+    /// Go on with what happens from now on, until interrupted; survives annexd being replaced
+    #[arg(long, short)]
+    pub follow: bool,
+    /// Only what is younger than this: 30s, 10m, 2h [default: all]
+    #[arg(long, value_name = "TIME")]
+    pub since: Option<TimeSpan>,
 }
 
 #[derive(Debug, Args)]

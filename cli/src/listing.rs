@@ -2,7 +2,7 @@
 
 use crate::table::{Column, count, draw};
 use annex_shared::api::{
-    AppInfo, AppState, DonorInfo, DonorState, KvInfo, SlabInfo, Status, TransportInfo, format_bytes,
+    AppInfo, AppState, DonorInfo, DonorState, KvInfo, SlabInfo, Status, TransportInfo, format_bytes, format_seconds,
 };
 use annex_shared::printable::printable;
 use annex_shared::transport::Transport;
@@ -159,7 +159,7 @@ pub fn kv(kv: &KvInfo, width: Option<u16>) -> String {
 pub fn status(status: &Status, width: Option<u16>) -> String {
     let mut text = String::new();
     wrap(&mut text, width, "", &daemon(status));
-    wrap(&mut text, width, "health:", &health(status));
+    wrap(&mut text, width, "health:", &status.health());
     wrap(&mut text, width, "pool:", &pool(status));
     wrap(&mut text, width, "workers:", &workers(status));
     text.push('\n');
@@ -180,75 +180,10 @@ fn daemon(status: &Status) -> String {
         "annexd {}, process {}, up {}, {:.1} s of CPU, kernel {}",
         status.version,
         status.pid,
-        duration(status.uptime_s),
+        format_seconds(status.uptime_s),
         status.cpu_s,
         status.kernel
     )
-}
-
-/// What `annex status --check` exits with: 0 healthy, 1 degraded, 2 pages are lost, out of reach,
-/// or down to their last copy.
-pub fn grade(status: &Status) -> u8 {
-    let pool = &status.pool;
-    let up = status.donors.iter().filter(|d| d.state == DonorState::Up).count();
-    if pool.lost_extents + pool.waiting_extents + pool.last_copy_extents > 0 || pool.lost_pages > 0 {
-        2
-    } else if pool.degraded_extents + pool.stuck_replicas > 0
-        || pool.full
-        || up < status.donors.len()
-        || up < usize::from(status.replicas)
-    {
-        1
-    } else {
-        0
-    }
-}
-
-/// In one sentence: is anything lost or at risk, and what is being done about it.
-fn health(status: &Status) -> String {
-    let pool = &status.pool;
-    if pool.lost_extents > 0 {
-        return format!(
-            "DATA IS LOST: {} of {} extents have no copy left; programs that touch their pages get SIGBUS",
-            pool.lost_extents, pool.extents
-        );
-    }
-    let down: Vec<&str> = status.donors.iter().filter(|d| d.state != DonorState::Up).map(|d| d.name.as_str()).collect();
-    let down = if down.is_empty() { String::new() } else { format!("; not up: {}", down.join(", ")) };
-    if pool.waiting_extents > 0 {
-        return format!(
-            "OUT OF REACH: {} of {} extents have no copy on a donor that is up; programs that touch their pages wait{down}",
-            pool.waiting_extents, pool.extents
-        );
-    }
-    if pool.degraded_extents > 0 {
-        let repair = match (pool.repair_left, pool.stale_replicas) {
-            (0, 0) => "nothing is being copied: no donor has room for another copy".to_owned(),
-            (0, away) => format!("{away} copies wait for their donor to come back"),
-            (left, _) => format!("{} to copy, about {} left", format_bytes(left), duration(pool.repair_eta_s)),
-        };
-        let (degraded, last, all) = (pool.degraded_extents, pool.last_copy_extents, pool.extents);
-        return match last {
-            0 => format!("degraded: {degraded} of {all} extents lack a copy; {repair}{down}"),
-            _ => format!(
-                "AT RISK: {last} of {all} extents have one copy left, whose donor's failure would lose their pages; {repair}{down}"
-            ),
-        };
-    }
-    if pool.stuck_replicas > 0 {
-        return format!(
-            "stuck: {} copies are to leave their donor and nobody else has room for them; raise capacity on another donor, \
-             or add one (annex donors add HOST:PORT){down}",
-            pool.stuck_replicas
-        );
-    }
-    if pool.full {
-        return format!("full: {}; programs keep their pages until then{down}", pool.lack);
-    }
-    let moving = pool.moving_replicas + pool.syncing_replicas;
-    let moving = if moving > 0 { format!("; {moving} copies are on the move to other donors") } else { String::new() };
-    let copies = if status.replicas == 1 { "its one copy".into() } else { format!("{} copies", status.replicas) };
-    format!("healthy: every page in the pool has {copies}{moving}{down}")
 }
 
 fn pool(status: &Status) -> String {
@@ -451,67 +386,13 @@ fn microseconds(us: f64) -> String {
     }
 }
 
-fn duration(seconds: u64) -> String {
-    let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
-    match (days, hours, minutes) {
-        (0, 0, 0) => format!("{seconds} s"),
-        (0, 0, m) => format!("{m} min"),
-        (0, h, m) => format!("{h} h {m} min"),
-        (d, h, _) => format!("{d} d {h} h"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn times_read_short() {
-        assert_eq!(
-            [duration(5), duration(125), duration(7300), duration(200_000)],
-            ["5 s", "2 min", "2 h 1 min", "2 d 7 h"]
-        );
+    fn latencies_read_short() {
         assert_eq!([microseconds(8.54), microseconds(250.0), microseconds(31_000.0)], ["8.5 µs", "250 µs", "31 ms"]);
-    }
-
-    #[test]
-    fn the_health_line_says_what_is_at_risk_and_what_is_done_about_it() {
-        let donor = |name: &str, state: &str| {
-            serde_json::json!({"name": name, "address": name, "state": state, "transport": null, "why": "", "slabs_held": 0,
-                "slabs_free": 0, "slabs_capacity": 0, "used": 0, "reads": 0, "writes": 0, "errors": 0, "checksum_errors": 0})
-        };
-        let said = |pool: serde_json::Value| {
-            let mut all = serde_json::json!({"capacity": 0, "used": 0, "extents": 14, "degraded_extents": 0, "lost_extents": 0, "full": false});
-            all.as_object_mut().expect("an object").extend(pool.as_object().expect("an object").clone());
-            let status = serde_json::json!({"version": "1", "pid": 1, "uptime_s": 1, "kernel": "6.12", "replicas": 2,
-                "donors": [donor("d1", "lost"), donor("d2", "up")], "pool": all, "cpu_s": 0.0, "apps": [], "warnings": [],
-                "workers": {"fault_workers": 1, "wait": "block", "evictors": 1}, "overhead_per_page": null});
-            let status: Status = serde_json::from_value(status).expect("a status");
-            format!("{} [{}]", health(&status), grade(&status))
-        };
-        assert_eq!(said(serde_json::json!({})), "healthy: every page in the pool has 2 copies; not up: d1 [1]");
-        let repaired = said(
-            serde_json::json!({"degraded_extents": 3, "last_copy_extents": 3, "repair_left": 192 << 20, "repair_eta_s": 4}),
-        );
-        assert_eq!(
-            repaired,
-            "AT RISK: 3 of 14 extents have one copy left, whose donor's failure would lose their pages; 192 MiB to copy, about 4 s left; \
-             not up: d1 [2]"
-        );
-        let empty = said(serde_json::json!({"degraded_extents": 3}));
-        assert!(empty.starts_with("degraded: 3 of 14 extents lack a copy; ") && empty.ends_with("[1]"), "{empty}");
-        assert!(empty.contains("no donor has room"));
-        assert!(said(serde_json::json!({"degraded_extents": 3, "stale_replicas": 2})).contains("wait for their donor"));
-        let stuck = said(serde_json::json!({"stuck_replicas": 2, "moving_replicas": 2}));
-        assert!(stuck.starts_with("stuck: 2 copies are to leave") && stuck.contains("annex donors add"), "{stuck}");
-        let full = said(serde_json::json!({"full": true, "lack": "no donor has room: add one"}));
-        assert_eq!(full, "full: no donor has room: add one; programs keep their pages until then; not up: d1 [1]");
-        let waiting = said(serde_json::json!({"waiting_extents": 2, "degraded_extents": 3, "stale_replicas": 4}));
-        assert!(waiting.starts_with("OUT OF REACH: 2 of 14") && waiting.ends_with("wait; not up: d1 [2]"), "{waiting}");
-        assert!(
-            said(serde_json::json!({"lost_extents": 1, "degraded_extents": 3})).starts_with("DATA IS LOST: 1 of 14")
-        );
-        assert!(said(serde_json::json!({"lost_pages": 1})).ends_with("[2]"));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! - [`failure`]: everything that can go wrong, as the user reads it, and the exit codes.
 //! - [`run`]: starts a program under annex by becoming it.
 //! - [`attach`], [`detach`]: take and give back running processes, showing progress.
+//! - [`mod@events`]: what happened, and what happens.
 //! - [`interrupt`]: what SIGINT means while annexd goes on.
 //! - [`mod@bench`]: measures this host with the donors it has.
 //! - [`listing`]: `apps`, `slabs`, `donors` and `status` as tables; [`table`] draws them.
@@ -15,6 +16,7 @@ mod bench;
 mod client;
 mod command;
 mod detach;
+mod events;
 mod failure;
 mod interrupt;
 mod listing;
@@ -62,8 +64,9 @@ fn dispatch(cli: &Cli) -> Result<ExitCode, Failure> {
         Command::Status { check } => {
             let status = client.status()?;
             show(cli.json, &status, |status| listing::status(status, listing::width()))?;
-            return Ok(ExitCode::from(if *check { listing::grade(&status) } else { 0 }));
+            return Ok(ExitCode::from(if *check { status.severity().exit_code() } else { 0 }));
         }
+        Command::Events(args) => events::events(&client, args, cli.json),
         Command::Bench(args) => bench::bench(&client, args, &cli.socket, cli.json),
         Command::BenchPattern(args) => bench::pattern(args),
         Command::Kv => show(cli.json, &client.kv()?, |kv| listing::kv(kv, listing::width())),

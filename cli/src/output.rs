@@ -15,9 +15,15 @@ pub fn show<T: Serialize>(json: bool, value: &T, text: impl FnOnce(&T) -> String
         // Whoever wrote a line has seen to the names in it; this catches what was forgotten.
         printable_lines(&text(value)).into_owned()
     };
+    print(&text).map(drop)
+}
+
+/// Prints what may go to a terminal. False: nobody reads it any more.
+pub fn print(text: &str) -> Result<bool, Failure> {
     match std::io::stdout().write_all(text.as_bytes()) {
+        Ok(()) => Ok(true),
         // `annex apps | head -1` has seen enough.
-        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        other => other.map_err(Failure::Output),
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+        Err(e) => Err(Failure::Output(e)),
     }
 }

@@ -1,4 +1,5 @@
 //! annexd: pages the cold memory of running programs to donors and back.
 
+mod conditions;
 pub mod config;
 pub mod control;

@@ -4,8 +4,8 @@
 use annex_daemon::config::{Config, DEFAULT_FILE, SpillFlag};
 use annex_daemon::control::pool::RunningPool;
 use annex_daemon::control::{Apps, BindError, Control, ControlSocket, Donors, Operators, host, server, stop, watchdog};
-use annex_host::failpoint;
 use annex_host::fd_keeper::{self, FdKeeper, Inheritance, Kept};
+use annex_host::{event, events, failpoint};
 use annex_kv::store::LogPageTable;
 use annex_kv::{Kv, KvFlag};
 use annex_pager::{Pager, PreviousState, PreviousStateError, Wait, probe};
@@ -335,7 +335,7 @@ fn announce(socket: &ControlSocket, pool: &dyn Donors) {
     let donors = pool.donors();
     let up = donors.iter().filter(|d| d.state == DonorState::Up).count();
     let line = format!("ready on {}: {up} of {} donors up", socket.path().display(), donors.len());
-    tracing::info!("{line}");
+    event!(INFO, Started of events::DAEMON, "{line}");
     pool.warnings().iter().for_each(|warning| tracing::warn!("{warning}"));
     stop::notify(&[NotifyState::Ready, NotifyState::Status(&line)]);
 }
@@ -392,11 +392,28 @@ fn log_pages(config: &Config, inheritance: Option<&mut Inheritance>) -> Result<O
     Ok(Some(Arc::new(table)))
 }
 
+/// From now on what happens is noted, after what happened before.
+fn keep_events(inheritance: Option<&mut Inheritance>, keeper: &FdKeeper) {
+    let left = inheritance.and_then(|i| i.take(Kept::Events));
+    let left = left.and_then(|fd| {
+        events::Ring::open(fd).inspect_err(|error| tracing::warn!("{error}: annex events begins anew")).ok()
+    });
+    let ring = left.map_or_else(events::Ring::create, Ok);
+    match ring {
+        Ok(ring) => {
+            keeper.keep(Kept::Events, ring.fd());
+            events::keep_in(ring);
+        }
+        Err(error) => tracing::warn!("{error}: annex events has nothing to show"),
+    }
+}
+
 /// Starts pool and pager, with what the annexd before has left if there is anything.
 fn start(config: &Config, keeper: Arc<FdKeeper>) -> Result<Running, Failure> {
     let host = probe::host().map_err(unusable)?;
     tracing::info!("kernel {}: userfaultfd has what annexd needs", host.kernel);
     let mut inheritance = fd_keeper::find(&config.socket).map_err(unusable)?;
+    keep_events(inheritance.as_mut(), &keeper);
     let previous = inheritance.as_mut().map(PreviousState::open).transpose().map_err(unusable)?.flatten();
     let tables = inheritance.as_mut().map(|i| (i.take(Kept::Extents), i.take(Kept::Slots)));
     let log_pages = log_pages(config, inheritance.as_mut())?;

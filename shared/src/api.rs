@@ -4,6 +4,7 @@
 //! | method and path | body | answer |
 //! | --- | --- | --- |
 //! | `GET /v1/status` | – | [`Status`] |
+//! | `GET /v1/events`, `?after=SEQ` | – | `[`[`crate::event::Event`]`]`, the oldest first |
 //! | `GET /v1/kv` | – | [`KvInfo`] |
 //! | `GET /v1/slabs` | – | `[`[`SlabInfo`]`]` |
 //! | `GET /v1/donors` | – | `[`[`DonorInfo`]`]` |
@@ -19,11 +20,12 @@
 //! [`ApiError`] with a 4xx or 5xx status. The peer's credentials decide what it may do: root and
 //! members of group `annex` everything, others only with processes of their own.
 
+use crate::condition::{Condition, ConditionKind, Severity};
 use crate::donor::TransportChoice;
 use crate::transport::Transport;
 use serde::{Deserialize, Serialize};
-use std::fmt;
-use std::str::FromStr;
+
+pub use crate::limit::{LEAST_BARE_LIMIT, Limit, LimitError, format_bytes, format_seconds, parse_bytes};
 
 /// Where annexd listens unless told otherwise.
 pub const SOCKET: &str = "/run/annex/annexd.sock";
@@ -38,106 +40,6 @@ pub const APP_ENV: &str = "ANNEX_APP";
 /// its parents. (What it was started with in its environment may be overwritten: many programs put
 /// a title there.)
 pub const APP_MARK: u64 = 1 << 62;
-
-/// How much anonymous memory an app may keep resident: bytes, or a share of what it uses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub enum Limit {
-    Bytes(u64),
-    /// Percent of the app's anonymous memory (resident + in the pool), 1 to 100.
-    Percent(u8),
-}
-
-/// A limit below this must be written with a unit: a bare `50` was meant to be a share, or
-/// megabytes.
-pub const LEAST_BARE_LIMIT: u64 = 1 << 20;
-
-/// A limit that could not be read.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum LimitError {
-    #[error("bad limit '{0}': give bytes with a unit (512M, 2G) or a share (50%)")]
-    Unreadable(String),
-    #[error("bad limit '{0}': that is bytes, and less than 1M; give a share ({0}%) or a unit ({0}M)")]
-    NoUnit(String),
-}
-
-impl FromStr for Limit {
-    type Err = LimitError;
-
-    fn from_str(s: &str) -> Result<Self, LimitError> {
-        let bad = || LimitError::Unreadable(s.to_owned());
-        if let Some(percent) = s.strip_suffix('%') {
-            let percent = percent.trim().parse().map_err(|_| bad())?;
-            return if (1..=100).contains(&percent) { Ok(Limit::Percent(percent)) } else { Err(bad()) };
-        }
-        let bytes = parse_bytes(s).filter(|b| *b > 0).ok_or_else(bad)?;
-        let has_unit = s.contains(|c: char| c.is_ascii_alphabetic());
-        if !has_unit && bytes < LEAST_BARE_LIMIT {
-            return Err(LimitError::NoUnit(s.trim().to_owned()));
-        }
-        Ok(Limit::Bytes(bytes))
-    }
-}
-
-impl TryFrom<String> for Limit {
-    type Error = LimitError;
-
-    fn try_from(s: String) -> Result<Self, LimitError> {
-        s.parse()
-    }
-}
-
-impl From<Limit> for String {
-    fn from(limit: Limit) -> String {
-        match limit {
-            // What is written must be read again.
-            Limit::Bytes(b) if b < LEAST_BARE_LIMIT => format!("{b}B"),
-            Limit::Bytes(b) => b.to_string(),
-            Limit::Percent(p) => format!("{p}%"),
-        }
-    }
-}
-
-impl fmt::Display for Limit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Limit::Bytes(b) => f.write_str(&format_bytes(*b)),
-            Limit::Percent(p) => write!(f, "{p}%"),
-        }
-    }
-}
-
-/// Reads `4096`, `512K`, `64M`, `2G`, `1T` (powers of 1024; `KiB`, `MB` and the like are taken
-/// too).
-pub fn parse_bytes(s: &str) -> Option<u64> {
-    let s = s.trim();
-    let digits = s.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(s.len());
-    let (number, unit) = s.split_at(digits);
-    let shift = match unit.trim().to_ascii_lowercase().trim_end_matches('b').trim_end_matches('i') {
-        "" => 0,
-        "k" => 10,
-        "m" => 20,
-        "g" => 30,
-        "t" => 40,
-        _ => return None,
-    };
-    match number.parse::<u64>() {
-        Ok(n) => n.checked_mul(1 << shift),
-        Err(_) => number.parse::<f64>().ok().filter(|n| n.is_finite()).map(|n| (n * (1u64 << shift) as f64) as u64),
-    }
-}
-
-/// `1.5 GiB`, `64 MiB`, `12 KiB`, `7 B`.
-pub fn format_bytes(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut unit = 0;
-    let mut n = bytes as f64;
-    while n >= 1024.0 && unit + 1 < UNITS.len() {
-        n /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 || n.fract() < 0.05 { format!("{n:.0} {}", UNITS[unit]) } else { format!("{n:.1} {}", UNITS[unit]) }
-}
 
 /// What to manage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -276,8 +178,27 @@ pub struct Status {
     /// annexd's own CPU time since start, in seconds.
     pub cpu_s: f64,
     pub apps: Vec<AppInfo>,
+    /// How it all stands, what explains most first; the health line is made of these.
+    #[serde(default)]
+    pub conditions: Vec<Condition>,
     /// Everything a user should know and might not notice: a fallback, a lost donor, a full pool.
     pub warnings: Vec<String>,
+}
+
+impl Status {
+    /// In one sentence: is anything lost or at risk, and what is being done about it.
+    pub fn health(&self) -> String {
+        let Some((first, others)) = self.conditions.split_first() else { return "not told".to_owned() };
+        match others.iter().find(|other| other.kind == ConditionKind::DonorAway) {
+            Some(away) => format!("{}; {}", first.message, away.message),
+            None => first.message.clone(),
+        }
+    }
+
+    /// Of the worst condition: what `annex status --check` exits with.
+    pub fn severity(&self) -> Severity {
+        self.conditions.iter().map(|condition| condition.severity).max().unwrap_or_default()
+    }
 }
 
 /// The KV API: what it holds and how it does.
@@ -426,6 +347,7 @@ pub struct PoolInfo {
     /// touch their pages wait too.
     #[serde(default)]
     pub waiting_extents: u32,
+    /// Programs get no more of it.
     pub full: bool,
     /// Why it is full and what to do about it, in a sentence; empty if it is not.
     #[serde(default)]
@@ -539,43 +461,4 @@ pub enum ErrorCode {
     /// annexd is stopping, or not there.
     Unavailable,
     Internal,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn limits_read_as_people_write_them() {
-        assert_eq!("512M".parse(), Ok(Limit::Bytes(512 << 20)));
-        assert_eq!("1.5GiB".parse(), Ok(Limit::Bytes(3 << 29)));
-        assert_eq!("50%".parse(), Ok(Limit::Percent(50)));
-        for bad in ["", "0", "0%", "101%", "12Q", "M", "-5M"] {
-            assert!(bad.parse::<Limit>().is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn few_bytes_are_taken_with_a_unit_only() {
-        let error = "50".parse::<Limit>().unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "bad limit '50': that is bytes, and less than 1M; give a share (50%) or a unit (50M)"
-        );
-        for bad in ["1048575", " 512 ", "0.5"] {
-            assert!(bad.parse::<Limit>().is_err(), "{bad}");
-        }
-        assert_eq!("1048576".parse(), Ok(Limit::Bytes(1 << 20)));
-        assert_eq!("64K".parse(), Ok(Limit::Bytes(64 << 10)));
-        for limit in [Limit::Bytes(50), Limit::Bytes(64 << 10), Limit::Bytes(1 << 20), Limit::Percent(50)] {
-            assert_eq!(String::from(limit).parse(), Ok(limit), "as it travels to annexd");
-        }
-    }
-
-    #[test]
-    fn sizes_print_short() {
-        assert_eq!(format_bytes(1 << 30), "1 GiB");
-        assert_eq!(format_bytes(3 << 29), "1.5 GiB");
-        assert_eq!(format_bytes(7), "7 B");
-    }
 }

@@ -6,6 +6,9 @@
 //! - [`preamble`]: the first bytes of every connection to an agent.
 //! - [`wire`]: the control protocol between annexd and annex-agent.
 //! - [`api`]: the types of annexd's local HTTP API, used by the `annex` command.
+//! - [`condition`]: how annexd stands, as one list.
+//! - [`event`]: what happened.
+//! - [`limit`]: sizes and times as people write them.
 //! - [`config`]: strict TOML loading.
 //! - [`donor`]: how people name a donor on a command line.
 //! - [`printable`]: text from others, as it may go to a terminal or a log.
@@ -13,10 +16,13 @@
 //! - [`ring`]: how threads of a program that takes its faults itself ask annexd for pages.
 
 pub mod api;
+pub mod condition;
 pub mod config;
 pub mod donor;
+pub mod event;
 pub mod futex;
 pub mod ids;
+pub mod limit;
 pub mod memfd;
 pub mod page;
 pub mod preamble;

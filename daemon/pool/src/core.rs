@@ -199,6 +199,13 @@ impl PoolCore {
     }
 
     #[inline]
+    /// Nothing is free, and nothing more could be had of donors at the last try.
+    pub fn is_full(&self) -> bool {
+        let allocatable = lock(&self.allocatable);
+        (allocatable.dry || allocatable.full)
+            && allocatable.extents.iter().all(|entry| self.slots.free_count(entry.extent) == 0)
+    }
+
     pub fn is_spill(&self, donor: DonorId) -> bool {
         self.spill == Some(donor)
     }

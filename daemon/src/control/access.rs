@@ -8,6 +8,7 @@
 
 use super::Caller;
 use annex_shared::api::{ApiError, AppInfo, ErrorCode, Target};
+use annex_shared::event::Event;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -93,9 +94,18 @@ pub enum Authority {
 impl Authority {
     /// Whether this app exists as far as the peer is concerned.
     pub fn covers(self, app: &AppInfo) -> bool {
+        self.is_over(app.uid)
+    }
+
+    /// Whether the peer may hear of this: what is about somebody's app is for its user.
+    pub fn may_know(self, event: &Event) -> bool {
+        event.uid.is_none_or(|uid| self.is_over(uid))
+    }
+
+    fn is_over(self, user: u32) -> bool {
         match self {
             Authority::Everything => true,
-            Authority::Own(uid) => app.uid == uid,
+            Authority::Own(uid) => user == uid,
         }
     }
 

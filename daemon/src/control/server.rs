@@ -11,11 +11,13 @@
 use super::access::{Authority, Operators, Peer};
 use super::progress::{self, Lines};
 use super::{Apps, Caller, Donors, Keys};
-use annex_host::repeated;
+use crate::conditions::{Besides, conditions};
+use annex_host::{event, events, repeated};
 use annex_shared::api::{
     ApiError, AppInfo, AttachRequest, DonorInfo, DonorRequest, ErrorCode, LimitRequest, RegionRequest, SlabInfo,
     Status, Target,
 };
+use annex_shared::event::{Event, EventKind};
 use annex_shared::page::PAGE_SIZE;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::BytesRejection;
@@ -43,6 +45,8 @@ pub const CONNECTIONS_PER_USER: u32 = 32;
 pub const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long requests under way may take to finish once annexd is done with its apps.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
+/// For so long a program that annexd ended is worth a word.
+const STOPPED_LATELY: Duration = Duration::from_secs(3600);
 /// The largest body any request needs is a fraction of this.
 const MAX_BODY: usize = 16 << 10;
 const MAX_NAME: usize = 64;
@@ -135,7 +139,9 @@ impl Control {
         let evicted_pages: u64 = apps.iter().map(|app| app.evicted / PAGE_SIZE as u64).sum();
         let overhead = self.apps.overhead_bytes() + self.pool.metadata_bytes();
         apps.retain(|app| authority.covers(app));
-        Status {
+        let stalled = self.apps.stalled();
+        let kv_failed = self.keys.get().map(|keys| keys.info().failed).unwrap_or_default();
+        let mut status = Status {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id() as i32,
             uptime_s: self.started.elapsed().as_secs(),
@@ -147,16 +153,28 @@ impl Control {
             overhead_per_page: (evicted_pages > 0).then(|| overhead as f64 / evicted_pages as f64),
             cpu_s: super::host::cpu_seconds(),
             apps,
+            conditions: Vec::new(),
             warnings: self
                 .shortcomings
                 .iter()
                 .cloned()
-                .chain(self.apps.stalled())
+                .chain(stalled.clone())
                 .chain(self.pool.warnings())
-                .chain(self.keys.get().map(|keys| keys.info().failed).unwrap_or_default())
+                .chain(kv_failed.clone())
                 .collect(),
-        }
+        };
+        let besides = Besides { stalled, kv_failed, stopped: lately_stopped(authority) };
+        status.conditions = conditions(&status, &besides);
+        status
     }
+}
+
+/// Programs that annexd ended within [`STOPPED_LATELY`], as far as the caller may know.
+fn lately_stopped(authority: Authority) -> Vec<String> {
+    let since = events::now_ms().saturating_sub(STOPPED_LATELY.as_millis() as u64);
+    let is_one = |event: &Event| event.kind == EventKind::AppStopped && event.last_ms >= since;
+    let events = events::after(0).into_iter().filter(|event| is_one(event) && authority.may_know(event));
+    events.map(|event| format!("{}: {}", event.subject, event.cause)).collect()
 }
 
 /// A name must not read as an id or a PID, and must be printable on one line.
@@ -264,6 +282,7 @@ type Shared = State<Arc<Control>>;
 fn router(control: Arc<Control>) -> Router {
     Router::new()
         .route("/v1/status", get(status))
+        .route("/v1/events", get(list_events))
         .route("/v1/kv", get(kv))
         .route("/v1/slabs", get(slabs))
         .route("/v1/donors", get(list_donors).post(add_donor))
@@ -280,6 +299,23 @@ fn router(control: Arc<Control>) -> Router {
 
 async fn status(State(control): Shared, Extension(peer): Extension<Peer>) -> Response {
     answer(control, peer, |control, _, authority| Ok(control.status(authority))).await
+}
+
+async fn list_events(State(control): Shared, Extension(peer): Extension<Peer>, uri: Uri) -> Response {
+    answer(control, peer, move |_, _, authority| {
+        let mut events = events::after(after(uri.query())?);
+        events.retain(|event| authority.may_know(event));
+        Ok::<Vec<Event>, _>(events)
+    })
+    .await
+}
+
+/// The number in `after=N`; 0 if there is no query.
+fn after(query: Option<&str>) -> Result<u64, ApiError> {
+    let Some(query) = query else { return Ok(0) };
+    query.strip_prefix("after=").and_then(|number| number.parse().ok()).ok_or_else(|| {
+        bad_request(format!("can't make sense of ?{query}"), "give ?after=NUMBER of an event, or nothing")
+    })
 }
 
 async fn kv(State(control): Shared, Extension(peer): Extension<Peer>) -> Response {
@@ -334,7 +370,8 @@ async fn attach(State(control): Shared, Extension(peer): Extension<Peer>, body: 
     answer(control, peer, move |control, caller, authority| {
         let request: AttachRequest = parse(body)?;
         let app = control.attach(&request, caller, authority)?;
-        tracing::info!(app = app.id, name = app.name, target = ?request.target, limit = %app.local, uid = caller.uid, "attached");
+        let (target, limit) = (&request.target, app.local);
+        event!(INFO, AppAttached of &app.name, uid app.uid, "attached {target:?} with limit {limit}, for user {}", caller.uid);
         Ok(app)
     })
     .await
@@ -344,7 +381,8 @@ async fn open_region(State(control): Shared, Extension(peer): Extension<Peer>, b
     answer(control, peer, move |control, caller, authority| {
         let request: RegionRequest = parse(body)?;
         let app = control.open_region(&request, caller, authority)?;
-        tracing::info!(app = app.id, name = app.name, length = request.length, limit = %app.local, uid = caller.uid, "opened a region");
+        let (length, limit) = (request.length, app.local);
+        event!(INFO, AppAttached of &app.name, uid app.uid, "opened a region of {length} bytes with limit {limit}, for user {}", caller.uid);
         Ok(app)
     })
     .await
@@ -381,7 +419,7 @@ async fn detach(State(control): Shared, Extension(peer): Extension<Peer>, Path(n
         tracing::info!(app = app.id, name = app.name, uid = caller.uid, "detaching");
         let result = control.apps.detach(app.id, &mut |step| report.step(step));
         match &result {
-            Ok(()) => tracing::info!(app = app.id, name = app.name, "detached"),
+            Ok(()) => {}
             Err(error) => tracing::warn!(app = app.id, name = app.name, %error, "failed to detach"),
         }
         report.end(result);

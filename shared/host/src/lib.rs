@@ -1,6 +1,7 @@
 //! What a daemon needs of its own host.
 //!
 //! - [`mapped`]: tables in memfds, whose bytes outlive the daemon.
+//! - [`events`]: what happened, kept for `annex events`.
 //! - [`fd_keeper`]: who keeps descriptors while the daemon is away.
 //! - [`mod@failpoint`]: places at which tests have a daemon die or linger.
 //! - [`latency`]: a histogram of durations.
@@ -11,6 +12,7 @@
 //! - [`sentinel`]: a thread that panics takes its daemon with it.
 //! - [`heap`]: which memory the C library gives back.
 
+pub mod events;
 pub mod failpoint;
 pub mod fd_keeper;
 pub mod heap;

@@ -6,6 +6,7 @@ use crate::fault::Fault;
 use crate::kernel::process::Stat;
 use crate::kernel::{Pagemap, process};
 use crate::space::{Identity, SpaceId};
+use annex_host::event;
 use annex_host::fd_keeper::{FdKeeper, Kept};
 use annex_host::latency::Latency;
 use annex_shared::api::{AppInfo, AppState, Faults, Limit, Target, format_bytes};
@@ -337,7 +338,7 @@ impl App {
         if self.stopped.swap(true, Relaxed) {
             return;
         }
-        tracing::error!(app = self.name, id = self.id, "stopping the app: {why}");
+        event!(ERROR, AppStopped of &self.name, uid self.uid, "stopping the app {}: {why}", self.name);
         self.note(format!("stopped by annexd: {why}"));
         self.kill_all(&[]);
     }

@@ -16,6 +16,7 @@ use crate::kernel::process::Stat;
 use crate::kernel::uffd::Proof;
 use crate::recovery::{Ledger, restore};
 use crate::space::Space;
+use annex_host::event;
 use annex_host::priority::Precedence;
 use annex_host::sentinel::Sentinel;
 use annex_shared::api::{AppState, Target};
@@ -258,7 +259,7 @@ impl Manager {
     fn retire(&self, app: &Arc<App>) {
         if has_nobody(app) && app.state() != AppState::Detaching && self.context.registry.of_app(app.id).is_empty() {
             let _changing = self.app_registry.changing.lock();
-            tracing::info!(app = app.name, "the app has ended");
+            event!(INFO, AppEnded of &app.name, uid app.uid, "the app has ended");
             self.app_registry.remove(app.id);
             drop(app.take_delayed());
         }

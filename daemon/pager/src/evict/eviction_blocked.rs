@@ -28,6 +28,7 @@ struct Present {
     cause: Cause,
     since: Instant,
     last: Instant,
+    told: bool,
 }
 
 #[derive(Debug, Default)]
@@ -41,8 +42,9 @@ impl EvictionBlocked {
 
     fn met_at(&self, cause: Cause, now: Instant) {
         let mut present = self.0.lock();
-        let since = present.filter(|before| before.cause == cause).map_or(now, |before| before.since);
-        *present = Some(Present { cause, since, last: now });
+        let before = present.filter(|before| before.cause == cause);
+        let (since, told) = before.map_or((now, false), |before| (before.since, before.told));
+        *present = Some(Present { cause, since, last: now, told });
     }
 
     /// Something was evicted, or nothing needs to be.
@@ -57,6 +59,17 @@ impl EvictionBlocked {
             present.cause != Cause::NothingToTake && now.saturating_duration_since(present.last) < PASSING
         };
         *present = present.filter(lasts);
+    }
+
+    /// What [`EvictionBlocked::describe`] tells, the first time that there is something.
+    pub fn news(&self, lack: impl FnOnce() -> String) -> Option<String> {
+        // Nobody waits for `lack` with this lock.
+        let present = (*self.0.lock()).filter(|present| !present.told)?;
+        let said = describe(present.cause, present.since.elapsed(), lack)?;
+        if let Some(now) = &mut *self.0.lock() {
+            now.told |= now.cause == present.cause;
+        }
+        Some(said)
     }
 
     /// `lack` says why the pool has no room.
@@ -102,6 +115,21 @@ mod tests {
         blocked.not_met_at(began + PASSING * 2);
         assert_eq!(blocked.describe(lack), None);
         assert!(describe(Cause::Silence, Duration::from_secs(12), lack).is_some_and(|text| text.contains("for 12 s")));
+    }
+
+    #[test]
+    fn each_cause_is_news_once() {
+        let (blocked, began) = (EvictionBlocked::default(), Instant::now());
+        let news = || blocked.news(|| "no donor has room".to_owned());
+        assert_eq!(news(), None);
+        blocked.met_at(Cause::Silence, began);
+        assert_eq!(news(), None, "it may be a moment");
+        blocked.met_at(Cause::PoolFull, began);
+        assert!(news().is_some_and(|said| said.starts_with("the pool is full")));
+        blocked.met_at(Cause::PoolFull, began);
+        assert_eq!(news(), None, "it was said");
+        blocked.met_at(Cause::NoDonor, began);
+        assert!(news().is_some());
     }
 
     #[test]

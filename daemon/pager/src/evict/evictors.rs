@@ -17,7 +17,9 @@ use crate::fault::Workers;
 use crate::recovery::restore;
 use crate::sched::watchdog::MOST_EVICTORS;
 use crate::space::{Registry, Shared};
+use annex_host::event;
 use annex_host::sentinel::Sentinel;
+use annex_pool::Pool;
 use annex_shared::api::AppState;
 use nix::poll::{PollFd, PollFlags, poll};
 use parking_lot::Mutex;
@@ -143,6 +145,7 @@ impl Evictors {
                     app.eviction_blocked.not_met();
                 } else if app.state() != AppState::Detaching && !app.is_resting() {
                     again |= relieve(&mut evictor, app);
+                    tell_blocked(app, &evictor.shared.pool);
                 }
                 evictor.workers.serve(evictor.registry.take_delayed(app));
                 if !self.acts(evictor.number) {
@@ -154,6 +157,13 @@ impl Evictors {
             }
         }
         watched.retire();
+    }
+}
+
+/// An app that stays above its limit is told of once, and not again and again.
+fn tell_blocked(app: &App, pool: &Pool) {
+    if let Some(why) = app.eviction_blocked.news(|| pool.why_no_room()) {
+        event!(WARN, AppOverLimit of &app.name, uid app.uid, "app {}: {why}", app.name);
     }
 }
 

@@ -7,6 +7,7 @@ use crate::fault::page_fault::Why;
 use crate::kernel::uffd::Installed;
 use crate::page::PageIdx;
 use crate::space::{Core, Record, Shared, Space};
+use annex_host::events::{self, EventKind};
 use annex_host::failpoint::failpoint;
 use annex_host::repeated;
 use annex_shared::ids::SlotIdx;
@@ -146,7 +147,9 @@ pub fn lose(space: &Space, core: &mut Core, page: PageIdx, slot: SlotIdx, shared
     };
     let name = &space.app.name;
     repeated!(ERROR, "page lost" of name, app = name, "page {:#x} is lost: no replica has its bytes", page.addr());
-    space.app.note(format!("lost page {:#x}: no replica has its bytes", page.addr()));
+    let said = format!("lost page {:#x}: no replica has its bytes", page.addr());
+    events::record(EventKind::PageLost, name, Some(space.app.uid), &said);
+    space.app.note(said);
     let _ = core.table.set(page, Record::Poisoned);
     core.table.installed();
     core.clear_suspect(page);

@@ -10,6 +10,7 @@ use crate::kernel::process;
 use crate::kernel::process::Stat;
 use crate::recovery::restore::RestoreError;
 use crate::recovery::{restore, takeover};
+use annex_host::event;
 use annex_shared::api::{
     ApiError, AppInfo, AttachRequest, ErrorCode, LONGEST_REGION, Limit, Progress, RegionRequest, SHORTEST_REGION,
     Target, WorkersInfo, format_bytes,
@@ -116,11 +117,13 @@ impl Apps for Pager {
         match result {
             Ok(()) => {
                 self.finish(&app);
+                event!(INFO, AppDetached of &app.name, uid app.uid, "detached: all its memory is back");
                 Ok(())
             }
             Err(RestoreError::Lost { lost }) => {
                 self.finish(&app);
                 let lost = RestoreError::Lost { lost }.to_string();
+                event!(WARN, AppDetached of &app.name, uid app.uid, "detached, but {lost}");
                 Err(error(
                     ErrorCode::Internal,
                     format!("app '{}' was let go, but {lost}", app.name),

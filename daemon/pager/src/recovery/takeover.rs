@@ -26,6 +26,8 @@ use crate::kernel::{Mm, Waiters, process};
 use crate::recovery::ledger::{Ledger, LedgerError};
 use crate::recovery::{rollback, staged};
 use crate::space::{Phase, Record, Space, SpaceId, Table, TableError};
+use annex_host::event;
+use annex_host::events::DAEMON;
 use annex_host::failpoint::failpoint;
 use annex_host::fd_keeper::{Inheritance, Kept};
 use annex_pool::SlotRun;
@@ -291,12 +293,8 @@ impl PreviousState {
             space.uffd.wake(4096, TASK_SIZE - 4096);
             space.uffd.ring().iter().for_each(|ring| ring.release_all());
         }
-        tracing::info!(
-            "took over {} apps with {} address spaces in {:?}",
-            apps.len(),
-            context.registry.all().len(),
-            started.elapsed()
-        );
+        let (apps, spaces, took) = (apps.len(), context.registry.all().len(), started.elapsed());
+        event!(INFO, TookOver of DAEMON, "took over {apps} apps with {spaces} address spaces in {took:?}");
         Ok(())
     }
 }

@@ -3,6 +3,7 @@
 
 use crate::PoolError;
 use crate::coordinator::book::{Action, Book, Grade, Headroom, LeasedReplica, Rules};
+use crate::coordinator::incidents::Incidents;
 use crate::coordinator::news::News;
 use crate::core::{Allocatable, PoolCore, lock};
 use crate::donor::dial::Dialer;
@@ -11,8 +12,9 @@ use crate::metadata::replica::{REPLICA_ENTRIES, Replica, ReplicaState};
 use crate::metadata::slots::SlotRun;
 use crate::repair;
 use crate::repair::task::Task;
-use annex_host::repeated;
+use annex_host::events::{self, EventKind, POOL};
 use annex_host::sentinel::Sentinel;
+use annex_host::{event, repeated};
 use annex_shared::api::DonorState;
 use annex_shared::ids::{DonorId, ExtentId};
 use annex_shared::page::PAGE_SIZE;
@@ -46,6 +48,7 @@ struct Coordinator {
     /// Pages taken since `since`, and in the window before it.
     taken: (u64, u64),
     since: Instant,
+    incidents: Incidents,
 }
 
 /// Starts the donor threads and the coordinator; the handle of the coordinator, who ends the
@@ -98,6 +101,7 @@ pub(crate) fn start(
         quarantine_for: QUARANTINE,
         taken: (0, 0),
         since: now,
+        incidents: Incidents::default(),
     };
     let name = "annex-coord".to_owned();
     let thread = std::thread::Builder::new().name(name.clone()).spawn(move || {
@@ -237,6 +241,7 @@ impl Coordinator {
             allocatable.looks += 1;
         }
         self.core.allocatable_changed.notify_all();
+        self.incidents.look(&self.core, self.book.is_whole());
         for donor in self.core.donors() {
             lock(&donor.view).held = self.book.held(donor.id);
         }
@@ -315,6 +320,8 @@ impl Coordinator {
                             let mut view = lock(&donor.view);
                             if view.state != DonorState::Up {
                                 view.state = DonorState::Lost;
+                                let (name, why) = (&view.name, &view.why);
+                                event!(WARN, DonorLost of name, "donor {name} counts as lost: {why}");
                             }
                         }
                     }
@@ -334,8 +341,10 @@ impl Coordinator {
         }
         let name = self.core.donor_name(donor);
         match is_silent {
-            true => tracing::warn!("{name} does not answer: writes go on without it until its agent does"),
-            false => tracing::info!("{name} answers again"),
+            true => {
+                event!(WARN, DonorAway of &name, "{name} does not answer: writes go on without it until its agent does");
+            }
+            false => event!(INFO, DonorBack of &name, "{name} answers again"),
         }
     }
 
@@ -345,7 +354,7 @@ impl Coordinator {
         let config = lock(&donor.config).clone();
         match DonorThread::start(&self.core, id, config, self.dialer.clone()) {
             Ok(thread) => {
-                tracing::info!("donor {} was added", donor.address);
+                event!(INFO, DonorAdded of &donor.address, "donor {} was added", donor.address);
                 self.book.welcome_back(id);
                 if let Some(before) = self.donors.insert(id, thread) {
                     before.dismiss();
@@ -366,7 +375,7 @@ impl Coordinator {
         let mut view = lock(&donor.view);
         (view.state, view.draining) = (DonorState::Lost, false);
         view.why = "it was removed".to_owned();
-        tracing::info!("donor {} is empty and was removed", view.name);
+        event!(INFO, DonorRemoved of &view.name, "donor {} is empty and was removed", view.name);
     }
 
     fn command(&self, donor: DonorId, command: Command) {
@@ -431,7 +440,10 @@ impl Coordinator {
         let Some(lacking) = self.core.extents.promote(extent, index) else { return false };
         self.book.synced(extent, index, Instant::now());
         if lacking > 0 {
-            repeated!(ERROR, "a replica is all that is left" of "", "replica {index} of {extent} is all that is left of it: what it had not got yet is lost");
+            let said =
+                format!("replica {index} of {extent} is all that is left of it: what it had not got yet is lost");
+            repeated!(ERROR, "a replica is all that is left" of "", "{said}");
+            events::record(EventKind::PageLost, POOL, None, &said);
         }
         true
     }

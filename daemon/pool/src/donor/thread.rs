@@ -13,6 +13,7 @@ use crate::donor::transport;
 use crate::donor::view::DonorView;
 use crate::io::mailbox::Delivery;
 use annex_fabric::{Arena, Endpoint};
+use annex_host::event;
 use annex_host::sentinel::Sentinel;
 use annex_shared::api::DonorState;
 use annex_shared::ids::{DonorId, Rkey, SlabId};
@@ -86,6 +87,7 @@ impl DonorThread {
             path: None,
             want: BTreeSet::new(),
             replaced: None,
+            was_up: false,
             fallback: None,
         };
         let thread = std::thread::Builder::new().name(name.clone()).spawn(move || keep.run()).map_err(fail)?;
@@ -125,6 +127,8 @@ struct Keep {
     want: BTreeSet<u32>,
     /// When the last broken endpoint was replaced.
     replaced: Option<Instant>,
+    /// It has been up before.
+    was_up: bool,
     /// Set while the connection makes do with TCP.
     fallback: Option<Fallback>,
 }
@@ -232,7 +236,6 @@ impl Keep {
         drop(fabric.regions);
         drop(self.path.replace(path));
         self.session.connected(Instant::now(), Duration::from_millis(welcome.lease_ttl_ms));
-        tracing::info!("donor {} at {} is up over {transport}: {}", welcome.name, config.address, fabric.why);
         self.fallback = fabric.is_fallback.then(|| Fallback {
             welcome: welcome.clone(),
             pause: FIRST_LOOK,
@@ -241,6 +244,12 @@ impl Keep {
         let free = welcome.free_slabs;
         let capacity = welcome.capacity_slabs;
         let name = config.name.clone().unwrap_or_else(|| welcome.name.clone());
+        let (at, why) = (&config.address, &fabric.why);
+        match self.was_up {
+            false => event!(INFO, DonorUp of &name, "donor {name} at {at} is up over {transport}: {why}"),
+            true => event!(INFO, DonorBack of &name, "donor {name} at {at} is up again, over {transport}: {why}"),
+        }
+        self.was_up = true;
         let said = DonorUp {
             incarnation: welcome.incarnation,
             resumed: welcome.resumed,
@@ -409,20 +418,15 @@ impl Keep {
         match connection.link.hear()? {
             None => Ok(()),
             Some(Event::Closing { grace_ms }) => {
-                tracing::warn!(
-                    "{} is shutting down and takes its memory along in {grace_ms} ms",
-                    self.core.donor_name(self.id)
-                );
+                let name = self.core.donor_name(self.id);
+                event!(WARN, DonorAway of &name, "{name} is shutting down and takes its memory along in {grace_ms} ms");
                 self.view(|view| (view.state, view.why) = (DonorState::Connecting, "it is shutting down".to_owned()));
                 self.core.tell(News::Closing { donor: self.id, grace: Duration::from_millis(grace_ms) });
                 Ok(())
             }
             Some(Event::Recall { slabs, deadline_ms }) => {
-                tracing::info!(
-                    "{} wants {} slabs back within {deadline_ms} ms",
-                    self.core.donor_name(self.id),
-                    slabs.len()
-                );
+                let (name, n) = (self.core.donor_name(self.id), slabs.len());
+                event!(INFO, DonorRecalls of &name, "{name} wants {n} slabs back within {deadline_ms} ms");
                 let deadline = Instant::now() + Duration::from_millis(deadline_ms);
                 self.core.tell(News::Recalled { donor: self.id, slabs, deadline });
                 Ok(())
@@ -456,8 +460,10 @@ impl Keep {
             if view.state == DonorState::Up {
                 view.state = DonorState::Connecting;
             }
-            if had || view.why != why {
-                tracing::warn!("donor {}: {why}", view.name);
+            match had {
+                true => event!(WARN, DonorAway of &view.name, "donor {}: {why}", view.name),
+                false if view.why != why => tracing::warn!("donor {}: {why}", view.name),
+                false => {}
             }
             view.why = why;
         });

@@ -77,7 +77,8 @@ impl Pool {
     fn refresh(&self, divided: &mut Divided) {
         divided.refresh(self.replica_changes(), || {
             let free = self.available_pages();
-            (self.info().used / PAGE_SIZE as u64 + free, free)
+            let used: u64 = self.core.extents.live().map(|(extent, _)| self.used_bytes(extent)).sum();
+            (used / PAGE_SIZE as u64 + free, free)
         });
     }
 }

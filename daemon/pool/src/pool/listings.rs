@@ -103,12 +103,10 @@ impl Pool {
             }
         }
         self.tell_repair(&mut info);
-        let allocatable = lock(&self.core.allocatable);
-        info.full = (allocatable.dry || allocatable.full)
-            && allocatable.extents.iter().all(|s| self.core.slots.free_count(s.extent) == 0);
-        drop(allocatable);
+        // What is kept for the KV API is no room for programs.
+        info.full = self.core.is_full() || self.is_kept_for_kv();
         if info.full {
-            info.lack = self.lack();
+            info.lack = self.why_no_room();
         }
         info
     }

@@ -17,6 +17,7 @@ use crate::metadata::slots::SlotRun;
 use crate::repair::fills::{Fill, Fills, Pace};
 use crate::repair::task::Task;
 use crate::{Done, IoError, PoolError};
+use annex_host::events::{self, EventKind, POOL};
 use annex_host::repeated;
 use annex_host::sentinel::Sentinel;
 use annex_shared::ids::SlotIdx;
@@ -235,7 +236,9 @@ impl Repair {
                     core.counts.lost_pages.fetch_add(corrupt.len() as u64, Relaxed);
                     if !corrupt.is_empty() {
                         let n = corrupt.len();
-                        repeated!(ERROR, "pages of an extent are lost" of "", "{n} pages of {extent} are lost: no replica has them");
+                        let said = format!("{n} pages of {extent} are lost: no replica has them");
+                        repeated!(ERROR, "pages of an extent are lost" of "", "{said}");
+                        events::record(EventKind::PageLost, POOL, None, &said);
                     }
                 } else {
                     failed.extend(&corrupt);

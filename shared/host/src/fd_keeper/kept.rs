@@ -34,6 +34,8 @@ pub enum Kept {
     /// A process of an app that has nothing evicted, by its PID: it needs no successor, but is to
     /// be known to one.
     Member(i32),
+    /// What happened.
+    Events,
 }
 
 impl Kept {
@@ -54,6 +56,7 @@ impl Kept {
             Kept::Pagemap(space) => (13, space),
             Kept::Stub(space) => (14, space),
             Kept::Member(pid) => (15, pid as u64),
+            Kept::Events => (16, 0),
             Kept::Forked(space, change) => (7, u64::from(space) << 32 | u64::from(change)),
         }
     }
@@ -81,6 +84,7 @@ impl Kept {
             13 => Kept::Pagemap(which),
             14 => Kept::Stub(which),
             15 => Kept::Member(which as i32),
+            16 => Kept::Events,
             7 => Kept::Forked((which >> 32) as u32, which as u32),
             _ => return None,
         })

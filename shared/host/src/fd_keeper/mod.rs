@@ -145,6 +145,7 @@ mod tests {
             Kept::Pagemap(6),
             Kept::Stub(6),
             Kept::Member(4711),
+            Kept::Events,
         ];
         for kept in all {
             let (kind, which) = kept.encode();

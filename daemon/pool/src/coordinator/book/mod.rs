@@ -86,6 +86,11 @@ impl Book {
         self.supply.is_dry(&self.inventory)
     }
 
+    /// No extent lacks a replica, as far as the book knows.
+    pub fn is_whole(&self) -> bool {
+        self.inventory.is_whole()
+    }
+
     /// True from the moment the pool was found dry until it has room again. Donors are asked anew
     /// now and then meanwhile.
     pub fn is_full(&self) -> bool {

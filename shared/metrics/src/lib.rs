@@ -1,0 +1,19 @@
+//! Metrics for Prometheus: what both daemons need to show what they count.
+//!
+//! - [`catalogue`]: which metrics there are. A daemon has one list; docs/metrics.md is held against
+//!   it.
+//! - [`snapshot`]: their values at one moment, and as OpenMetrics text.
+//! - [`exporter`]: the HTTP server. It has a thread of its own, so that no client of it can hold up
+//!   anything else.
+//!
+//! Values are taken when somebody asks for them, from what the daemon counts anyway.
+
+#![forbid(unsafe_code)]
+
+pub mod catalogue;
+pub mod exporter;
+pub mod snapshot;
+
+pub use catalogue::{Kind, Metric};
+pub use exporter::{Exporter, MetricsConfig};
+pub use snapshot::{Histogram, Snapshot};
