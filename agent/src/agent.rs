@@ -15,6 +15,7 @@ use crate::config::{BadConfig, Config, Terms};
 use crate::control::{self, Deadline, HELLO_TIMEOUT};
 use crate::lender::{Lender, ResumeError};
 use crate::local;
+use crate::metrics::{self, Open};
 use crate::places::{Place, Places, Role};
 use crate::pressure::HostMemory;
 use crate::slab::SlabError;
@@ -22,6 +23,7 @@ use crate::sockets::bind_private;
 use crate::store::{Store, StoreError};
 use crate::targets::{self, SlabAccess};
 use annex_host::repeated;
+use annex_metrics::Exporter;
 use annex_shared::api::format_bytes;
 use annex_shared::ids::Incarnation;
 use annex_shared::preamble::{AdmitError, Preamble, PreambleError, Proof, write_answer};
@@ -137,6 +139,11 @@ impl Agent {
         })?;
 
         let terms = core.lender.terms();
+        if let Some(address) = terms.metrics {
+            let shown = Arc::downgrade(&core);
+            let take = move || shown.upgrade().map_or_else(String::new, |core| metrics_of(&core, addr));
+            Exporter::start(address, take).map_err(StartError::Thread)?;
+        }
         if !addr.ip().is_loopback() {
             warn!("{addr} is open to the network without encryption or authentication, as insecure = true allows");
         }
@@ -290,6 +297,13 @@ impl Drop for Agent {
             self.close_connections();
         }
     }
+}
+
+fn metrics_of(core: &Core, address: SocketAddr) -> String {
+    let (lender, connections) = (&core.lender, core.lender.connections());
+    let open =
+        Open { control: lender.controls().count(), data: connections.count(), buffers: connections.budget().given() };
+    metrics::snapshot(&local::status(lender, &address.to_string()), open).text()
 }
 
 /// Locked memory and descriptors, as far as the hard limits and privileges allow. What is still

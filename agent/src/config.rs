@@ -7,6 +7,7 @@
 use crate::hugepages::{HUGE_PAGE, Hugepages};
 use crate::pressure::{Host, HostMemory};
 use annex_fabric::verbs::DeviceChoice;
+use annex_metrics::MetricsConfig;
 use annex_shared::api::format_bytes;
 use annex_shared::config::{ByteSize, ConfigError, TimeSpan};
 use annex_shared::wire::AGENT_PORT;
@@ -65,6 +66,7 @@ pub struct Config {
     /// Failure-domain labels, such as `rack = "r7"`.
     pub labels: BTreeMap<String, String>,
     pub verbs: VerbsConfig,
+    pub metrics: MetricsConfig,
     /// Where this host's memory is looked at; tests look elsewhere.
     #[serde(skip)]
     pub host: Host,
@@ -92,6 +94,7 @@ impl Default for Config {
             max_connections: 1024,
             labels: BTreeMap::new(),
             verbs: VerbsConfig::default(),
+            metrics: MetricsConfig::default(),
             host: Host::default(),
         }
     }
@@ -192,6 +195,8 @@ pub struct Terms {
     pub labels: BTreeMap<String, String>,
     /// `None`: RDMA is not offered.
     pub verbs: Option<DeviceChoice>,
+    /// Where metrics are shown.
+    pub metrics: Option<SocketAddr>,
     pub host: Host,
 }
 
@@ -275,6 +280,7 @@ impl Config {
             max_connections: self.max_connections as usize,
             labels: self.labels,
             verbs: self.verbs.choice(),
+            metrics: self.metrics.listen,
             host: self.host,
         })
     }

@@ -10,6 +10,7 @@
 //! - [`control`]: what is said on a control connection; [`controls`]: all that are open.
 //! - [`places`]: who may have a connection.
 //! - [`local`]: the administrator's API: status, draining.
+//! - [`metrics`]: what Prometheus is shown.
 //! - [`targets`]: data connections.
 //! - [`agent`]: sockets and threads around all that.
 //!
@@ -23,6 +24,7 @@ pub mod hugepages;
 pub mod lease;
 pub mod lender;
 pub mod local;
+pub mod metrics;
 pub mod places;
 pub mod pressure;
 pub mod recall;

@@ -127,6 +127,9 @@ struct Settings {
     /// Connections of clients at once [default: 1024]
     #[arg(long, value_name = "COUNT")]
     max_connections: Option<u32>,
+    /// Show metrics for Prometheus there, on http://ADDRESS/metrics [default: nowhere]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    metrics: Option<SocketAddr>,
     /// Failure-domain label, such as rack=r7; may be repeated [default: none]
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = parse_label)]
     labels: Vec<(String, String)>,
@@ -161,6 +164,7 @@ impl Settings {
         config.shm_socket = self.shm_socket.unwrap_or(config.shm_socket);
         config.control_socket = self.control_socket.or(config.control_socket);
         config.keeper = self.keeper.unwrap_or(config.keeper);
+        config.metrics.listen = self.metrics.or(config.metrics.listen);
         config.max_connections = self.max_connections.unwrap_or(config.max_connections);
         Ok(config)
     }

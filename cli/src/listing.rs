@@ -409,6 +409,7 @@ mod tests {
             p99_us: 31.0,
             max_us: 99.0,
             latency_us: Vec::new(),
+            operations: Vec::new(),
         };
         assert_eq!(traffic(&over), "4 MiB moved, p50 8.5 µs, p99 31.0 µs");
         over.errors.insert("IBV_WC_RETRY_EXC_ERR".into(), 2);

@@ -381,6 +381,16 @@ fn status_check_tells_the_health_by_its_exit_code() {
 }
 
 #[test]
+fn events_are_listed_even_if_there_are_none() {
+    let annexd = Annexd::start();
+    assert_eq!(annexd.annex(&["events"]).out, "no events\n");
+    assert_eq!(annexd.annex(&["events", "--json", "--since", "10m"]).out, "[]\n");
+    let wrong = annexd.annex(&["events", "--since", "yesterday"]);
+    assert!(wrong.code == Some(2) && wrong.err.contains("give a number with a unit"), "{wrong:?}");
+    assert_eq!(annex(&["events"]).code, Some(3), "there is no annexd");
+}
+
+#[test]
 fn status_tells_what_needs_attention() {
     let annexd = Annexd::start();
     annexd.apps.add("redis-server.service", 77, 0);

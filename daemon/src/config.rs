@@ -15,6 +15,7 @@
 //! ```
 
 use annex_kv::KvConfig;
+use annex_metrics::MetricsConfig;
 use annex_pager::PagerConfig;
 use annex_pool::{PoolConfig, SpillConfig};
 use annex_shared::api::{Limit, SOCKET};
@@ -45,6 +46,7 @@ pub struct Config {
     pub spill: SpillConfig,
     pub pager: PagerConfig,
     pub kv: KvConfig,
+    pub metrics: MetricsConfig,
 }
 
 impl Default for Config {
@@ -58,6 +60,7 @@ impl Default for Config {
             spill: SpillConfig::default(),
             pager: PagerConfig::default(),
             kv: KvConfig::default(),
+            metrics: MetricsConfig::default(),
         }
     }
 }

@@ -3,3 +3,4 @@
 mod conditions;
 pub mod config;
 pub mod control;
+pub mod metrics;

@@ -8,6 +8,7 @@ use annex_host::fd_keeper::{self, FdKeeper, Inheritance, Kept};
 use annex_host::{event, events, failpoint};
 use annex_kv::store::LogPageTable;
 use annex_kv::{Kv, KvFlag};
+use annex_metrics::Exporter;
 use annex_pager::{Pager, PreviousState, PreviousStateError, Wait, probe};
 use annex_pool::{Pool, PoolError, PoolState, Spill};
 use annex_shared::api::{DonorState, Limit};
@@ -22,6 +23,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use sd_notify::NotifyState;
 use std::io::{IsTerminal, Write};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -86,6 +88,9 @@ struct Flags {
     /// [default: 60s]
     #[arg(long, value_name = "TIME")]
     takeover_wait: Option<TimeSpan>,
+    /// Show metrics for Prometheus there, on http://ADDRESS/metrics [default: nowhere]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    metrics: Option<SocketAddr>,
     /// If an annexd is running, take its place: it ends, and its programs go on with this one
     #[arg(long)]
     take_over: bool,
@@ -209,6 +214,7 @@ fn configure(flags: Flags) -> Result<Config, Failure> {
     config.local = flags.local.unwrap_or(config.local);
     config.takeover_wait = flags.takeover_wait.unwrap_or(config.takeover_wait);
     config.pool.takeover_wait = config.takeover_wait;
+    config.metrics.listen = flags.metrics.or(config.metrics.listen);
     config.log = flags.log.unwrap_or(config.log);
     config.pool.replicas = flags.replicas.unwrap_or(config.pool.replicas);
     config.pager.fault_workers = flags.fault_workers.unwrap_or(config.pager.fault_workers);
@@ -267,6 +273,11 @@ fn run(flags: Flags, hidden: Option<String>) -> Result<(), Failure> {
     let control = Control::new(apps, view, Operators::Group(OPERATORS.into()), shortcomings);
     if let Some(kv) = &kv {
         control.serve_keys(kv.clone());
+    }
+    if let Some(address) = config.metrics.listen {
+        let shown = Arc::downgrade(&control);
+        let take = move || shown.upgrade().map_or_else(String::new, |control| control.metrics().text());
+        control.show_metrics(Exporter::start(address, take).context("failed to start the thread for metrics")?);
     }
     let retry = std::env::var_os("NOTIFY_SOCKET").map(|_| stop::RETRY);
     runtime.block_on(async {
@@ -485,7 +496,7 @@ mod tests {
         assert_eq!(told("fault-workers"), pager.fault_workers.to_string());
         assert_eq!(told("busy-poll-us"), pager.busy_poll_us.to_string());
         assert_eq!((told("wait").as_str(), pager.wait), ("auto", Wait::Auto));
-        for option in ["config", "donor", "spill", "kv"] {
+        for option in ["config", "donor", "spill", "kv", "metrics"] {
             told(option);
         }
     }

@@ -149,7 +149,7 @@ pub enum AppState {
 }
 
 /// Page faults served from the pool since attach.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Faults {
     /// Faults whose page came from the pool.
     pub major: u64,
@@ -160,6 +160,11 @@ pub struct Faults {
     pub p50_us: f64,
     pub p99_us: f64,
     pub max_us: f64,
+    /// The same as counts, as in [`TransportInfo`], and all of it together: what threads waited.
+    #[serde(default)]
+    pub latency_us: Vec<(u64, u64)>,
+    #[serde(default)]
+    pub latency_sum_us: f64,
 }
 
 /// `annex status`.
@@ -302,6 +307,21 @@ pub struct TransportInfo {
     /// The same as counts: (less than so many microseconds, how many), by doublings from 1 µs;
     /// those of 0 are left out.
     pub latency_us: Vec<(u64, u64)>,
+    /// Each kind of operation for itself.
+    #[serde(default)]
+    pub operations: Vec<OperationInfo>,
+}
+
+/// Operations of one kind that succeeded.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct OperationInfo {
+    /// `read`, `write` or `compare_swap`.
+    pub operation: String,
+    pub count: u64,
+    pub bytes: u64,
+    /// As in [`TransportInfo`].
+    pub latency_us: Vec<(u64, u64)>,
+    pub latency_sum_us: f64,
 }
 
 /// One more donor.

@@ -15,7 +15,7 @@ mod server;
 mod show;
 
 pub use client::{CallError, call};
-pub use server::serve;
+pub use server::{serve, status};
 pub use show::{drain, print_status};
 
 use annex_shared::ids::SlabId;

@@ -99,7 +99,8 @@ fn answer(stream: &mut UnixStream, status: &str, body: &impl Serialize) -> io::R
     stream.write_all(&body)
 }
 
-fn status(lender: &Lender, address: &str) -> Status {
+/// The agent as it sees itself.
+pub fn status(lender: &Lender, address: &str) -> Status {
     let terms = lender.terms();
     let view = lender.view();
     let now = Moment(monotonic_ns());

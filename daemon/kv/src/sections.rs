@@ -135,6 +135,7 @@ mod tests {
             p99_us: 2.0,
             max_us: 3.0,
             latency_us: Vec::new(),
+            operations: Vec::new(),
         }
     }
 

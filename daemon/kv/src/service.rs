@@ -10,6 +10,7 @@ use super::store::{LogPageTable, OpenError, Policy, Settings, Stats, Store};
 use annex_pool::{Pool, Terms};
 use annex_shared::api::KvInfo;
 use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::io;
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
@@ -116,6 +117,12 @@ impl Kv {
     }
 
     pub fn info(&self) -> KvInfo {
+        let donors = self.pool.bytes_by_donor(self.table.log_pages().map(|(_, slot)| slot));
+        KvInfo { donors, ..self.counts() }
+    }
+
+    /// Without the bytes on each donor.
+    pub fn counts(&self) -> KvInfo {
         let Report { stats, settings, clients } = *self.report.lock();
         let (pool_min, pool_max) = self.pool.share_of_kv().unwrap_or_default();
         KvInfo {
@@ -142,7 +149,7 @@ impl Kv {
             client_memory: clients.memory,
             client_memory_limit: clients.limit,
             clients_evicted: clients.evicted,
-            donors: self.pool.bytes_by_donor(self.table.log_pages().map(|(_, slot)| slot)),
+            donors: BTreeMap::new(),
         }
     }
 

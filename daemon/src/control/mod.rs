@@ -32,16 +32,22 @@ pub use socket::{BindError, ControlSocket};
 pub use annex_pager::control::{Apps, Caller};
 
 use annex_kv::Kv;
-use annex_shared::api::{ApiError, DonorInfo, DonorRequest, KvInfo, PoolInfo, SlabInfo};
+use annex_shared::api::{ApiError, DonorInfo, DonorRequest, KvInfo, PoolInfo, SlabInfo, TransportInfo};
 
 /// What the control plane asks of the KV API.
 pub trait Keys: Send + Sync + 'static {
     fn info(&self) -> KvInfo;
+    /// The same without the bytes on each donor, for which all log pages are looked at.
+    fn counts(&self) -> KvInfo;
 }
 
 impl Keys for Kv {
     fn info(&self) -> KvInfo {
         Kv::info(self)
+    }
+
+    fn counts(&self) -> KvInfo {
+        Kv::counts(self)
     }
 }
 
@@ -51,6 +57,8 @@ pub trait Donors: Send + Sync + 'static {
     fn add_donor(&self, request: &DonorRequest) -> Result<DonorInfo, ApiError>;
     /// Begins to; what lies there is moved elsewhere first.
     fn remove_donor(&self, name: &str) -> Result<DonorInfo, ApiError>;
+    /// What went over each transport, to all donors that there were.
+    fn traffic(&self) -> Vec<TransportInfo>;
     fn slabs(&self) -> Vec<SlabInfo>;
     fn info(&self) -> PoolInfo;
     fn warnings(&self) -> Vec<String>;

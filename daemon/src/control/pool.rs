@@ -2,7 +2,7 @@
 
 use super::Donors;
 use annex_pool::{DonorError, Pool, PoolError};
-use annex_shared::api::{ApiError, DonorInfo, DonorRequest, ErrorCode, PoolInfo, SlabInfo};
+use annex_shared::api::{ApiError, DonorInfo, DonorRequest, ErrorCode, PoolInfo, SlabInfo, TransportInfo};
 use annex_shared::donor::DonorSpec;
 use std::net::ToSocketAddrs;
 use std::sync::Arc;
@@ -26,6 +26,10 @@ impl Donors for RunningPool {
 
     fn remove_donor(&self, name: &str) -> Result<DonorInfo, ApiError> {
         self.pool.remove_donor(name).map_err(refused)
+    }
+
+    fn traffic(&self) -> Vec<TransportInfo> {
+        self.pool.traffic()
     }
 
     fn slabs(&self) -> Vec<SlabInfo> {

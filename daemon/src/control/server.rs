@@ -12,7 +12,9 @@ use super::access::{Authority, Operators, Peer};
 use super::progress::{self, Lines};
 use super::{Apps, Caller, Donors, Keys};
 use crate::conditions::{Besides, conditions};
+use crate::metrics::{Sources, snapshot};
 use annex_host::{event, events, repeated};
+use annex_metrics::{Exporter, Snapshot};
 use annex_shared::api::{
     ApiError, AppInfo, AttachRequest, DonorInfo, DonorRequest, ErrorCode, LimitRequest, RegionRequest, SlabInfo,
     Status, Target,
@@ -57,6 +59,8 @@ pub struct Control {
     pub pool: Arc<dyn Donors>,
     /// None: the KV API is not enabled.
     keys: OnceLock<Arc<dyn Keys>>,
+    /// None: nobody asked for metrics.
+    exporter: OnceLock<Exporter>,
     operators: Operators,
     /// What annexd could not have of its host.
     shortcomings: Vec<String>,
@@ -72,14 +76,28 @@ impl Control {
         shortcomings: Vec<String>,
     ) -> Arc<Control> {
         let (started, stopping) = (Instant::now(), AtomicBool::new(false));
-        let keys = OnceLock::new();
-        Arc::new(Control { apps, pool, keys, operators, shortcomings, started, stopping })
+        let (keys, exporter) = (OnceLock::new(), OnceLock::new());
+        Arc::new(Control { apps, pool, keys, exporter, operators, shortcomings, started, stopping })
     }
 
     /// From now on there is a KV API.
     pub fn serve_keys(&self, keys: Arc<dyn Keys>) {
         // There is one for a whole life of annexd.
         let _ = self.keys.set(keys);
+    }
+
+    /// From now on metrics are served.
+    pub fn show_metrics(&self, exporter: Exporter) {
+        let _ = self.exporter.set(exporter);
+    }
+
+    /// The values of all metrics now.
+    pub fn metrics(&self) -> Snapshot {
+        let status = self.status(Authority::Everything);
+        let (slabs, traffic) = (self.pool.slabs(), self.pool.traffic());
+        let kv = self.keys.get().map(|keys| keys.counts()).unwrap_or_default();
+        let sources = Sources { status: &status, slabs: &slabs, traffic: &traffic, kv: &kv, events: &events::counts() };
+        snapshot(&sources)
     }
 
     /// While set, nothing new is attached.
@@ -140,7 +158,7 @@ impl Control {
         let overhead = self.apps.overhead_bytes() + self.pool.metadata_bytes();
         apps.retain(|app| authority.covers(app));
         let stalled = self.apps.stalled();
-        let kv_failed = self.keys.get().map(|keys| keys.info().failed).unwrap_or_default();
+        let kv_failed = self.keys.get().map(|keys| keys.counts().failed).unwrap_or_default();
         let mut status = Status {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id() as i32,
@@ -161,6 +179,7 @@ impl Control {
                 .chain(stalled.clone())
                 .chain(self.pool.warnings())
                 .chain(kv_failed.clone())
+                .chain(self.exporter.get().and_then(Exporter::failure))
                 .collect(),
         };
         let besides = Besides { stalled, kv_failed, stopped: lately_stopped(authority) };

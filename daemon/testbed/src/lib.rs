@@ -4,7 +4,7 @@
 use annex_daemon::control::{Apps, Caller, Donors};
 use annex_shared::api::{
     ApiError, AppInfo, AppState, AttachRequest, DonorInfo, DonorRequest, DonorState, ErrorCode, Faults, Limit,
-    PoolInfo, Progress, RegionRequest, SlabInfo, Target, WorkersInfo,
+    OperationInfo, PoolInfo, Progress, RegionRequest, SlabInfo, Target, TransportInfo, WorkersInfo,
 };
 use annex_shared::transport::Transport;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -66,7 +66,7 @@ impl ScriptedApps {
             evicted: 0,
             state: AppState::Running,
             note: String::new(),
-            faults: Faults { major: 1234, zero: 7, p50_us: 8.5, p99_us: 21.25, max_us: 300.0 },
+            faults: Faults { major: 1234, zero: 7, p50_us: 8.5, p99_us: 21.25, max_us: 300.0, ..Faults::default() },
             pages_evicted: 0,
             pages_clean: 0,
             pages_zero: 0,
@@ -328,6 +328,30 @@ impl Donors for ScriptedDonors {
             message: format!("there is no donor {name}"),
             remedy: "annex donors lists them".into(),
         })
+    }
+
+    fn traffic(&self) -> Vec<TransportInfo> {
+        let read = OperationInfo {
+            operation: "read".into(),
+            count: 3,
+            bytes: 12288,
+            latency_us: vec![(8, 2), (16, 1)],
+            latency_sum_us: 20.0,
+        };
+        vec![TransportInfo {
+            transport: Transport::Verbs,
+            connections: 2,
+            reads: 3,
+            writes: 0,
+            bytes_read: 12288,
+            bytes_written: 0,
+            errors: [("IBV_WC_RETRY_EXC_ERR".to_owned(), 1)].into(),
+            p50_us: 6.0,
+            p99_us: 12.0,
+            max_us: 12.0,
+            latency_us: read.latency_us.clone(),
+            operations: vec![read],
+        }]
     }
 
     fn slabs(&self) -> Vec<SlabInfo> {

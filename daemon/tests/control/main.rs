@@ -1,5 +1,6 @@
 //! The API over a real socket, with a scripted pager and pool behind it.
 
+mod events;
 mod stop;
 
 use annex_daemon::control::*;

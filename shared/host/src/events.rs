@@ -26,7 +26,7 @@ pub const SAME_WITHIN: Duration = Duration::from_secs(60);
 /// How many of the last events may be the same one.
 const LOOK_BACK: u64 = 64;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"ANXEVENT");
+const MAGIC: u64 = u64::from_le_bytes(*b"annexevt");
 const VERSION: u32 = 1;
 const HEADER: usize = 64;
 const ENTRY: usize = 512;

@@ -56,6 +56,25 @@ impl Latency {
         counts
     }
 
+    /// All durations together in microseconds, as exact as the buckets are.
+    pub fn sum_us(&self) -> f64 {
+        let middle = |i| (floor_of(i) as f64 + floor_of(i + 1) as f64) / 2.0;
+        let all = self.buckets.iter().enumerate().map(|(i, b)| (i, b.load(Relaxed)));
+        all.filter(|(_, n)| *n > 0).map(|(i, n)| n as f64 * middle(i)).sum::<f64>() / 1e3
+    }
+
+    /// Several histograms as one.
+    pub fn together<'a>(parts: impl IntoIterator<Item = &'a Latency>) -> Latency {
+        let all = Latency::default();
+        for part in parts {
+            for (bucket, more) in all.buckets.iter().zip(part.buckets.iter()) {
+                bucket.fetch_add(more.load(Relaxed), Relaxed);
+            }
+            all.max.fetch_max(part.max.load(Relaxed), Relaxed);
+        }
+        all
+    }
+
     pub fn max(&self) -> f64 {
         self.max.load(Relaxed) as f64 / 1e3
     }
@@ -96,6 +115,17 @@ mod tests {
         assert!((latency.quantile(0.5) - 500.0).abs() < 70.0);
         assert!((latency.quantile(0.99) - 990.0).abs() < 130.0);
         assert_eq!(latency.max(), 1000.0);
+    }
+
+    #[test]
+    fn parts_count_together_and_their_sum_is_about_right() {
+        let (one, two) = (Latency::default(), Latency::default());
+        (1..=500).for_each(|us| one.add(Duration::from_micros(us)));
+        (501..=1000).for_each(|us| two.add(Duration::from_micros(us)));
+        let all = Latency::together([&one, &two]);
+        assert_eq!(all.by_doublings().iter().map(|(_, n)| n).sum::<u64>(), 1000);
+        assert_eq!(all.max(), 1000.0);
+        assert!((all.sum_us() / 500_500.0 - 1.0).abs() < 0.125, "{}", all.sum_us());
     }
 
     #[test]

@@ -3,11 +3,13 @@
 //!
 //! - [`fields`]: which keys the code has.
 //! - [`manual`]: which keys docs/configuration.md and the example files have.
+//! - [`metrics`]: the same for docs/metrics.md and the metrics that daemons show.
 //! - [`commands`]: the same for docs/commands.md and what `--help` says.
 
 mod commands;
 mod fields;
 mod manual;
+mod metrics;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -16,6 +18,7 @@ use std::fmt::Debug;
 use std::path::Path;
 
 const MANUAL: &str = include_str!("../../../docs/configuration.md");
+const METRICS: &str = include_str!("../../../docs/metrics.md");
 const ANNEXD: &str = include_str!("../../../systemd/annexd.toml");
 const AGENT: &str = include_str!("../../../systemd/agent.toml");
 /// A table that may stand any number of times.
@@ -82,4 +85,17 @@ fn every_key_of_the_agent_is_told_and_no_other() {
 fn the_defaults_that_are_told_are_those_of_the_code() {
     check_defaults::<annex_daemon::config::Config>("annexd.toml");
     check_defaults::<annex_agent::Config>("agent.toml");
+}
+
+#[test]
+fn every_metric_is_told_and_no_other() {
+    let all = annex_daemon::metrics::catalogue::ALL.iter().chain(annex_agent::metrics::catalogue::ALL);
+    let mut known: Vec<metrics::Told> = all.map(|metric| metrics::Told::of(metric)).collect();
+    let mut told = metrics::rows(METRICS);
+    known.sort();
+    told.sort();
+    let lacking: Vec<&metrics::Told> = known.iter().filter(|metric| !told.contains(metric)).collect();
+    let wrong: Vec<&metrics::Told> = told.iter().filter(|metric| !known.contains(metric)).collect();
+    assert!(lacking.is_empty() && wrong.is_empty(), "docs/metrics.md lacks {lacking:#?}, and has {wrong:#?}");
+    assert_eq!(told.len(), known.len(), "docs/metrics.md tells of a metric twice");
 }

@@ -408,6 +408,8 @@ impl App {
                 p50_us: self.latency.quantile(0.5),
                 p99_us: self.latency.quantile(0.99),
                 max_us: self.latency.max(),
+                latency_us: self.latency.by_doublings(),
+                latency_sum_us: self.latency.sum_us(),
             },
             pages_evicted: load(&self.counters.evicted),
             pages_clean: load(&self.counters.clean),

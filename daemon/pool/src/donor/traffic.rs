@@ -3,13 +3,15 @@
 use annex_fabric::verbs::Counts;
 use annex_fabric::{ErrorKind, OpKind, Transport};
 use annex_host::latency::Latency;
-use annex_shared::api::TransportInfo;
+use annex_shared::api::{OperationInfo, TransportInfo};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 const TRANSPORTS: [Transport; 3] = [Transport::Verbs, Transport::Tcp, Transport::Shm];
+/// In the order in which they are counted.
+const OPERATIONS: [&str; 3] = ["read", "write", "compare_swap"];
 const KINDS: [ErrorKind; 5] = [
     ErrorKind::RemoteAccess,
     ErrorKind::LocalProtection,
@@ -29,26 +31,32 @@ pub(crate) struct Traffic {
 /// What went over one transport.
 #[derive(Default)]
 struct Over {
-    reads: AtomicU64,
-    writes: AtomicU64,
-    bytes_read: AtomicU64,
-    bytes_written: AtomicU64,
+    /// By operation.
+    done: [Done; OPERATIONS.len()],
     errors: [AtomicU64; KINDS.len()],
     connections: AtomicU32,
-    /// Of operations that succeeded, from posting to completion.
+}
+
+/// Operations that succeeded.
+#[derive(Default)]
+struct Done {
+    count: AtomicU64,
+    bytes: AtomicU64,
+    /// From posting to completion.
     latency: Latency,
 }
 
 impl Traffic {
     pub fn done(&self, over: Transport, kind: OpKind, bytes: u32, took: Duration) {
-        let over = &self.by[index(over)];
-        let (count, total) = match kind {
-            OpKind::Read => (&over.reads, &over.bytes_read),
-            OpKind::Write | OpKind::CompareSwap { .. } => (&over.writes, &over.bytes_written),
+        let operation = match kind {
+            OpKind::Read => 0,
+            OpKind::Write => 1,
+            OpKind::CompareSwap { .. } => 2,
         };
-        count.fetch_add(1, Relaxed);
-        total.fetch_add(u64::from(bytes), Relaxed);
-        over.latency.add(took);
+        let done = &self.by[index(over)].done[operation];
+        done.count.fetch_add(1, Relaxed);
+        done.bytes.fetch_add(u64::from(bytes), Relaxed);
+        done.latency.add(took);
     }
 
     pub fn connected(&self, over: Transport) {
@@ -66,28 +74,62 @@ impl Traffic {
 
     /// Transports that are connected, or that anything went over.
     pub fn info(&self) -> Vec<TransportInfo> {
-        let all = TRANSPORTS.iter().zip(&self.by).map(|(transport, over)| {
-            let errors = KINDS.iter().zip(&over.errors).map(|(kind, n)| (kind.to_string(), n.load(Relaxed)));
+        Traffic::together(&[self])
+    }
+
+    /// The same of several donors together.
+    pub fn together(all: &[&Traffic]) -> Vec<TransportInfo> {
+        let each = TRANSPORTS.iter().enumerate().map(|(at, transport)| {
+            let over: Vec<&Over> = all.iter().map(|traffic| &traffic.by[at]).collect();
+            let errors = KINDS
+                .iter()
+                .enumerate()
+                .map(|(kind, name)| (name.to_string(), over.iter().map(|over| over.errors[kind].load(Relaxed)).sum()));
             let mut errors: BTreeMap<String, u64> = errors.filter(|(_, n)| *n > 0).collect();
             if *transport == Transport::Verbs {
-                errors.extend(self.statuses.happened().into_iter().map(|(name, n)| (name.to_owned(), n)));
+                for (name, n) in all.iter().flat_map(|traffic| traffic.statuses.happened()) {
+                    *errors.entry(name.to_owned()).or_default() += n;
+                }
             }
+            let sum = |of: usize, count: fn(&Done) -> &AtomicU64| {
+                over.iter().map(|over| count(&over.done[of]).load(Relaxed)).sum::<u64>()
+            };
+            let (reads, read) = (sum(0, |d| &d.count), sum(0, |d| &d.bytes));
+            let (writes, written) = (sum(1, |d| &d.count), sum(1, |d| &d.bytes));
+            let (swaps, swapped) = (sum(2, |d| &d.count), sum(2, |d| &d.bytes));
+            let latency = Latency::together(over.iter().flat_map(|over| over.done.iter().map(|done| &done.latency)));
             TransportInfo {
                 transport: *transport,
-                connections: over.connections.load(Relaxed),
-                reads: over.reads.load(Relaxed),
-                writes: over.writes.load(Relaxed),
-                bytes_read: over.bytes_read.load(Relaxed),
-                bytes_written: over.bytes_written.load(Relaxed),
+                connections: over.iter().map(|over| over.connections.load(Relaxed)).sum(),
+                reads,
+                writes: writes + swaps,
+                bytes_read: read,
+                bytes_written: written + swapped,
                 errors,
-                p50_us: over.latency.quantile(0.5),
-                p99_us: over.latency.quantile(0.99),
-                max_us: over.latency.max(),
-                latency_us: over.latency.by_doublings(),
+                p50_us: latency.quantile(0.5),
+                p99_us: latency.quantile(0.99),
+                max_us: latency.max(),
+                latency_us: latency.by_doublings(),
+                operations: operations(&over),
             }
         });
-        all.filter(|i| i.connections > 0 || i.reads + i.writes > 0 || !i.errors.is_empty()).collect()
+        each.filter(|i| i.connections > 0 || i.reads + i.writes > 0 || !i.errors.is_empty()).collect()
     }
+}
+
+fn operations(over: &[&Over]) -> Vec<OperationInfo> {
+    let each = OPERATIONS.iter().enumerate().map(|(at, operation)| {
+        let done = || over.iter().map(|over| &over.done[at]);
+        let latency = Latency::together(done().map(|done| &done.latency));
+        OperationInfo {
+            operation: (*operation).to_owned(),
+            count: done().map(|done| done.count.load(Relaxed)).sum(),
+            bytes: done().map(|done| done.bytes.load(Relaxed)).sum(),
+            latency_us: latency.by_doublings(),
+            latency_sum_us: latency.sum_us(),
+        }
+    });
+    each.filter(|operation| operation.count > 0).collect()
 }
 
 fn index(transport: Transport) -> usize {
@@ -116,5 +158,24 @@ mod tests {
         assert_eq!((verbs.bytes_read, verbs.bytes_written), (4096, 65536));
         assert_eq!(verbs.errors, BTreeMap::from([("retry exceeded".to_owned(), 1)]));
         assert_eq!(verbs.latency_us, [(4, 1), (16, 1)]);
+        let operations: Vec<(&str, u64, u64)> =
+            verbs.operations.iter().map(|o| (o.operation.as_str(), o.count, o.bytes)).collect();
+        assert_eq!(operations, [("read", 1, 4096), ("write", 1, 65536)]);
+        assert_eq!(verbs.operations[1].latency_us, [(16, 1)]);
+    }
+
+    #[test]
+    fn donors_together_have_the_sum_of_what_each_has() {
+        let (one, two) = (Traffic::default(), Traffic::default());
+        one.done(Transport::Tcp, OpKind::Read, 4096, Duration::from_micros(50));
+        two.done(Transport::Tcp, OpKind::Read, 4096, Duration::from_micros(3));
+        two.failed(Transport::Tcp, ErrorKind::Flushed);
+        one.connected(Transport::Tcp);
+        two.connected(Transport::Tcp);
+        let all = Traffic::together(&[&one, &two]);
+        assert_eq!((all.len(), all[0].reads, all[0].connections), (1, 2, 2));
+        assert_eq!(all[0].latency_us, [(4, 1), (64, 1)]);
+        assert_eq!(all[0].errors.values().sum::<u64>(), 1);
+        assert_eq!((all[0].operations.len(), all[0].operations[0].bytes), (1, 8192));
     }
 }

@@ -2,8 +2,9 @@
 
 use super::Pool;
 use crate::core::lock;
+use crate::donor::traffic::Traffic;
 use crate::donor::view::Donor;
-use annex_shared::api::{DonorInfo, PoolInfo, SlabInfo};
+use annex_shared::api::{DonorInfo, PoolInfo, SlabInfo, TransportInfo};
 use annex_shared::ids::{ExtentId, SlotIdx};
 use annex_shared::page::PAGE_SIZE;
 use std::collections::BTreeMap;
@@ -42,6 +43,12 @@ impl Pool {
         // One that was removed is shown as long as something of it is left.
         let shown = |d: &&Donor| lock(&d.config).is_some() || used.contains_key(&d.id);
         self.core.donors().filter(shown).map(info).collect()
+    }
+
+    /// What went over each transport since annexd started, to donors that were removed as well.
+    pub fn traffic(&self) -> Vec<TransportInfo> {
+        let all: Vec<&Traffic> = self.core.donors().map(|donor| &donor.traffic).collect();
+        Traffic::together(&all)
     }
 
     /// Bytes that slots take on each donor, by its name.
