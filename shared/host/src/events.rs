@@ -170,8 +170,8 @@ impl Ring {
     }
 
     fn after(&self, seq: u64) -> Vec<Event> {
-        let mut events: Vec<Event> =
-            (0..ENTRIES as u64).filter_map(|at| self.event(place(at))).filter(|event| event.seq > seq).collect();
+        let later = (0..ENTRIES as u64).map(place).filter(|at| self.table.u64(*at).load(Acquire) > seq);
+        let mut events: Vec<Event> = later.filter_map(|at| self.event(at)).collect();
         events.sort_by_key(|event| event.seq);
         events
     }

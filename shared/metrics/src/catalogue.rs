@@ -27,8 +27,8 @@ impl Kind {
     }
 }
 
-/// `catalogue! { UPTIME = Gauge "annexd_uptime_seconds" [] "since annexd started"; }` makes a static
-/// for each metric, and `ALL` of them.
+/// `catalogue! { UPTIME = Gauge "annexd_uptime_seconds" [] "since annexd started"; }` makes a
+/// static for each metric, and `ALL` of them.
 #[macro_export]
 macro_rules! catalogue {
     ($($id:ident = $kind:ident $name:literal [$($label:literal),*] $help:literal;)+) => {
