@@ -489,7 +489,7 @@ fn pages_on_their_way_to_a_slow_donor_are_given_back_at_once() {
     let mut command = stress(30, "64M");
     command.args(["--features", "rw", "--stall", "60"]);
     let outcome = bed.run("program", "24M", command).wait(4 * MINUTE).succeeded();
-    let faults = outcome.seen.last.as_ref().expect("it was seen").faults;
+    let faults = &outcome.seen.last.as_ref().expect("it was seen").faults;
     println!("{faults:?}");
     assert!(faults.major > 100, "{outcome}");
     assert!(faults.max_us < 10e6, "{outcome}");
