@@ -95,7 +95,7 @@ impl Control {
     fn open_region(&self, request: &RegionRequest, caller: Caller, authority: Authority) -> Result<AppInfo, ApiError> {
         let RegionRequest { address, length, .. } = *request;
         self.may_take(request.name.as_deref(), &Target::Region { pid: caller.pid, address, length }, authority)?;
-        self.apps.open_region(request, caller)
+        self.apps.open_region(request, Caller { confined: authority != Authority::Everything, ..caller })
     }
 
     /// Whether something new may be managed.

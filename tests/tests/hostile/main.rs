@@ -1,6 +1,7 @@
 //! Neighbours that mean harm: whoever has an app may reach into its processes and its stub, and
 //! must not stop annexd by it.
 
+mod attaches;
 mod rings;
 
 use annex_tests::testbed::census::stubs_of;

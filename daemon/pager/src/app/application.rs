@@ -111,6 +111,10 @@ pub struct App {
     pub uid: u32,
     pub target: Target,
     pub members: Mutex<Vec<Member>>,
+    /// Held while it is attached, given stubs, buried, detached or dropped, so that none of these
+    /// meet. Whoever has it may wait for a program (5 s for one that can't be stopped): nobody
+    /// waits for it but who was asked for something of this app.
+    pub changing: Mutex<()>,
     limit: Mutex<Limit>,
     state: AtomicU8,
     note: Mutex<String>,
@@ -143,6 +147,7 @@ impl App {
             uid,
             target,
             members: Mutex::default(),
+            changing: Mutex::new(()),
             limit: Mutex::new(limit),
             state: AtomicU8::new(WAITING),
             note: Mutex::default(),

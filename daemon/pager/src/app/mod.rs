@@ -2,11 +2,13 @@
 //!
 //! - [`App`]: its members, what is counted about them, and its local limit.
 //! - [`membership`]: which processes belong to it.
+//! - [`furnish`]: stubs for those of them that are worth one.
 //! - [`manager`]: the thread that follows how they come, grow, become other programs, and end.
 //!
 //! An app knows its spaces by their identity only, so that spaces can know their app.
 
 mod application;
+pub mod furnish;
 pub mod manager;
 pub mod membership;
 

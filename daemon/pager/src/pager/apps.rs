@@ -20,11 +20,12 @@ use std::sync::Arc;
 impl Apps for Pager {
     fn attach(&self, request: &AttachRequest, caller: Caller) -> Result<AppInfo, ApiError> {
         self.is_usable()?;
-        let _changing = self.app_registry.changing.lock();
+        let _one = self.under_way.begin(caller)?;
         let new = |name, uid| self.new_app(name, uid, request.target.clone(), request.local);
         let app = match &request.target {
             Target::Pid(pid) | Target::Launch(pid) => {
                 let stat = attach::check(*pid).map_err(refused)?;
+                let admitting = self.app_registry.admitting.lock();
                 self.is_free(*pid)?;
                 // The process of whom the caller was found to be allowed to ask may have become
                 // another program since.
@@ -35,7 +36,15 @@ impl Apps for Pager {
                 let uid = owner.unwrap_or(0);
                 let program = request.program.as_deref().unwrap_or(&stat.comm);
                 let name = self.unique_name(request.name.as_deref(), program, *pid)?;
-                self.attach_process(new(name, uid), *pid, matches!(request.target, Target::Pid(_)))?
+                let app = new(name, uid);
+                let _changing = app.changing.lock();
+                self.admit(&app, *pid, &stat);
+                drop(admitting);
+                if matches!(request.target, Target::Pid(_)) {
+                    self.furnish(&app, *pid, |app| self.context.attach(app, *pid))?;
+                    self.attach_descendants(&app, *pid)?;
+                }
+                return Ok(self.told(&app));
             }
             Target::Unit(unit) => {
                 let found = membership::cgroup_of(unit).filter(|c| !membership::members_of(c).is_empty());
@@ -46,6 +55,7 @@ impl Apps for Pager {
                         "name a running unit as systemctl shows it, with its suffix (X.service)",
                     )
                 })?;
+                let _admitting = self.app_registry.admitting.lock();
                 let pids = membership::members_of(&cgroup);
                 if let Some(owner) = pids.iter().find_map(|pid| self.owner_of(*pid)) {
                     return Err(error(
@@ -93,15 +103,17 @@ impl Apps for Pager {
                 ),
             ));
         }
-        let _changing = self.app_registry.changing.lock();
+        let _one = self.under_way.begin(caller)?;
         let pid = caller.pid;
         let stat = attach::check(pid).map_err(refused)?;
+        let admitting = self.app_registry.admitting.lock();
         self.is_free(pid)?;
         let name = self.unique_name(request.name.as_deref(), &stat.comm, pid)?;
         let app = self.new_app(name, caller.uid, Target::Region { pid, address, length }, request.local);
         let range = (address, address + length);
-        membership::join(&app, pid, &stat);
-        self.app_registry.add(app.clone());
+        let _changing = app.changing.lock();
+        self.admit(&app, pid, &stat);
+        drop(admitting);
         self.furnish(&app, pid, |app| self.context.attach_region(app, pid, range, [ring, bell]))?;
         Ok(self.told(&app))
     }
@@ -109,7 +121,7 @@ impl Apps for Pager {
     fn detach(&self, id: u64, progress: &mut dyn FnMut(Progress)) -> Result<(), ApiError> {
         let app = self.app_registry.find(id).ok_or_else(|| no_app(id))?;
         {
-            let _changing = self.app_registry.changing.lock();
+            let _changing = app.changing.lock();
             app.set_detaching(true);
         }
         let result = restore::restore(&self.context, &app, progress);
