@@ -276,8 +276,26 @@ pub struct Status {
     /// annexd's own CPU time since start, in seconds.
     pub cpu_s: f64,
     pub apps: Vec<AppInfo>,
+    /// The ordinary users who have apps, and what those take.
+    #[serde(default)]
+    pub users: Vec<UserInfo>,
     /// Everything a user should know and might not notice: a fallback, a lost donor, a full pool.
     pub warnings: Vec<String>,
+}
+
+/// An ordinary user, and what all their apps together take and may take, in bytes (`[users]` in
+/// annexd's configuration).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UserInfo {
+    pub uid: u32,
+    pub apps: u32,
+    pub apps_max: u32,
+    /// Page tables.
+    pub table_bytes: u64,
+    pub table_max: u64,
+    /// Pages that have bytes in the pool, one copy counted.
+    pub pool_bytes: u64,
+    pub pool_max: u64,
 }
 
 /// The KV API: what it holds and how it does.

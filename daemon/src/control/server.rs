@@ -135,6 +135,8 @@ impl Control {
         let evicted_pages: u64 = apps.iter().map(|app| app.evicted / PAGE_SIZE as u64).sum();
         let overhead = self.apps.overhead_bytes() + self.pool.metadata_bytes();
         apps.retain(|app| authority.covers(app));
+        let mut users = self.apps.users();
+        users.retain(|user| authority == Authority::Everything || authority == Authority::Own(user.uid));
         Status {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id() as i32,
@@ -147,6 +149,7 @@ impl Control {
             overhead_per_page: (evicted_pages > 0).then(|| overhead as f64 / evicted_pages as f64),
             cpu_s: super::host::cpu_seconds(),
             apps,
+            users,
             warnings: self
                 .shortcomings
                 .iter()

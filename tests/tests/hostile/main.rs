@@ -3,6 +3,7 @@
 
 mod attaches;
 mod rings;
+mod users;
 
 use annex_tests::testbed::census::stubs_of;
 use annex_tests::testbed::{Job, Testbed, bins, directory, nobody, wait_for};

@@ -109,6 +109,8 @@ pub struct App {
     pub id: u64,
     pub name: String,
     pub uid: u32,
+    /// Asked for by a user who is neither root nor of group annex: see `quota`.
+    of_ordinary_user: bool,
     pub target: Target,
     pub members: Mutex<Vec<Member>>,
     /// Held while it is attached, given stubs, buried, detached or dropped, so that none of these
@@ -145,6 +147,7 @@ impl App {
             id,
             name,
             uid,
+            of_ordinary_user: false,
             target,
             members: Mutex::default(),
             changing: Mutex::new(()),
@@ -164,6 +167,16 @@ impl App {
             sharing: Mutex::new(None),
             counted: Mutex::new(None),
         }
+    }
+
+    /// Whether it is one that an ordinary user has asked for.
+    #[must_use]
+    pub fn of_ordinary_user(self, of_ordinary_user: bool) -> App {
+        App { of_ordinary_user, ..self }
+    }
+
+    pub fn is_of_ordinary_user(&self) -> bool {
+        self.of_ordinary_user
     }
 
     /// Whether a process may be a part of it: of a user's app only what has no rights but that

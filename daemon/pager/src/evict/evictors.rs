@@ -172,6 +172,17 @@ fn relieve(evictor: &mut Evictor, app: &Arc<App>) -> bool {
     let mut retries = 0;
     let mut nothing_to_take = resident > marks.limit && !spaces.is_empty();
     while need > 0 && !spaces.is_empty() {
+        if let Some(cause) = evictor.shared.quotas.exhausted(&evictor.registry, &evictor.shared.pool, app) {
+            // Copies of what is resident are in the pool too, and the first to go.
+            let may_give = matches!(cause, Cause::UsersPool(_));
+            let given: usize = spaces.iter().filter(|_| may_give).map(|(_, space)| evictor.give_copies(space)).sum();
+            if given == 0 {
+                app.eviction_blocked.met(cause);
+                app.yielded(0);
+                app.rest(Duration::from_millis(500));
+                return false;
+            }
+        }
         // In turn, so that no process pays for all.
         let mut exhausted = Vec::new();
         for (i, (_, space)) in spaces.iter().enumerate() {

@@ -12,7 +12,7 @@ use crate::recovery::restore::RestoreError;
 use crate::recovery::{restore, takeover};
 use annex_shared::api::{
     ApiError, AppInfo, AttachRequest, ErrorCode, LONGEST_REGION, Limit, Progress, RegionRequest, SHORTEST_REGION,
-    Target, WorkersInfo, format_bytes,
+    Target, UserInfo, WorkersInfo, format_bytes,
 };
 use annex_shared::page::PAGE_SIZE;
 use std::sync::Arc;
@@ -21,12 +21,16 @@ impl Apps for Pager {
     fn attach(&self, request: &AttachRequest, caller: Caller) -> Result<AppInfo, ApiError> {
         self.is_usable()?;
         let _one = self.under_way.begin(caller)?;
-        let new = |name, uid| self.new_app(name, uid, request.target.clone(), request.local);
+        let new = |name, uid| {
+            self.new_app(name, uid, request.target.clone(), request.local).of_ordinary_user(caller.confined)
+        };
+        self.may_have_programs(caller)?;
         let app = match &request.target {
             Target::Pid(pid) | Target::Launch(pid) => {
                 let stat = attach::check(*pid).map_err(refused)?;
                 let admitting = self.app_registry.admitting.lock();
                 self.is_free(*pid)?;
+                self.may_have_another(caller)?;
                 // The process of whom the caller was found to be allowed to ask may have become
                 // another program since.
                 let owner = process::identity(*pid).ok().and_then(|identity| identity.owner());
@@ -36,7 +40,7 @@ impl Apps for Pager {
                 let uid = owner.unwrap_or(0);
                 let program = request.program.as_deref().unwrap_or(&stat.comm);
                 let name = self.unique_name(request.name.as_deref(), program, *pid)?;
-                let app = new(name, uid);
+                let app = Arc::new(new(name, uid));
                 let _changing = app.changing.lock();
                 self.admit(&app, *pid, &stat);
                 drop(admitting);
@@ -64,7 +68,7 @@ impl Apps for Pager {
                         &format!("run 'annex detach {}' first", owner.name),
                     ));
                 }
-                let app = new(self.unique_name(request.name.as_deref(), unit, pids[0])?, caller.uid);
+                let app = Arc::new(new(self.unique_name(request.name.as_deref(), unit, pids[0])?, caller.uid));
                 for pid in pids {
                     if let Some(stat) = Stat::read(pid).filter(|stat| !membership::is_exempt(pid, stat)) {
                         membership::join(&app, pid, &stat);
@@ -108,8 +112,10 @@ impl Apps for Pager {
         let stat = attach::check(pid).map_err(refused)?;
         let admitting = self.app_registry.admitting.lock();
         self.is_free(pid)?;
+        self.may_have_another(caller)?;
         let name = self.unique_name(request.name.as_deref(), &stat.comm, pid)?;
         let app = self.new_app(name, caller.uid, Target::Region { pid, address, length }, request.local);
+        let app = Arc::new(app.of_ordinary_user(caller.confined));
         let range = (address, address + length);
         let _changing = app.changing.lock();
         self.admit(&app, pid, &stat);
@@ -174,6 +180,11 @@ impl Apps for Pager {
         let by_id = |n: u64| apps.iter().find(|a| a.id == n);
         let app = by_name().or_else(|| by_pid(number?)).or_else(|| by_id(number?))?;
         Some(self.told(app))
+    }
+
+    fn users(&self) -> Vec<UserInfo> {
+        let shared = &self.context.shared;
+        shared.quotas.users(&self.context.registry, &shared.pool, &self.app_registry.all())
     }
 
     fn workers(&self) -> WorkersInfo {

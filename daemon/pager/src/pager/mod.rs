@@ -5,8 +5,10 @@ mod refusal;
 mod under_way;
 
 use crate::app::manager::{AppRegistry, Manager, Motion};
+use crate::app::quota::Quotas;
 use crate::app::{App, furnish, membership};
-use crate::config::PagerConfig;
+use crate::config::{PagerConfig, UsersConfig};
+use crate::control::Caller;
 use crate::evict::Evictors;
 use crate::fault::Workers;
 use crate::inject::AttachContext;
@@ -59,7 +61,7 @@ pub struct Pager {
 impl Pager {
     /// Starts the pager's threads on a host that [`probe::host`] found fit.
     pub fn start(
-        config: &PagerConfig,
+        (config, users): (&PagerConfig, &UsersConfig),
         default_limit: Limit,
         host: probe::Host,
         pool: Arc<Pool>,
@@ -73,6 +75,7 @@ impl Pager {
         let shared = Arc::new(Shared {
             pool,
             in_flight: Default::default(),
+            quotas: Quotas::new(users.clone()),
             registry: registry.clone(),
             watchdog: Watchdog::default(),
             watch,
@@ -226,9 +229,9 @@ impl Pager {
         Ok(())
     }
 
-    fn new_app(&self, name: String, uid: u32, target: Target, local: Option<Limit>) -> Arc<App> {
+    fn new_app(&self, name: String, uid: u32, target: Target, local: Option<Limit>) -> App {
         let id = u64::from(rand::random::<u32>()) + 1;
-        Arc::new(App::new(id, name, uid, target, local.unwrap_or(self.default_limit)))
+        App::new(id, name, uid, target, local.unwrap_or(self.default_limit))
     }
 
     fn is_usable(&self) -> Result<(), ApiError> {
@@ -239,6 +242,33 @@ impl Pager {
                 "start annex-agent on the donors and check their addresses in annexd's configuration",
             )
         })
+    }
+
+    /// Whether programs of this caller are paged at all.
+    fn may_have_programs(&self, caller: Caller) -> Result<(), ApiError> {
+        if !caller.confined || self.context.shared.quotas.config.programs {
+            return Ok(());
+        }
+        Err(error(
+            ErrorCode::Forbidden,
+            "no programs of ordinary users are paged on this host (programs = false in [users])".into(),
+            "ask as root or as a member of group annex; or use a region (annex-client)",
+        ))
+    }
+
+    /// Whether this caller may have one more app.
+    fn may_have_another(&self, caller: Caller) -> Result<(), ApiError> {
+        let most = self.context.shared.quotas.config.apps;
+        let is_theirs = |app: &&Arc<App>| app.is_of_ordinary_user() && app.uid == caller.uid;
+        let apps = self.app_registry.all().iter().filter(is_theirs).count();
+        if !caller.confined || apps < most as usize {
+            return Ok(());
+        }
+        Err(error(
+            ErrorCode::Forbidden,
+            format!("user {} has {apps} apps, as many as a user may have (apps = {most} in [users])", caller.uid),
+            "detach one (annex apps lists them), or ask as root or as a member of group annex",
+        ))
     }
 
     /// Whether nothing of the process is managed yet.
