@@ -5,8 +5,8 @@
 //! app that needs stubs has a thread for it, for as long as that takes: other apps, and the
 //! manager, wait for none of its processes.
 
+use crate::app::app_registry::AppRegistry;
 use crate::app::application::App;
-use crate::app::manager::AppRegistry;
 use crate::inject::AttachContext;
 use crate::inject::attach::AttachError;
 use crate::inject::stub::Stub;

@@ -4,6 +4,7 @@
 //!
 //! Neither is ever waited for by a fault, and the manager waits for no program.
 
+use crate::app::app_registry::AppRegistry;
 use crate::app::application::{App, Member};
 use crate::app::furnish::Furnishers;
 use crate::app::membership;
@@ -13,19 +14,16 @@ use crate::inject::{AttachContext, stub, tracer_process};
 use crate::kernel::Mark;
 use crate::kernel::process::Stat;
 use crate::kernel::uffd::Proof;
-use crate::recovery::{Ledger, restore};
+use crate::recovery::restore;
 use crate::space::Space;
 use annex_host::priority::Precedence;
 use annex_host::sentinel::Sentinel;
 use annex_shared::api::{AppState, Target};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::eventfd::{EfdFlags, EventFd};
-use parking_lot::{Mutex, RwLock};
 use std::collections::HashSet;
-use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// How often processes are looked at: often while an app is near its limit and its memory changes,
@@ -35,63 +33,6 @@ const CALM: Duration = Duration::from_millis(60);
 const QUIET: Duration = Duration::from_millis(100);
 /// Without a change for so long an app is calm.
 const UNTIL_CALM: Duration = Duration::from_secs(1);
-
-/// The apps, and what wakes the manager.
-pub struct AppRegistry {
-    apps: RwLock<Vec<Arc<App>>>,
-    bell: EventFd,
-    pub stop: AtomicBool,
-    /// What a successor finds of the apps.
-    pub ledger: Ledger,
-    /// Held from the look whether a process and a name are free until they are an app's: never for
-    /// as long as a program is waited for.
-    pub admitting: Mutex<()>,
-    /// Held from the look at all apps until the ledger has them.
-    writing: Mutex<()>,
-}
-
-impl AppRegistry {
-    pub fn new(ledger: Ledger) -> io::Result<AppRegistry> {
-        let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-        Ok(AppRegistry {
-            apps: RwLock::default(),
-            bell,
-            stop: AtomicBool::new(false),
-            ledger,
-            admitting: Mutex::new(()),
-            writing: Mutex::new(()),
-        })
-    }
-
-    /// Writes down who there is.
-    pub fn write_down(&self) {
-        let _writing = self.writing.lock();
-        self.ledger.write(&self.all());
-    }
-
-    pub fn all(&self) -> Vec<Arc<App>> {
-        self.apps.read().clone()
-    }
-
-    pub fn find(&self, id: u64) -> Option<Arc<App>> {
-        self.apps.read().iter().find(|a| a.id == id).cloned()
-    }
-
-    pub fn add(&self, app: Arc<App>) {
-        self.apps.write().push(app);
-        self.write_down();
-        self.ring();
-    }
-
-    pub fn remove(&self, id: u64) {
-        self.apps.write().retain(|a| a.id != id);
-        self.write_down();
-    }
-
-    pub fn ring(&self) {
-        let _ = self.bell.write(1);
-    }
-}
 
 /// Whether all known processes of an app have ended. A unit may have none for a while: its cgroup
 /// tells when one comes.

@@ -8,7 +8,7 @@
 //! lane of its own. Nobody waits for a space that an evictor has. One that finds, when its batch is
 //! over, that somebody else acts, ends.
 
-use crate::app::manager::AppRegistry;
+use crate::app::app_registry::AppRegistry;
 use crate::app::{App, Watermarks};
 use crate::evict::eviction_blocked::Cause;
 use crate::evict::evictor::{BATCH, Evictor};

@@ -4,7 +4,8 @@ mod apps;
 mod refusal;
 mod under_way;
 
-use crate::app::manager::{AppRegistry, Manager, Motion};
+use crate::app::app_registry::AppRegistry;
+use crate::app::manager::{Manager, Motion};
 use crate::app::quota::Quotas;
 use crate::app::{App, furnish, membership};
 use crate::config::{PagerConfig, UsersConfig};

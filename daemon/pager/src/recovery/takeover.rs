@@ -15,7 +15,7 @@
 //!
 //! Killed anywhere in between, the next annexd finds the same and starts again.
 
-use crate::app::manager::AppRegistry;
+use crate::app::app_registry::AppRegistry;
 use crate::app::{App, membership};
 use crate::events::{Window, bequeath, change};
 use crate::inject::stub::Stub;

@@ -22,11 +22,14 @@ pub struct InFlight {
     state: Mutex<State>,
 }
 
+/// The space, the page, the thread, and whether it writes.
+type Whose = (SpaceId, PageIdx, i32, bool);
+
 #[derive(Default)]
 struct State {
     runs: Vec<SlotRun>,
     /// Each thread's fault once, however often it was taken back (a signal does that) and made anew.
-    parked: HashMap<(SpaceId, PageIdx, i32, bool), (Arc<Space>, Fault)>,
+    parked: HashMap<Whose, (Arc<Space>, Fault)>,
 }
 
 fn holds(runs: &[SlotRun], slot: SlotIdx) -> bool {
