@@ -16,7 +16,7 @@
 
 use annex_kv::KvConfig;
 use annex_metrics::MetricsConfig;
-use annex_pager::PagerConfig;
+use annex_pager::{PagerConfig, UsersConfig};
 use annex_pool::{PoolConfig, SpillConfig};
 use annex_shared::api::{Limit, SOCKET};
 use annex_shared::config::{ByteSize, ConfigError as FileError, LogLevelError, TimeSpan, check_log_filter, load};
@@ -45,6 +45,7 @@ pub struct Config {
     pub pool: PoolConfig,
     pub spill: SpillConfig,
     pub pager: PagerConfig,
+    pub users: UsersConfig,
     pub kv: KvConfig,
     pub metrics: MetricsConfig,
 }
@@ -59,6 +60,7 @@ impl Default for Config {
             pool: PoolConfig::default(),
             spill: SpillConfig::default(),
             pager: PagerConfig::default(),
+            users: UsersConfig::default(),
             kv: KvConfig::default(),
             metrics: MetricsConfig::default(),
         }
@@ -183,6 +185,7 @@ mod tests {
             ("[pool]\nreplica = 2", "pool.replica", "replicas"),
             ("[[pool.donor]]\nadress = 'a:1'", "adress", "address"),
             ("[spill]\nsiz = '1G'", "spill.siz", "size"),
+            ("[users]\napp = 1", "users.app", "apps"),
             ("[pager]\nfault_worker = 1", "pager.fault_worker", "fault_workers"),
         ] {
             let error = parse(text).unwrap_err();
@@ -198,6 +201,7 @@ mod tests {
             ("[pager]\nwait = 'pray'", "unknown variant `pray`"),
             ("[pager]\nbusy_poll_us = 20000", "busy_poll_us = 20000 in [pager]"),
             ("[pager]\nfault_workers = 1000", "fault_workers = 1000 in [pager]"),
+            ("[users]\npool_bytes = '75'", "give a share (75%) or a unit (75M)"),
             ("log = 'annex=loud'", "bad log filter 'annex=loud'"),
             ("log = 'bogus'", "there is no log level 'bogus': give error, warn, info, debug, trace or off"),
             ("local = '50'", "give a share (50%) or a unit (50M)"),

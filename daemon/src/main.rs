@@ -463,7 +463,7 @@ fn start(config: &Config, keeper: Arc<FdKeeper>) -> Result<Running, Failure> {
         None => None,
     };
     let previous = previous.zip(inheritance.as_ref().map(Inheritance::generation));
-    let pager = Pager::start(&config.pager, config.local, host, pool.clone(), keeper, previous);
+    let pager = Pager::start((&config.pager, &config.users), config.local, host, pool.clone(), keeper, previous);
     let pager = Arc::new(pager.context("failed to start the pager")?);
     if let Some(inheritance) = inheritance {
         inheritance.settle();

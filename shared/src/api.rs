@@ -186,6 +186,9 @@ pub struct Status {
     /// How it all stands, what explains most first; the health line is made of these.
     #[serde(default)]
     pub conditions: Vec<Condition>,
+    /// The ordinary users who have apps, and what those take.
+    #[serde(default)]
+    pub users: Vec<UserInfo>,
     /// Everything a user should know and might not notice: a fallback, a lost donor, a full pool.
     pub warnings: Vec<String>,
 }
@@ -204,6 +207,21 @@ impl Status {
     pub fn severity(&self) -> Severity {
         self.conditions.iter().map(|condition| condition.severity).max().unwrap_or_default()
     }
+}
+
+/// An ordinary user, and what all their apps together take and may take, in bytes (`[users]` in
+/// annexd's configuration).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UserInfo {
+    pub uid: u32,
+    pub apps: u32,
+    pub apps_max: u32,
+    /// Page tables.
+    pub table_bytes: u64,
+    pub table_max: u64,
+    /// Pages that have bytes in the pool, one copy counted.
+    pub pool_bytes: u64,
+    pub pool_max: u64,
 }
 
 /// The KV API: what it holds and how it does.

@@ -1,6 +1,8 @@
-//! What annexd's configuration says of the pager.
+//! What annexd's configuration says of the pager, and of ordinary users.
 
 use crate::sched::waiting::Wait;
+use annex_shared::api::Limit;
+use annex_shared::config::ByteSize;
 use serde::{Deserialize, Serialize};
 
 /// `[pager]` in annexd's configuration.
@@ -22,5 +24,26 @@ pub struct PagerConfig {
 impl Default for PagerConfig {
     fn default() -> Self {
         PagerConfig { fault_workers: 0, wait: Wait::default(), busy_poll_us: 20, adaptive_polling: true }
+    }
+}
+
+/// `[users]` in annexd's configuration: what each user may have who is neither root nor a member of
+/// group annex.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct UsersConfig {
+    /// Whether they may have programs paged; regions (`annex-client`) they may have in any case.
+    pub programs: bool,
+    /// Apps at a time.
+    pub apps: u32,
+    /// What the page tables of all their apps may take.
+    pub table_bytes: ByteSize,
+    /// What all their apps may have in the pool: a size, or a share of what the pool can take.
+    pub pool_bytes: Limit,
+}
+
+impl Default for UsersConfig {
+    fn default() -> Self {
+        UsersConfig { programs: true, apps: 100, table_bytes: ByteSize(64 << 20), pool_bytes: Limit::Percent(75) }
     }
 }

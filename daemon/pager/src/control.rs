@@ -1,6 +1,6 @@
 //! What the control plane may ask of the pager, and for whom.
 
-use annex_shared::api::{ApiError, AppInfo, AttachRequest, Limit, Progress, RegionRequest, WorkersInfo};
+use annex_shared::api::{ApiError, AppInfo, AttachRequest, Limit, Progress, RegionRequest, UserInfo, WorkersInfo};
 
 /// Who asks: the peer of a control connection, as the kernel recorded it at `connect`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +25,8 @@ pub trait Apps: Send + Sync + 'static {
     fn apps(&self) -> Vec<AppInfo>;
     /// Finds an app by name, id or the PID of one of its processes.
     fn find(&self, name: &str) -> Option<AppInfo>;
+    /// The ordinary users who have apps, with what they take and may take.
+    fn users(&self) -> Vec<UserInfo>;
     fn workers(&self) -> WorkersInfo;
     /// Memory of the page tables, in bytes.
     fn overhead_bytes(&self) -> u64;

@@ -41,7 +41,7 @@ mod recovery;
 mod sched;
 mod space;
 
-pub use config::PagerConfig;
+pub use config::{PagerConfig, UsersConfig};
 pub use control::{Apps, Caller};
 pub use kernel::probe;
 pub use pager::{Pager, StartError};

@@ -117,7 +117,7 @@ impl Control {
     fn open_region(&self, request: &RegionRequest, caller: Caller, authority: Authority) -> Result<AppInfo, ApiError> {
         let RegionRequest { address, length, .. } = *request;
         self.may_take(request.name.as_deref(), &Target::Region { pid: caller.pid, address, length }, authority)?;
-        self.apps.open_region(request, caller)
+        self.apps.open_region(request, Caller { confined: authority != Authority::Everything, ..caller })
     }
 
     /// Whether something new may be managed.
@@ -157,6 +157,8 @@ impl Control {
         let evicted_pages: u64 = apps.iter().map(|app| app.evicted / PAGE_SIZE as u64).sum();
         let overhead = self.apps.overhead_bytes() + self.pool.metadata_bytes();
         apps.retain(|app| authority.covers(app));
+        let mut users = self.apps.users();
+        users.retain(|user| authority == Authority::Everything || authority == Authority::Own(user.uid));
         let stalled = self.apps.stalled();
         let kv_failed = self.keys.get().map(|keys| keys.counts().failed).unwrap_or_default();
         let mut status = Status {
@@ -172,6 +174,7 @@ impl Control {
             cpu_s: super::host::cpu_seconds(),
             apps,
             conditions: Vec::new(),
+            users,
             warnings: self
                 .shortcomings
                 .iter()

@@ -4,7 +4,7 @@
 use annex_daemon::control::{Apps, Caller, Donors};
 use annex_shared::api::{
     ApiError, AppInfo, AppState, AttachRequest, DonorInfo, DonorRequest, DonorState, ErrorCode, Faults, Limit,
-    OperationInfo, PoolInfo, Progress, RegionRequest, SlabInfo, Target, TransportInfo, WorkersInfo,
+    OperationInfo, PoolInfo, Progress, RegionRequest, SlabInfo, Target, TransportInfo, UserInfo, WorkersInfo,
 };
 use annex_shared::transport::Transport;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -177,6 +177,10 @@ impl Apps for ScriptedApps {
         let RegionRequest { address, length, name, local, .. } = request.clone();
         let target = Target::Region { pid: caller.pid, address, length };
         self.attach(&AttachRequest { target, name, program: None, local }, caller)
+    }
+
+    fn users(&self) -> Vec<UserInfo> {
+        Vec::new()
     }
 
     fn detach(&self, app: u64, progress: &mut dyn FnMut(Progress)) -> Result<(), ApiError> {

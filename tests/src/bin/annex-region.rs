@@ -3,9 +3,11 @@
 
 use annex_client::{Limit, Options, Region};
 use annex_shared::api::parse_bytes;
+use annex_shared::ring::{Question, Ring, SLOTS};
 use annex_tests::stress::content::{Content, Dice, PAGE};
 use anyhow::Context;
 use clap::Parser;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
@@ -28,6 +30,9 @@ struct Args {
     /// Open it, close it, and open it again; then end.
     #[arg(long)]
     twice: bool,
+    /// Ask for pages at the ring without end, with every slot at once, whatever is answered.
+    #[arg(long)]
+    flood: bool,
     /// Have a child, and a system call, meet pages that are not there; then end.
     #[arg(long)]
     limits: bool,
@@ -48,7 +53,7 @@ fn stop_on_sigterm() -> anyhow::Result<()> {
 }
 
 fn main() -> anyhow::Result<()> {
-    let Args { socket, size, local, name, threads, seed, twice, limits } = Args::parse();
+    let Args { socket, size, local, name, threads, seed, twice, flood, limits } = Args::parse();
     let options = Options { socket, local, name, ..Options::of(size as usize) };
     let region = Region::new(options.clone())?;
     if twice {
@@ -65,6 +70,9 @@ fn main() -> anyhow::Result<()> {
         unsafe { Content::of(seed, page, 0).fill(at(&region, page)) };
     }
     eprintln!("ready");
+    if flood {
+        return ask_without_end(&region, pages);
+    }
     if limits {
         return within_limits(&region, seed, pages);
     }
@@ -112,6 +120,45 @@ fn work(region: &Region, (nth, threads): (u64, u64), pages: u64, seed: u64) -> a
         let page = own * threads + nth;
         check(region, page, Content::of(seed, page, generations[own as usize]))
     })
+}
+
+/// A slot is freed and asked for anew though annexd works on it, and the bell is rung each time.
+fn ask_without_end(region: &Region, pages: u64) -> anyhow::Result<()> {
+    let (ring, bells) = (own_ring()?, own_eventfds()?);
+    let first = region.as_ptr() as u64 / PAGE as u64;
+    let mut dice = Dice::new(29);
+    let mut asked = 0u64;
+    while !STOP.load(Relaxed) {
+        (0..SLOTS).for_each(|nth| ring.free(nth));
+        let question = || Question { page: first + dice.roll() % pages, write: true, thread: 1, cpu: 0 };
+        asked += std::iter::repeat_with(question).map_while(|question| ring.ask(question)).count() as u64;
+        for bell in &bells {
+            // One that is full has rung.
+            let _ = nix::unistd::write(bell, &1u64.to_ne_bytes());
+        }
+    }
+    println!("asked {asked} times");
+    Ok(())
+}
+
+/// The library keeps it to itself.
+fn own_ring() -> anyhow::Result<&'static Ring> {
+    let maps = std::fs::read_to_string("/proc/self/maps")?;
+    let line = maps.lines().find(|line| line.contains("annex-ring")).context("there is a ring")?;
+    let start = line.split('-').next().context("it has an address")?;
+    let start = usize::from_str_radix(start, 16)?;
+    // SAFETY: mapped by the library until the region is dropped, which is after its last use; all
+    // of its fields are atomics.
+    Ok(unsafe { &*std::ptr::with_exposed_provenance::<Ring>(start) })
+}
+
+fn own_eventfds() -> anyhow::Result<Vec<OwnedFd>> {
+    let is_one = |path: &PathBuf| std::fs::read_link(path).is_ok_and(|to| to.as_os_str() == "anon_inode:[eventfd]");
+    let fds = std::fs::read_dir("/proc/self/fd")?.flatten().map(|entry| entry.path()).filter(is_one);
+    let number = |path: PathBuf| path.file_name()?.to_str()?.parse().ok();
+    // SAFETY: a descriptor of this process's, which stays open meanwhile.
+    let copy = |fd: i32| unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned();
+    Ok(fds.filter_map(number).map(copy).collect::<Result<_, _>>()?)
 }
 
 /// What the library's documentation says of children and of system calls.

@@ -1,6 +1,10 @@
 //! Neighbours that mean harm: whoever has an app may reach into its processes and its stub, and
 //! must not stop annexd by it.
 
+mod attaches;
+mod rings;
+mod users;
+
 use annex_tests::testbed::census::stubs_of;
 use annex_tests::testbed::{Job, Testbed, bins, directory, nobody, wait_for};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};

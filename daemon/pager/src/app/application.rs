@@ -110,8 +110,14 @@ pub struct App {
     pub id: u64,
     pub name: String,
     pub uid: u32,
+    /// Asked for by a user who is neither root nor of group annex: see `quota`.
+    of_ordinary_user: bool,
     pub target: Target,
     pub members: Mutex<Vec<Member>>,
+    /// Held while it is attached, given stubs, buried, detached or dropped, so that none of these
+    /// meet. Whoever has it may wait for a program (5 s for one that can't be stopped): nobody
+    /// waits for it but who was asked for something of this app.
+    pub changing: Mutex<()>,
     limit: Mutex<Limit>,
     state: AtomicU8,
     note: Mutex<String>,
@@ -142,8 +148,10 @@ impl App {
             id,
             name,
             uid,
+            of_ordinary_user: false,
             target,
             members: Mutex::default(),
+            changing: Mutex::new(()),
             limit: Mutex::new(limit),
             state: AtomicU8::new(WAITING),
             note: Mutex::default(),
@@ -160,6 +168,16 @@ impl App {
             sharing: Mutex::new(None),
             counted: Mutex::new(None),
         }
+    }
+
+    /// Whether it is one that an ordinary user has asked for.
+    #[must_use]
+    pub fn of_ordinary_user(self, of_ordinary_user: bool) -> App {
+        App { of_ordinary_user, ..self }
+    }
+
+    pub fn is_of_ordinary_user(&self) -> bool {
+        self.of_ordinary_user
     }
 
     /// Whether a process may be a part of it: of a user's app only what has no rights but that

@@ -1,33 +1,30 @@
 //! Two threads that look after the apps: the *manager* follows processes as they come, grow, exec
-//! and go, and gives them stubs when they are needed; the *evictor*
-//! ([`evict`](crate::evict)) keeps every app below its limit.
+//! and go, and sees that they get stubs when they are needed ([`furnish`](crate::app::furnish)); the
+//! *evictor* ([`evict`](crate::evict)) keeps every app below its limit.
 //!
-//! Neither is ever waited for by a fault.
+//! Neither is ever waited for by a fault, and the manager waits for no program.
 
+use crate::app::app_registry::AppRegistry;
 use crate::app::application::{App, Member};
+use crate::app::furnish::Furnishers;
 use crate::app::membership;
 use crate::app::membership::ProcessScan;
 use crate::events::bequeath;
-use crate::inject::attach::AttachError;
-use crate::inject::stub::Stub;
 use crate::inject::{AttachContext, stub, tracer_process};
 use crate::kernel::Mark;
 use crate::kernel::process::Stat;
 use crate::kernel::uffd::Proof;
-use crate::recovery::{Ledger, restore};
+use crate::recovery::restore;
 use crate::space::Space;
 use annex_host::event;
 use annex_host::priority::Precedence;
 use annex_host::sentinel::Sentinel;
 use annex_shared::api::{AppState, Target};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::eventfd::{EfdFlags, EventFd};
-use parking_lot::{Mutex, RwLock};
 use std::collections::HashSet;
-use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// How often processes are looked at: often while an app is near its limit and its memory changes,
@@ -37,63 +34,6 @@ const CALM: Duration = Duration::from_millis(60);
 const QUIET: Duration = Duration::from_millis(100);
 /// Without a change for so long an app is calm.
 const UNTIL_CALM: Duration = Duration::from_secs(1);
-/// A process smaller than this (8 MiB, in pages) gets no stub of its own: it would cost more than
-/// it brings.
-pub const WORTH_A_STUB: u64 = 2048;
-/// After a failed attempt to give a process a stub.
-const RETRY: Duration = Duration::from_secs(1);
-
-/// The apps, and what wakes the manager.
-pub struct AppRegistry {
-    apps: RwLock<Vec<Arc<App>>>,
-    bell: EventFd,
-    pub stop: AtomicBool,
-    /// What a successor finds of the apps.
-    pub ledger: Ledger,
-    /// Held while an app is attached, detached or dropped, so that none of these meet.
-    pub changing: Mutex<()>,
-}
-
-impl AppRegistry {
-    pub fn new(ledger: Ledger) -> io::Result<AppRegistry> {
-        let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-        Ok(AppRegistry {
-            apps: RwLock::default(),
-            bell,
-            stop: AtomicBool::new(false),
-            ledger,
-            changing: Mutex::new(()),
-        })
-    }
-
-    /// Writes down who there is.
-    pub fn write_down(&self) {
-        self.ledger.write(&self.all());
-    }
-
-    pub fn all(&self) -> Vec<Arc<App>> {
-        self.apps.read().clone()
-    }
-
-    pub fn find(&self, id: u64) -> Option<Arc<App>> {
-        self.apps.read().iter().find(|a| a.id == id).cloned()
-    }
-
-    pub fn add(&self, app: Arc<App>) {
-        self.apps.write().push(app);
-        self.write_down();
-        self.ring();
-    }
-
-    pub fn remove(&self, id: u64) {
-        self.apps.write().retain(|a| a.id != id);
-        self.write_down();
-    }
-
-    pub fn ring(&self) {
-        let _ = self.bell.write(1);
-    }
-}
 
 /// Whether all known processes of an app have ended. A unit may have none for a while: its cgroup
 /// tells when one comes.
@@ -106,6 +46,7 @@ pub struct Manager {
     pub context: Arc<AttachContext>,
     pub process_scan: ProcessScan,
     pub motion: Motion,
+    pub furnishers: Furnishers,
 }
 
 /// Whether anything has changed lately in what the apps have resident.
@@ -163,6 +104,7 @@ impl Manager {
                 self.follow(app);
             }
         }
+        self.furnishers.join();
     }
 
     /// Until a process ends, somebody rings, or it is time to look.
@@ -187,6 +129,8 @@ impl Manager {
     /// Takes out processes that have ended, and lets go of memory of which the kernel says that
     /// nobody has it any more.
     fn bury(&self, app: &Arc<App>) {
+        // Whoever is at it may wait for one of its programs: other apps don't.
+        let Some(_changing) = app.changing.try_lock() else { return };
         let keeper = &self.context.registry.keeper;
         app.members.lock().retain_mut(|member| {
             // Neither this thread nor other apps wait for a batch that is under way: what it works
@@ -258,7 +202,10 @@ impl Manager {
     /// Drops an app of which nothing is left.
     fn retire(&self, app: &Arc<App>) {
         if has_nobody(app) && app.state() != AppState::Detaching && self.context.registry.of_app(app.id).is_empty() {
-            let _changing = self.app_registry.changing.lock();
+            let Some(_changing) = app.changing.try_lock() else { return };
+            if self.app_registry.find(app.id).is_none() {
+                return;
+            }
             event!(INFO, AppEnded of &app.name, uid app.uid, "the app has ended");
             self.app_registry.remove(app.id);
             drop(app.take_delayed());
@@ -282,7 +229,7 @@ impl Manager {
     }
 
     /// Sees how an app has grown, and gives stubs to those of its processes that need one.
-    fn follow(&self, app: &Arc<App>) {
+    fn follow(&mut self, app: &Arc<App>) {
         // The evictor may be busy with another app: nothing is delayed longer than it takes to
         // come by here.
         self.context.workers.serve(self.context.registry.take_delayed(app));
@@ -294,87 +241,10 @@ impl Manager {
         if !app.is_above_watermark() {
             return;
         }
-        let _changing = self.app_registry.changing.lock();
-        // It may have been refused or let go of while this thread waited.
-        if app.state() == AppState::Detaching || self.app_registry.find(app.id).is_none() {
-            return;
-        }
-        let wanting: Vec<i32> = {
-            let now = Instant::now();
-            let members = app.members.lock();
-            let whole = app.region().is_none();
-            let wants = members.iter().filter(|m| whole && m.space.is_none() && m.resident >= WORTH_A_STUB);
-            wants.filter(|m| m.retry_at.is_none_or(|t| t <= now)).map(|m| m.pid).collect()
-        };
-        for pid in wanting {
-            self.context.shared.watchdog.manager.begin("setting up a stub");
-            let result = self.context.attach(app, pid);
-            let mut members = app.members.lock();
-            let Some(member) = members.iter_mut().find(|m| m.pid == pid) else { continue };
-            match result {
-                Ok((space, pause)) => {
-                    tracing::info!(app = app.name, pid, pause = ?pause.0, "process attached");
-                    member.space = Some(space.identity.clone());
-                    member.keep(&self.context.registry.keeper);
-                    app.running();
-                }
-                Err(error @ AttachError::Privileged { .. }) => {
-                    tracing::warn!(app = app.name, pid, "it leaves the app: {error}");
-                    members.retain(|m| m.pid != pid);
-                }
-                Err(error) => {
-                    // Short-lived processes end in the middle of it; only what fails again is
-                    // somebody's concern.
-                    let again = member.retry_at.replace(Instant::now() + RETRY).is_some();
-                    drop(members);
-                    if again {
-                        tracing::warn!(app = app.name, pid, "{error}");
-                        app.note(error.to_string());
-                    }
-                }
-            }
-        }
-        self.replace_dead_stubs(app);
+        self.furnishers.look_after(app, &self.context, &self.app_registry);
         if !app.is_resting() {
             self.context.registry.wake_evictor();
         }
-    }
-
-    /// A stub can be killed (by whoever thinks it is a stray process, or by the kernel): the space
-    /// gets another. What the old one had moved was settled by the evictor, as after a kill of
-    /// annexd.
-    fn replace_dead_stubs(&self, app: &Arc<App>) {
-        for (pid, space) in self.context.registry.of_members(app) {
-            // Whose stub is being used is looked at later.
-            let Some(mut evicting) = space.evicting.try_lock() else { continue };
-            if evicting.stub.as_ref().is_some_and(Stub::is_alive) || space.is_dead() {
-                continue;
-            }
-            // Who has left, or ended, is looked after by `bury`.
-            if space.mark().is_some_and(|mark| mark.task_of(pid).is_none()) || !self.may_retry(app, pid) {
-                continue;
-            }
-            let dead = evicting.stub.take();
-            drop(evicting);
-            self.context.shared.watchdog.manager.begin("replacing a stub");
-            if let Some(dead) = &dead {
-                tracing::warn!(app = app.name, pid, "the stub was killed; setting up another");
-                self.context.registry.unfurnish(&space);
-                self.context.clear_away(&space, pid, &dead.traces());
-            }
-            if let Err(error) = self.context.refurnish(&space, pid) {
-                tracing::warn!(app = app.name, pid, "{error}");
-                app.note(error.to_string());
-                if let Some(member) = app.members.lock().iter_mut().find(|m| m.pid == pid) {
-                    member.retry_at = Some(Instant::now() + RETRY);
-                }
-            }
-        }
-    }
-
-    fn may_retry(&self, app: &App, pid: i32) -> bool {
-        let now = Instant::now();
-        app.members.lock().iter().any(|m| m.pid == pid && m.retry_at.is_none_or(|at| at <= now))
     }
 }
 

@@ -2,12 +2,18 @@
 //!
 //! - [`App`]: its members, what is counted about them, and its local limit.
 //! - [`membership`]: which processes belong to it.
+//! - [`app_registry`]: all that there are.
+//! - [`furnish`]: stubs for those of them that are worth one.
+//! - [`quota`]: what ordinary users may take.
 //! - [`manager`]: the thread that follows how they come, grow, become other programs, and end.
 //!
 //! An app knows its spaces by their identity only, so that spaces can know their app.
 
+pub mod app_registry;
 mod application;
+pub mod furnish;
 pub mod manager;
 pub mod membership;
+pub mod quota;
 
 pub use application::{App, LONGEST_DELAY, Member, Watermarks};

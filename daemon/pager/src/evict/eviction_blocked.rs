@@ -1,6 +1,7 @@
 //! What keeps an app's memory from being evicted, for as long as it does: whoever looks at an app
 //! that is above its limit reads why.
 
+use annex_shared::api::format_bytes;
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 
@@ -14,6 +15,10 @@ const PASSING: Duration = Duration::from_secs(2);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
     PoolFull,
+    /// All of its user's apps together have as much in the pool as they may: so many bytes.
+    UsersPool(u64),
+    /// Their page tables take as much as they may.
+    UsersTables(u64),
     /// No replica takes what is written.
     NoDonor,
     /// The stub does not answer.
@@ -82,6 +87,14 @@ impl EvictionBlocked {
 fn describe(cause: Cause, lasts: Duration, lack: impl FnOnce() -> String) -> Option<String> {
     match cause {
         Cause::PoolFull => Some(format!("the pool is full: {}; the app keeps its pages until then", lack())),
+        Cause::UsersPool(bytes) => Some(format!(
+            "its user's apps have all of the pool that they may have ({}, pool_bytes in [users]): it keeps its pages; detach one of them, or have that raised",
+            format_bytes(bytes)
+        )),
+        Cause::UsersTables(bytes) => Some(format!(
+            "the page tables of its user's apps take all that they may ({}, table_bytes in [users]): it keeps its pages; detach one of them, or have that raised",
+            format_bytes(bytes)
+        )),
         Cause::NoDonor => Some(format!("no donor takes pages, so none is evicted: {}", lack())),
         Cause::NothingToTake => (lasts >= MOMENT).then(|| {
             "more is resident than its limit, and nothing of that can be evicted: it is locked, pinned, on stacks or in small mappings".into()

@@ -46,6 +46,11 @@ impl Evictor {
         }
     }
 
+    /// Gives up some of the space's copies in the pool of pages that are resident. How many.
+    pub fn give_copies(&self, space: &Arc<Space>) -> usize {
+        drop_clean_copies(space, &self.shared, BATCH)
+    }
+
     fn attempt(&mut self, space: &Arc<Space>, want: usize) -> Outcome {
         let Evictor { number, lane, shared, registry, workers } = self;
         let watched = &shared.watchdog.evictors[*number];

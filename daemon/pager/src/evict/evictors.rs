@@ -8,7 +8,7 @@
 //! lane of its own. Nobody waits for a space that an evictor has. One that finds, when its batch is
 //! over, that somebody else acts, ends.
 
-use crate::app::manager::AppRegistry;
+use crate::app::app_registry::AppRegistry;
 use crate::app::{App, Watermarks};
 use crate::evict::eviction_blocked::Cause;
 use crate::evict::evictor::{BATCH, Evictor};
@@ -182,6 +182,17 @@ fn relieve(evictor: &mut Evictor, app: &Arc<App>) -> bool {
     let mut retries = 0;
     let mut nothing_to_take = resident > marks.limit && !spaces.is_empty();
     while need > 0 && !spaces.is_empty() {
+        if let Some(cause) = evictor.shared.quotas.exhausted(&evictor.registry, &evictor.shared.pool, app) {
+            // Copies of what is resident are in the pool too, and the first to go.
+            let may_give = matches!(cause, Cause::UsersPool(_));
+            let given: usize = spaces.iter().filter(|_| may_give).map(|(_, space)| evictor.give_copies(space)).sum();
+            if given == 0 {
+                app.eviction_blocked.met(cause);
+                app.yielded(0);
+                app.rest(Duration::from_millis(500));
+                return false;
+            }
+        }
         // In turn, so that no process pays for all.
         let mut exhausted = Vec::new();
         for (i, (_, space)) in spaces.iter().enumerate() {

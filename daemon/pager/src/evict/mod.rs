@@ -26,7 +26,7 @@ mod stages;
 mod thread_exit;
 
 pub use clock::{Clock, Victims};
-pub use eviction_blocked::EvictionBlocked;
+pub use eviction_blocked::{Cause, EvictionBlocked};
 pub use evictors::Evictors;
 pub use move_batch::MoveBatch;
 pub use outcome::Outcome;

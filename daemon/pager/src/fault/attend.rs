@@ -21,14 +21,14 @@ impl Worker {
         if space.is_dead() {
             let _ = self.epoll.delete(space.uffd.as_fd());
         } else if !self.attend(&space, since, None) {
-            self.again.push(Again::Drain(id, since));
+            self.try_again(Again::Drain(id, since));
         }
     }
 
     /// One fault, apart from its space's other messages.
     pub(super) fn face(&mut self, space: &Arc<Space>, fault: Fault) {
         if !space.is_dead() && !self.attend(space, Instant::now(), Some(fault)) {
-            self.again.push(Again::Fault(space.clone(), fault));
+            self.try_again(Again::Fault(space.clone(), fault));
         }
     }
 
@@ -61,7 +61,7 @@ impl Worker {
         match serve(space, core, fault, &self.shared) {
             Next::Served => {}
             Next::Delayed => self.delay(&space.app),
-            Next::Again => self.again.push(Again::Fault(space.clone(), fault)),
+            Next::Again => self.try_again(Again::Fault(space.clone(), fault)),
             Next::Read(fetch) if self.install_at_once(space, core, fault, &fetch) => {}
             Next::Read(fetch) => self.fetch(space, fault, &fetch),
         }

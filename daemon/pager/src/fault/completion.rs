@@ -44,10 +44,10 @@ impl Worker {
         let core = if fault.is_some() { self.core_of(space, concurrent) } else { concurrent(PATIENCE) };
         let installed = core.map(|mut core| install(space, &mut core, *stretch, self.lane.bytes(&buf), why, &shared));
         match (fault, installed) {
-            (Some(_), None) => self.again.push(Again::Install(pending, buf)),
+            (Some(_), None) => self.try_again(Again::Install(pending, buf)),
             (Some(_), Some(false)) => {
                 let id = space.id;
-                self.again.push(Again::Install(pending, buf));
+                self.try_again(Again::Install(pending, buf));
                 // Its message must be read before the install can succeed.
                 self.visit(id, Instant::now());
             }
@@ -69,7 +69,7 @@ impl Worker {
                 .core_of(&space, |limit| space.core_within(limit))
                 .is_some_and(|mut core| lose(&space, &mut core, page, slot, &shared));
         if !is_settled {
-            self.again.push(Again::Lose(space, page, slot));
+            self.try_again(Again::Lose(space, page, slot));
         }
     }
 
@@ -87,14 +87,19 @@ impl Worker {
     /// Does everything that can be done now: doorbells, completions, second tries.
     pub(super) fn turn(&mut self) {
         self.end_delays();
-        for again in std::mem::take(&mut self.again) {
+        let (before, tried) = (self.again.len(), self.again.take());
+        for again in tried {
             match again {
+                Again::Ring(space) => {
+                    self.serve_ring(&space);
+                }
                 Again::Drain(id, since) => self.visit(id, since),
                 Again::Fault(space, fault) => self.face(&space, fault),
                 Again::Install(pending, buf) => self.install(pending, buf),
                 Again::Lose(space, page, slot) => self.lose(space, page, slot),
             }
         }
+        self.goes_on = self.again.len() < before;
         self.lane.submit();
         let mut done = std::mem::take(&mut self.done);
         self.lane.poll(&mut done);

@@ -18,6 +18,7 @@ mod install;
 mod next;
 mod page_fault;
 mod prefetch;
+mod put_off;
 mod reading;
 mod rings;
 mod run;

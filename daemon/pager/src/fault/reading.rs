@@ -15,12 +15,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl Worker {
-    /// A page that nobody waited for is on its way, and now somebody does.
+    /// The page is on its way: nobody waited for it and now somebody does, or one more does. (Whoever
+    /// waits for a page is woken with all who do.)
     pub(super) fn joins(&mut self, space: &Arc<Space>, fault: Fault) -> bool {
-        let is_it =
-            |p: &&mut Pending| p.fault.is_none() && p.stretch.contains(fault.page) && Arc::ptr_eq(&p.space, space);
+        let is_it = |p: &&mut Pending| {
+            p.fault.is_none_or(|f| f.page == fault.page)
+                && p.stretch.contains(fault.page)
+                && Arc::ptr_eq(&p.space, space)
+        };
         let ahead = self.pending.iter_mut().flatten().find(is_it);
-        ahead.map(|pending| pending.fault = Some(fault)).is_some()
+        ahead.map(|pending| pending.fault.get_or_insert(fault)).is_some()
     }
 
     /// Asks the pool for what a fault brings: what is waited for first, the rest if there is room.
@@ -46,13 +50,13 @@ impl Worker {
         let posted = match buf {
             Some(buf) => self.post(Pending { space: space.clone(), stretch, fault: Some(fault) }, buf),
             None => {
-                self.again.push(Again::Fault(space.clone(), fault));
+                self.try_again(Again::Fault(space.clone(), fault));
                 return;
             }
         };
         if let Err(Busy(buf)) = posted {
             self.lane.free(buf);
-            self.again.push(Again::Fault(space.clone(), fault));
+            self.try_again(Again::Fault(space.clone(), fault));
         }
     }
 

@@ -17,9 +17,10 @@ use std::time::{Duration, Instant};
 pub(super) const BELL: u64 = 1 << 62;
 const ROUND: Duration = Duration::from_micros(5);
 const QUIET: Duration = Duration::from_millis(1);
-/// Rounds in which something was found, one after the other, until the worker looks at its epoll
-/// set all the same.
-pub(super) const MOST_FOUND: u32 = 8;
+/// Questions that are taken off rings, round after round, until the worker looks at its epoll set
+/// all the same. A ring that is full counts as many at once, so that its program costs the others
+/// a round.
+pub(super) const MOST_FOUND: usize = 8;
 
 impl Worker {
     /// The bell of this space was rung.
@@ -38,11 +39,13 @@ impl Worker {
         !self.rings.is_empty()
     }
 
-    /// Looks at the rings that it polls, for a round at most. True: there was something.
-    pub(super) fn look_at_rings(&mut self) -> bool {
+    /// Looks at the rings that it polls, for a round at most: one of them is served, each in its
+    /// turn. How many questions that had; 0 if none had any.
+    pub(super) fn look_at_rings(&mut self) -> usize {
         if self.rings.is_empty() {
-            return false;
+            return 0;
         }
+        self.rings.rotate_left(1);
         let idle = self.again.is_empty() && self.lane.in_flight() == 0;
         let began = Instant::now();
         loop {
@@ -53,9 +56,13 @@ impl Worker {
                 if ring.is_asked() {
                     polled.found_at = Instant::now();
                     let space = polled.space.clone();
-                    self.serve_ring(&space);
+                    let Some(asked) = self.serve_ring(&space) else {
+                        // Nothing is to be had of the space for now: it is tried again.
+                        self.stop_polling(nth, false);
+                        return MOST_FOUND;
+                    };
                     self.leave_if_in_the_way(nth);
-                    return true;
+                    return asked.max(1);
                 }
             }
             (0..8).for_each(|_| std::hint::spin_loop());
@@ -69,7 +76,7 @@ impl Worker {
             }
         }
         std::thread::yield_now();
-        false
+        0
     }
 
     fn leave_if_in_the_way(&mut self, nth: usize) {
@@ -87,25 +94,25 @@ impl Worker {
     }
 
     /// Takes what is asked and serves it. Changes that are unread are read only if they stand in
-    /// the way.
-    fn serve_ring(&mut self, space: &Arc<Space>) {
-        let Some(ring) = space.uffd.ring() else { return };
+    /// the way. How many questions there were; `None`: the space can't be had. Then they stay at
+    /// the ring, which has room for as many as it has slots.
+    pub(super) fn serve_ring(&mut self, space: &Arc<Space>) -> Option<usize> {
+        let asked = space.uffd.ring().filter(|ring| ring.is_asked() && !space.is_dead());
+        let Some(ring) = asked else { return Some(0) };
+        let Some(mut core) = self.core_of(space, |limit| space.core_concurrent(limit)) else {
+            self.try_again(Again::Ring(space.clone()));
+            return None;
+        };
         let mut faults = std::mem::take(&mut self.faults);
         let since = Instant::now();
         ring.take(|question| {
             let (page, write, thread) = (PageIdx(question.page), question.write, question.thread);
             faults.push(Fault { page, write, thread, since, evictors: false });
         });
-        if !faults.is_empty() && !space.is_dead() {
-            match self.core_of(space, |limit| space.core_concurrent(limit)) {
-                Some(mut core) => {
-                    self.note_threads(space, &mut core, &faults);
-                    faults.drain(..).for_each(|fault| self.serve(space, &mut core, fault));
-                }
-                None => self.again.extend(faults.drain(..).map(|fault| Again::Fault(space.clone(), fault))),
-            }
-        }
-        faults.clear();
+        let asked = faults.len();
+        self.note_threads(space, &mut core, &faults);
+        faults.drain(..).for_each(|fault| self.serve(space, &mut core, fault));
         self.faults = faults;
+        Some(asked)
     }
 }

@@ -32,8 +32,9 @@ impl Worker {
         let mut found = 0;
         while !self.stop.load(Ordering::Acquire) {
             self.give_precedence(&mut precedence);
-            if self.look_at_rings() && found < rings::MOST_FOUND {
-                found += 1;
+            let asked = self.look_at_rings();
+            found += asked;
+            if asked > 0 && found < rings::MOST_FOUND {
                 self.turn();
                 continue;
             }
@@ -86,6 +87,9 @@ impl Worker {
     /// reads under way.
     pub(super) fn timeout(&mut self, stalled_since: &mut Option<Instant>) -> EpollTimeout {
         if !self.again.is_empty() {
+            if self.goes_on {
+                *stalled_since = None;
+            }
             // The app is in the middle of a system call that changes its mappings. Most take
             // microseconds; a fork of much memory takes longer.
             let since = *stalled_since.get_or_insert_with(Instant::now);

@@ -2,7 +2,7 @@
 //! try again.
 //!
 //! A worker never waits for anything but its epoll set. What can't be done at once goes to `again`
-//! and is tried on the next turn. A space whose lock somebody keeps (an evictor, with a stub that
+//! and is tried on the next turns ([`put_off`](crate::fault::put_off)). A space whose lock somebody keeps (an evictor, with a stub that
 //! stands still because its program is frozen) is taken out of the epoll set until it can be had:
 //! its messages would wake the worker without end, and all other programs would wait for that.
 
@@ -10,6 +10,7 @@ use crate::app::{App, LONGEST_DELAY};
 use crate::fault::busy_poll::BusyPoll;
 use crate::fault::fetch::Stretch;
 use crate::fault::page_fault::Fault;
+use crate::fault::put_off::PutOff;
 use crate::page::PageIdx;
 use crate::sched::affinity::Bell;
 use crate::sched::{WorkerClass, affinity};
@@ -46,9 +47,18 @@ pub(super) struct Polled {
 pub(super) enum Again {
     /// Since when somebody may be waiting.
     Drain(SpaceId, Instant),
+    Ring(Arc<Space>),
     Fault(Arc<Space>, Fault),
     Install(Pending, Buf),
     Lose(Arc<Space>, PageIdx, SlotIdx),
+}
+
+/// Of what a space puts off, what is tried again once, however often it was put off.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Once {
+    Drain,
+    Ring,
+    Fault { page: PageIdx, write: bool, thread: i32, evictors: bool },
 }
 
 pub(super) struct Worker {
@@ -72,7 +82,9 @@ pub(super) struct Worker {
     pub(super) stop: Arc<AtomicBool>,
     pub(super) pending: Vec<Option<Pending>>,
     pub(super) free: Vec<usize>,
-    pub(super) again: Vec<Again>,
+    pub(super) again: PutOff<Once, Again>,
+    /// Of what was put off, something could be done in the latest turn.
+    pub(super) goes_on: bool,
     /// Spaces that somebody keeps: not watched, and tried again with what is in `again`.
     pub(super) held_up: Vec<SpaceId>,
     pub(super) done: Vec<Done>,
@@ -113,6 +125,22 @@ impl Worker {
             _ => {}
         }
         core
+    }
+
+    /// On one of the next turns, then.
+    pub(super) fn try_again(&mut self, again: Again) {
+        let (space, once) = match &again {
+            Again::Drain(id, _) => (*id, Some(Once::Drain)),
+            Again::Ring(space) => (space.id, Some(Once::Ring)),
+            Again::Fault(space, Fault { page, write, thread, evictors, .. }) => {
+                let once = Once::Fault { page: *page, write: *write, thread: *thread, evictors: *evictors };
+                (space.id, Some(once))
+            }
+            // These hold a buffer, or a page that nobody else will see to.
+            Again::Install(pending, _) => (pending.space.id, None),
+            Again::Lose(space, ..) => (space.id, None),
+        };
+        self.again.push(space, once, again);
     }
 
     /// A fault waits for the evictor, but not for longer than it may.

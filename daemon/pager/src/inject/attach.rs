@@ -175,9 +175,14 @@ impl AttachContext {
             let table = Table::new(app.id, id.0).map_err(|e| system("make a page table", e))?;
             let mm = open(&stub, pid)?;
             let space = Arc::new(Space::new(id, app.clone(), uffd, table));
+            let placing = self.placing.lock();
+            if self.lives_in_a_space(pid) {
+                return Err(AttachError::Shared { pid });
+            }
             space.describe(pid, &stub, mm);
             space.evicting.lock().stub = Some(stub);
             self.registry.insert(space.clone());
+            drop(placing);
             self.registry.furnished(&space);
             self.workers.watch(&space).map_err(|e| {
                 restore::let_go(self, &space);

@@ -94,7 +94,8 @@ impl Waiters {
         self.map.is_pointed_at()
     }
 
-    /// Takes what is asked.
+    /// Takes what is asked, of each slot once: it is taken again when it was answered. (Who asks
+    /// for more with a slot that waits has no word of ours, and waits for what was asked first.)
     pub fn take(&self, mut each: impl FnMut(Question)) {
         let mut slots = self.map.pointed_at();
         while slots != 0 {
@@ -102,10 +103,11 @@ impl Waiters {
             slots &= slots - 1;
             let Some(question) = self.map.take(nth) else { continue };
             if (self.pages.0.0..self.pages.1.0).contains(&question.page) {
-                self.taken[nth].store(question.page + 1, SeqCst);
-                self.last_cpu.store(question.cpu, Relaxed);
-                each(question);
-            } else {
+                if self.taken[nth].compare_exchange(0, question.page + 1, SeqCst, Relaxed).is_ok() {
+                    self.last_cpu.store(question.cpu, Relaxed);
+                    each(question);
+                }
+            } else if self.taken[nth].load(SeqCst) == 0 {
                 // Nothing of ours: whoever asks such things may ask again.
                 self.map.done(nth);
             }
@@ -227,6 +229,29 @@ mod tests {
         let slots = [0x0f, 0x20, u64::MAX].map(|page| thread.ask(ask(page, 0)).unwrap());
         assert!(taken(&annexd).is_empty());
         assert!(slots.iter().all(|nth| thread.progress(*nth) == Progress::Done));
+    }
+
+    /// A program that marked its slots as asked for over and over had annexd serve each mark, and
+    /// keep what could not be served at once: other programs had no turn, and memory grew.
+    #[test]
+    fn a_slot_is_taken_once_until_it_was_answered_whatever_the_program_writes() {
+        let (thread, annexd) = both();
+        let slot = thread.ask(ask(0x10, 0)).unwrap();
+        assert_eq!(taken(&annexd), [0x10]);
+        for page in [0x10, 0x11, 0x99] {
+            thread.free(slot);
+            assert_eq!(thread.ask(ask(page, 0)), Some(slot));
+            assert!(taken(&annexd).is_empty());
+        }
+        annexd.wake(PageIdx(0x11), PageIdx(0x12));
+        thread.free(slot);
+        assert_eq!(thread.ask(ask(0x12, 0)), Some(slot));
+        assert!(taken(&annexd).is_empty(), "nobody waits for 0x11");
+        annexd.wake(PageIdx(0x10), PageIdx(0x11));
+        assert_eq!(thread.progress(slot), Progress::Done);
+        thread.free(slot);
+        assert_eq!(thread.ask(ask(0x13, 0)), Some(slot));
+        assert_eq!(taken(&annexd), [0x13]);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::recovery::{restore, takeover};
 use annex_host::event;
 use annex_shared::api::{
     ApiError, AppInfo, AttachRequest, ErrorCode, LONGEST_REGION, Limit, Progress, RegionRequest, SHORTEST_REGION,
-    Target, WorkersInfo, format_bytes,
+    Target, UserInfo, WorkersInfo, format_bytes,
 };
 use annex_shared::page::PAGE_SIZE;
 use std::sync::Arc;
@@ -21,12 +21,17 @@ use std::sync::Arc;
 impl Apps for Pager {
     fn attach(&self, request: &AttachRequest, caller: Caller) -> Result<AppInfo, ApiError> {
         self.is_usable()?;
-        let _changing = self.app_registry.changing.lock();
-        let new = |name, uid| self.new_app(name, uid, request.target.clone(), request.local);
+        let _one = self.under_way.begin(caller)?;
+        let new = |name, uid| {
+            self.new_app(name, uid, request.target.clone(), request.local).of_ordinary_user(caller.confined)
+        };
+        self.may_have_programs(caller)?;
         let app = match &request.target {
             Target::Pid(pid) | Target::Launch(pid) => {
                 let stat = attach::check(*pid).map_err(refused)?;
+                let admitting = self.app_registry.admitting.lock();
                 self.is_free(*pid)?;
+                self.may_have_another(caller)?;
                 // The process of whom the caller was found to be allowed to ask may have become
                 // another program since.
                 let owner = process::identity(*pid).ok().and_then(|identity| identity.owner());
@@ -36,7 +41,15 @@ impl Apps for Pager {
                 let uid = owner.unwrap_or(0);
                 let program = request.program.as_deref().unwrap_or(&stat.comm);
                 let name = self.unique_name(request.name.as_deref(), program, *pid)?;
-                self.attach_process(new(name, uid), *pid, matches!(request.target, Target::Pid(_)))?
+                let app = Arc::new(new(name, uid));
+                let _changing = app.changing.lock();
+                self.admit(&app, *pid, &stat);
+                drop(admitting);
+                if matches!(request.target, Target::Pid(_)) {
+                    self.furnish(&app, *pid, |app| self.context.attach(app, *pid))?;
+                    self.attach_descendants(&app, *pid)?;
+                }
+                return Ok(self.told(&app));
             }
             Target::Unit(unit) => {
                 let found = membership::cgroup_of(unit).filter(|c| !membership::members_of(c).is_empty());
@@ -47,6 +60,7 @@ impl Apps for Pager {
                         "name a running unit as systemctl shows it, with its suffix (X.service)",
                     )
                 })?;
+                let _admitting = self.app_registry.admitting.lock();
                 let pids = membership::members_of(&cgroup);
                 if let Some(owner) = pids.iter().find_map(|pid| self.owner_of(*pid)) {
                     return Err(error(
@@ -55,7 +69,7 @@ impl Apps for Pager {
                         &format!("run 'annex detach {}' first", owner.name),
                     ));
                 }
-                let app = new(self.unique_name(request.name.as_deref(), unit, pids[0])?, caller.uid);
+                let app = Arc::new(new(self.unique_name(request.name.as_deref(), unit, pids[0])?, caller.uid));
                 for pid in pids {
                     if let Some(stat) = Stat::read(pid).filter(|stat| !membership::is_exempt(pid, stat)) {
                         membership::join(&app, pid, &stat);
@@ -94,15 +108,19 @@ impl Apps for Pager {
                 ),
             ));
         }
-        let _changing = self.app_registry.changing.lock();
+        let _one = self.under_way.begin(caller)?;
         let pid = caller.pid;
         let stat = attach::check(pid).map_err(refused)?;
+        let admitting = self.app_registry.admitting.lock();
         self.is_free(pid)?;
+        self.may_have_another(caller)?;
         let name = self.unique_name(request.name.as_deref(), &stat.comm, pid)?;
         let app = self.new_app(name, caller.uid, Target::Region { pid, address, length }, request.local);
+        let app = Arc::new(app.of_ordinary_user(caller.confined));
         let range = (address, address + length);
-        membership::join(&app, pid, &stat);
-        self.app_registry.add(app.clone());
+        let _changing = app.changing.lock();
+        self.admit(&app, pid, &stat);
+        drop(admitting);
         self.furnish(&app, pid, |app| self.context.attach_region(app, pid, range, [ring, bell]))?;
         Ok(self.told(&app))
     }
@@ -110,7 +128,7 @@ impl Apps for Pager {
     fn detach(&self, id: u64, progress: &mut dyn FnMut(Progress)) -> Result<(), ApiError> {
         let app = self.app_registry.find(id).ok_or_else(|| no_app(id))?;
         {
-            let _changing = self.app_registry.changing.lock();
+            let _changing = app.changing.lock();
             app.set_detaching(true);
         }
         let result = restore::restore(&self.context, &app, progress);
@@ -165,6 +183,11 @@ impl Apps for Pager {
         let by_id = |n: u64| apps.iter().find(|a| a.id == n);
         let app = by_name().or_else(|| by_pid(number?)).or_else(|| by_id(number?))?;
         Some(self.told(app))
+    }
+
+    fn users(&self) -> Vec<UserInfo> {
+        let shared = &self.context.shared;
+        shared.quotas.users(&self.context.registry, &shared.pool, &self.app_registry.all())
     }
 
     fn workers(&self) -> WorkersInfo {

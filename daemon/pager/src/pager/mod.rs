@@ -2,15 +2,19 @@
 
 mod apps;
 mod refusal;
+mod under_way;
 
-use crate::app::manager::{AppRegistry, Manager, Motion};
-use crate::app::{App, manager, membership};
-use crate::config::PagerConfig;
+use crate::app::app_registry::AppRegistry;
+use crate::app::manager::{Manager, Motion};
+use crate::app::quota::Quotas;
+use crate::app::{App, furnish, membership};
+use crate::config::{PagerConfig, UsersConfig};
+use crate::control::Caller;
 use crate::evict::Evictors;
 use crate::fault::Workers;
+use crate::inject::AttachContext;
 use crate::inject::attach::AttachError;
 use crate::inject::stub::Pause;
-use crate::inject::{AttachContext, attach};
 use crate::kernel::process::Stat;
 use crate::kernel::uffd::Proof;
 use crate::kernel::{probe, process};
@@ -29,6 +33,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
+use under_way::UnderWay;
 
 /// The pager could not start.
 #[derive(Debug, thiserror::Error)]
@@ -47,6 +52,7 @@ pub struct Pager {
     context: Arc<AttachContext>,
     app_registry: Arc<AppRegistry>,
     default_limit: Limit,
+    under_way: UnderWay,
     evictors: Arc<Evictors>,
     threads: Vec<JoinHandle<()>>,
     /// Dropped first: ends the thread that watches the others.
@@ -56,7 +62,7 @@ pub struct Pager {
 impl Pager {
     /// Starts the pager's threads on a host that [`probe::host`] found fit.
     pub fn start(
-        config: &PagerConfig,
+        (config, users): (&PagerConfig, &UsersConfig),
         default_limit: Limit,
         host: probe::Host,
         pool: Arc<Pool>,
@@ -70,6 +76,7 @@ impl Pager {
         let shared = Arc::new(Shared {
             pool,
             in_flight: Default::default(),
+            quotas: Quotas::new(users.clone()),
             registry: registry.clone(),
             watchdog: Watchdog::default(),
             watch,
@@ -82,6 +89,7 @@ impl Pager {
             registry: registry.clone(),
             workers: fault_workers.clone(),
             device: host.device,
+            placing: Default::default(),
         });
         let ledger = Ledger::create()?;
         registry.keeper.keep(Kept::Ledger, ledger.fd());
@@ -95,6 +103,7 @@ impl Pager {
             context: context.clone(),
             process_scan: Default::default(),
             motion: Motion::default(),
+            furnishers: Default::default(),
         };
         let spawn =
             |name: &str, body: Box<dyn FnOnce() + Send>| std::thread::Builder::new().name(name.into()).spawn(body);
@@ -107,7 +116,8 @@ impl Pager {
             spawn("annex-manager", Box::new(move || manager.run()))?,
             spawn("annex-watch", Box::new(move || watchdog::watch(&shared.watchdog, stalled, &ended, look)))?,
         ];
-        Ok(Pager { context, app_registry, default_limit, evictors, threads, watched: Some(watched) })
+        let under_way = UnderWay::default();
+        Ok(Pager { context, app_registry, default_limit, under_way, evictors, threads, watched: Some(watched) })
     }
 
     fn evicted(&self, app: &App) -> u64 {
@@ -152,17 +162,12 @@ impl Pager {
         self.app_registry.all().into_iter().find(|app| app.members.lock().iter().any(|m| m.pid == pid))
     }
 
-    fn attach_process(&self, app: Arc<App>, pid: i32, now: bool) -> Result<Arc<App>, ApiError> {
-        let stat = attach::check(pid).map_err(refused)?;
-        membership::join(&app, pid, &stat);
+    /// Makes a process the first member of an app that nobody knows yet. Written down before
+    /// anything of it can be evicted.
+    fn admit(&self, app: &Arc<App>, pid: i32, stat: &Stat) {
+        membership::join(app, pid, stat);
         app.members.lock().iter_mut().for_each(|member| member.keep(&self.context.registry.keeper));
-        // Written down before anything of it can be evicted.
         self.app_registry.add(app.clone());
-        if now {
-            self.furnish(&app, pid, |app| self.context.attach(app, pid))?;
-            self.attach_descendants(&app, pid)?;
-        }
-        Ok(app)
     }
 
     /// Those of a process's descendants that are worth a stub now: all of them, or none of the
@@ -170,7 +175,8 @@ impl Pager {
     fn attach_descendants(&self, app: &Arc<App>, root: i32) -> Result<(), ApiError> {
         for (pid, stat) in membership::descendants(root) {
             let has_space = |m: &crate::app::Member| m.pid == pid && m.space.is_some();
-            let is_large = process::resident_pages(pid).is_some_and(|pages| pages >= manager::WORTH_A_STUB);
+            let admitting = self.app_registry.admitting.lock();
+            let is_large = process::resident_pages(pid).is_some_and(|pages| pages >= furnish::WORTH_A_STUB);
             let is_ours =
                 app.members.lock().iter().any(has_space) || self.owner_of(pid).is_some_and(|o| o.id != app.id);
             if !is_large || is_ours || membership::is_exempt(pid, &stat) || self.context.lives_in_a_space(pid) {
@@ -179,6 +185,7 @@ impl Pager {
             if !app.has_member(pid, &stat) && !membership::join(app, pid, &stat) {
                 continue;
             }
+            drop(admitting);
             let Err(error) = self.context.attach(app, pid).map(|(space, pause)| self.settle(app, pid, space, pause))
             else {
                 continue;
@@ -223,9 +230,9 @@ impl Pager {
         Ok(())
     }
 
-    fn new_app(&self, name: String, uid: u32, target: Target, local: Option<Limit>) -> Arc<App> {
+    fn new_app(&self, name: String, uid: u32, target: Target, local: Option<Limit>) -> App {
         let id = u64::from(rand::random::<u32>()) + 1;
-        Arc::new(App::new(id, name, uid, target, local.unwrap_or(self.default_limit)))
+        App::new(id, name, uid, target, local.unwrap_or(self.default_limit))
     }
 
     fn is_usable(&self) -> Result<(), ApiError> {
@@ -236,6 +243,33 @@ impl Pager {
                 "start annex-agent on the donors and check their addresses in annexd's configuration",
             )
         })
+    }
+
+    /// Whether programs of this caller are paged at all.
+    fn may_have_programs(&self, caller: Caller) -> Result<(), ApiError> {
+        if !caller.confined || self.context.shared.quotas.config.programs {
+            return Ok(());
+        }
+        Err(error(
+            ErrorCode::Forbidden,
+            "no programs of ordinary users are paged on this host (programs = false in [users])".into(),
+            "ask as root or as a member of group annex; or use a region (annex-client)",
+        ))
+    }
+
+    /// Whether this caller may have one more app.
+    fn may_have_another(&self, caller: Caller) -> Result<(), ApiError> {
+        let most = self.context.shared.quotas.config.apps;
+        let is_theirs = |app: &&Arc<App>| app.is_of_ordinary_user() && app.uid == caller.uid;
+        let apps = self.app_registry.all().iter().filter(is_theirs).count();
+        if !caller.confined || apps < most as usize {
+            return Ok(());
+        }
+        Err(error(
+            ErrorCode::Forbidden,
+            format!("user {} has {apps} apps, as many as a user may have (apps = {most} in [users])", caller.uid),
+            "detach one (annex apps lists them), or ask as root or as a member of group annex",
+        ))
     }
 
     /// Whether nothing of the process is managed yet.

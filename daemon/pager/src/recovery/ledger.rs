@@ -47,6 +47,9 @@ pub struct Entry {
     pub id: u64,
     pub name: String,
     pub uid: u32,
+    /// Not written by every annexd.
+    #[serde(default)]
+    pub of_ordinary_user: bool,
     pub target: Target,
     #[serde(deserialize_with = "limit")]
     pub limit: Limit,
@@ -71,6 +74,7 @@ impl Entry {
             id: app.id,
             name: app.name.clone(),
             uid: app.uid,
+            of_ordinary_user: app.is_of_ordinary_user(),
             target: app.target.clone(),
             limit: app.limit(),
             note: app.current_note(),
@@ -168,7 +172,7 @@ mod tests {
     use super::*;
 
     fn app(id: u64, name: &str) -> Arc<App> {
-        Arc::new(App::new(id, name.into(), 7, Target::Launch(3), Limit::Percent(40)))
+        Arc::new(App::new(id, name.into(), 7, Target::Launch(3), Limit::Percent(40)).of_ordinary_user(true))
     }
 
     #[test]

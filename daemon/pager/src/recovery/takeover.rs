@@ -15,7 +15,7 @@
 //!
 //! Killed anywhere in between, the next annexd finds the same and starts again.
 
-use crate::app::manager::AppRegistry;
+use crate::app::app_registry::AppRegistry;
 use crate::app::{App, membership};
 use crate::events::{Window, bequeath, change};
 use crate::inject::stub::Stub;
@@ -318,7 +318,8 @@ fn leave(table: &Table, uffd: Uffd, proof: Proof) {
 
 /// The app as it is written down, with those of its processes that live.
 fn rebuild_app(entry: &crate::recovery::ledger::Entry) -> Arc<App> {
-    let app = App::new(entry.id, entry.name.clone(), entry.uid, entry.target.clone(), entry.limit);
+    let app = App::new(entry.id, entry.name.clone(), entry.uid, entry.target.clone(), entry.limit)
+        .of_ordinary_user(entry.of_ordinary_user);
     app.note(entry.note.clone());
     for (pid, started) in &entry.members {
         if let Some(stat) = Stat::read(*pid).filter(|stat| stat.started == *started && process::living(*pid).is_some())

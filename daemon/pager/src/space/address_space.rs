@@ -59,6 +59,7 @@ pub struct Space {
     pub(crate) elder: Mutex<Option<(Weak<Space>, Instant)>>,
     pub(super) last_evicted: AtomicU64,
     pub(super) last_overhead: AtomicU64,
+    pub(super) last_slots: AtomicU64,
     /// The thread that faulted last, until somebody has looked.
     faulted: AtomicI32,
 }
@@ -80,6 +81,7 @@ impl Space {
             elder: Mutex::default(),
             last_evicted: AtomicU64::new(0),
             last_overhead: AtomicU64::new(0),
+            last_slots: AtomicU64::new(0),
             faulted: AtomicI32::new(0),
         }
     }

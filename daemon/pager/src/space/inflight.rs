@@ -5,10 +5,13 @@
 //! is parked here and served when its batch is.
 
 use crate::fault::Fault;
+use crate::page::PageIdx;
 use crate::space::address_space::Space;
+use crate::space::identity::SpaceId;
 use annex_pool::SlotRun;
 use annex_shared::ids::SlotIdx;
 use parking_lot::Mutex;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -19,10 +22,14 @@ pub struct InFlight {
     state: Mutex<State>,
 }
 
+/// The space, the page, the thread, and whether it writes.
+type Whose = (SpaceId, PageIdx, i32, bool);
+
 #[derive(Default)]
 struct State {
     runs: Vec<SlotRun>,
-    parked: Vec<(Arc<Space>, Fault)>,
+    /// Each thread's fault once, however often it was taken back (a signal does that) and made anew.
+    parked: HashMap<Whose, (Arc<Space>, Fault)>,
 }
 
 fn holds(runs: &[SlotRun], slot: SlotIdx) -> bool {
@@ -43,13 +50,13 @@ impl InFlight {
         let mut state = self.state.lock();
         state.runs.retain(|r| !runs.contains(r));
         self.count.store(state.runs.len(), Ordering::SeqCst);
-        std::mem::take(&mut state.parked)
+        std::mem::take(&mut state.parked).into_values().collect()
     }
 
     /// The faults that wait, for the caller to serve some other way; who can't be served so must be
     /// parked again.
     pub fn take_parked(&self) -> Vec<(Arc<Space>, Fault)> {
-        std::mem::take(&mut self.state.lock().parked)
+        std::mem::take(&mut self.state.lock().parked).into_values().collect()
     }
 
     pub fn contains(&self, slot: SlotIdx) -> bool {
@@ -64,7 +71,8 @@ impl InFlight {
         let mut state = self.state.lock();
         let waits = holds(&state.runs, slot);
         if waits {
-            state.parked.push((space.clone(), fault));
+            let whose = (space.id, fault.page, fault.thread, fault.write);
+            state.parked.entry(whose).or_insert_with(|| (space.clone(), fault));
         }
         waits
     }

@@ -1,5 +1,6 @@
 //! What work on a space needs of the rest of the pager.
 
+use crate::app::quota::Quotas;
 use crate::sched::watchdog::Watchdog;
 use crate::space::address_space::Space;
 use crate::space::inflight::InFlight;
@@ -16,6 +17,8 @@ pub struct Shared {
     pub pool: Arc<Pool>,
     pub in_flight: InFlight,
     pub registry: Arc<Registry>,
+    /// What ordinary users may take.
+    pub quotas: Quotas,
     pub watchdog: Watchdog,
     /// Has a fork's child watched.
     pub watch: Watch,

@@ -61,6 +61,16 @@ impl Space {
         bytes.inspect(|n| self.last_overhead.store(*n, Relaxed)).unwrap_or_else(|| self.last_overhead.load(Relaxed))
     }
 
+    /// Bytes of its table, and slots that it names; what they were when last asked for if somebody
+    /// has the core: nobody is waited for.
+    pub fn taken_about(&self) -> (u64, u64) {
+        if let Some(core) = self.core.try_lock() {
+            self.last_overhead.store(core.table.bytes(), Relaxed);
+            self.last_slots.store(core.table.slots(), Relaxed);
+        }
+        (self.last_overhead.load(Relaxed), self.last_slots.load(Relaxed))
+    }
+
     /// The space has ended: gives back every slot it refers to.
     pub fn release_all(&self, shared: &Shared) {
         self.set_dead();

@@ -165,6 +165,11 @@ impl Pool {
         free + allowed * u64::from(slots)
     }
 
+    /// All that the pool holds and could take.
+    pub fn total_pages(&self) -> u64 {
+        self.info().used / PAGE_SIZE as u64 + self.available_pages()
+    }
+
     /// Where donors have it, else in the last tier if donors have no room, else wherever it can be.
     fn take_best(&self, allocatable: &AllocatableExtents, want: u32, good_only: bool) -> Option<SlotRun> {
         let spilled =

@@ -20,6 +20,8 @@ pub struct Table {
     /// Directory entries in use, for walks. Recomputable from the directory.
     used: std::collections::BTreeSet<u32>,
     evicted: u64,
+    /// Records that name a slot.
+    slots: u64,
 }
 
 impl Table {
@@ -33,7 +35,7 @@ impl Table {
     }
 
     fn over(memfd: OwnedFd) -> io::Result<Table> {
-        Ok(Table { words: Words::over(memfd)?, free: Vec::new(), used: Default::default(), evicted: 0 })
+        Ok(Table { words: Words::over(memfd)?, free: Vec::new(), used: Default::default(), evicted: 0, slots: 0 })
     }
 
     /// The table of an annexd that is gone. A transaction that it left open is undone: its message
@@ -79,9 +81,12 @@ impl Table {
         }
         self.free = (0..mark).filter(|c| !taken[*c as usize]).collect();
         let (start, end) = Table::everything();
-        let mut evicted = 0;
-        self.walk(start, end, |_, record| evicted += u64::from(matches!(record, Record::Evicted(_))));
-        self.evicted = evicted;
+        let (mut evicted, mut slots) = (0, 0);
+        self.walk(start, end, |_, record| {
+            evicted += u64::from(matches!(record, Record::Evicted(_)));
+            slots += u64::from(record.slot().is_some());
+        });
+        (self.evicted, self.slots) = (evicted, slots);
         Ok(())
     }
 
@@ -174,6 +179,11 @@ impl Table {
         self.evicted
     }
 
+    /// Pages that have bytes in the pool, there or not.
+    pub fn slots(&self) -> u64 {
+        self.slots
+    }
+
     /// That no page is anywhere but in memory. Nothing may be evicted any more.
     pub fn all_back(&self) -> Option<Proof> {
         Proof::all_back(self.evicted() == 0 && self.intent().is_none())
@@ -209,6 +219,9 @@ impl Table {
     }
 
     fn count(&mut self, record: Record, added: bool) {
+        if record.slot().is_some() {
+            self.slots = if added { self.slots + 1 } else { self.slots - 1 };
+        }
         if let Record::Evicted(_) = record {
             self.evicted = if added { self.evicted + 1 } else { self.evicted - 1 };
         }
