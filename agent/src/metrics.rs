@@ -93,6 +93,7 @@ mod tests {
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is missing:\n{text}");
         }
+        assert_eq!(annex_metrics::strict::check(&text), Ok(()));
         assert_eq!(text.lines().filter(|l| l.starts_with("# TYPE ")).count(), c::ALL.len());
     }
 }

@@ -39,6 +39,7 @@ fn scrape(address: SocketAddr) -> String {
     stream.read_to_string(&mut answer).expect("it answers");
     let (head, body) = answer.split_once("\r\n\r\n").expect("it is HTTP");
     assert!(head.starts_with("HTTP/1.1 200 OK"), "{head}");
+    assert_eq!(annex_metrics::strict::check(body), Ok(()));
     body.to_owned()
 }
 

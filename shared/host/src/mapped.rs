@@ -5,8 +5,8 @@
 //! either old or new. The mapping is sparse: only what was touched takes memory, and that is locked
 //! in RAM.
 
-use nix::errno::Errno;
 use annex_shared::memfd;
+use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::unistd::{Whence, lseek};
 use std::ffi::CString;

@@ -5,6 +5,7 @@
 //! - [`snapshot`]: their values at one moment, and as OpenMetrics text.
 //! - [`exporter`]: the HTTP server. It has a thread of its own, so that no client of it can hold up
 //!   anything else.
+//! - [`strict`]: whether a text is what Prometheus takes, for tests.
 //!
 //! Values are taken when somebody asks for them, from what the daemon counts anyway.
 
@@ -13,6 +14,7 @@
 pub mod catalogue;
 pub mod exporter;
 pub mod snapshot;
+pub mod strict;
 
 pub use catalogue::{Kind, Metric};
 pub use exporter::{Exporter, MetricsConfig};

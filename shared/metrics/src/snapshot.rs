@@ -102,7 +102,7 @@ impl Snapshot {
     /// of this catalogue is left out.
     pub fn add(&mut self, metric: &'static Metric, labels: &[&str], value: impl Into<Value>) {
         debug_assert_eq!(labels.len(), metric.labels.len(), "{}", metric.name);
-        let labels = metric.labels.iter().zip(labels).map(|(label, value)| (*label, escaped(value))).collect();
+        let labels = metric.labels.iter().zip(labels).map(|(label, value)| (*label, (*value).to_owned())).collect();
         if let Some(family) = self.0.iter_mut().find(|family| std::ptr::eq(family.metric, metric)) {
             family.samples.push((labels, value.into()));
         }
@@ -148,25 +148,16 @@ fn encode(mut sample: MetricEncoder<'_>, kind: Kind, value: &Value) -> fmt::Resu
     }
 }
 
-/// Names come from others, and must not end their line or their quotes.
-fn escaped(value: &str) -> String {
-    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use prometheus_parse::{Scrape, Value as Parsed};
+    use crate::strict;
 
     crate::catalogue! {
         FAULTS = Counter "faults_total" ["app"] "faults";
         RESIDENT = Gauge "resident_bytes" [] "memory";
         LATENCY = Histogram "latency_seconds" ["app"] "how long";
         NOTHING = Gauge "nothing" [] "no values";
-    }
-
-    fn parse(text: &str) -> Scrape {
-        Scrape::parse(text.lines().map(|line| Ok(line.to_owned()))).unwrap()
     }
 
     #[test]
@@ -184,16 +175,12 @@ mod tests {
         line("faults_total{app=\"redis\"} 7");
         line("resident_bytes 1.5");
         line("latency_seconds_count{app=\"redis\"} 6");
-        line("latency_seconds_sum{app=\"redis\"} 6e-5");
-        let scrape = parse(&text);
-        let faults = scrape.samples.iter().find(|s| s.metric.starts_with("faults")).unwrap();
-        assert_eq!(faults.labels.get("app"), Some("redis"));
-        let latency = scrape.samples.iter().find(|s| s.metric == "latency_seconds").unwrap();
-        let Parsed::Histogram(buckets) = &latency.value else { panic!("{latency:?}") };
-        assert_eq!(buckets.len(), DOUBLINGS as usize + 2);
-        assert_eq!((buckets[0].less_than, buckets[0].count), (1e-6, 2.0));
-        assert_eq!((buckets[4].less_than, buckets[4].count), (16e-6, 5.0));
-        assert_eq!(buckets.last().map(|b| b.count), Some(6.0), "it is cumulative");
+        line("latency_seconds_sum{app=\"redis\"} 0.00006");
+        line("latency_seconds_bucket{le=\"0.000001\",app=\"redis\"} 2");
+        line("latency_seconds_bucket{le=\"0.000016\",app=\"redis\"} 5");
+        line("latency_seconds_bucket{le=\"1.048576\",app=\"redis\"} 5");
+        line("latency_seconds_bucket{le=\"+Inf\",app=\"redis\"} 6");
+        assert_eq!(strict::check(&text), Ok(()), "{text}");
     }
 
     #[test]
@@ -203,5 +190,6 @@ mod tests {
         let text = snapshot.text();
         assert_eq!(text.lines().filter(|line| line.starts_with("faults_total")).count(), 1, "{text}");
         assert!(text.contains(r#"faults_total{app="a\"} 1\nfaults_total{app=\"b\\"} 7"#), "{text}");
+        assert_eq!(strict::check(&text), Ok(()), "{text}");
     }
 }

@@ -162,9 +162,8 @@ impl BoardView {
 
 /// The length of a memfd that can't be truncated any more.
 pub(super) fn sealed_len(fd: &OwnedFd) -> io::Result<u64> {
-    memfd::fixed_len(fd)?.ok_or_else(|| {
-        io::Error::new(io::ErrorKind::InvalidData, "the agent's memfd is not sealed against truncation")
-    })
+    memfd::fixed_len(fd)?
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the agent's memfd is not sealed against truncation"))
 }
 
 /// A shared mapping of the entries.

@@ -40,7 +40,9 @@ impl Stub {
             return None;
         }
         let pidfd = process::pidfd_open(traces.pid).ok()?;
-        let comm = process::pidfd_getfd(&pidfd, traces.fds[0]).ok().filter(|fd| matches!(memfd::fixed_len(fd), Ok(Some(_))))?;
+        let comm = process::pidfd_getfd(&pidfd, traces.fds[0])
+            .ok()
+            .filter(|fd| matches!(memfd::fixed_len(fd), Ok(Some(_))))?;
         let inode = nix::sys::stat::fstat(&comm).ok()?.st_ino;
         if inode != traces.inode {
             return None;
