@@ -97,11 +97,14 @@ install:
 	install -D --mode 644 --target-directory $(DESTDIR)$(PREFIX)/share/zsh/site-functions target/manuals/zsh/*
 	install -D --mode 644 --target-directory $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d target/manuals/fish/*
 
+# No bug of Debian's asked for annex. The helpers of Debian that stand in for systemctl would enable,
+# start and stop what we do not.
+UNLIKE_DEBIAN := initial-upload-closes-no-bugs,maintainer-script-calls-systemctl
 # The packages as Debian wants them, and in use on a machine without systemd. `make vm-test
 # VM=packages` has them on machines with systemd.
 test-packages: deb
 	@$(MAKE) --no-print-directory setup PACKAGES="lintian:lintian util-linux:unshare iproute2:ip python3:python3"
-	lintian --fail-on error target/debian/*.deb
+	lintian --fail-on error,warning --suppress-tags $(UNLIKE_DEBIAN) target/debian/*.deb
 	$(SUDO) tests/packages/check.sh target/debian
 
 demo: setup build

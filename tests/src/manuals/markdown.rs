@@ -113,7 +113,7 @@ fn inline(text: &str) -> String {
         let mark = &from[..1];
         let after = &from[1..];
         let spanned = match mark {
-            "[" => after.split_once("](").and_then(|(text, url)| Some((inline(text), url.split_once(')')?.1))),
+            "[" => link(after),
             "`" => after.split_once('`').map(|(code, after)| (format!("\\fB{}\\fR", escape(code)), after)),
             "*" => after.split_once('*').map(|(word, after)| (format!("\\fI{}\\fR", escape(word)), after)),
             // The escape of Markdown: what comes after it stands for itself.
@@ -125,6 +125,14 @@ fn inline(text: &str) -> String {
     }
     out.push_str(&escape(rest));
     out
+}
+
+/// A link's text, and what comes after it. A page of docs/ is named as the sources have it.
+fn link(after: &str) -> Option<(String, &str)> {
+    let (text, rest) = after.split_once("](")?;
+    let (url, rest) = rest.split_once(')')?;
+    let folder = if text.ends_with(".md") && !url.starts_with("..") { "docs/" } else { "" };
+    Some((format!("{folder}{}", inline(text)), rest))
 }
 
 fn escape(text: &str) -> String {
@@ -169,6 +177,11 @@ mod tests {
     fn nothing_of_a_text_is_taken_for_a_request() {
         assert_eq!(roff(".x is a file\n", &[]), ".PP\n\\&.x is a file\n");
         assert_eq!(roff("```\n.x --y \\z\n```\n", &[]), ".PP\n.RS 4\n.EX\n\\&.x \\-\\-y \\ez\n.EE\n.RE\n");
+    }
+
+    #[test]
+    fn a_page_of_the_documents_is_named_as_the_sources_have_it() {
+        assert_eq!(roff("See [kv.md](kv.md#y) and [z](x.md).\n", &[]), ".PP\nSee docs/kv.md and z.\n");
     }
 
     #[test]

@@ -79,7 +79,7 @@ fn of_command(words: &str, command: Command, section: &'static str) -> anyhow::R
         .with_context(|| format!("docs/commands.md has no heading for {words}"))?;
     let of_all = (!words.contains(' ')).then(|| markdown::below(COMMANDS, &format!("## {words}"))).flatten();
     text.push_str(".SH NOTES\n");
-    for part in of_all.into_iter().chain([told]) {
+    for part in [told].into_iter().chain(of_all) {
         text.push_str(&markdown::roff(markdown::before_headings(part), SECTIONS));
     }
     text.push_str(&see_also(&name));

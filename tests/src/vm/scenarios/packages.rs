@@ -65,7 +65,7 @@ pub fn under_load(lab: &mut Lab) -> anyhow::Result<()> {
 
     // With the program's memory away: it comes back first.
     let said = client.sh("dpkg --remove annexd annex")?;
-    ensure!(said.contains("annexd: stopping: "), "what the removal waits for is not said: {said}");
+    ensure!(said.contains("annexd: it ends when"), "what the removal waits for is not said: {said}");
     println!("{:?}", load.end()?);
     for donor in donors {
         let said = donor.sh("dpkg --remove annex-agent")?;
