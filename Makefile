@@ -13,7 +13,12 @@ PROGRAMS ?=
 CARGO ?= cargo
 CARGO_deny_VERSION := 0.20.2
 CARGO_machete_VERSION := 0.9.2
+CARGO_deb_VERSION := 3.8.0
+CARGO_generate-rpm_VERSION := 0.21.1
 TOOLS := $(CURDIR)/target/tools
+# Where `make install` puts annex; its configuration is always read from /etc/annex.
+DESTDIR ?=
+PREFIX ?= /usr/local
 # annexd reaches into other processes: what runs it runs as root.
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo -E)
 RUNNER := --config "target.'cfg(all())'.runner='$(SUDO) $(CURDIR)/tests/timed'"
@@ -29,8 +34,8 @@ PYTHON_TESTS = $(shell /usr/bin/python3 -c 'import sys; print("libpython3.%d-tes
 PROGRAMS_PACKAGES = stress-ng:stress-ng $(PYTHON_TESTS) redis-server:redis-server redis-tools:redis-cli tcl:tclsh \
                     postgresql golang-go:go golang-src default-jdk-headless:javac build-essential:cc util-linux:setpriv
 
-.PHONY: all setup build demo test test-peers test-jvm kv-fuzz test-programs check stress shapes bench chaos vm-image vm-test clean
-all: build
+.PHONY: all setup build manuals deb rpm install test-packages demo test test-peers test-jvm kv-fuzz test-programs check stress shapes bench chaos vm-image vm-test clean
+all: build manuals
 
 setup:
 	@missing=; for p in $(PACKAGES); do \
@@ -55,6 +60,52 @@ setup:
 
 build:
 	$(CARGO) build --release --workspace
+
+# Man pages, completions, and the packages' changelog, made of the command lines and of docs/.
+manuals: build
+	target/release/annex-manuals target/manuals
+
+# For Debian and Ubuntu, in target/debian.
+deb: manuals $(TOOLS)/bin/cargo-deb
+	rm -rf target/debian
+	@for crate in annex-agent annex-daemon annex-cli; do \
+	  $(TOOLS)/bin/cargo-deb --no-build --strip --package $$crate --output target/debian/ || exit 1; done
+
+# For distributions with RPM, in target/generate-rpm. cargo-generate-rpm does not strip.
+rpm: manuals $(TOOLS)/bin/cargo-generate-rpm
+	rm -rf target/generate-rpm target/rpm
+	mkdir -p target/generate-rpm target/rpm
+	for program in annex-agent annexd annex; do strip -o target/rpm/$$program target/release/$$program || exit 1; done
+	@for crate in agent daemon cli; do \
+	  $(TOOLS)/bin/cargo-generate-rpm --package $$crate --auto-req builtin --output target/generate-rpm/ || exit 1; done
+
+# For everyone else, after `make`: make install DESTDIR=/tmp/stage PREFIX=/usr. A configuration that
+# is there stays.
+install:
+	@[ -d target/manuals ] || { echo "nothing is built yet: run make first"; exit 1; }
+	install -d $(DESTDIR)/etc/annex $(DESTDIR)$(PREFIX)/lib/systemd/system
+	install -D --strip --target-directory $(DESTDIR)$(PREFIX)/bin target/release/annexd target/release/annex-agent target/release/annex
+	for unit in annexd annex-agent; do \
+	  sed 's|/usr/bin/annex|$(PREFIX)/bin/annex|g' systemd/$$unit.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/$$unit.service || exit 1; done
+	install -D --mode 644 systemd/sysusers.d/annex.conf $(DESTDIR)$(PREFIX)/lib/sysusers.d/annex.conf
+	install -D --mode 644 systemd/tmpfiles.d/annex.conf $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/annex.conf
+	for file in annexd agent; do \
+	  [ -e $(DESTDIR)/etc/annex/$$file.toml ] || install --mode 644 systemd/$$file.toml $(DESTDIR)/etc/annex || exit 1; done
+	for section in 1 5 8; do \
+	  install -D --mode 644 --target-directory $(DESTDIR)$(PREFIX)/share/man/man$$section target/manuals/man/man$$section/* || exit 1; done
+	install -D --mode 644 --target-directory $(DESTDIR)$(PREFIX)/share/bash-completion/completions target/manuals/bash/*
+	install -D --mode 644 --target-directory $(DESTDIR)$(PREFIX)/share/zsh/site-functions target/manuals/zsh/*
+	install -D --mode 644 --target-directory $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d target/manuals/fish/*
+
+# No bug of Debian's asked for annex. The helpers of Debian that stand in for systemctl would enable,
+# start and stop what we do not.
+UNLIKE_DEBIAN := initial-upload-closes-no-bugs,maintainer-script-calls-systemctl
+# The packages as Debian wants them, and in use on a machine without systemd. `make vm-test
+# VM=packages` has them on machines with systemd.
+test-packages: deb
+	@$(MAKE) --no-print-directory setup PACKAGES="lintian:lintian util-linux:unshare iproute2:ip python3:python3"
+	lintian --fail-on error,warning --suppress-tags $(UNLIKE_DEBIAN) target/debian/*.deb
+	$(SUDO) tests/packages/check.sh target/debian
 
 demo: setup build
 	$(SUDO) target/release/annex-demo $(DEMO)
@@ -110,9 +161,9 @@ vm-image:
 
 # Guests with systemd and Soft-RoCE. VM="--list" says which scenarios there are, VM="NAME" runs one,
 # VM="shell" is for hands-on use. The fabric's own tests run in a guest too.
-vm-test: vm-image build
+vm-test: vm-image deb
 	@tests=$$($(CARGO) test --release --no-run --message-format=json --workspace --test fabric | sed -n 's|.*"executable":"\([^"]*/deps/[^"]*\)".*|\1|p') && \
-	$(SUDO) env ANNEX_VM_TESTS="$$tests" target/release/annex-vm $(VM)
+	$(SUDO) env ANNEX_VM_TESTS="$$tests" ANNEX_VM_PACKAGES=target/debian target/release/annex-vm $(VM)
 
 # About twenty minutes, and the KV API's part after it. Nothing else should run meanwhile.
 bench: setup build

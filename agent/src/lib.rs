@@ -1,5 +1,6 @@
 //! annex-agent: lends slabs of locked memory to clients.
 //!
+//! - [`flags`]: the command line.
 //! - [`config`]: the file and the flags, held against the machine.
 //! - [`slab`]: one slab's memory; [`hugepages`]: its pages' size.
 //! - [`lease`]: who holds which slab until when; pure.
@@ -20,6 +21,7 @@ pub mod agent;
 pub mod config;
 pub mod control;
 pub mod controls;
+pub mod flags;
 pub mod hugepages;
 pub mod lease;
 pub mod lender;

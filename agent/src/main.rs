@@ -1,19 +1,17 @@
-//! The annex-agent program: flags, process set-up, signals.
+//! The annex-agent program: process set-up, signals.
 
-use annex_agent::hugepages::Hugepages;
+use annex_agent::flags::{Command, Flags, Settings};
 use annex_agent::{Agent, Config, local, store};
 use annex_host::failpoint;
-use annex_shared::config::{ByteSize, TimeSpan, check_log_filter};
+use annex_shared::config::check_log_filter;
 use annex_shared::printable::{printable, printable_json, printable_lines};
 use anyhow::Context;
-use clap::builder::{OsStringValueParser, TypedValueParser};
-use clap::{Parser, Subcommand};
+use clap::Parser;
 use nix::errno::Errno;
 use nix::sys::mman::{MlockAllFlags, mlockall};
 use nix::sys::signal::{SigSet, Signal};
 use sd_notify::NotifyState;
 use std::io::{IsTerminal, Write};
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -22,153 +20,6 @@ use tracing_subscriber::EnvFilter;
 
 /// How often systemd's status line is looked at.
 const STATUS_PERIOD: Duration = Duration::from_secs(5);
-
-/// Lends this machine's idle memory to annex clients.
-#[derive(Debug, Parser)]
-#[command(name = "annex-agent", version)]
-struct Flags {
-    #[command(subcommand)]
-    command: Option<Command>,
-    #[command(flatten)]
-    set: Settings,
-    /// What to log: error, warn, info, debug, trace, or a filter such as `annex_agent=debug`
-    #[arg(long, default_value = "info", value_name = "LEVEL")]
-    log: String,
-}
-
-#[derive(Debug, Subcommand)]
-enum Command {
-    /// Say whether a configuration file would work on this machine, and exit
-    CheckConfig { file: PathBuf },
-    /// Show what a running agent lends, to whom, and how its host is
-    Status {
-        #[arg(long)]
-        json: bool,
-    },
-    /// Empty a running agent for maintenance: nothing is lent any more, clients are asked to move
-    /// their pages elsewhere and return what they have. Waits until it is empty; where that is
-    /// interrupted, draining goes on. Nothing is revoked, and an agent that is restarted lends
-    /// again
-    Drain {
-        /// Lend again
-        #[arg(long, conflicts_with = "timeout")]
-        cancel: bool,
-        /// Wait no longer than this; draining goes on [default: as long as it takes]
-        #[arg(long, value_name = "TIME")]
-        timeout: Option<TimeSpan>,
-        /// A line of JSON for each step
-        #[arg(long)]
-        json: bool,
-    },
-    /// Hold the memory of an agent that is run without systemd while it is restarted (the agent
-    /// starts this by itself)
-    #[command(name = store::keeper::SUBCOMMAND)]
-    Keeper {
-        /// Where the agent looks for it: the `keeper` of its configuration
-        socket: PathBuf,
-    },
-}
-
-/// Each overrides the configuration file's key of the same name.
-#[derive(Debug, clap::Args)]
-struct Settings {
-    /// Configuration file (TOML) [default: none]
-    #[arg(long, global = true, value_name = "FILE")]
-    config: Option<PathBuf>,
-    /// Address and port to listen on [default: 127.0.0.1:7411]
-    #[arg(long, value_name = "ADDRESS:PORT")]
-    listen: Option<SocketAddr>,
-    /// Allow an address other than loopback, without encryption or authentication
-    #[arg(long)]
-    insecure: bool,
-    /// What clients call this donor [default: the host name]
-    #[arg(long)]
-    name: Option<String>,
-    /// The most memory to lend [default: a quarter of the machine's]
-    #[arg(long, value_name = "SIZE")]
-    capacity: Option<ByteSize>,
-    /// Size of a slab [default: 64M]
-    #[arg(long, value_name = "SIZE")]
-    slab_size: Option<ByteSize>,
-    /// The most memory to lend to one client [default: all]
-    #[arg(long, value_name = "SIZE")]
-    per_client: Option<ByteSize>,
-    /// Available memory that stays with this host [default: the larger of 512M and 5 %]
-    #[arg(long, value_name = "SIZE")]
-    headroom: Option<ByteSize>,
-    /// Make slabs of 2 MiB pages [default: off]
-    #[arg(long, value_enum)]
-    hugepages: Option<Hugepages>,
-    /// Allocate the whole capacity at start
-    #[arg(long)]
-    prefault: bool,
-    /// Free slabs kept allocated [default: 4]
-    #[arg(long, value_name = "COUNT")]
-    spare_slabs: Option<u32>,
-    /// A lease that is not renewed for this long is over [default: 60s]
-    #[arg(long, value_name = "TIME")]
-    lease_ttl: Option<TimeSpan>,
-    /// How long clients get to move their pages when this host needs memory back [default: 30s]
-    #[arg(long, value_name = "TIME")]
-    recall_deadline: Option<TimeSpan>,
-    /// How long clients get to bring their pages home when the agent stops [default: 2s]
-    #[arg(long, value_name = "TIME")]
-    grace: Option<TimeSpan>,
-    /// Unix socket for clients on this host; "" for none [default: /run/annex/agent.sock]
-    #[arg(long, global = true, value_name = "PATH", value_parser = OsStringValueParser::new().map(PathBuf::from))]
-    shm_socket: Option<PathBuf>,
-    /// Unix socket for `status` and `drain`; "" for none [default: beside the one for shm]
-    #[arg(long, global = true, value_name = "PATH", value_parser = OsStringValueParser::new().map(PathBuf::from))]
-    control_socket: Option<PathBuf>,
-    /// Unix socket of a process that holds the memory while the agent is restarted, where there
-    /// is no systemd; "" for none [default: none]
-    #[arg(long, value_name = "PATH", value_parser = OsStringValueParser::new().map(PathBuf::from))]
-    keeper: Option<PathBuf>,
-    /// Connections of clients at once [default: 1024]
-    #[arg(long, value_name = "COUNT")]
-    max_connections: Option<u32>,
-    /// Show metrics for Prometheus there, on http://ADDRESS/metrics [default: nowhere]
-    #[arg(long, value_name = "ADDRESS:PORT")]
-    metrics: Option<SocketAddr>,
-    /// Failure-domain label, such as rack=r7; may be repeated [default: none]
-    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = parse_label)]
-    labels: Vec<(String, String)>,
-}
-
-fn parse_label(text: &str) -> Result<(String, String), String> {
-    let (key, value) = text.split_once('=').ok_or("write it as KEY=VALUE")?;
-    Ok((key.to_owned(), value.to_owned()))
-}
-
-impl Settings {
-    /// The file's configuration with the flags over it.
-    fn over_file(self) -> anyhow::Result<Config> {
-        let mut config = match &self.config {
-            Some(path) => Config::load(path).map_err(told)?,
-            None => Config::default(),
-        };
-        config.insecure |= self.insecure;
-        config.prefault |= self.prefault;
-        config.labels.extend(self.labels);
-        config.name = self.name.or(config.name);
-        config.capacity = self.capacity.or(config.capacity);
-        config.per_client = self.per_client.or(config.per_client);
-        config.headroom = self.headroom.or(config.headroom);
-        config.listen = self.listen.unwrap_or(config.listen);
-        config.slab_size = self.slab_size.unwrap_or(config.slab_size);
-        config.hugepages = self.hugepages.unwrap_or(config.hugepages);
-        config.spare_slabs = self.spare_slabs.unwrap_or(config.spare_slabs);
-        config.lease_ttl = self.lease_ttl.unwrap_or(config.lease_ttl);
-        config.recall_deadline = self.recall_deadline.unwrap_or(config.recall_deadline);
-        config.grace = self.grace.unwrap_or(config.grace);
-        config.shm_socket = self.shm_socket.unwrap_or(config.shm_socket);
-        config.control_socket = self.control_socket.or(config.control_socket);
-        config.keeper = self.keeper.unwrap_or(config.keeper);
-        config.metrics.listen = self.metrics.or(config.metrics.listen);
-        config.max_connections = self.max_connections.unwrap_or(config.max_connections);
-        Ok(config)
-    }
-}
 
 fn main() -> ExitCode {
     match run(Flags::parse()) {
@@ -216,7 +67,7 @@ fn run(flags: Flags) -> anyhow::Result<()> {
         None => {}
     }
     failpoint::arm()?;
-    let config = flags.set.over_file()?;
+    let config = flags.set.over_file().map_err(told)?;
 
     // Before any thread starts, so that all inherit it and the signals come to the wait below.
     let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGUSR2]);
@@ -249,7 +100,7 @@ fn say(text: &str) -> anyhow::Result<()> {
 
 /// Where the agent with these settings is asked.
 fn control_socket(set: Settings) -> anyhow::Result<PathBuf> {
-    set.over_file()?.control_path().context("this agent has no control_socket: configure one")
+    set.over_file().map_err(told)?.control_path().context("this agent has no control_socket: configure one")
 }
 
 /// Waits for a signal. Meanwhile systemd is told how things are, and that they go on, as often as
@@ -305,55 +156,5 @@ fn stay_in_memory() {
 fn notify(states: &[NotifyState<'_>]) {
     if let Err(e) = sd_notify::notify(states) {
         error!("failed to notify systemd: {e}");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::CommandFactory;
-
-    /// What the help says that an option is unless it is given.
-    fn told(option: &str) -> String {
-        let flags = Flags::command();
-        let option = flags.get_arguments().find(|arg| arg.get_long() == Some(option)).expect("there is such an option");
-        let help = option.get_help().expect("it has a help text").to_string();
-        let (_, told) = help.rsplit_once("[default: ").unwrap_or_else(|| panic!("no default is told: {help}"));
-        told.trim_end_matches(']').to_owned()
-    }
-
-    /// `annex-agent drain --control-socket …` was refused: it had to stand before `drain`.
-    #[test]
-    fn which_agent_is_asked_may_stand_behind_what_it_is_asked() {
-        for line in
-            [["annex-agent", "--control-socket", "/c", "drain"], ["annex-agent", "drain", "--control-socket", "/c"]]
-        {
-            let flags = Flags::try_parse_from(line).expect("it is understood");
-            assert_eq!(flags.set.control_socket, Some("/c".into()));
-        }
-    }
-
-    #[test]
-    fn the_command_line_is_well_formed() {
-        Flags::command().debug_assert();
-    }
-
-    /// A lease was said to last 10 s, and lasts 60.
-    #[test]
-    fn the_help_tells_the_defaults_as_they_are() {
-        let config = Config::default();
-        assert_eq!(told("listen"), config.listen.to_string());
-        assert_eq!(told("slab-size").parse(), Ok(config.slab_size));
-        assert_eq!(told("spare-slabs"), config.spare_slabs.to_string());
-        assert_eq!(told("lease-ttl").parse(), Ok(config.lease_ttl));
-        assert_eq!(told("recall-deadline").parse(), Ok(config.recall_deadline));
-        assert_eq!(told("grace").parse(), Ok(config.grace));
-        assert_eq!(PathBuf::from(told("shm-socket")), config.shm_socket);
-        assert_eq!(told("max-connections"), config.max_connections.to_string());
-        let of_machine =
-            ["config", "name", "capacity", "per-client", "headroom", "hugepages", "control-socket", "keeper", "label"];
-        for option in of_machine {
-            told(option);
-        }
     }
 }

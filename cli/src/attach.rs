@@ -5,10 +5,10 @@
 //! has not shrunk for [`STILL`].
 
 use crate::client::{self, Client};
-use crate::command::AttachArgs;
 use crate::failure::Failure;
 use crate::interrupt;
 use crate::output::show;
+use annex_cli::command::AttachArgs;
 use annex_shared::api::{AppInfo, AttachRequest, Limit, Target, format_bytes};
 use annex_shared::printable::printable;
 use hyper::Method;

@@ -7,11 +7,11 @@
 //! rounds.
 
 use crate::client::Client;
-use crate::command::{BenchArgs, PatternArgs};
 use crate::failure::Failure;
 use crate::output::show;
 use crate::table::{self, Column};
 use annex_cli::access::{self, Measured, Memory, Pattern};
+use annex_cli::command::{BenchArgs, PatternArgs};
 use annex_shared::api::{DonorInfo, DonorState, Limit, format_bytes};
 use annex_shared::page::PAGE_SIZE;
 use indicatif::{ProgressBar, ProgressStyle};

@@ -1,7 +1,6 @@
-//! The command line.
+//! The command line. In the library, so that man pages and completions can be made of it.
 
-use crate::failure::{self, CANNOT_RUN, USAGE};
-use annex_cli::access::Pattern;
+use crate::access::Pattern;
 use annex_shared::api::{Limit, SOCKET, parse_bytes};
 use annex_shared::config::TimeSpan;
 use annex_shared::donor::{DonorSpec, TransportChoice};
@@ -10,9 +9,21 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+/// A command line that makes no sense.
+pub const USAGE: u8 = 2;
+/// `annex run` failed before the command started (as env, timeout and docker say it).
+pub const CANNOT_RUN: u8 = 125;
+
+/// What `annex --help` says about exit codes.
+const EXIT_CODES: &str = "\
+Exit codes: 0 done, 1 internal error, 2 bad usage or request, 3 annexd not running or stopping,
+4 not found, 5 not allowed, 6 attached already, 7 process unsuitable, 8 host unsuitable,
+9 no donors, 10 not enough memory. annex run: the command's own; 125 annex failed before
+it started, 126 it can't be executed, 127 it was not found.";
+
 /// Let programs use the idle memory of other machines.
 #[derive(Debug, Parser)]
-#[command(name = "annex", version, after_help = failure::EXIT_CODES, subcommand_required = true)]
+#[command(name = "annex", version, after_help = EXIT_CODES, subcommand_required = true)]
 pub struct Cli {
     /// annexd's control socket
     #[arg(long, global = true, value_name = "PATH", default_value = SOCKET, display_order = 100)]

@@ -1,24 +1,14 @@
 //! Everything that can go wrong, as the user reads it, and the exit codes.
 
+use annex_cli::command::{CANNOT_RUN, USAGE};
 use annex_shared::api::{ApiError, ErrorCode};
 use annex_shared::printable::{printable, printable_json};
 use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// A command line that makes no sense.
-pub const USAGE: u8 = 2;
-/// `annex run` failed before the command started (as env, timeout and docker say it).
-pub const CANNOT_RUN: u8 = 125;
 const NOT_EXECUTABLE: u8 = 126;
 const COMMAND_NOT_FOUND: u8 = 127;
-
-/// What `annex --help` says about them.
-pub const EXIT_CODES: &str = "\
-Exit codes: 0 done, 1 internal error, 2 bad usage or request, 3 annexd not running or stopping,
-4 not found, 5 not allowed, 6 attached already, 7 process unsuitable, 8 host unsuitable,
-9 no donors, 10 not enough memory. annex run: the command's own; 125 annex failed before
-it started, 126 it can't be executed, 127 it was not found.";
 
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {

@@ -1,6 +1,6 @@
 //! `annex`: the command people type. A thin client of annexd's local API ([`annex_shared::api`]).
 //!
-//! - [`command`]: the command line.
+//! - [`annex_cli::command`]: the command line.
 //! - [`client`]: HTTP over annexd's Unix socket.
 //! - [`failure`]: everything that can go wrong, as the user reads it, and the exit codes.
 //! - [`run`]: starts a program under annex by becoming it.
@@ -14,7 +14,6 @@
 mod attach;
 mod bench;
 mod client;
-mod command;
 mod detach;
 mod events;
 mod failure;
@@ -24,12 +23,12 @@ mod output;
 mod run;
 mod table;
 
+use annex_cli::command::{self, Cli, Command, DonorsCommand};
 use annex_shared::api::{AppInfo, DonorInfo, DonorRequest, LimitRequest, format_bytes};
 use annex_shared::donor::DonorSpec;
 use annex_shared::printable::printable;
 use clap::Parser;
 use client::Client;
-use command::{Cli, Command, DonorsCommand};
 use failure::Failure;
 use hyper::Method;
 use output::show;

@@ -6,8 +6,8 @@
 //! what it was.
 
 use crate::client::{self, Client};
-use crate::command::RunArgs;
 use crate::failure::Failure;
+use annex_cli::command::RunArgs;
 use annex_shared::api::{APP_ENV, APP_MARK, AppInfo, AttachRequest, Target};
 use hyper::Method;
 use nix::libc;

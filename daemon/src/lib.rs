@@ -3,4 +3,5 @@
 mod conditions;
 pub mod config;
 pub mod control;
+pub mod flags;
 pub mod metrics;

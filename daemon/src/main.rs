@@ -1,29 +1,27 @@
 //! `annexd`: reads its configuration, makes itself at home on the host, starts pool and pager, and
 //! serves the control API until it may stop.
 
-use annex_daemon::config::{Config, DEFAULT_FILE, SpillFlag};
+use annex_daemon::config::{Config, DEFAULT_FILE};
 use annex_daemon::control::pool::RunningPool;
 use annex_daemon::control::{Apps, BindError, Control, ControlSocket, Donors, Operators, host, server, stop, watchdog};
+use annex_daemon::flags::{Command, Flags, WaitFlag};
 use annex_host::fd_keeper::{self, FdKeeper, Inheritance, Kept};
 use annex_host::{event, events, failpoint};
 use annex_kv::store::LogPageTable;
 use annex_kv::{Kv, KvFlag};
 use annex_metrics::Exporter;
-use annex_pager::{Pager, PreviousState, PreviousStateError, Wait, probe};
+use annex_pager::{Pager, PreviousState, PreviousStateError, probe};
 use annex_pool::{Pool, PoolError, PoolState, Spill};
-use annex_shared::api::{DonorState, Limit};
-use annex_shared::config::TimeSpan;
-use annex_shared::donor::DonorSpec;
+use annex_shared::api::DonorState;
 use annex_shared::ids::SlotIdx;
 use annex_shared::printable::printable_lines;
 use anyhow::Context;
-use clap::{Parser, Subcommand};
+use clap::Parser;
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use sd_notify::NotifyState;
 use std::io::{IsTerminal, Write};
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -44,90 +42,6 @@ const HAND_OVER: Duration = Duration::from_secs(5);
 const LAST_MOMENT: Duration = Duration::from_secs(1);
 
 const KEYS_ALONE: &str = "the keys of the annexd before can't be read: the pool's tables are not among what was kept with them; start annexd without [kv] once to drop the keys";
-
-const DONOR_HELP: &str = "A donor: HOST:PORT[,transport=auto|verbs|tcp|shm][,tcp_fallback=false][,name=NAME][,faults=PLAN]; may be repeated, and replaces the file's donors [default: the file's]";
-
-const KV_HELP: &str = "Serve the KV API (Redis protocol) there: IP:PORT or a socket's path[,memory=SIZE][,policy=POLICY][,cache=SIZE][,password_file=PATH][,client_memory=SIZE][,debug=true][,io_threads=N]; may be repeated, and replaces the file's [kv] [default: none]";
-
-/// Pages the cold memory of programs to other machines and back.
-#[derive(Debug, Parser)]
-#[command(name = "annexd", version)]
-struct Flags {
-    #[command(subcommand)]
-    command: Option<Command>,
-    /// Configuration file (TOML) [default: /etc/annex/annexd.toml if there is one]
-    #[arg(long, value_name = "FILE", global = true)]
-    config: Option<PathBuf>,
-    /// Control socket [default: /run/annex/annexd.sock]
-    #[arg(long, value_name = "PATH")]
-    socket: Option<PathBuf>,
-    #[arg(long = "donor", value_name = "DONOR", help = DONOR_HELP)]
-    donors: Vec<DonorSpec>,
-    /// A file on a local disk for what donors have no room for: PATH,size=SIZE [default: none]
-    #[arg(long, value_name = "SPILL")]
-    spill: Option<SpillFlag>,
-    #[arg(long = "kv", value_name = "WHERE", help = KV_HELP)]
-    kv: Vec<KvFlag>,
-    /// Copies of every page, 1 to 4 [default: 2]
-    #[arg(long, value_name = "COUNT")]
-    replicas: Option<u8>,
-    /// What an app may keep resident unless it is told otherwise [default: 50%]
-    #[arg(long, value_name = "LIMIT")]
-    local: Option<Limit>,
-    /// Threads that answer page faults; 0 = as many as suits the host [default: 0]
-    #[arg(long, value_name = "COUNT")]
-    fault_workers: Option<u32>,
-    /// What fault workers do while there are no faults [default: auto]
-    #[arg(long, value_enum)]
-    wait: Option<WaitFlag>,
-    /// Microseconds for which a fault worker polls for a page that it reads before it sleeps, as
-    /// long as reads usually come back sooner [default: 20]
-    #[arg(long, value_name = "MICROSECONDS")]
-    busy_poll_us: Option<u32>,
-    /// How long programs wait for the next annexd if this one is killed, before they are ended
-    /// [default: 60s]
-    #[arg(long, value_name = "TIME")]
-    takeover_wait: Option<TimeSpan>,
-    /// Show metrics for Prometheus there, on http://ADDRESS/metrics [default: nowhere]
-    #[arg(long, value_name = "ADDRESS:PORT")]
-    metrics: Option<SocketAddr>,
-    /// If an annexd is running, take its place: it ends, and its programs go on with this one
-    #[arg(long)]
-    take_over: bool,
-    /// What to log: error, warn, info, debug, trace, or a filter such as `annex_pager=debug`
-    /// [default: info]
-    #[arg(long, value_name = "LEVEL")]
-    log: Option<String>,
-}
-
-#[derive(Debug, Subcommand)]
-enum Command {
-    /// Say whether a configuration file is good, and exit
-    CheckConfig {
-        /// The one that annexd would start with, unless named
-        file: Option<PathBuf>,
-    },
-}
-
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum WaitFlag {
-    /// What is measured to be better here when annexd starts
-    Auto,
-    /// Sleep: costs nothing, and a fault on the same CPU is answered fastest
-    Block,
-    /// Burn a CPU per worker to see faults from other CPUs sooner
-    Spin,
-}
-
-impl From<WaitFlag> for Wait {
-    fn from(flag: WaitFlag) -> Wait {
-        match flag {
-            WaitFlag::Auto => Wait::Auto,
-            WaitFlag::Block => Wait::Block,
-            WaitFlag::Spin => Wait::Spin,
-        }
-    }
-}
 
 /// Why annexd ends before its time.
 enum Failure {
@@ -469,35 +383,4 @@ fn start(config: &Config, keeper: Arc<FdKeeper>) -> Result<Running, Failure> {
         inheritance.settle();
     }
     Ok((pool, spill, pager, kv))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::CommandFactory;
-
-    /// What the help says that an option is unless it is given.
-    fn told(option: &str) -> String {
-        let flags = Flags::command();
-        let option = flags.get_arguments().find(|arg| arg.get_long() == Some(option)).expect("there is such an option");
-        let help = option.get_help().expect("it has a help text").to_string();
-        let (_, told) = help.rsplit_once("[default: ").unwrap_or_else(|| panic!("no default is told: {help}"));
-        told.trim_end_matches(']').to_owned()
-    }
-
-    #[test]
-    fn the_help_tells_the_defaults_as_they_are() {
-        let Config { socket, local, log, takeover_wait, pool, pager, .. } = Config::default();
-        assert_eq!(Path::new(&told("socket")), socket);
-        assert_eq!(told("local").parse(), Ok(local));
-        assert_eq!(told("log"), log);
-        assert_eq!(told("takeover-wait").parse(), Ok(takeover_wait));
-        assert_eq!(told("replicas"), pool.replicas.to_string());
-        assert_eq!(told("fault-workers"), pager.fault_workers.to_string());
-        assert_eq!(told("busy-poll-us"), pager.busy_poll_us.to_string());
-        assert_eq!((told("wait").as_str(), pager.wait), ("auto", Wait::Auto));
-        for option in ["config", "donor", "spill", "kv", "metrics"] {
-            told(option);
-        }
-    }
 }

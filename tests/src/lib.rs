@@ -8,6 +8,7 @@
 //! - [`redis`]: a Redis server full of known values. [`demo`]: `make demo`.
 //! - [`testbed`]: real agents and annexd on loopback. [`vm`]: the same on machines of their own,
 //!   with systemd and RDMA (`make vm-test`).
+//! - [`manuals`]: man pages, completions and the packages' changelog (`annex-manuals`).
 //! - [`stacks`]: what a hang leaves to be read.
 
 pub mod access;
@@ -15,6 +16,7 @@ pub mod bench;
 pub mod chaos;
 pub mod demo;
 pub mod kv;
+pub mod manuals;
 pub mod programs;
 pub mod redis;
 pub mod shapes;

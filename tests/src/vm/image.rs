@@ -11,6 +11,9 @@ const PROGRAMS: [&str; 6] = ["annexd", "annex-agent", "annex", "annex-stress", "
 /// Test programs that are to run in a guest, by their paths.
 pub const TESTS: &str = "ANNEX_VM_TESTS";
 
+/// The folder of the packages that are to be installed in guests.
+pub const PACKAGES: &str = "ANNEX_VM_PACKAGES";
+
 pub struct Images {
     folder: PathBuf,
     payload: PathBuf,
@@ -33,7 +36,8 @@ impl Images {
     }
 }
 
-/// `bin/`: what was built; `tests/`: test programs; `systemd/`: our units and examples.
+/// `bin/`: what was built; `tests/`: test programs; `systemd/`: our units and examples;
+/// `packages/this` and `packages/next`: our packages, and a later version of them.
 fn payload(dir: &Path) -> anyhow::Result<PathBuf> {
     let tree = dir.join("payload");
     let (bin, tests) = (tree.join("bin"), tree.join("tests"));
@@ -47,6 +51,13 @@ fn payload(dir: &Path) -> anyhow::Result<PathBuf> {
         // target/release/deps/fabric-0123456789abcdef
         let name = test.file_name().and_then(|name| name.to_str()).context("a test program's path")?;
         strip(test, &tests.join(name.rsplit_once('-').map_or(name, |(name, _)| name)))?;
+    }
+    if let Some(packages) = std::env::var_os(PACKAGES) {
+        let (folder, script) = (tree.join("packages"), "../tests/packages/next.sh");
+        std::fs::create_dir_all(&folder)?;
+        succeed(Command::new("cp").arg("-r").arg(&packages).arg(folder.join("this")))?;
+        let next = Path::new(env!("CARGO_MANIFEST_DIR")).join(script);
+        succeed(Command::new(next).arg(&packages).arg(folder.join("next")))?;
     }
     let units = Path::new(env!("CARGO_MANIFEST_DIR")).join("../systemd");
     succeed(Command::new("cp").arg("-r").arg(units).arg(tree.join("systemd")))?;

@@ -4,6 +4,7 @@
 mod calls;
 mod donors;
 mod keys;
+mod packages;
 mod plain;
 mod roce;
 mod speed;
@@ -26,6 +27,11 @@ pub const ALL: &[Scenario] = &[
         name: "roce",
         shows: "guests have Soft-RoCE between them: ib_read_lat, ib_write_bw",
         play: roce::devices,
+    },
+    Scenario {
+        name: "packages",
+        shows: "the packages installed, upgraded under load, removed and purged: nothing is lost, nothing is left",
+        play: packages::under_load,
     },
     Scenario {
         name: "annexd-killed",
