@@ -76,8 +76,16 @@ fn write_whole(path: &Path, bytes: &[u8], secrecy: Secrecy) -> io::Result<()> {
 
 /// Makes a folder for its owner alone. One that is there must be so already.
 pub fn private_dir(path: &Path) -> Result<(), FileError> {
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
-    made.map_err(|source| FileError::Write { path: path.to_owned(), source })?;
+    let make = || {
+        if let Some(above) = path.parent() {
+            fs::create_dir_all(above)?;
+        }
+        match DirBuilder::new().mode(0o700).create(path) {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            other => other,
+        }
+    };
+    make().map_err(|source| FileError::Write { path: path.to_owned(), source })?;
     check_private(path)
 }
 
@@ -144,6 +152,8 @@ mod tests {
         let path = dir.path().join("a/b");
         private_dir(&path).unwrap();
         assert_eq!(mode(&path), 0o700);
+        let above = mode(&dir.path().join("a"));
+        assert!(above & 0o050 != 0, "the folder above is an ordinary one: {above:o}");
         private_dir(&path).unwrap();
         fs::set_permissions(&path, Permissions::from_mode(0o750)).unwrap();
         let said = private_dir(&path).unwrap_err().to_string();

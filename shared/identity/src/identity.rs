@@ -34,7 +34,7 @@ pub enum IdentityError {
     #[error("no host would believe {}: {source}", .path.display())]
     Chain { path: PathBuf, source: PeerError },
     #[error("{} names {new}, and this daemon runs as {old}: restart it to change that", .path.display())]
-    Renamed { path: PathBuf, old: Name, new: Name },
+    Renamed { path: PathBuf, old: Box<Name>, new: Box<Name> },
 }
 
 /// Where a daemon's files are.
@@ -166,7 +166,7 @@ impl Identity {
         let loaded = Loaded::of(&self.files, &contents)?;
         let old = self.current().own.name.clone();
         if loaded.own.name != old {
-            let new = loaded.own.name;
+            let (old, new) = (Box::new(old), Box::new(loaded.own.name));
             return Err(IdentityError::Renamed { path: self.files.certificate.clone(), old, new });
         }
         *self.current.write() = Arc::new(loaded);
@@ -328,7 +328,7 @@ mod tests {
         let identity = Identity::open(files.clone()).unwrap();
         let own = identity.current().certified.cert[0].clone();
         let (peer, _) = host.pki.issue(&leaf("annex://c/client/p"));
-        let check = || identity.check(&[peer.clone()], None, &Nobody, unix(NOW)).map(drop);
+        let check = || identity.check(std::slice::from_ref(&peer), None, &Nobody, unix(NOW)).map(drop);
         assert_eq!(check(), Ok(()));
         host.put(files.revocations.as_ref().unwrap(), &list(&[&own, &peer]));
         assert_eq!(identity.reload().unwrap(), Reloaded::Taken);

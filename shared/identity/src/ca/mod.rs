@@ -181,7 +181,11 @@ impl Ca {
         if peer.name.cluster != self.cluster {
             return Err(KeyError::Request(format!("{} is not of cluster {}", peer.name, self.cluster)).into());
         }
-        self.change(|registry| self.issue(registry, peer.name.role, peer.name.host.clone(), &public_key, now))
+        let (role, host) = (peer.name.role, peer.name.host.clone());
+        self.change(|registry| {
+            registry.check_known(role, &host, &peer.key)?;
+            self.issue(registry, role, host, &public_key, now)
+        })
     }
 
     /// Revokes all certificates of a host and signs the new list. Returns how many there were.

@@ -104,6 +104,14 @@ impl Registry {
         Ok(())
     }
 
+    /// Whether this key ever got a certificate for this name here.
+    pub fn check_known(&self, role: Role, host: &Label, key: &KeyId) -> Result<(), Refusal> {
+        match self.issued.iter().any(|c| c.role == role && c.host == *host && c.key == *key) {
+            true => Ok(()),
+            false => Err(Refusal::NameUnknown(host.clone())),
+        }
+    }
+
     /// A name that has a key gets no token: whoever used it would need another key.
     pub fn add_token(&mut self, record: TokenRecord, now: u64) -> Result<(), Refusal> {
         let (role, host) = (record.role, &record.host);

@@ -33,7 +33,7 @@ impl Bench {
 
     fn check(&self, signed: &Signed, now: u64) -> Result<(), PeerError> {
         let lists = vec![files::read(&self.ca.revocation_list()).unwrap()];
-        let trust = Trust::new(&[signed.ca.clone()], &lists, label("c")).unwrap();
+        let trust = Trust::new(std::slice::from_ref(&signed.ca), &lists, label("c")).unwrap();
         trust.check(&signed.certificate, &[], Some(signed.name.role), &Nobody, unix(now)).map(drop)
     }
 }
@@ -168,6 +168,18 @@ fn a_renewal_keeps_name_and_key() {
     let mut foreign = facts;
     foreign.name.cluster = label("other");
     assert!(bench.ca.renew(&foreign, &key.request().unwrap(), unix(later)).is_err());
+}
+
+/// The agent beside the CA may believe other CAs too. What they issued is not renewed here.
+#[test]
+fn only_what_this_ca_has_issued_is_renewed() {
+    let bench = Bench::new();
+    let key = Key::generate().unwrap();
+    let other = Bench::new();
+    let signed = other.ca.sign(Role::Client, label("a"), &key.request().unwrap(), unix(NOW)).unwrap();
+    let facts = Facts::of(&signed.certificate).unwrap();
+    let renewed = bench.ca.renew(&facts, &key.request().unwrap(), unix(NOW));
+    assert!(matches!(renewed, Err(CaError::Refused(Refusal::NameUnknown(_)))), "{renewed:?}");
 }
 
 #[test]
