@@ -55,9 +55,8 @@ pub fn answer<S: Timed>(
     let mut tls = Stream::new(&mut connection, &mut stream);
     send(&mut tls, &answer)?;
     connection.send_close_notify();
-    while connection.wants_write() {
-        connection.write_tls(&mut stream)?;
-    }
+    // The answer is out. Whether the peer stays for the end is its own matter.
+    while connection.wants_write() && connection.write_tls(&mut stream).is_ok_and(|written| written > 0) {}
     signed.map(|signed| signed.name)
 }
 
