@@ -1,6 +1,8 @@
 //! The command line. In the library, so that man pages and completions can be made of it.
 
 use crate::access::Pattern;
+use annex_identity::names::{Label, Role};
+use annex_identity::token::Address;
 use annex_shared::api::{Limit, SOCKET, parse_bytes};
 use annex_shared::config::TimeSpan;
 use annex_shared::donor::{DonorSpec, TransportChoice};
@@ -87,6 +89,66 @@ pub enum Command {
     Donors {
         #[command(subcommand)]
         change: Option<DonorsCommand>,
+    },
+    /// Issue and revoke the certificates by which hosts know each other
+    ///
+    /// Works on a folder of this host. annexd is not asked.
+    Ca(CaArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct CaArgs {
+    /// The CA's folder
+    #[arg(long, global = true, value_name = "DIR", default_value = "/etc/annex/ca", display_order = 99)]
+    pub dir: PathBuf,
+    #[command(subcommand)]
+    pub command: CaCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum CaCommand {
+    /// Make a CA
+    Init {
+        /// The cluster's name: a host believes only hosts of its own
+        #[arg(long, default_value = "annex", value_name = "NAME")]
+        cluster: Label,
+    },
+    /// Make a token with which one host can join
+    Token {
+        /// What the host may do: donor or client [default: none, one must be given]
+        #[arg(long)]
+        role: Role,
+        /// What to call the host [default: none, one must be given]
+        #[arg(long)]
+        name: Label,
+        /// How long the token may be used, 30 days at most
+        #[arg(long, default_value = "1h", value_name = "TIME")]
+        valid: TimeSpan,
+        /// Where the agent beside the CA listens; may be repeated [default: none, one must be
+        /// given]
+        #[arg(long = "address", required = true, value_name = "HOST:PORT")]
+        addresses: Vec<Address>,
+    },
+    /// Sign a request for a certificate (CSR) and print the certificate
+    Sign {
+        /// The request, in PEM
+        csr: PathBuf,
+        /// What the host may do: donor or client [default: none, one must be given]
+        #[arg(long)]
+        role: Role,
+        /// What to call the host [default: none, one must be given]
+        #[arg(long)]
+        name: Label,
+    },
+    /// List the certificates and the tokens that were not used
+    List,
+    /// Revoke all certificates of a host, and its tokens
+    Revoke {
+        /// The host's name
+        name: Label,
+        /// Revoke only those of this role: donor or client [default: both]
+        #[arg(long)]
+        role: Option<Role>,
     },
 }
 

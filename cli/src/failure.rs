@@ -1,6 +1,9 @@
 //! Everything that can go wrong, as the user reads it, and the exit codes.
 
 use annex_cli::command::{CANNOT_RUN, USAGE};
+use annex_identity::ca::CaError;
+use annex_identity::ca::registry::Refusal;
+use annex_identity::files::FileError;
 use annex_shared::api::{ApiError, ErrorCode};
 use annex_shared::printable::{printable, printable_json};
 use std::io;
@@ -35,6 +38,10 @@ pub enum Failure {
     Output(#[source] io::Error),
     #[error("failed to set up the connection to annexd: {0}")]
     Setup(#[source] io::Error),
+    #[error(transparent)]
+    Ca(#[from] CaError),
+    #[error("failed to read the request {}: {why}", .path.display())]
+    Csr { path: PathBuf, why: String },
 }
 
 impl Failure {
@@ -44,7 +51,19 @@ impl Failure {
             Failure::NotRunning { .. } | Failure::Lost(_) => ErrorCode::Unavailable,
             Failure::Connect { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => ErrorCode::Forbidden,
             Failure::Ended(_) | Failure::Exec { .. } => ErrorCode::NotFound,
-            Failure::ZeroByte => ErrorCode::BadRequest,
+            Failure::Ca(error) => match error {
+                CaError::Missing(_) | CaError::Refused(Refusal::NameUnknown(_)) => ErrorCode::NotFound,
+                CaError::File(FileError::Read { source, .. } | FileError::Write { source, .. })
+                    if source.kind() == io::ErrorKind::PermissionDenied =>
+                {
+                    ErrorCode::Forbidden
+                }
+                CaError::File(_) | CaError::Damaged { .. } => ErrorCode::Internal,
+                CaError::Exists(_) | CaError::TokenLife | CaError::Refused(_) | CaError::Key(_) | CaError::Token(_) => {
+                    ErrorCode::BadRequest
+                }
+            },
+            Failure::ZeroByte | Failure::Csr { .. } => ErrorCode::BadRequest,
             Failure::Connect { .. }
             | Failure::Garbled(_)
             | Failure::Output(_)
@@ -61,6 +80,8 @@ impl Failure {
             Failure::Garbled(_) => {
                 "annex and annexd must be of the same version (annex --version, annexd --version)".into()
             }
+            Failure::Csr { .. } => "make one as docs/commands.md shows (annex ca sign)".into(),
+            Failure::Ca(CaError::Exists(_)) => "use it, or give another folder with --dir".into(),
             _ => String::new(),
         }
     }

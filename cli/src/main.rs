@@ -9,10 +9,12 @@
 //! - [`interrupt`]: what SIGINT means while annexd goes on.
 //! - [`mod@bench`]: measures this host with the donors it has.
 //! - [`listing`]: `apps`, `slabs`, `donors` and `status` as tables; [`table`] draws them.
+//! - [`ca`]: a CA's folder. The one command that does not speak to annexd.
 //! - [`output`]: prints what annexd answered.
 
 mod attach;
 mod bench;
+mod ca;
 mod client;
 mod detach;
 mod events;
@@ -68,6 +70,7 @@ fn dispatch(cli: &Cli) -> Result<ExitCode, Failure> {
         Command::Events(args) => events::events(&client, args, cli.json),
         Command::Bench(args) => bench::bench(&client, args, &cli.socket, cli.json),
         Command::BenchPattern(args) => bench::pattern(args),
+        Command::Ca(args) => ca::ca(args, cli.json),
         Command::Kv => show(cli.json, &client.kv()?, |kv| listing::kv(kv, listing::width())),
         Command::Slabs => show(cli.json, &client.slabs()?, |slabs| listing::slabs(slabs)),
         Command::Donors { change: None } => {

@@ -1,0 +1,38 @@
+//! Who is who between donors and clients.
+//!
+//! A host proves who it is by a certificate that a certification authority (CA) issued. The
+//! certificate names it as `annex://CLUSTER/ROLE/NAME`. Host names and addresses mean nothing.
+//!
+//! - [`names`]: the name in a certificate.
+//! - [`certificate`]: what we read from a certificate, and the id of its key.
+//! - [`key`]: a host's own key, which never leaves the host.
+//! - [`ca`]: issues and revokes certificates, hands out tokens.
+//! - [`token`]: what a host joins with.
+//! - [`verify`]: whether a peer may be spoken to.
+//! - [`identity`]: a daemon's own certificate and key, read again when the files change.
+//! - [`renewal`]: when a certificate is renewed, and what is said before it expires.
+//! - [`tls`]: the TLS configuration of every socket.
+//! - [`exporter`]: how a data connection shows that it belongs to a control session.
+//! - [`join`]: how a host gets its first certificate, and each later one.
+//! - [`files`]: files that are written whole or not at all.
+//!
+//! Two things hold everywhere. The time is a parameter or a rustls `TimeProvider`, so tests use
+//! virtual time. And an expired certificate never costs a program its pages: see [`verify`].
+
+#![forbid(unsafe_code)]
+
+pub mod ca;
+pub mod certificate;
+pub mod exporter;
+pub mod files;
+pub mod identity;
+pub mod join;
+pub mod key;
+pub mod names;
+pub mod renewal;
+pub mod tls;
+pub mod token;
+pub mod verify;
+
+#[cfg(test)]
+mod testing;
