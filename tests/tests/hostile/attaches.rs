@@ -67,7 +67,7 @@ fn attaches_that_wait_for_their_programs_hold_up_no_other() {
     wait_for("the parents to wait for their children", MINUTE, || pids.iter().all(|pid| state(*pid) == 'D'));
     let attach = |pid: i32| -> Command {
         let mut command = nobody::command();
-        command.arg(&annex).args(["attach", "--socket"]).arg(&bed.socket).arg(pid.to_string());
+        command.arg(&annex).args(["attach", "--no-wait", "--socket"]).arg(&bed.socket).arg(pid.to_string());
         command.stdin(Stdio::null()).stderr(Stdio::piped());
         command
     };
@@ -80,7 +80,7 @@ fn attaches_that_wait_for_their_programs_hold_up_no_other() {
     let mut root = Command::new(python());
     root.args(["-c", "import time; held = bytearray(b'x') * (32 << 20); time.sleep(600)"]);
     let root = bed.natively("root", root);
-    bed.ask("attach", ["--name", "honest", &root.pid().to_string()]).succeeded();
+    bed.ask("attach", [&root.pid().to_string(), "--name", "honest", "--no-wait"]).succeeded();
     let took = began.elapsed();
     println!("root's attach took {took:?} beside {AT_A_TIME} that wait");
     assert!(took < PROMPT, "root's attach took {took:?}");

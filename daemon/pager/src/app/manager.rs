@@ -116,8 +116,11 @@ impl Manager {
             (_, false) => PollTimeout::from(QUIET.as_millis() as u8),
             (_, true) => PollTimeout::from(if is_calm { CALM } else { BUSY }.as_millis() as u8),
         };
+        // Who has ended of an app that somebody is at is buried later: that must not wake this thread
+        // again and again.
         let copies: Vec<_> = apps
             .iter()
+            .filter(|app| !app.changing.is_locked())
             .flat_map(|a| a.members.lock().iter().filter_map(|m| m.pidfd.try_clone().ok()).collect::<Vec<_>>())
             .collect();
         let mut fds: Vec<PollFd<'_>> = copies.iter().map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)).collect();

@@ -97,8 +97,12 @@ impl Worker {
     /// the way. How many questions there were; `None`: the space can't be had. Then they stay at
     /// the ring, which has room for as many as it has slots.
     pub(super) fn serve_ring(&mut self, space: &Arc<Space>) -> Option<usize> {
-        let asked = space.uffd.ring().filter(|ring| ring.is_asked() && !space.is_dead());
-        let Some(ring) = asked else { return Some(0) };
+        let Some(ring) = space.uffd.ring().filter(|_| !space.is_dead()) else { return Some(0) };
+        // One that was held up is tried though another worker has taken what was asked: it is to be
+        // watched again.
+        if !ring.is_asked() && !self.held_up.contains(&space.id) {
+            return Some(0);
+        }
         let Some(mut core) = self.core_of(space, |limit| space.core_concurrent(limit)) else {
             self.try_again(Again::Ring(space.clone()));
             return None;
