@@ -162,9 +162,10 @@ vm-image:
 
 # Guests with systemd and Soft-RoCE. VM="--list" says which scenarios there are, VM="NAME" runs one,
 # VM="shell" is for hands-on use. The fabric's own tests run in a guest too.
-vm-test: vm-image deb
+VM_PACKAGED = $(if $(VM),$(filter packages,$(VM)),packages)
+vm-test: vm-image $(if $(VM_PACKAGED),deb,build)
 	@tests=$$($(CARGO) test --release --no-run --message-format=json --workspace --test fabric | sed -n 's|.*"executable":"\([^"]*/deps/[^"]*\)".*|\1|p') && \
-	$(SUDO) env ANNEX_VM_TESTS="$$tests" ANNEX_VM_PACKAGES=target/debian target/release/annex-vm $(VM)
+	$(SUDO) env ANNEX_VM_TESTS="$$tests" $(if $(VM_PACKAGED),ANNEX_VM_PACKAGES=target/debian) target/release/annex-vm $(VM)
 
 # About twenty minutes, and the KV API's part after it. Nothing else should run meanwhile.
 bench: setup build

@@ -86,7 +86,7 @@ pub fn under_load(lab: &mut Lab) -> anyhow::Result<()> {
 fn without_annex(guest: &Guest) -> anyhow::Result<()> {
     guest
         .sh(&format!(
-            "test -d {THIS} || {{ echo 'there are no packages: run `make vm-test`' >&2; exit 1; }}
+            "test -d {THIS} || {{ echo 'there are no packages: run `make deb`' >&2; exit 1; }}
              rm -rf /usr/bin/annexd /usr/bin/annex-agent /usr/bin/annex /etc/systemd/system/annex* /run/annex
              rm -f /usr/lib/sysusers.d/annex.conf /usr/lib/tmpfiles.d/annex.conf
              groupdel annex
