@@ -9,7 +9,6 @@ SHAPES ?=
 DEMO ?=
 VM ?=
 PROGRAMS ?=
-POLICY ?=
 
 CARGO ?= cargo
 CARGO_deny_VERSION := 0.20.2
@@ -35,7 +34,7 @@ PYTHON_TESTS = $(shell /usr/bin/python3 -c 'import sys; print("libpython3.%d-tes
 PROGRAMS_PACKAGES = stress-ng:stress-ng $(PYTHON_TESTS) redis-server:redis-server redis-tools:redis-cli tcl:tclsh \
                     postgresql golang-go:go golang-src default-jdk-headless:javac build-essential:cc util-linux:setpriv
 
-.PHONY: all setup build manuals deb rpm install test-packages demo test test-peers test-jvm kv-fuzz test-programs check stress shapes bench policy chaos vm-image vm-test clean
+.PHONY: all setup build manuals deb rpm install test-packages demo test test-peers test-jvm kv-fuzz test-programs check stress shapes bench chaos vm-image vm-test clean
 all: build manuals
 
 setup:
@@ -171,11 +170,6 @@ vm-test: vm-image $(if $(VM_PACKAGED),deb,build)
 bench: setup build
 	$(SUDO) target/release/annex-bench $(BENCH)
 	$(SUDO) target/release/annex-kv-bench $(if $(findstring --quick,$(BENCH)),--quick)
-
-# Which pages should leave, simulated: the tables of docs/performance.md. POLICY="--program loop" for
-# one of them.
-policy: build
-	target/release/annex-policy $(POLICY)
 
 check: $(TOOLS)/bin/cargo-deny $(TOOLS)/bin/cargo-machete
 	$(CARGO) fmt --all --check

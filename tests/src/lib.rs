@@ -4,7 +4,6 @@
 //! - [`shapes`]: random programs of threads, forks and mappings (`annex-shapes`).
 //! - [`access`]: access patterns, timed (`annex-access`).
 //! - [`mod@bench`]: `make bench`.
-//! - [`policy`]: which pages should leave, simulated (`make policy`).
 //! - [`programs`]: the test suites of others (`make test-programs`).
 //! - [`redis`]: a Redis server full of known values. [`demo`]: `make demo`.
 //! - [`testbed`]: real agents and annexd on loopback. [`vm`]: the same on machines of their own,
@@ -18,7 +17,6 @@ pub mod chaos;
 pub mod demo;
 pub mod kv;
 pub mod manuals;
-pub mod policy;
 pub mod programs;
 pub mod redis;
 pub mod shapes;

@@ -41,14 +41,6 @@ mod recovery;
 mod sched;
 mod space;
 
-/// The decisions about pages that need nothing of a running system, for the simulator
-/// (`annex-policy`).
-pub mod policy {
-    pub use crate::evict::policy::{Class, Replacement, Verdict};
-    pub use crate::fault::{Plan, Prefetcher, WIDEST_APART};
-    pub use crate::page::PageIdx;
-}
-
 pub use config::{PagerConfig, UsersConfig};
 pub use control::{Apps, Caller};
 pub use kernel::probe;

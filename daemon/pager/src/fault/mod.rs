@@ -29,5 +29,5 @@ mod workers;
 pub use fetch::Stretch;
 pub use install::{install, lose, put_back};
 pub use page_fault::{Fault, Why};
-pub use prefetch::{Plan, Prefetcher, WIDEST_APART};
+pub use prefetch::Prefetcher;
 pub use workers::Workers;
