@@ -60,7 +60,10 @@ impl Annexd {
     /// Runs a copy of the command that any user can reach, as user nobody.
     fn annex_as_nobody(&self, args: &[&str]) -> Said {
         let copy = self.dir.path().join("annex");
-        fs::copy(env!("CARGO_BIN_EXE_annex"), &copy).unwrap();
+        // By another process: a child that is forked here meanwhile would have it open for writing,
+        // and a file that anybody writes can't be run.
+        let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_annex")).arg(&copy).status().unwrap();
+        assert!(copied.success());
         let mut command = Command::new(copy);
         command.arg("--socket").arg(self.socket()).args(args).current_dir("/").gid(NOBODY).uid(NOBODY);
         Said::of(command.output().unwrap())

@@ -55,9 +55,9 @@ class Area:
         return sum(entry >> 63 for entry in entries)
 
     def wait_evicted(self, most=None):
-        """Until no more than `most` pages, or a third, are resident."""
+        """Until no more than `most` pages, or a half, are resident. All of them together may be less than that."""
         deadline = time.monotonic() + 60
-        while self.resident() > (most or self.pages // 3):
+        while self.resident() > (most or self.pages // 2):
             assert time.monotonic() < deadline, f"{self.resident()} of {self.pages} pages stay resident"
             time.sleep(0.02)
 

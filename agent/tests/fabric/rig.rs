@@ -17,9 +17,8 @@ use annex_fabric::verbs::{
 };
 use annex_fabric::{Arena, Completion, Connector, Endpoint, ErrorKind, Op, OpKind};
 use annex_shared::ids::{ClientId, Incarnation, RemoteAddr, Rkey, SessionKey};
+use annex_shared::memfd;
 use annex_shared::preamble::{AdmitError, Preamble, Proof};
-use nix::fcntl::{FcntlArg, SealFlag, fcntl};
-use nix::sys::memfd::{MFdFlags, memfd_create};
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -74,9 +73,7 @@ impl Table {
         {
             let slot = slot as u32 + 1;
             table.board.grant(slot, rkey, INCARNATION, u64::MAX);
-            let fd = memfd_create(c"slab", MFdFlags::MFD_ALLOW_SEALING | MFdFlags::MFD_CLOEXEC).unwrap();
-            nix::unistd::ftruncate(&fd, SLAB as i64).unwrap();
-            fcntl(&fd, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW)).unwrap();
+            let fd = memfd::create(c"slab", SLAB).unwrap();
             let protection = libc::PROT_READ | libc::PROT_WRITE;
             // SAFETY: a fresh mapping, never unmapped.
             let base =

@@ -196,7 +196,7 @@ fn lately_stopped(authority: Authority) -> Vec<String> {
     let since = events::now_ms().saturating_sub(STOPPED_LATELY.as_millis() as u64);
     let is_one = |event: &Event| event.kind == EventKind::AppStopped && event.last_ms >= since;
     let events = events::after(0).into_iter().filter(|event| is_one(event) && authority.may_know(event));
-    events.map(|event| format!("{}: {}", event.subject, event.cause)).collect()
+    events.map(|event| event.cause).collect()
 }
 
 /// A name must not read as an id or a PID, and must be printable on one line.

@@ -25,7 +25,10 @@ pub fn command() -> Command {
 /// When it can't be copied.
 pub fn copy(name: &str, folder: &Path, mode: u32) -> PathBuf {
     let copy = folder.join(name);
-    fs::copy(bins::find(name), &copy).expect("the folder is ours");
+    // By another process: a child that is forked here meanwhile would have it open for writing, and
+    // a file that anybody writes can't be run.
+    let copied = Command::new("cp").arg(bins::find(name)).arg(&copy).status().expect("cp is there");
+    assert!(copied.success(), "cp: {copied}");
     fs::set_permissions(&copy, Permissions::from_mode(mode)).expect("the copy is ours");
     copy
 }

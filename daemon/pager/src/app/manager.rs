@@ -1,6 +1,7 @@
 //! Two threads that look after the apps: the *manager* follows processes as they come, grow, exec
-//! and go, and sees that they get stubs when they are needed ([`furnish`](crate::app::furnish)); the
-//! *evictor* ([`evict`](crate::evict)) keeps every app below its limit.
+//! and go, and sees that they get stubs when they are needed
+//! ([`furnish`](crate::app::furnish)); the *evictor* ([`evict`](crate::evict)) keeps every app
+//! below its limit.
 //!
 //! Neither is ever waited for by a fault, and the manager waits for no program.
 
@@ -116,8 +117,8 @@ impl Manager {
             (_, false) => PollTimeout::from(QUIET.as_millis() as u8),
             (_, true) => PollTimeout::from(if is_calm { CALM } else { BUSY }.as_millis() as u8),
         };
-        // Who has ended of an app that somebody is at is buried later: that must not wake this thread
-        // again and again.
+        // Who has ended of an app that somebody is at is buried later: that must not wake this
+        // thread again and again.
         let copies: Vec<_> = apps
             .iter()
             .filter(|app| !app.changing.is_locked())

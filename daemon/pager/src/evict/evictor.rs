@@ -46,8 +46,8 @@ impl Evictor {
         }
     }
 
-    /// Gives up some of the space's copies in the pool of pages that are resident. How many; none if
-    /// somebody else works on the space, who may be kept by its program.
+    /// Gives up some of the space's copies in the pool of pages that are resident. How many; none
+    /// if somebody else works on the space, who may be kept by its program.
     pub fn give_copies(&self, space: &Arc<Space>) -> usize {
         let Some(_evicting) = space.evicting.try_lock() else { return 0 };
         drop_clean_copies(space, &self.shared, BATCH)

@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl Worker {
-    /// The page is on its way: nobody waited for it and now somebody does, or one more does. (Whoever
-    /// waits for a page is woken with all who do.)
+    /// The page is on its way: nobody waited for it and now somebody does, or one more does.
+    /// (Whoever waits for a page is woken with all who do.)
     pub(super) fn joins(&mut self, space: &Arc<Space>, fault: Fault) -> bool {
         let is_it = |p: &&mut Pending| {
             p.fault.is_none_or(|f| f.page == fault.page)

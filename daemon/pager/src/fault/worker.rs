@@ -2,9 +2,10 @@
 //! try again.
 //!
 //! A worker never waits for anything but its epoll set. What can't be done at once goes to `again`
-//! and is tried on the next turns ([`put_off`](crate::fault::put_off)). A space whose lock somebody keeps (an evictor, with a stub that
-//! stands still because its program is frozen) is taken out of the epoll set until it can be had:
-//! its messages would wake the worker without end, and all other programs would wait for that.
+//! and is tried on the next turns ([`put_off`](crate::fault::put_off)). A space whose lock somebody
+//! keeps (an evictor, with a stub that stands still because its program is frozen) is taken out of
+//! the epoll set until it can be had: its messages would wake the worker without end, and all other
+//! programs would wait for that.
 
 use crate::app::{App, LONGEST_DELAY};
 use crate::fault::busy_poll::BusyPoll;

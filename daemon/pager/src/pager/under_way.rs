@@ -1,4 +1,5 @@
-//! How many attaches of each ordinary user are under way: one may take 5 s and a thread of annexd's.
+//! How many attaches of each ordinary user are under way: one may take 5 s and a thread of
+//! annexd's.
 
 use super::refusal::error;
 use crate::control::Caller;

@@ -28,7 +28,8 @@ type Whose = (SpaceId, PageIdx, i32, bool);
 #[derive(Default)]
 struct State {
     runs: Vec<SlotRun>,
-    /// Each thread's fault once, however often it was taken back (a signal does that) and made anew.
+    /// Each thread's fault once, however often it was taken back (a signal does that) and made
+    /// anew.
     parked: HashMap<Whose, (Arc<Space>, Fault)>,
 }
 
