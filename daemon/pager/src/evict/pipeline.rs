@@ -28,7 +28,6 @@ use crate::evict::thread_exit;
 use crate::fault::{Fault, put_back};
 use crate::inject::stub::Hurry;
 use crate::kernel::Mm;
-use crate::page::PageIdx;
 use crate::recovery::rollback::rollback;
 use crate::space::{Record, Space, Victim, prepare};
 use annex_host::failpoint::failpoint;
@@ -397,6 +396,7 @@ fn conclude(batch: &mut Batch<'_>, done: Done) -> Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::page::PageIdx;
 
     fn runs(runs: &[(u32, u32)]) -> Vec<SlotRun> {
         runs.iter().map(|(first, count)| SlotRun { first: SlotIdx(*first), count: *count }).collect()

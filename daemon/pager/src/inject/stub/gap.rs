@@ -6,17 +6,28 @@
 //! program maps anything but by an address that it has made up.
 
 use super::layout::HUGE;
-use crate::kernel::process::{self, Mapping};
+use crate::kernel::process::{self, Mapping, Stat};
+use std::time::{Duration, Instant};
 
 /// From here on no program can have memory (x86-64, 47 bits).
 const END: u64 = 0x7fff_ffff_f000;
 /// Below it the kernel lets nobody map memory.
 const START: u64 = 1 << 16;
+/// How long a program may take to become another one.
+const BECOMING: Duration = Duration::from_secs(1);
 
-/// The middle of the largest gap of a process, 2 MiB-aligned. `None`: its mappings can't be read.
+/// The middle of the largest gap of a process, 2 MiB-aligned. `None`: it has ended, or its mappings
+/// can't be read. A program that becomes another one (exec) has none for a moment.
 pub fn middle(pid: i32) -> Option<u64> {
-    let task = process::living(pid)?;
-    middle_of(&process::maps(task).ok()?)
+    let until = Instant::now() + BECOMING;
+    loop {
+        let maps = process::living(pid).and_then(|task| process::maps(task).ok());
+        match maps {
+            Some(maps) => return middle_of(&maps),
+            None if Instant::now() > until || Stat::read(pid).is_none_or(|stat| stat.is_zombie()) => return None,
+            None => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
 }
 
 fn middle_of(maps: &[Mapping]) -> Option<u64> {
