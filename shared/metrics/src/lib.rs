@@ -1,7 +1,7 @@
 //! Metrics for Prometheus: what both daemons need to show what they count.
 //!
-//! - [`mod@catalogue`]: which metrics there are. A daemon has one list; docs/metrics.md is held against
-//!   it.
+//! - [`mod@catalogue`]: which metrics there are. A daemon has one list; docs/metrics.md is held
+//!   against it.
 //! - [`snapshot`]: their values at one moment, and as OpenMetrics text.
 //! - [`exporter`]: the HTTP server. It has a thread of its own, so that no client of it can hold up
 //!   anything else.
