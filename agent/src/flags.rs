@@ -202,8 +202,18 @@ mod tests {
         assert_eq!(told("grace").parse(), Ok(config.grace));
         assert_eq!(PathBuf::from(told("shm-socket")), config.shm_socket);
         assert_eq!(told("max-connections"), config.max_connections.to_string());
-        let of_machine =
-            ["config", "name", "capacity", "per-client", "headroom", "hugepages", "control-socket", "keeper", "label"];
+        let of_machine = [
+            "config",
+            "name",
+            "capacity",
+            "per-client",
+            "headroom",
+            "hugepages",
+            "control-socket",
+            "keeper",
+            "label",
+            "metrics",
+        ];
         for option in of_machine {
             told(option);
         }

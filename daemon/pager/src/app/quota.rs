@@ -78,11 +78,8 @@ impl Quotas {
         let mut looked = self.pool.lock();
         let total = match *looked {
             Some((at, total)) if at.elapsed() < LOOK_EVERY => total,
-            _ => pool.total_pages() * PAGE_SIZE as u64,
+            _ => looked.insert((Instant::now(), pool.total_pages() * PAGE_SIZE as u64)).1,
         };
-        if looked.is_none_or(|(at, _)| at.elapsed() >= LOOK_EVERY) {
-            *looked = Some((Instant::now(), total));
-        }
         (u128::from(total) * u128::from(percent) / 100) as u64
     }
 }
