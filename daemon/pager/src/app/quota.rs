@@ -38,13 +38,13 @@ impl Quotas {
         Quotas { config, pool: Mutex::default() }
     }
 
-    /// What keeps this app's memory from being evicted, of what its user has been given.
-    pub fn exhausted(&self, registry: &Registry, pool: &Pool, app: &App) -> Option<Cause> {
+    /// How many more pages of this app may be evicted, or what its user has all of.
+    pub fn room(&self, registry: &Registry, pool: &Pool, app: &App) -> Result<u64, Cause> {
         if !app.is_of_ordinary_user() {
-            return None;
+            return Ok(u64::MAX);
         }
         let taken = taken(registry, app.uid);
-        exhausted(taken, self.config.table_bytes.0, self.pool_bytes(pool))
+        room(taken, self.config.table_bytes.0, self.pool_bytes(pool))
     }
 
     /// Each ordinary user who has apps, with what they take and may take.
@@ -84,7 +84,7 @@ impl Quotas {
     }
 }
 
-/// What all of an ordinary user's apps take, without waiting for any of them.
+/// What all of an ordinary user's apps take, without waiting for long for any of them.
 fn taken(registry: &Registry, uid: u32) -> Taken {
     let spaces = registry.all().into_iter().filter(|space| space.app.is_of_ordinary_user() && space.app.uid == uid);
     spaces.map(|space| space.taken_about()).fold(Taken::default(), |all, (tables, slots)| Taken {
@@ -93,11 +93,14 @@ fn taken(registry: &Registry, uid: u32) -> Taken {
     })
 }
 
-fn exhausted(taken: Taken, tables: u64, pool: u64) -> Option<Cause> {
+fn room(taken: Taken, tables: u64, pool: u64) -> Result<u64, Cause> {
     if taken.tables >= tables {
-        return Some(Cause::UsersTables(tables));
+        return Err(Cause::UsersTables(tables));
     }
-    (taken.pool >= pool).then_some(Cause::UsersPool(pool))
+    match pool.saturating_sub(taken.pool) / PAGE_SIZE as u64 {
+        0 => Err(Cause::UsersPool(pool)),
+        pages => Ok(pages),
+    }
 }
 
 #[cfg(test)]
@@ -106,9 +109,11 @@ mod tests {
 
     #[test]
     fn a_user_has_nothing_more_evicted_who_has_all_that_they_may_have() {
-        let taken = |tables, pool| exhausted(Taken { tables, pool }, 100, 1000);
-        assert_eq!(taken(99, 999), None);
-        assert_eq!(taken(100, 0), Some(Cause::UsersTables(100)));
-        assert_eq!(taken(0, 1000), Some(Cause::UsersPool(1000)));
+        let page = PAGE_SIZE as u64;
+        let room = |tables, pages| room(Taken { tables, pool: pages * page }, 100, 10 * page);
+        assert_eq!(room(99, 7), Ok(3));
+        assert_eq!(room(100, 0), Err(Cause::UsersTables(100)));
+        assert_eq!(room(0, 10), Err(Cause::UsersPool(10 * page)));
+        assert_eq!(room(0, 11), Err(Cause::UsersPool(10 * page)));
     }
 }

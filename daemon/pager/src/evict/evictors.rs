@@ -182,30 +182,39 @@ fn relieve(evictor: &mut Evictor, app: &Arc<App>) -> bool {
     let mut retries = 0;
     let mut nothing_to_take = resident > marks.limit && !spaces.is_empty();
     while need > 0 && !spaces.is_empty() {
-        if let Some(cause) = evictor.shared.quotas.exhausted(&evictor.registry, &evictor.shared.pool, app) {
-            // Copies of what is resident are in the pool too, and the first to go.
-            let may_give = matches!(cause, Cause::UsersPool(_));
-            let given: usize = spaces.iter().filter(|_| may_give).map(|(_, space)| evictor.give_copies(space)).sum();
-            if given == 0 {
-                app.eviction_blocked.met(cause);
-                app.yielded(0);
-                app.rest(Duration::from_millis(500));
-                return false;
+        let room = match evictor.shared.quotas.room(&evictor.registry, &evictor.shared.pool, app) {
+            Ok(room) => room,
+            Err(cause) => {
+                // Copies of what is resident are in the pool too, and the first to go.
+                let may_give = matches!(cause, Cause::UsersPool(_));
+                let given: usize =
+                    spaces.iter().filter(|_| may_give).map(|(_, space)| evictor.give_copies(space)).sum();
+                if given == 0 {
+                    app.eviction_blocked.met(cause);
+                    app.yielded(0);
+                    app.rest(Duration::from_millis(500));
+                    return false;
+                }
+                if Instant::now() > turn_ends {
+                    return true;
+                }
+                continue;
             }
-        }
+        };
+        let mut left = need.min(room);
         // In turn, so that no process pays for all.
         let mut exhausted = Vec::new();
         for (i, (_, space)) in spaces.iter().enumerate() {
-            if need == 0 {
+            if left == 0 {
                 break;
             }
-            let outcome = evictor.batch(space, BATCH.min(need as usize).max(64));
+            let outcome = evictor.batch(space, BATCH.min(left as usize).max(64));
             app.yielded(if let Outcome::Evicted(n) = outcome { n } else { 0 });
             evictor.workers.serve(evictor.registry.take_delayed(app));
             match outcome {
                 Outcome::Evicted(n) => {
                     nothing_to_take = false;
-                    need = need.saturating_sub(n);
+                    (need, left) = (need.saturating_sub(n), left.saturating_sub(n));
                     app.eviction_blocked.not_met();
                 }
                 Outcome::Again | Outcome::Unshared => {

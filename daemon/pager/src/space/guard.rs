@@ -220,7 +220,7 @@ impl Space {
         self.lock_soon(SOON).unwrap_or_else(|| self.core.lock())
     }
 
-    fn lock_within(&self, limit: Duration) -> Option<MutexGuard<'_, Core>> {
+    pub(super) fn lock_within(&self, limit: Duration) -> Option<MutexGuard<'_, Core>> {
         self.lock_soon(limit.min(SOON)).or_else(|| self.core.try_lock_for(limit))
     }
 

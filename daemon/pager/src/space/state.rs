@@ -62,9 +62,9 @@ impl Space {
     }
 
     /// Bytes of its table, and slots that it names; what they were when last asked for if somebody
-    /// has the core: nobody is waited for.
+    /// holds the core.
     pub fn taken_about(&self) -> (u64, u64) {
-        if let Some(core) = self.core.try_lock() {
+        if let Some(core) = self.lock_within(Duration::from_millis(1)) {
             self.last_overhead.store(core.table.bytes(), Relaxed);
             self.last_slots.store(core.table.slots(), Relaxed);
         }
