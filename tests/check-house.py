@@ -2,8 +2,9 @@
 """Checks how the Rust sources are arranged.
 
 Files of one crate that import each other in a circle, a file over 600 lines and a comment over 100
-columns each fail. A name that a module only passes on (`pub use`) counts as imported from the file
-that defines it. Code that is compiled for tests only is not looked at for circles.
+columns each fail, and so does a lock of std's in what we ship: locks there are parking_lot's. A name
+that a module only passes on (`pub use`) counts as imported from the file that defines it. Code that
+is compiled for tests only is not looked at for circles.
 
 `check-house.py NAME...` looks for the circles of these crates only.
 """
@@ -220,6 +221,17 @@ def check_lines(file):
             problems.append(f"{name}:{number}: a comment of {len(line)} columns, {COLUMNS} at most")
 
 
+def check_locks(file):
+    """Tests may have std's: those tell of a thread that panicked."""
+    name = file.relative_to(ROOT)
+    if "tests" in name.parts or file.name == "tests.rs":
+        return
+    code = without_words(file.read_text())
+    for use in re.findall(r"std::sync::(?:\{[^}]*\}|\w+)", code):
+        if taken := re.search(r"\b(?:Mutex|RwLock|Condvar)\b", use):
+            problems.append(f"{name}: {taken[0]} of std, where ours are parking_lot's")
+
+
 def main():
     sys.setrecursionlimit(10_000)
     wanted = sys.argv[1:]
@@ -230,6 +242,7 @@ def main():
     if not wanted:
         for file in tracked("*.rs"):
             check_lines(file)
+            check_locks(file)
     for problem in problems:
         print(problem)
     if problems:

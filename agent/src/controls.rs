@@ -4,11 +4,12 @@
 use crate::lease::ConnectionId;
 use annex_shared::wire::{Event, FrameError, encode_frame, write_frame};
 use nix::sys::socket::{MsgFlags, send};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// All open control connections.
@@ -37,7 +38,7 @@ pub struct Link {
 
 impl Link {
     pub fn send(&self, event: &Event) -> Result<(), FrameError> {
-        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _writing = self.writing.lock();
         write_frame(&mut &self.stream, event)
     }
 
@@ -49,7 +50,7 @@ impl Link {
     /// Sends without waiting. A peer whose socket has no room for a few bytes isn't listening: it
     /// is cut off.
     fn send_or_close(&self, frame: &[u8]) {
-        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _writing = self.writing.lock();
         let sent = send(self.stream.as_raw_fd(), frame, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL);
         if sent != Ok(frame.len()) {
             self.close();
@@ -108,7 +109,7 @@ impl Controls {
             if left.is_zero() {
                 return false;
             }
-            open = self.gone.wait_timeout(open, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.gone.wait_for(&mut open, left);
         }
         true
     }
@@ -135,6 +136,6 @@ impl Controls {
     }
 
     fn lock(&self) -> MutexGuard<'_, Open> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        self.open.lock()
     }
 }

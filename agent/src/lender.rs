@@ -46,10 +46,11 @@ use annex_host::failpoint::failpoint;
 use annex_shared::ids::{ClientId, Incarnation, LeaseNumber, RemoteAddr, Rkey, SlabId};
 use annex_shared::preamble::{AdmitError, Proof};
 use annex_shared::wire::{Event, Lease, Refusal, VerbsOffer};
+use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 use tracing::{debug, error, info, warn};
 
@@ -345,7 +346,7 @@ impl Lender {
         self.store.forget(LEASES);
         self.store.forget(BOARD);
         for slot in &self.slots {
-            let memory = slot.memory.read().unwrap_or_else(PoisonError::into_inner);
+            let memory = slot.memory.read();
             memory.iter().for_each(|m| self.store.forget(&m.name.to_string()));
         }
     }
@@ -404,10 +405,10 @@ impl Lender {
                 continue;
             }
             let sleep = deadline.map(|d| now.until(d)).into_iter().chain(until_look).chain(until_drain).min();
-            books = match sleep {
-                Some(span) => self.changed.wait_timeout(books, span).unwrap_or_else(PoisonError::into_inner).0,
-                None => self.changed.wait(books).unwrap_or_else(PoisonError::into_inner),
-            };
+            match sleep {
+                Some(span) => drop(self.changed.wait_for(&mut books, span)),
+                None => self.changed.wait(&mut books),
+            }
         }
     }
 
@@ -434,7 +435,7 @@ impl Lender {
                 slot.used.store(monotonic_ns(), Ordering::Relaxed);
                 slot.rkey.store(rkey.0, Ordering::Relaxed);
                 slot.until.store(until.0, Ordering::Release);
-                self.keys.write().unwrap_or_else(PoisonError::into_inner).insert(rkey, slab);
+                self.keys.write().insert(rkey, slab);
                 self.board.grant(slab.0, rkey, self.incarnation, until.0);
                 failpoint("lease-opened");
                 debug!("{slab} is lent to client {client}");
@@ -450,7 +451,7 @@ impl Lender {
             }
             Action::Close { slab, rkey, keep } => {
                 self.board.revoke(slab.0);
-                self.keys.write().unwrap_or_else(PoisonError::into_inner).remove(&rkey);
+                self.keys.write().remove(&rkey);
                 let slot = self.slot(slab);
                 slot.until.store(0, Ordering::SeqCst);
                 slot.rkey.store(0, Ordering::SeqCst);
@@ -504,13 +505,13 @@ impl Lender {
             if left.is_zero() {
                 return false;
             }
-            books = self.changed.wait_timeout(books, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut books, left);
         }
         true
     }
 
     fn lock(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+        self.books.lock()
     }
 }
 

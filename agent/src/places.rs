@@ -17,12 +17,13 @@
 
 use annex_host::repeated;
 use annex_shared::ids::ClientId;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::Hash;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Connections that have not said who they are.
 pub const OPENING: usize = 64;
@@ -93,7 +94,7 @@ impl Places {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Taken>> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+        self.taken.lock()
     }
 }
 

@@ -4,8 +4,9 @@
 use crate::failure::Failure;
 use annex_shared::printable::printable;
 use nix::sys::signal::{SigSet, Signal};
+use parking_lot::Mutex;
 use std::io::IsTerminal;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// As a shell tells that a command ended by SIGINT.
 const INTERRUPTED: i32 = 130;
@@ -16,7 +17,7 @@ pub struct Notice(Arc<Mutex<String>>);
 
 impl Notice {
     pub fn set(&self, text: String) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = text;
+        *self.0.lock() = text;
     }
 }
 
@@ -29,7 +30,7 @@ pub fn explain(text: String) -> Result<Notice, Failure> {
     let said = notice.clone();
     let wait = move || {
         if interrupt.wait().is_ok() {
-            let text = said.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let text = said.0.lock();
             // The progress bar's line ends here.
             let lead = if std::io::stderr().is_terminal() { "\r\x1b[K" } else { "" };
             eprintln!("{lead}annex: {}", printable(&text));

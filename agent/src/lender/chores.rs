@@ -10,8 +10,8 @@ use annex_fabric::ErrorKind;
 use annex_fabric::shm::monotonic_ns;
 use annex_host::failpoint::failpoint;
 use annex_shared::ids::{ClientId, Rkey, SlabId};
+use parking_lot::RwLockWriteGuard;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{PoisonError, RwLockWriteGuard};
 use tracing::{error, warn};
 
 impl Lender {
@@ -112,10 +112,10 @@ impl Lender {
         f: impl FnOnce(SlabId, &Memory) -> Option<T>,
     ) -> Result<T, ErrorKind> {
         let no = ErrorKind::RemoteAccess;
-        let id = *self.keys.read().unwrap_or_else(PoisonError::into_inner).get(&rkey).ok_or(no)?;
+        let id = *self.keys.read().get(&rkey).ok_or(no)?;
         let slot = self.slot(id);
         loop {
-            let memory = slot.memory.read().unwrap_or_else(PoisonError::into_inner);
+            let memory = slot.memory.read();
             // Checked under the guard: from here on the janitor waits for us, so what holds now
             // holds until `f` is done. The slab may have changed hands since the key was looked up,
             // but keys never come back.
@@ -139,6 +139,6 @@ impl Lender {
     }
 
     fn write(&self, slab: SlabId) -> RwLockWriteGuard<'_, Option<Memory>> {
-        self.slot(slab).memory.write().unwrap_or_else(PoisonError::into_inner)
+        self.slot(slab).memory.write()
     }
 }

@@ -4,7 +4,7 @@ use crate::slab::Slab;
 use crate::store::saved::SavedMemory;
 use crate::store::{SlabName, inode};
 use annex_shared::ids::SlabId;
-use std::sync::RwLock;
+use parking_lot::RwLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// One place for a slab, for the agent's life.

@@ -5,7 +5,6 @@ use crate::hugepages::Hugepages;
 use crate::slab::Pages;
 use annex_shared::ids::{ClientId, SlabId};
 use std::collections::BTreeMap;
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use tracing::{error, info};
 
@@ -72,7 +71,7 @@ impl Lender {
         };
         let of = |(slab, client)| {
             let slot = self.slot(slab);
-            let memory = slot.memory.read().unwrap_or_else(PoisonError::into_inner);
+            let memory = slot.memory.read();
             let memory = memory.as_ref().filter(|m| m.slab.pages() == Pages::Small)?;
             let is_seen = !memory.is_shared.load(Ordering::Relaxed);
             let used = is_seen.then(|| Moment(slot.used.load(Ordering::Relaxed)));

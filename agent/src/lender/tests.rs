@@ -196,7 +196,7 @@ fn a_recalled_slab_s_memory_is_the_host_s_again_when_it_is_returned() {
     rig.hello(ANNA);
     let (recalled, other) = (rig.lease(ANNA), rig.lease(ANNA));
     let descriptor = |lease: Lease| {
-        let memory = rig.lender.slot(lease.slab).memory.read().unwrap();
+        let memory = rig.lender.slot(lease.slab).memory.read();
         memory.as_ref().unwrap().slab.fd().try_clone_to_owned().unwrap()
     };
     let kept = [descriptor(recalled), descriptor(other)];

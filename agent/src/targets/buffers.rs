@@ -8,10 +8,10 @@
 
 use annex_shared::ids::ClientId;
 use memmap2::MmapMut;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::io;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What a connection that works always has, in bytes, in each direction.
 pub const LEAST: usize = 32 << 10;
@@ -63,7 +63,7 @@ impl Budget {
     }
 
     fn lock(&self) -> MutexGuard<'_, Given> {
-        self.given.lock().unwrap_or_else(PoisonError::into_inner)
+        self.given.lock()
     }
 }
 

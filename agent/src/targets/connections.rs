@@ -10,10 +10,11 @@ use super::buffers::Budget;
 use super::turns::Turns;
 use annex_shared::ids::{ClientId, SessionKey};
 use annex_shared::preamble::{AdmitError, Proof};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Connections one client may hold: lanes of all its workers, with room for those that are being
@@ -141,14 +142,14 @@ impl Connections {
             if left.is_zero() {
                 return false;
             }
-            open = self.gone.wait_timeout(open, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.gone.wait_for(&mut open, left);
         }
         true
     }
 
     /// The map is whole whenever the lock is free, also after a panic elsewhere.
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, Open>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        self.open.lock()
     }
 }
 

@@ -7,8 +7,8 @@
 
 use annex_fabric::verbs::{MemoryRegion, RegisterError, Window};
 use annex_shared::ids::Rkey;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Registered slabs by the key of their lease.
 #[derive(Debug, Default)]
@@ -61,6 +61,6 @@ impl Registrations {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Rkey, Vec<Registration>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }

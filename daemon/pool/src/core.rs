@@ -11,11 +11,12 @@ use crate::repair::task::Task;
 use annex_fabric::Arena;
 use annex_shared::config::TimeSpan;
 use annex_shared::ids::{DonorId, ExtentId, SlotIdx};
+use parking_lot::{Condvar, Mutex};
 use std::collections::HashSet;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 /// Shared by the pool's handle, its lanes, the coordinator and the donor threads.
 pub(crate) struct PoolCore {
@@ -50,19 +51,19 @@ pub(crate) struct Discarded(Mutex<HashSet<SlotIdx>>);
 
 impl Discarded {
     pub fn add(&self, run: SlotRun) {
-        lock(&self.0).extend(run.slots());
+        self.0.lock().extend(run.slots());
     }
 
     /// Before the quarantine's own reference goes.
     pub fn remove(&self, run: SlotRun) {
-        let mut slots = lock(&self.0);
+        let mut slots = self.0.lock();
         run.slots().for_each(|slot| {
             slots.remove(&slot);
         });
     }
 
     pub fn has(&self, slot: SlotIdx) -> bool {
-        lock(&self.0).contains(&slot)
+        self.0.lock().contains(&slot)
     }
 }
 
@@ -195,13 +196,13 @@ impl PoolCore {
 
     /// After changes: lanes look at what they wait for.
     pub fn wake_lanes(&self) {
-        lock(&self.lanes).iter().for_each(|l| l.mailbox.wake());
+        self.lanes.lock().iter().for_each(|l| l.mailbox.wake());
     }
 
     #[inline]
     /// Nothing is free, and nothing more could be had of donors at the last try.
     pub fn is_full(&self) -> bool {
-        let allocatable = lock(&self.allocatable);
+        let allocatable = self.allocatable.lock();
         (allocatable.dry || allocatable.full)
             && allocatable.extents.iter().all(|entry| self.slots.free_count(entry.extent) == 0)
     }
@@ -233,12 +234,12 @@ impl PoolCore {
 
     /// What people know it by.
     pub fn donor_name(&self, id: DonorId) -> String {
-        self.donor(id).map_or_else(|| id.to_string(), |d| format!("donor {}", lock(&d.view).name))
+        self.donor(id).map_or_else(|| id.to_string(), |d| format!("donor {}", d.view.lock().name))
     }
 
     /// What a donor's terms mean for those who rely on annexd being away for a while.
     pub fn lease_warning(&self, donor: &Donor) -> Option<String> {
-        let (view, wait) = (lock(&donor.view), self.config.takeover_wait);
+        let (view, wait) = (donor.view.lock(), self.config.takeover_wait);
         let lease = view.lease.filter(|lease| *lease < wait.0 && !self.is_spill(donor.id)).map(TimeSpan)?;
         Some(format!(
             "donor {} ends leases after {lease}, and annexd's takeover_wait is {wait}: should annexd be away for longer than \
@@ -255,9 +256,4 @@ impl PoolCore {
     pub fn add_donor(&self, donor: Donor) -> bool {
         self.donors.get(usize::from(donor.id.0)).is_some_and(|entry| entry.set(donor).is_ok())
     }
-}
-
-/// A lock whose holder panicked is still a lock: what it guards here is valid after each statement.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

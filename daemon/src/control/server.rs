@@ -31,12 +31,13 @@ use axum::{Json, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::collections::HashMap;
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinSet;
@@ -276,7 +277,7 @@ impl Users {
             }
         };
         let uid = peer.caller.uid;
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.open.lock();
         let count = open.entry(uid).or_default();
         if uid != 0 && *count >= CONNECTIONS_PER_USER {
             return None;
@@ -289,7 +290,7 @@ impl Users {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        let mut open = self.users.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.users.open.lock();
         if let Some(count) = open.get_mut(&self.uid) {
             *count -= 1;
             if *count == 0 {

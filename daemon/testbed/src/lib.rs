@@ -7,8 +7,8 @@ use annex_shared::api::{
     OperationInfo, PoolInfo, Progress, RegionRequest, SlabInfo, Target, TransportInfo, UserInfo, WorkersInfo,
 };
 use annex_shared::transport::Transport;
+use parking_lot::{Mutex, MutexGuard};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 
 /// What every scripted app has resident when it is attached.
@@ -50,7 +50,7 @@ pub struct Hold {
 
 impl ScriptedApps {
     fn script(&self) -> MutexGuard<'_, Script> {
-        self.script.lock().unwrap_or_else(PoisonError::into_inner)
+        self.script.lock()
     }
 
     /// Adds an app as if it had been attached.
@@ -284,7 +284,7 @@ pub struct ScriptedDonors {
 
 impl ScriptedDonors {
     pub fn fail(&self, error: ApiError) {
-        *self.error.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+        *self.error.lock() = Some(error);
     }
 }
 
@@ -387,7 +387,7 @@ impl Donors for ScriptedDonors {
     }
 
     fn is_usable(&self) -> Result<(), ApiError> {
-        self.error.lock().unwrap_or_else(PoisonError::into_inner).clone().map_or(Ok(()), Err)
+        self.error.lock().clone().map_or(Ok(()), Err)
     }
 
     fn replicas(&self) -> u8 {

@@ -4,7 +4,8 @@
 //! A connector asks the agent to end those (a *fence*) before it opens the next: whoever writes
 //! anew what an earlier connection left undone must not be overtaken by it.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 
 /// The numbers of a connector's connections.
 #[derive(Debug, Default)]
@@ -32,7 +33,7 @@ impl Ledger {
     }
 
     fn lock(&self) -> MutexGuard<'_, Numbers> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -7,9 +7,10 @@
 //! ([`Prepared::sweep`]).
 
 use annex_shared::ids::Rkey;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 type Table<T> = HashMap<Rkey, T>;
 
@@ -90,7 +91,7 @@ impl<T: Clone> Prepared<T> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Tables<T>> {
-        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+        self.tables.lock()
     }
 }
 

@@ -11,9 +11,8 @@
 
 use crate::mapped::{MapError, Mapped};
 use annex_shared::event::Event;
+use parking_lot::Mutex;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -44,24 +43,24 @@ static KEPT: Mutex<Option<Ring>> = Mutex::new(None);
 
 /// From now on events are kept there.
 pub fn keep_in(ring: Ring) {
-    *KEPT.lock().unwrap_or_else(PoisonError::into_inner) = Some(ring);
+    *KEPT.lock() = Some(ring);
 }
 
 /// Notes an event. The macro is what to use.
 pub fn record(kind: EventKind, subject: &str, uid: Option<u32>, cause: &str) {
-    if let Some(ring) = &mut *KEPT.lock().unwrap_or_else(PoisonError::into_inner) {
+    if let Some(ring) = &mut *KEPT.lock() {
         ring.add(kind, subject, uid, cause, now_ms());
     }
 }
 
 /// The events after that number, the oldest first.
 pub fn after(seq: u64) -> Vec<Event> {
-    KEPT.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map_or_else(Vec::new, |ring| ring.after(seq))
+    KEPT.lock().as_ref().map_or_else(Vec::new, |ring| ring.after(seq))
 }
 
 /// Those of a kind since the daemon's memory began, by kind; see [`Ring::counts`].
 pub fn counts() -> Vec<(EventKind, u64)> {
-    KEPT.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map_or_else(Vec::new, Ring::counts)
+    KEPT.lock().as_ref().map_or_else(Vec::new, Ring::counts)
 }
 
 pub fn now_ms() -> u64 {

@@ -10,9 +10,8 @@
 //! [`say_counts`] every second or so; without that, a count is said with the next line of its
 //! kind.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 use tracing::Level;
 
@@ -110,9 +109,9 @@ impl Place {
     /// True: the line is to be said.
     pub fn met(&'static self, of: &str) -> bool {
         let verdict = {
-            let mut repeats = self.repeats.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut repeats = self.repeats.lock();
             if repeats.0.is_empty() {
-                let mut places = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut places = PLACES.lock();
                 if !places.iter().any(|place| std::ptr::eq(*place, self)) {
                     places.push(self);
                 }
@@ -141,9 +140,9 @@ fn sentence(what: &str, Count { of, more, within }: &Count) -> String {
 
 /// Says of every place what it did not.
 pub fn say_counts(now: Instant) {
-    let places = PLACES.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let places = PLACES.lock().clone();
     for place in places {
-        let counts = place.repeats.lock().unwrap_or_else(PoisonError::into_inner).counts(now);
+        let counts = place.repeats.lock().counts(now);
         counts.iter().for_each(|count| place.say(count));
     }
 }

@@ -11,6 +11,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -18,7 +19,7 @@ use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{AbortHandle, LocalSet};
@@ -71,12 +72,12 @@ impl Exporter {
 
     /// Why nothing is served, if nothing is.
     pub fn failure(&self) -> Option<String> {
-        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.failure.lock().clone()
     }
 }
 
 async fn listen(address: SocketAddr, failure: &Mutex<Option<String>>) -> TcpListener {
-    let set = |why: Option<String>| *failure.lock().unwrap_or_else(PoisonError::into_inner) = why;
+    let set = |why: Option<String>| *failure.lock() = why;
     loop {
         match TcpListener::bind(address).await {
             Ok(listener) => {
@@ -88,7 +89,7 @@ async fn listen(address: SocketAddr, failure: &Mutex<Option<String>>) -> TcpList
                 let why = format!(
                     "failed to listen on {address} for metrics: {error}; end what has it, or change listen in [metrics]; it is tried again and again"
                 );
-                if failure.lock().unwrap_or_else(PoisonError::into_inner).is_none() {
+                if failure.lock().is_none() {
                     tracing::error!("{why}");
                 }
                 set(Some(why));

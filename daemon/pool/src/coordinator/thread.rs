@@ -5,7 +5,7 @@ use crate::PoolError;
 use crate::coordinator::book::{Action, Book, Grade, Headroom, LeasedReplica, Rules};
 use crate::coordinator::incidents::Incidents;
 use crate::coordinator::news::News;
-use crate::core::{Allocatable, PoolCore, lock};
+use crate::core::{Allocatable, PoolCore};
 use crate::donor::dial::Dialer;
 use crate::donor::thread::{Command, DonorThread};
 use crate::metadata::replica::{REPLICA_ENTRIES, Replica, ReplicaState};
@@ -84,12 +84,12 @@ pub(crate) fn start(
         };
         let replicas = (0..REPLICA_ENTRIES as u8).map(|n| leased(core.extents.replica(extent, n)));
         // The book says which are not whole.
-        lock(&core.allocatable).extents.push(Allocatable { extent, grade: Grade::Whole });
+        core.allocatable.lock().extents.push(Allocatable { extent, grade: Grade::Whole });
         book.adopt(extent, replicas.collect(), now);
     }
     let mut donors = BTreeMap::new();
     for donor in core.donors() {
-        let config = lock(&donor.config).clone();
+        let config = donor.config.lock().clone();
         donors.insert(donor.id, DonorThread::start(core, donor.id, config, dialer.clone())?);
     }
     let mut coordinator = Coordinator {
@@ -235,7 +235,7 @@ impl Coordinator {
         self.book.balance(&room, now);
         self.act();
         {
-            let mut allocatable = lock(&self.core.allocatable);
+            let mut allocatable = self.core.allocatable.lock();
             (allocatable.dry, allocatable.full) = (self.book.is_dry(), self.book.is_full());
             (allocatable.spills, allocatable.degrades) = (self.book.spills(), self.book.degrades());
             allocatable.looks += 1;
@@ -243,7 +243,7 @@ impl Coordinator {
         self.core.allocatable_changed.notify_all();
         self.incidents.look(&self.core, self.book.is_whole());
         for donor in self.core.donors() {
-            lock(&donor.view).held = self.book.held(donor.id);
+            donor.view.lock().held = self.book.held(donor.id);
         }
         self.core.counts.crowded.store(self.book.crowded(), Relaxed);
         self.core.counts.moving.store(self.book.moving(), Relaxed);
@@ -252,7 +252,7 @@ impl Coordinator {
 
     fn room(&mut self, now: Instant) -> Headroom {
         let slots = self.core.extents.slots_per_extent().unwrap_or(0);
-        let mut allocatable = lock(&self.core.allocatable);
+        let mut allocatable = self.core.allocatable.lock();
         self.taken.0 += std::mem::take(&mut allocatable.taken);
         let taken = self.taken.0.max(self.taken.1);
         if now.duration_since(self.since) >= LOOK_EVERY {
@@ -317,7 +317,7 @@ impl Coordinator {
                     Action::Retire(extent) => self.retire(extent),
                     Action::Abandon(donor) => {
                         if let Some(donor) = self.core.donor(donor) {
-                            let mut view = lock(&donor.view);
+                            let mut view = donor.view.lock();
                             if view.state != DonorState::Up {
                                 view.state = DonorState::Lost;
                                 let (name, why) = (&view.name, &view.why);
@@ -350,8 +350,8 @@ impl Coordinator {
 
     fn add_donor(&mut self, id: DonorId) {
         let Some(donor) = self.core.donor(id) else { return };
-        lock(&donor.view).draining = false;
-        let config = lock(&donor.config).clone();
+        donor.view.lock().draining = false;
+        let config = donor.config.lock().clone();
         match DonorThread::start(&self.core, id, config, self.dialer.clone()) {
             Ok(thread) => {
                 event!(INFO, DonorAdded of &donor.address, "donor {} was added", donor.address);
@@ -371,8 +371,8 @@ impl Coordinator {
         let Some(donor) = self.core.donor(id) else { return };
         // The next annexd need not know it.
         self.core.extents.donor(&donor.address, false);
-        *lock(&donor.config) = None;
-        let mut view = lock(&donor.view);
+        *donor.config.lock() = None;
+        let mut view = donor.view.lock();
         (view.state, view.draining) = (DonorState::Lost, false);
         view.why = "it was removed".to_owned();
         event!(INFO, DonorRemoved of &view.name, "donor {} is empty and was removed", view.name);
@@ -454,13 +454,13 @@ impl Coordinator {
         let replicas: Vec<Replica> = replicas.iter().map(replica).collect();
         self.core.slots.adopt(extent, slots);
         self.core.extents.publish(extent, &replicas);
-        lock(&self.core.allocatable).extents.push(Allocatable { extent, grade: Grade::Whole });
+        self.core.allocatable.lock().extents.push(Allocatable { extent, grade: Grade::Whole });
         self.core.allocatable_changed.notify_all();
         tracing::debug!("{extent} taken on {:?}", replicas.iter().map(|r| r.donor).collect::<Vec<_>>());
     }
 
     fn weighed(&self, extent: ExtentId, grade: Grade) {
-        for entry in lock(&self.core.allocatable).extents.iter_mut().filter(|s| s.extent == extent) {
+        for entry in self.core.allocatable.lock().extents.iter_mut().filter(|s| s.extent == extent) {
             entry.grade = grade;
         }
     }
@@ -470,7 +470,7 @@ impl Coordinator {
         {
             // Under the lock nobody takes slots, and an extent without a used one has no operation
             // in flight: those retain.
-            let mut allocatable = lock(&self.core.allocatable);
+            let mut allocatable = self.core.allocatable.lock();
             if self.core.slots.free_count(extent) != slots {
                 return;
             }

@@ -6,7 +6,7 @@ use crate::PoolError;
 use crate::config::{DonorConfig, is_slab_size};
 use crate::coordinator::book::DonorUp;
 use crate::coordinator::news::News;
-use crate::core::{PoolCore, lock};
+use crate::core::PoolCore;
 use crate::donor::dial::{DataPath, DialError, Dialer, Link, Welcomed};
 use crate::donor::session::{Session, Step};
 use crate::donor::transport;
@@ -230,7 +230,7 @@ impl Keep {
         self.connection = Some(connection);
         // Endpoints of an earlier session may be of another incarnation, or unfit for slabs leased
         // from now on.
-        self.want.extend(lock(&self.core.lanes).iter().map(|l| l.id));
+        self.want.extend(self.core.lanes.lock().iter().map(|l| l.id));
         // A donor counts as up only when data flows too.
         self.open_wanted()?;
         drop(fabric.regions);
@@ -300,7 +300,7 @@ impl Keep {
     }
 
     fn arenas(&self) -> Vec<Arc<Arena>> {
-        lock(&self.core.lanes).iter().map(|lane| lane.arena.clone()).collect()
+        self.core.lanes.lock().iter().map(|lane| lane.arena.clone()).collect()
     }
 
     fn fix_slab_size(&self, welcome: &Welcome) -> Result<u32, DialError> {
@@ -440,7 +440,7 @@ impl Keep {
         let Some(connection) = &self.connection else { return Ok(()) };
         while let Some(lane) = self.want.first().copied() {
             let found =
-                lock(&self.core.lanes).iter().find(|l| l.id == lane).map(|l| (l.arena.clone(), l.mailbox.clone()));
+                self.core.lanes.lock().iter().find(|l| l.id == lane).map(|l| (l.arena.clone(), l.mailbox.clone()));
             if let Some((arena, mailbox)) = found {
                 let endpoint = connection.path.open(&arena)?;
                 mailbox.deliver(Delivery { donor: self.id, endpoint });
@@ -472,7 +472,7 @@ impl Keep {
 
     fn view(&self, change: impl FnOnce(&mut DonorView)) {
         if let Some(donor) = self.core.donor(self.id) {
-            change(&mut lock(&donor.view));
+            change(&mut donor.view.lock());
         }
     }
 

@@ -5,7 +5,7 @@ use crate::donor::traffic::Traffic;
 use annex_fabric::Transport;
 use annex_shared::api::DonorState;
 use annex_shared::ids::DonorId;
-use std::sync::Mutex;
+use parking_lot::Mutex;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;

@@ -2,7 +2,6 @@
 //! [`sentence`] is pure.
 
 use super::Pool;
-use crate::core::lock;
 use annex_shared::api::{DonorState, format_bytes};
 use annex_shared::page::PAGE_SIZE;
 
@@ -82,8 +81,8 @@ impl Pool {
     /// Why the pool has no room.
     pub(crate) fn lack(&self) -> String {
         let core = &self.core;
-        let is_used = |d: &&crate::donor::view::Donor| self.is_real(d) && lock(&d.config).is_some();
-        let views: Vec<_> = core.donors().filter(is_used).map(|d| lock(&d.view).clone()).collect();
+        let is_used = |d: &&crate::donor::view::Donor| self.is_real(d) && d.config.lock().is_some();
+        let views: Vec<_> = core.donors().filter(is_used).map(|d| d.view.lock().clone()).collect();
         let staying = || views.iter().filter(|v| !v.draining);
         let up = || staying().filter(|v| v.state == DonorState::Up);
         let extent = u64::from(core.extents.slots_per_extent().unwrap_or(0)) * PAGE_SIZE as u64;

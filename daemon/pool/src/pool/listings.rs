@@ -1,7 +1,6 @@
 //! What listings and metrics show: donors, slabs, and the pool as a whole.
 
 use super::Pool;
-use crate::core::lock;
 use crate::donor::traffic::Traffic;
 use crate::donor::view::Donor;
 use annex_shared::api::{DonorInfo, PoolInfo, SlabInfo, TransportInfo};
@@ -20,7 +19,7 @@ impl Pool {
             }
         }
         let info = |donor: &Donor| {
-            let view = lock(&donor.view).clone();
+            let view = donor.view.lock().clone();
             DonorInfo {
                 name: view.name,
                 address: donor.address.clone(),
@@ -41,7 +40,7 @@ impl Pool {
             }
         };
         // One that was removed is shown as long as something of it is left.
-        let shown = |d: &&Donor| lock(&d.config).is_some() || used.contains_key(&d.id);
+        let shown = |d: &&Donor| d.config.lock().is_some() || used.contains_key(&d.id);
         self.core.donors().filter(shown).map(info).collect()
     }
 
@@ -61,7 +60,7 @@ impl Pool {
         for (extent, bytes) in extents {
             let Some(replicas) = self.core.extents.replicas(extent) else { continue };
             for (_, replica) in replicas.iter().filter(|(_, r)| r.state.is_kept()) {
-                let name = self.core.donor(replica.donor).map(|donor| lock(&donor.view).name.clone());
+                let name = self.core.donor(replica.donor).map(|donor| donor.view.lock().name.clone());
                 *donors.entry(name.unwrap_or_default()).or_insert(0) += bytes;
             }
         }
@@ -75,7 +74,7 @@ impl Pool {
             let used = self.used_bytes(extent);
             for (n, replica) in replicas.iter() {
                 let Some(donor) = self.core.donor(replica.donor) else { continue };
-                let view = lock(&donor.view);
+                let view = donor.view.lock();
                 slabs.push(SlabInfo {
                     donor: view.name.clone(),
                     slab: replica.slab.0,

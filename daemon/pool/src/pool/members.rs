@@ -3,7 +3,6 @@
 use super::Pool;
 use crate::config::{ConfigError, DonorConfig};
 use crate::coordinator::news::News;
-use crate::core::lock;
 use crate::donor::view::Donor;
 use crate::error::DonorError;
 use annex_shared::api::DonorInfo;
@@ -13,23 +12,23 @@ impl Pool {
     /// configuration file says.
     pub fn add_donor(&self, config: DonorConfig) -> Result<DonorInfo, DonorError> {
         config.check()?;
-        let _one_at_a_time = lock(&self.core.membership);
+        let _one_at_a_time = self.core.membership.lock();
         let address = config.address.clone();
         let full = ConfigError::TooManyDonors(crate::config::MAX_DONORS + 1);
         let known = self.core.donors().find(|d| d.address == address);
-        if known.is_some_and(|d| lock(&d.config).is_some()) {
+        if known.is_some_and(|d| d.config.lock().is_some()) {
             return Err(DonorError::Known(address));
         }
         if let Some(name) = &config.name
-            && self.core.donors().any(|d| lock(&d.config).is_some() && lock(&d.view).name == *name)
+            && self.core.donors().any(|d| d.config.lock().is_some() && d.view.lock().name == *name)
         {
             return Err(DonorError::NameTaken(name.clone()));
         }
         let id = self.core.extents.donor(&address, true).ok_or(full)?;
         match self.core.donor(id) {
             Some(donor) => {
-                lock(&donor.view).name = config.label().to_owned();
-                *lock(&donor.config) = Some(config);
+                donor.view.lock().name = config.label().to_owned();
+                *donor.config.lock() = Some(config);
             }
             None => {
                 self.core.add_donor(Donor::new(id, address.clone(), Some(config)));
@@ -42,9 +41,9 @@ impl Pool {
     /// Moves what lies on a donor elsewhere, and then does without it. Returns at once; the listing
     /// shows how far it is.
     pub fn remove_donor(&self, name: &str) -> Result<DonorInfo, DonorError> {
-        let _one_at_a_time = lock(&self.core.membership);
-        let used = || self.core.donors().filter(|d| lock(&d.config).is_some());
-        let is_it = |d: &&Donor| d.address == name || lock(&d.view).name == name;
+        let _one_at_a_time = self.core.membership.lock();
+        let used = || self.core.donors().filter(|d| d.config.lock().is_some());
+        let is_it = |d: &&Donor| d.address == name || d.view.lock().name == name;
         let Some(donor) = used().find(is_it) else {
             // One that is removed already is as it was to be.
             let before = self.core.donors().filter(|d| self.is_real(d)).find(is_it);
@@ -53,14 +52,14 @@ impl Pool {
         if !self.is_real(donor) {
             return Err(DonorError::Spill);
         }
-        let staying = used().filter(|d| self.is_real(d) && d.id != donor.id && !lock(&d.view).draining).count();
+        let staying = used().filter(|d| self.is_real(d) && d.id != donor.id && !d.view.lock().draining).count();
         let replicas = self.core.config.replicas;
         if staying < usize::from(replicas) {
             return Err(DonorError::Needed { donor: name.to_owned(), staying, replicas });
         }
         // Looked at before: one that is empty is gone from the listing as soon as this is told.
         let info = self.donors().into_iter().find(|d| d.address == donor.address).unwrap_or_else(|| removed(donor));
-        lock(&donor.view).draining = true;
+        donor.view.lock().draining = true;
         self.core.tell(News::DonorRemoved { donor: donor.id });
         Ok(DonorInfo { draining: true, ..info })
     }
@@ -68,7 +67,7 @@ impl Pool {
 
 /// One that is not used any more, and has nothing of this host's.
 fn removed(donor: &Donor) -> DonorInfo {
-    let view = lock(&donor.view);
+    let view = donor.view.lock();
     DonorInfo {
         name: view.name.clone(),
         address: donor.address.clone(),

@@ -23,7 +23,7 @@ pub use shares::Terms;
 use crate::config::{ConfigError, DonorConfig, PoolConfig};
 use crate::coordinator;
 use crate::coordinator::news::News;
-use crate::core::{PoolCore, lock};
+use crate::core::PoolCore;
 use crate::donor::dial::{Dialer, NetDialer};
 use crate::donor::view::Donor;
 use crate::error::{LaneError, PoolError};
@@ -35,9 +35,10 @@ use crate::metadata::takeover;
 use crate::spill::{Spill, WithSpill, as_donor};
 use annex_shared::api::DonorState;
 use annex_shared::ids::ClientId;
+use parking_lot::Mutex;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::Release;
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -159,7 +160,7 @@ impl Pool {
     }
 
     fn join(&self) {
-        for thread in lock(&self.threads).drain(..) {
+        for thread in self.threads.lock().drain(..) {
             if thread.join().is_err() {
                 tracing::error!("a thread of the pool panicked");
             }
@@ -168,7 +169,7 @@ impl Pool {
 
     fn wait_for_donors(&self) {
         let until = Instant::now() + self.core.config.start_wait.0;
-        let settled = |p: &Pool| p.core.donors().all(|d| lock(&d.view).state == DonorState::Up);
+        let settled = |p: &Pool| p.core.donors().all(|d| d.view.lock().state == DonorState::Up);
         while !settled(self) && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(5));
         }

@@ -2,7 +2,6 @@
 //! what is wrong, as the listings tell it.
 
 use super::Pool;
-use crate::core::lock;
 use crate::donor::view::{Donor, DonorView};
 use crate::error::PoolError;
 use crate::metadata::replica::{Replica, ReplicaState};
@@ -19,8 +18,8 @@ impl Pool {
 
     pub(crate) fn has_enough_donors(&self) -> Result<(), PoolError> {
         let replicas = self.core.config.replicas;
-        let used = self.core.donors().filter(|d| self.is_real(d) && lock(&d.config).is_some());
-        let views: Vec<DonorView> = used.map(|d| lock(&d.view).clone()).collect();
+        let used = self.core.donors().filter(|d| self.is_real(d) && d.config.lock().is_some());
+        let views: Vec<DonorView> = used.map(|d| d.view.lock().clone()).collect();
         if views.is_empty() {
             return Err(PoolError::NoDonors);
         }
@@ -91,7 +90,7 @@ impl Pool {
         if info.full && self.has_enough_donors().is_ok() {
             warnings.push(format!("the pool is full: {}; programs keep their pages until then", info.lack));
         }
-        let configs = self.core.donors().filter_map(|d| lock(&d.config).clone());
+        let configs = self.core.donors().filter_map(|d| d.config.lock().clone());
         for config in configs.filter(|d| d.faults.is_some()) {
             warnings.push(format!("donor {} runs with injected faults, for tests", config.label()));
         }
@@ -154,13 +153,13 @@ impl Pool {
     /// True if the spill file can take pages now.
     pub fn spill_is_up(&self) -> bool {
         let donor = self.core.spill.and_then(|id| self.core.donor(id));
-        donor.is_some_and(|d| lock(&d.view).state == DonorState::Up)
+        donor.is_some_and(|d| d.view.lock().state == DonorState::Up)
     }
 
     /// Slabs that the spill file could lend now.
     pub(crate) fn spill_room(&self) -> u64 {
         let donor = self.core.spill.filter(|_| self.spill_is_up()).and_then(|id| self.core.donor(id));
-        donor.map_or(0, |d| u64::from(lock(&d.view).free))
+        donor.map_or(0, |d| u64::from(d.view.lock().free))
     }
 
     /// Donors that are none are not counted where donors are.
@@ -176,7 +175,7 @@ impl Pool {
             ));
         }
         if self.core.spill.is_some() && !self.spill_is_up() {
-            let why = self.core.spill.and_then(|id| self.core.donor(id)).map(|d| lock(&d.view).why.clone());
+            let why = self.core.spill.and_then(|id| self.core.donor(id)).map(|d| d.view.lock().why.clone());
             warnings.push(format!("the spill file can't be used: {}", why.unwrap_or_default()));
         }
     }

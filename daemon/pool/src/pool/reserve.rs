@@ -4,7 +4,7 @@ use super::Pool;
 use crate::coordinator::book::Grade;
 use crate::coordinator::news::News;
 use crate::coordinator::placement::extents_possible;
-use crate::core::{Allocatable, AllocatableExtents, lock};
+use crate::core::{Allocatable, AllocatableExtents};
 use crate::metadata::slots::SlotRun;
 use annex_shared::api::DonorState;
 use annex_shared::ids::SlotIdx;
@@ -24,7 +24,7 @@ impl Pool {
     pub(crate) fn take_slots(&self, pages: usize, runs: &mut Vec<SlotRun>) -> usize {
         let until = Instant::now() + RESERVE_WAIT;
         let mut got = 0;
-        let mut allocatable = lock(&self.core.allocatable);
+        let mut allocatable = self.core.allocatable.lock();
         let mut good_only = true;
         // What is known of extents may be from before the first donor was there: only a fresh word
         // counts.
@@ -48,8 +48,7 @@ impl Pool {
             }
             allocatable.wanted = (pages - got) as u64;
             self.core.tell(News::Wanted);
-            let waited = self.core.allocatable_changed.wait_timeout(allocatable, left);
-            allocatable = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
+            self.core.allocatable_changed.wait_for(&mut allocatable, left);
         }
         if got < pages {
             allocatable.wanted = (pages - got) as u64;
@@ -112,13 +111,13 @@ impl Pool {
     /// Whether a slot that is freed now can be taken again: some extent has a replica that takes
     /// writes.
     pub fn takes_writes(&self) -> bool {
-        lock(&self.core.allocatable).extents.iter().any(|entry| self.core.is_writable(entry.extent))
+        self.core.allocatable.lock().extents.iter().any(|entry| self.core.is_writable(entry.extent))
     }
 
     /// More room is wanted than there is, and none is on its way, as far as is known. What donors
     /// have told of their room may be older: one that has begun to drain lends nothing.
     pub fn is_dry(&self) -> bool {
-        lock(&self.core.allocatable).dry
+        self.core.allocatable.lock().dry
     }
 
     /// Grows whenever a replica is stale, back, lost, or made anew: what was said of the pool's
@@ -136,7 +135,7 @@ impl Pool {
     /// free.
     pub fn available_pages(&self) -> u64 {
         let Some(slots) = self.core.extents.slots_per_extent() else { return 0 };
-        let allocatable = lock(&self.core.allocatable);
+        let allocatable = self.core.allocatable.lock();
         let held = allocatable.extents.len() as u64;
         // Degraded ones are taken too, when there is nothing better.
         let usable =
@@ -145,7 +144,7 @@ impl Pool {
         let degrades = allocatable.degrades;
         drop(allocatable);
         let real = self.core.donors().filter(|d| self.is_real(d) && !d.silent.load(Relaxed));
-        let views = real.map(|d| lock(&d.view).clone());
+        let views = real.map(|d| d.view.lock().clone());
         let donors: Vec<u64> = views.filter(|v| v.state == DonorState::Up).map(|v| u64::from(v.free)).collect();
         let replicas = usize::from(self.core.config.replicas);
         let on_donors = match degrades {

@@ -8,7 +8,7 @@
 
 use annex_shared::api::Limit;
 use annex_shared::page::PAGE_SIZE;
-use std::sync::Mutex;
+use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 
 /// A look at the whole pool holds for so long, unless replicas come or go.

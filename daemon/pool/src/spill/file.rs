@@ -6,13 +6,14 @@ use annex_shared::config::ByteSize;
 use annex_shared::ids::Incarnation;
 use annex_shared::wire::Lease;
 use nix::sys::statfs::{FsType, fstatfs, statfs};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 const MAGIC: [u8; 8] = *b"annexspl";
@@ -184,7 +185,7 @@ impl Spill {
 
     /// What the extent table says is leased here. Before the first [`Spill::disk`].
     pub(crate) fn inherit(&self, leases: Vec<(Incarnation, Lease)>) {
-        *self.inherited.lock().unwrap_or_else(PoisonError::into_inner) = leases;
+        *self.inherited.lock() = leases;
     }
 
     /// Slabs it has room for.
@@ -212,7 +213,7 @@ impl Spill {
         if capacity == 0 {
             return Err(DialError::SpillTooSmall { size: self.size, slab: slab_size });
         }
-        let inherited = std::mem::take(&mut *self.inherited.lock().unwrap_or_else(PoisonError::into_inner));
+        let inherited = std::mem::take(&mut *self.inherited.lock());
         // What is there stays, should the file have been configured smaller meanwhile.
         let regions = inherited.iter().map(|(_, l)| l.slab.0 + 1).max().unwrap_or(0).max(capacity);
         let start = || -> io::Result<Arc<Disk>> {

@@ -5,8 +5,9 @@ use annex_fabric::{ErrorKind, Op};
 use annex_shared::ids::{Incarnation, RemoteAddr, Rkey, SlabId};
 use annex_shared::page::PAGE_SIZE;
 use nix::sys::eventfd::EventFd;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// What becomes of one operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,7 +86,7 @@ impl Agent {
     }
 
     pub fn with<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
-        let mut state = self.0.lock().unwrap();
+        let mut state = self.0.lock();
         let result = f(&mut state);
         state.hears.iter().chain(&state.endpoints).for_each(|e| {
             let _ = e.write(1);

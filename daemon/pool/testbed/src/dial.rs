@@ -37,7 +37,7 @@ impl Dialer for Donors {
     fn dial(&self, donor: &DonorConfig, _: ClientId, _: u64) -> Result<Dialed, DialError> {
         let agent = self.agent(donor);
         let heard = Arc::new(EventFd::from_flags(EfdFlags::EFD_NONBLOCK).unwrap());
-        let mut state = agent.0.lock().unwrap();
+        let mut state = agent.0.lock();
         if !state.reachable {
             return Err(unreachable(&donor.address));
         }
@@ -90,7 +90,7 @@ impl Link for ScriptedLink {
         while self.agent.with(|s| s.mute) {
             std::thread::sleep(Duration::from_millis(1));
         }
-        let mut state = self.agent.0.lock().unwrap();
+        let mut state = self.agent.0.lock();
         if !state.reachable || state.epoch != self.epoch {
             return Err(unreachable(&self.address));
         }
@@ -120,7 +120,7 @@ impl Link for ScriptedLink {
 
     fn hear(&mut self) -> Result<Option<Event>, DialError> {
         let _ = self.heard.read();
-        let mut state = self.agent.0.lock().unwrap();
+        let mut state = self.agent.0.lock();
         if !state.reachable || state.epoch != self.epoch {
             return Err(unreachable(&self.address));
         }

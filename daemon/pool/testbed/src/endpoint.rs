@@ -18,7 +18,7 @@ impl DataPath for Path {
     }
 
     fn open(&self, arena: &Arc<Arena>) -> Result<Box<dyn Endpoint>, ConnectError> {
-        let mut state = self.0.0.lock().unwrap();
+        let mut state = self.0.0.lock();
         if !state.reachable {
             let source = std::io::ErrorKind::ConnectionRefused.into();
             return Err(ConnectError::Unreachable { peer: "scripted".to_owned(), source });
@@ -76,7 +76,7 @@ impl Endpoint for ScriptedEndpoint {
     fn read_now(&mut self, op: &Op) -> Option<Result<Duration, ErrorKind>> {
         let begun = Instant::now();
         let agent = self.agent.clone();
-        let mut state = agent.0.lock().unwrap();
+        let mut state = agent.0.lock();
         if !state.near || !state.reachable || state.epoch != self.epoch {
             return None;
         }
@@ -87,13 +87,13 @@ impl Endpoint for ScriptedEndpoint {
     }
 
     fn foresee(&mut self, rkey: Rkey, addr: RemoteAddr, len: u32) {
-        self.agent.0.lock().unwrap().foreseen.push((rkey, addr, len));
+        self.agent.0.lock().foreseen.push((rkey, addr, len));
     }
 
     fn poll(&mut self, done: &mut Vec<Completion>) {
         let _ = self.event.read();
         let agent = self.agent.clone();
-        let mut state = agent.0.lock().unwrap();
+        let mut state = agent.0.lock();
         self.broken |= !state.reachable || state.epoch != self.epoch;
         let complete = |op: &Op, result| Completion { tag: op.tag, result, value: 0 };
         while !state.held

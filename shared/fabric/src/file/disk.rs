@@ -42,7 +42,7 @@ pub struct Disk {
     next: AtomicU32,
     /// A test that holds it makes the disk hang.
     #[cfg(test)]
-    pub(super) gate: std::sync::Mutex<()>,
+    pub(super) gate: parking_lot::Mutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -80,7 +80,7 @@ impl Disk {
             stopping: AtomicBool::new(false),
             next: AtomicU32::new(0),
             #[cfg(test)]
-            gate: std::sync::Mutex::default(),
+            gate: parking_lot::Mutex::default(),
         })
     }
 

@@ -138,7 +138,7 @@ fn a_disk_that_hangs_is_cut_off_until_all_is_back_from_it() {
     let (slab, key) = bed.disk.lend(4).unwrap().unwrap();
     bed.fill(0, 4096, 1);
     let disk = bed.disk.clone();
-    let hang = disk.gate.lock().unwrap();
+    let hang = disk.gate.lock();
     bed.post(1, OpKind::Write, 0, 4096, key, 0);
     bed.post(2, OpKind::Read, 4096, 4096, key, 0);
     let ends: Vec<_> = bed.finish(2).into_iter().map(|c| c.result).collect();

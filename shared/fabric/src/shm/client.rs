@@ -8,13 +8,14 @@ use crate::{Arena, ConnectError, Connector, Endpoint, ErrorKind, Transport};
 use annex_shared::ids::{ClientId, Incarnation, Rkey, SessionKey};
 use annex_shared::preamble::{AnswerError, Preamble, Proof, read_answer};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use parking_lot::Mutex;
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -98,7 +99,7 @@ impl ShmConnector {
     /// Maps the slab leased under `rkey` for all endpoints, those already open too. Nothing to do
     /// if it is.
     pub fn prepare(&self, rkey: Rkey) -> Result<(), PrepareError> {
-        let mut socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut socket = self.socket.lock();
         if self.slabs.mapped.contains(rkey) {
             return Ok(());
         }
@@ -120,7 +121,7 @@ impl ShmConnector {
     /// unmapped when every endpoint has been polled once more.
     pub fn forget(&self, rkey: Rkey) {
         // The lock makes changes of the table one at a time.
-        let _socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        let _socket = self.socket.lock();
         self.slabs.mapped.remove(rkey);
     }
 
@@ -146,7 +147,7 @@ impl Connector for ShmConnector {
 
 impl Drop for ShmConnector {
     fn drop(&mut self) {
-        let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        let socket = self.socket.lock();
         // Wakes the watcher. If it is shut down already, so is the watcher.
         let _ = socket.shutdown(Shutdown::Both);
         drop(socket);

@@ -17,11 +17,12 @@ use annex_shared::preamble::{AnswerError, Preamble, Proof, read_answer};
 use annex_shared::wire::{FrameError, Frames, write_frame};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use parking_lot::{Mutex, MutexGuard};
 use std::io;
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -217,7 +218,7 @@ impl VerbsConnector {
     }
 
     fn talk(&self) -> MutexGuard<'_, Talk> {
-        self.talk.lock().unwrap_or_else(PoisonError::into_inner)
+        self.talk.lock()
     }
 
     /// Fenced or, for a look whether data flows, not.
@@ -309,7 +310,7 @@ impl VerbsConnector {
     /// Registers an arena, once for all endpoints that use it and as long as anybody holds the
     /// region.
     pub fn register(&self, arena: &Arc<Arena>) -> Result<Arc<MemoryRegion>, RegisterError> {
-        let mut regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut regions = self.regions.lock();
         regions.retain(|(_, region)| region.strong_count() > 0);
         let known = regions.iter().find(|(a, _)| std::ptr::eq(a.as_ptr(), Arc::as_ptr(arena)));
         if let Some(region) = known.and_then(|(_, region)| region.upgrade()) {

@@ -33,7 +33,7 @@ mod write;
 pub(crate) use end::LATE;
 
 use crate::coordinator::news::News;
-use crate::core::{LaneEntry, PoolCore, lock};
+use crate::core::{LaneEntry, PoolCore};
 use crate::error::{IoError, LaneError};
 use crate::io::buffer::{Buf, Buffers};
 use crate::io::inflight::{Job, NIL, ReadWork, Table, Work, WriteWork};
@@ -80,7 +80,7 @@ impl Lane {
         epoll.add(timer.fd(), watch).map_err(|e| LaneError::Events(e.into()))?;
         let id = NEXT_LANE.fetch_add(1, Relaxed);
         let entry = LaneEntry { id, arena: arena.clone(), mailbox: mailbox.clone() };
-        lock(&core.lanes).push(entry);
+        core.lanes.lock().push(entry);
         core.tell(News::LaneOpened(id));
         // Every job needs a page of the arena at least, a part too, and each part a few operations.
         let per_page = u32::from(core.config.replicas) + 1;
@@ -376,7 +376,7 @@ impl Lane {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        lock(&self.state.core.lanes).retain(|l| l.id != self.state.id);
+        self.state.core.lanes.lock().retain(|l| l.id != self.state.id);
         // The endpoints go first: after that nothing moves bytes in the arena or out of it.
         for (at, end) in std::mem::take(&mut self.state.ends).into_iter().enumerate() {
             if let (Some(endpoint), Some(donor)) = (end.endpoint, self.state.core.donor(DonorId(at as u16))) {
