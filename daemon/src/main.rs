@@ -208,7 +208,7 @@ fn run(flags: Flags, hidden: Option<String>) -> Result<(), Failure> {
             tracing::warn!("the KV API's {keys} keys go with annexd: it was stopped in order");
         }
         kv.stop();
-        keeper.let_go(Kept::Sheets);
+        keeper.let_go(Kept::LogPages);
     }
     pool.shutdown();
     spill.inspect(|spill| spill.empty());
@@ -303,7 +303,7 @@ type Running = (Arc<Pool>, Option<Arc<Spill>>, Arc<dyn Apps>, Option<Arc<Kv>>);
 
 /// The KV API's table, if there is to be one: the one that was left, or else a fresh one.
 fn log_pages(config: &Config, inheritance: Option<&mut Inheritance>) -> Result<Option<Arc<LogPageTable>>, Failure> {
-    let left = inheritance.and_then(|i| i.take(Kept::Sheets));
+    let left = inheritance.and_then(|i| i.take(Kept::LogPages));
     if !config.kv.enabled {
         if left.is_some() {
             tracing::warn!("the KV API is not enabled any more: the keys of the annexd before are dropped");
@@ -370,7 +370,7 @@ fn start(config: &Config, keeper: Arc<FdKeeper>) -> Result<Running, Failure> {
     keeper.keep(Kept::Slots, slots);
     let kv = match log_pages {
         Some(log_pages) => {
-            keeper.keep(Kept::Sheets, log_pages.fd());
+            keeper.keep(Kept::LogPages, log_pages.fd());
             let kv = Kv::start(&config.kv, pool.clone(), log_pages);
             Some(Arc::new(kv.context("failed to start the KV API")?))
         }

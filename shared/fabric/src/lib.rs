@@ -161,7 +161,7 @@ pub trait Endpoint: Send {
 
     /// Says that these bytes will be read with [`Endpoint::read_now`] soon, so that they can be
     /// brought nearer meanwhile. Nothing depends on it.
-    fn foresee(&mut self, _rkey: Rkey, _addr: RemoteAddr, _len: u32) {}
+    fn prefetch_hint(&mut self, _rkey: Rkey, _addr: RemoteAddr, _len: u32) {}
 
     /// Says that what is written from now on is not read back soon, so that it need not be kept
     /// near. Nothing depends on it.

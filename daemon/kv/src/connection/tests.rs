@@ -99,10 +99,10 @@ fn a_pipeline_is_looked_at_ahead_and_answered_as_if_it_was_not() {
             wire.send(&request(&["SET", &format!("key{nth}"), &format!("{nth}:{large}")])).await;
             wire.expect("+OK\r\n").await;
         }
-        let foreseen = || alone.bed.agents.iter().map(|agent| agent.foreseen().len()).sum::<usize>();
+        let hinted = || alone.bed.agents.iter().map(|agent| agent.hinted().len()).sum::<usize>();
         wire.send(&request(&["GET", "key1"])).await;
         wire.expect(&format!("$3002\r\n1:{large}\r\n")).await;
-        assert_eq!(foreseen(), 0, "one request is none to look for ahead");
+        assert_eq!(hinted(), 0, "one request is none to look for ahead");
         // Unless another connection may have one too.
         let mut other = Wire::new(&server);
         for wire in [&mut wire, &mut other] {
@@ -111,7 +111,7 @@ fn a_pipeline_is_looked_at_ahead_and_answered_as_if_it_was_not() {
         for wire in [&mut wire, &mut other] {
             wire.expect(&format!("$3002\r\n2:{large}\r\n")).await;
         }
-        assert_eq!(foreseen(), 2);
+        assert_eq!(hinted(), 2);
         // The last log page, in which the last key lies, is here.
         let gets: String = (0..39).map(|nth| request(&["get", &format!("key{nth}")])).collect();
         wire.send(&gets).await;
@@ -119,7 +119,7 @@ fn a_pipeline_is_looked_at_ahead_and_answered_as_if_it_was_not() {
             let value = format!("{nth}:{large}");
             wire.expect(&format!("${}\r\n{value}\r\n", value.len())).await;
         }
-        assert_eq!(foreseen(), 39);
+        assert_eq!(hinted(), 39);
         // A value that is replaced after it was looked for, and another database.
         let [set, get, select, get2] =
             [&["SET", "key5", "new"][..], &["GET", "key5"], &["SELECT", "1"], &["GET", "key6"]].map(request);

@@ -138,7 +138,7 @@ impl PoolIo {
 
     /// Says that [`PoolIo::read_now`] will be asked for these bytes soon.
     pub fn prefetch_hint(&self, slot: SlotIdx, piece: &Range<u32>) {
-        self.lane.borrow_mut().foresee(slot, piece);
+        self.lane.borrow_mut().prefetch_hint(slot, piece);
     }
 
     /// The end of what was just posted, if that comes at once. What else is over waits for

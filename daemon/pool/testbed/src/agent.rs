@@ -47,7 +47,7 @@ pub struct State {
     pub near: bool,
     pub mute: bool,
     /// What a lane has said it will read.
-    pub foreseen: Vec<(Rkey, RemoteAddr, u32)>,
+    pub hinted: Vec<(Rkey, RemoteAddr, u32)>,
     pub script: Script,
     pub hears: Vec<Arc<EventFd>>,
     pub endpoints: Vec<Arc<EventFd>>,
@@ -77,7 +77,7 @@ impl Agent {
             held: false,
             near: false,
             mute: false,
-            foreseen: Vec::new(),
+            hinted: Vec::new(),
             script: Box::new(|_| Fate::Do),
             hears: Vec::new(),
             endpoints: Vec::new(),
@@ -161,8 +161,8 @@ impl Agent {
     }
 
     /// What it was said that would be read, since this was last asked.
-    pub fn foreseen(&self) -> Vec<(Rkey, RemoteAddr, u32)> {
-        self.with(|s| std::mem::take(&mut s.foreseen))
+    pub fn hinted(&self) -> Vec<(Rkey, RemoteAddr, u32)> {
+        self.with(|s| std::mem::take(&mut s.hinted))
     }
 
     /// While held, no operation is done or completed.

@@ -86,8 +86,8 @@ impl Endpoint for ScriptedEndpoint {
         })
     }
 
-    fn foresee(&mut self, rkey: Rkey, addr: RemoteAddr, len: u32) {
-        self.agent.0.lock().foreseen.push((rkey, addr, len));
+    fn prefetch_hint(&mut self, rkey: Rkey, addr: RemoteAddr, len: u32) {
+        self.agent.0.lock().hinted.push((rkey, addr, len));
     }
 
     fn poll(&mut self, done: &mut Vec<Completion>) {

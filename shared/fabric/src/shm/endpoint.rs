@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Duration;
 
 const CACHE_LINE: usize = 64;
-/// The rest of longer ranges the CPU foresees by itself, once it is read.
-const FORESEEN_LINES: usize = 16;
+/// The rest of longer ranges the CPU prefetches by itself, once it is read.
+const HINTED_LINES: usize = 16;
 
 pub(super) struct ShmEndpoint {
     slabs: Arc<Slabs>,
@@ -128,10 +128,10 @@ impl Endpoint for ShmEndpoint {
         Some(self.execute(op).map(|(_, took)| took))
     }
 
-    fn foresee(&mut self, rkey: Rkey, addr: RemoteAddr, len: u32) {
+    fn prefetch_hint(&mut self, rkey: Rkey, addr: RemoteAddr, len: u32) {
         let remote = self.mapped.get(rkey).and_then(|slab| slab.at(addr, len as usize));
         if let Some(remote) = remote {
-            for line in (0..len as usize).step_by(CACHE_LINE).take(FORESEEN_LINES) {
+            for line in (0..len as usize).step_by(CACHE_LINE).take(HINTED_LINES) {
                 prefetch(remote.wrapping_add(line));
             }
         }

@@ -17,8 +17,8 @@ pub enum Kept {
     Slots,
     /// The spill file, and with it its lock.
     Spill,
-    /// The KV API's sheet table.
-    Sheets,
+    /// The KV API's table of log pages.
+    LogPages,
     /// The userfaultfd that a space's FORK brought, which was read and not applied; by the space's
     /// number and the change's.
     Forked(u32, u32),
@@ -49,7 +49,7 @@ impl Kept {
             Kept::Extents => (5, 0),
             Kept::Slots => (6, 0),
             Kept::Spill => (8, 0),
-            Kept::Sheets => (9, 0),
+            Kept::LogPages => (9, 0),
             Kept::Ring(space) => (10, space),
             Kept::Bell(space) => (11, space),
             Kept::Memory(space) => (12, space),
@@ -77,7 +77,7 @@ impl Kept {
             5 => Kept::Extents,
             6 => Kept::Slots,
             8 => Kept::Spill,
-            9 => Kept::Sheets,
+            9 => Kept::LogPages,
             10 => Kept::Ring(which),
             11 => Kept::Bell(which),
             12 => Kept::Memory(which),

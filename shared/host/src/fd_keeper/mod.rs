@@ -137,7 +137,7 @@ mod tests {
             Kept::Extents,
             Kept::Slots,
             Kept::Spill,
-            Kept::Sheets,
+            Kept::LogPages,
             Kept::Forked(u32::MAX, 7),
             Kept::Ring(5),
             Kept::Bell(5),

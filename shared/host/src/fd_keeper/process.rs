@@ -75,7 +75,7 @@ fn live(index: &Index, listener: &UnixListener, annexd: &OwnedFd, path: &Path, p
     wait_for_end(listener, annexd);
     let kept = index.entries();
     close_others(&[index.fd().as_raw_fd(), listener.as_raw_fd()], &kept);
-    let holds_keys = kept.iter().any(|(kept, _)| matches!(kept, Kept::Sheets));
+    let holds_keys = kept.iter().any(|(kept, _)| matches!(kept, Kept::LogPages));
     let has = |is_it: fn(&Kept) -> bool| kept.iter().any(|(kept, _)| is_it(kept));
     let depends = holds_keys || has(|kept| matches!(kept, Kept::Userfaultfd(_) | Kept::Member(_)));
     // An index that was not completed is that of an annexd which had not taken over yet: who kept

@@ -127,7 +127,7 @@ fn nothing_is_read_on_the_spot_while_keys_are_taken_over() {
 }
 
 #[test]
-fn what_will_be_read_is_foreseen_where_it_lies_and_nothing_is_changed_by_that() {
+fn what_will_be_read_is_hinted_at_where_it_lies_and_nothing_is_changed_by_that() {
     let world = World::new(100);
     near(&world);
     world.run(0, Settings { policy: Policy::AllKeysLfu, log_factor: 0, ..SETTINGS }, async |store| {
@@ -140,7 +140,7 @@ fn what_will_be_read_is_foreseen_where_it_lies_and_nothing_is_changed_by_that() 
         let keys = ["none", "1900", "tail", "700", "gone", "100", "1", "0"];
         keys.iter().for_each(|key| store.add_prefetch_hint(DB, key.as_bytes(), Soon::Read));
         store.follow_prefetch_hints();
-        let hinted: Vec<_> = world.bed.agents.iter().flat_map(|agent| agent.foreseen()).collect();
+        let hinted: Vec<_> = world.bed.agents.iter().flat_map(|agent| agent.hinted()).collect();
         (0..TOGETHER + 4).for_each(|_| store.add_prefetch_hint(DB, b"large", Soon::Overwrite));
         store.follow_prefetch_hints();
         assert_eq!((store.stats(), store.known(DB, b"100").map(|known| known.frequency)), (before, used));
@@ -155,6 +155,6 @@ fn what_will_be_read_is_foreseen_where_it_lies_and_nothing_is_changed_by_that() 
         keys.iter().for_each(|key| assert!(now_read(&store, key).is_some(), "{key}"));
         assert_eq!(hinted, *read.lock());
         assert_eq!(hinted.len(), SIZES.len());
-        assert_eq!(world.bed.agents.iter().map(|agent| agent.foreseen().len()).sum::<usize>(), 0, "those are not read");
+        assert_eq!(world.bed.agents.iter().map(|agent| agent.hinted().len()).sum::<usize>(), 0, "those are not read");
     });
 }

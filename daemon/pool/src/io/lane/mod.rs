@@ -369,8 +369,8 @@ impl Lane {
 
     /// Says that some bytes of a slot will be read here and now, soon: what can be brought nearer
     /// is. Nothing depends on it.
-    pub fn foresee(&mut self, slot: SlotIdx, piece: &Range<u32>) {
-        now::foresee(&mut self.state, slot, piece);
+    pub fn prefetch_hint(&mut self, slot: SlotIdx, piece: &Range<u32>) {
+        now::prefetch_hint(&mut self.state, slot, piece);
     }
 }
 

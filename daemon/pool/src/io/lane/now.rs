@@ -63,11 +63,11 @@ fn read_into(lane: &mut LaneState, slot: SlotIdx, piece: &Range<u32>, local: usi
 
 /// Says that some bytes of a slot will be read here and now, soon: what can be brought nearer
 /// is. Nothing depends on it.
-pub(super) fn foresee(lane: &mut LaneState, slot: SlotIdx, piece: &Range<u32>) {
+pub(super) fn prefetch_hint(lane: &mut LaneState, slot: SlotIdx, piece: &Range<u32>) {
     let Some((replica, addr)) = nearest(lane, slot, piece, false) else { return };
     let endpoint = lane.ends.get_mut(usize::from(replica.donor.0)).and_then(|end| end.endpoint.as_mut());
     if let Some(endpoint) = endpoint {
-        endpoint.foresee(replica.rkey, addr, piece.end - piece.start);
+        endpoint.prefetch_hint(replica.rkey, addr, piece.end - piece.start);
     }
 }
 
