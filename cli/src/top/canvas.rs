@@ -22,6 +22,9 @@ pub struct Column<T> {
     pub cell: fn(&T) -> String,
 }
 
+/// The first column of a table is not narrower than this, if there is room.
+const LEAST_NAME: u16 = 28;
+
 impl Canvas<'_> {
     /// Writes text into `width` columns. What does not fit ends in `…`.
     pub fn put(&mut self, x: u16, y: u16, width: u16, text: &str, tone: Tone) {
@@ -45,8 +48,8 @@ impl Canvas<'_> {
         self.put(x + width - values.len() as u16, y, values.len() as u16, &line, Tone::Plain);
     }
 
-    /// A heading and the rows that fit below it, such that the selected one is among them. Another
-    /// name for the first column says which ones they are.
+    /// A heading and the rows that fit below it, such that the selected one is among them. If not
+    /// all fit, the first heading says which ones are shown.
     pub fn table<T>(
         &mut self,
         area: Rect,
@@ -57,7 +60,9 @@ impl Canvas<'_> {
     ) {
         let shown: Vec<&Column<T>> = all.iter().filter(|column| column.from <= self.buffer.area.width).collect();
         let taken: u16 = shown.iter().skip(1).map(|column| column.width + 1).sum();
-        let first = area.width.saturating_sub(taken + 2);
+        // Numbers stay near the names they belong to.
+        let longest = rows.iter().map(|row| columns(&printable(&(shown[0].cell)(row)))).max().unwrap_or(0);
+        let first = area.width.saturating_sub(taken + 2).min(longest.max(LEAST_NAME) + 2);
         let room = usize::from(area.height.saturating_sub(1));
         let begin = selected.unwrap_or(0).saturating_sub(room.saturating_sub(1));
         let end = rows.len().min(begin + room);

@@ -2,6 +2,7 @@
 
 use super::model::Model;
 use annex_shared::api::Status;
+use annex_shared::event::{Event, EventKind};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -37,6 +38,11 @@ pub fn status(apps: &[Value], donors: &[Value]) -> Status {
             {"kind": "insecure", "severity": "note", "message": "pages go to rack1-db7 over the network without \
                 encryption or authentication: keep it a trusted one"}]});
     serde_json::from_value(all).expect("an answer of annexd")
+}
+
+pub fn event(subject: &str, cause: &str) -> Event {
+    let (subject, cause, time) = (subject.to_owned(), cause.to_owned(), 1_700_000_000_000);
+    Event { seq: 1, kind: EventKind::AppOverLimit, subject, cause, time_ms: time, last_ms: time, count: 1, uid: None }
 }
 
 /// After two seconds: redis faults 500 times a second, sort not at all.

@@ -4,7 +4,7 @@
 //! line with keys, a question or what came of a change. Other pages take the place of all that is
 //! below the conditions: see [`super::pages`].
 
-use super::canvas::{Canvas, Column, wrap};
+use super::canvas::{Canvas, Column, columns, wrap};
 use super::figures::{below, percent, rate};
 use super::look::{Look, Tone};
 use super::model::{AppRow, DonorRow, Model, errors};
@@ -132,7 +132,9 @@ fn title(canvas: &mut Canvas<'_>, model: &Model, ui: &Ui) -> u16 {
     if !ui.choice.filter.is_empty() {
         sorted = format!("only '{}', {sorted}", ui.choice.filter);
     }
-    canvas.put_right(width / 2, 0, width.div_ceil(2), &sorted, Tone::Plain);
+    if ui.page == Page::Overview {
+        canvas.put_right(width / 2, 0, width.div_ceil(2), &sorted, Tone::Plain);
+    }
     let mut lines: Vec<(String, Tone)> = Vec::new();
     if let Some(why) = &model.away {
         lines.extend(wrap(why, width, "  ").into_iter().take(3).map(|line| (line, Tone::Bad)));
@@ -266,7 +268,8 @@ fn last_line(canvas: &mut Canvas<'_>, model: &Model, ui: &Ui) {
         return;
     }
     let keys = match ui.page {
-        Page::Overview => "q quit  ? help  Tab donors/apps  s sort  / filter  Enter details  l limit  d detach",
+        Page::Overview if ui.focus == Focus::Donors => "q quit  ? help  Tab apps  s sort  / filter",
+        Page::Overview => "q quit  ? help  Tab donors  s sort  / filter  Enter details  l limit  d detach",
         Page::App(_) => "Esc back  l limit  d detach  q quit",
         Page::Conditions | Page::Help => "Esc back  q quit",
     };
@@ -289,7 +292,7 @@ fn last_line(canvas: &mut Canvas<'_>, model: &Model, ui: &Ui) {
     };
     let Rect { width, height, .. } = canvas.buffer.area;
     // A long answer takes the lines above the last one too.
-    let lines = wrap(&text, width, "  ");
+    let lines = if columns(&text) <= width { vec![text] } else { wrap(&text, width, "  ") };
     let first = height.saturating_sub(lines.len() as u16).max(1);
     for (i, line) in lines.iter().enumerate() {
         let padded = format!("{line:<0$}", usize::from(width));
@@ -309,8 +312,8 @@ fn note(model: &Model, ui: &Ui) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::super::look::Paint;
-    use super::super::order::Choice;
-    use super::super::scripted::{app, donor, status, two_apps};
+    use super::super::scripted::{app, donor, event, status, two_apps};
+    use super::super::ui::Said;
     use super::*;
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
@@ -328,7 +331,8 @@ mod tests {
 
     fn drawn(model: &Model, ui: &Ui, look: Look, width: u16, height: u16) -> Buffer {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
-        let draw = terminal.draw(|frame| frame.buffer_mut().clone_from(&view(model, ui, look, frame.area())));
+        let shown = view(model, ui, look, Rect::new(0, 0, width, height));
+        let draw = terminal.draw(|frame| frame.buffer_mut().clone_from(&shown));
         draw.unwrap();
         terminal.backend().buffer().clone()
     }
@@ -347,6 +351,102 @@ mod tests {
             let code = if c == '\n' { KeyCode::Enter } else { KeyCode::Char(c) };
             ui.press(KeyEvent::new(code, KeyModifiers::NONE), model);
         }
+    }
+
+    #[test]
+    fn a_classic_terminal_has_all_of_it() {
+        let said = screen(&two_apps(), &Ui::default(), 80, 24);
+        let expected = [
+            "annexd 0.1.0, up 2 h 1 min                                         by what hurts",
+            "!! AT RISK: 3 of 16 extents have one copy left, whose donor's failure would lose",
+            "   their pages; 192 MiB to copy, about 4 s left",
+            "!  not up: rack2-db9",
+            "   … 2 more lines (c shows all)",
+            "faults/s 500                                                                   █",
+            "stall    5.0 %                                                                 ▄",
+            "pool     50 %, 1 GiB of 2 GiB                                                 ▄▄",
+            "",
+            "  DONOR                 STATE   VIA       USED  READS/S WRITES/S      P99 ERRORS",
+            "  rack2-db9              lost   tcp    700 MiB        0        0        -      0",
+            "  rack1-db7                up   tcp    700 MiB      800        0   <32 µs      0",
+            "",
+            "  APP                      LIMIT   RESIDENT    IN POOL FAULTS/S      P99   STALL",
+            "> redis                      50%    768 MiB    256 MiB      500  <128 µs   5.0 %",
+            "  sort                       50%    768 MiB    256 MiB        0        -     0 %",
+        ];
+        assert_eq!(said[..expected.len()], expected);
+        assert_eq!(said.len(), 24);
+        assert_eq!(said[23], "q quit  ? help  Tab donors  s sort  / filter  Enter details  l limit  d detach");
+    }
+
+    #[test]
+    fn a_large_terminal_has_more_columns() {
+        let said = screen(&two_apps(), &Ui::default(), 200, 50);
+        let has =
+            |words: &[&str]| said.iter().any(|line| line.split_whitespace().collect::<Vec<_>>().starts_with(words));
+        let apps =
+            ["APP", "USER", "PID", "STATE", "LIMIT", "RESIDENT", "IN", "POOL", "FAULTS/S", "IN/S", "OUT/S", "P50"];
+        assert!(has(&apps), "{said:#?}");
+        assert!(has(&["DONOR", "ADDRESS", "STATE", "VIA", "SLABS", "USED", "READS/S"]), "{said:#?}");
+        assert!(has(&["rack1-db7", "10.0.0.7:7411", "up", "tcp", "16/56", "700", "MiB", "800"]), "{said:#?}");
+        assert!(has(&[">", "redis", "root", "702", "+1", "running", "50%"]), "{said:#?}");
+        let encrypted =
+            "   pages go to rack1-db7 over the network without encryption or authentication: keep it a trusted one";
+        assert_eq!((said[3].as_str(), said.len()), (encrypted, 50));
+    }
+
+    #[test]
+    fn an_app_has_a_page_of_its_own() {
+        let (mut model, mut ui) = (two_apps(), Ui::default());
+        model.tell(vec![event("redis", "the pool is full"), event("sort", "the pool is full")]);
+        press(&mut ui, &model, "\n");
+        let said = screen(&model, &ui, 80, 24);
+        let expected = [
+            "annexd 0.1.0, up 2 h 1 min",
+            "",
+            "redis (id 2), running",
+            "user       root",
+            "processes  702 802",
+            "memory     768 MiB resident, may keep 50%; 256 MiB in the pool",
+            "faults/s   500        █",
+            "stall      5.0 %      ▄",
+            "latency    now p50 <128 µs, p99 <128 µs; since the attach p50 98.0 µs, p99 110",
+            "           µs, longest 300 µs",
+            "pages      1.0k in and 500 out a second; 2.0k in and 1.0k out since the attach",
+            "           (5 needed no write, 3 were all zero)",
+            "prefetch   1.0k pages; 90 % of the guesses were right",
+            "",
+            "donors of the pool, the slowest first",
+            "  rack2-db9: lost, p99 -, 0 errors; not on this host: tcp",
+            "  rack1-db7: up, p99 <32 µs, 0 errors; not on this host: tcp",
+            "",
+            "events, the newest first",
+            "2023-11-14T22:13:20Z app_over_limit redis: the pool is full",
+        ];
+        assert_eq!(said[..expected.len()], expected);
+    }
+
+    #[test]
+    fn all_conditions_and_warnings_have_a_page() {
+        let (mut model, mut ui) = (two_apps(), Ui::default());
+        model.tell(vec![event("redis", "first")]);
+        press(&mut ui, &model, "c");
+        let said = screen(&model, &ui, 80, 24);
+        let expected = [
+            "conditions",
+            "at_risk: AT RISK: 3 of 16 extents have one copy left, whose donor's failure",
+            "  would lose their pages; 192 MiB to copy, about 4 s left",
+            "donor_away: not up: rack2-db9",
+            "insecure: pages go to rack1-db7 over the network without encryption or",
+            "  authentication: keep it a trusted one",
+            "",
+            "warnings",
+            "the spill file is off",
+            "",
+            "events, the newest first",
+            "2023-11-14T22:13:20Z app_over_limit redis: first",
+        ];
+        assert_eq!(said[2..2 + expected.len()], expected);
     }
 
     #[test]
@@ -375,7 +475,8 @@ mod tests {
         let said = screen(&model, &ui, 80, 24).join("\n");
         assert!(said.contains("bad limit '50'") && said.ends_with("50_"), "{said}");
         let text = "may not change redis: it belongs to user 0, you are user 65534: ask as root".into();
-        ui = Ui { said: Some(super::super::ui::Said { text, is_error: true }), ..Ui::default() };
+        let mut ui = Ui::default();
+        ui.said = Some(Said { text, is_error: true });
         assert!(screen(&model, &ui, 80, 24)[23].starts_with("may not change redis: it belongs to user 0"));
     }
 
@@ -406,7 +507,7 @@ mod tests {
         let apps: Vec<_> = (0..200).map(|n| app(n, &format!("app{n:03}"), 0)).collect();
         let donors: Vec<_> = (0..1000).map(|n| donor(&format!("donor{n:03}"), "up", 0)).collect();
         model.take(status(&apps, &donors), Duration::from_secs(1));
-        let mut ui = Ui { choice: Choice::default(), ..Ui::default() };
+        let mut ui = Ui::default();
         let said = screen(&model, &ui, 80, 24);
         assert!(said.iter().any(|line| line.starts_with("  DONOR 1-") && line.contains(" of 1000 ")), "{said:#?}");
         ui.press(KeyEvent::new(KeyCode::End, KeyModifiers::NONE), &model);
