@@ -15,6 +15,8 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, SyncSender};
 use std::time::{Duration, Instant};
 
+/// How long until an annexd that did not answer is asked again.
+const AGAIN: Duration = Duration::from_secs(2);
 /// How often it is told how far a detach is.
 const PROGRESS_EVERY: Duration = Duration::from_secs(1);
 /// How long the screen has to end after a signal before the program does without.
@@ -53,6 +55,7 @@ pub fn ask(socket: &Path, every: Duration, inputs: SyncSender<Input>) -> Result<
     let begin = Instant::now();
     let mut last = 0;
     let look = move || loop {
+        let mut pause = every;
         let input = match client.status() {
             Ok(status) => {
                 let at = begin.elapsed();
@@ -61,12 +64,15 @@ pub fn ask(socket: &Path, every: Duration, inputs: SyncSender<Input>) -> Result<
                 last = events.last().map_or(last, |event| event.seq);
                 Input::Answer { status: Box::new(status), events, at }
             }
-            Err(failure) => Input::Away(failure.sentence()),
+            Err(failure) => {
+                pause = every.min(AGAIN);
+                Input::Away(failure.sentence())
+            }
         };
         if inputs.send(input).is_err() {
             return;
         }
-        std::thread::sleep(every);
+        std::thread::sleep(pause);
     };
     spawn("annex-top-ask", look)
 }

@@ -1,4 +1,5 @@
-//! A real control socket with a scripted pager and pool behind it, and the `annex` binary asking it.
+//! A real control socket with a scripted pager and pool behind it, and the `annex` binary that asks
+//! it.
 
 use annex_daemon::control::{Control, ControlSocket, Operators, server};
 use annex_daemon_testbed::{ScriptedApps, ScriptedDonors};
