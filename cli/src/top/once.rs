@@ -77,6 +77,9 @@ mod tests {
     fn a_frame_is_plain_text_with_every_row_and_every_name() {
         let text = text(&two_apps());
         assert!(text.starts_with("annexd 0.1.0, up 2 h 1 min"), "{text}");
+        for part in ["!! AT RISK", "!  not up: rack2-db9", "without encryption", "\npool     50 %, 1 GiB of 2 GiB\n"] {
+            assert!(text.contains(part), "{part} is missing in\n{text}");
+        }
         let redis = text.lines().find(|line| line.trim_start().starts_with("redis")).unwrap();
         assert!(redis.contains("500") && redis.contains("<128 µs") && redis.ends_with("5.0 %"), "{text}");
         assert!(text.is_ascii() || text.replace('µ', "u").is_ascii(), "{text}");

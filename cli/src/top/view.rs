@@ -112,9 +112,9 @@ pub fn view(model: &Model, ui: &Ui, look: Look, area: Rect) -> Buffer {
 
 /// As many lines as [`view`] needs to leave nothing out.
 pub fn height_of_all(model: &Model, width: u16) -> u16 {
-    let conditions = model.status.as_ref().map_or(0, |status| condition_lines(status, width).len().min(CONDITIONS));
+    let conditions = model.status.as_ref().map_or(0, |status| condition_lines(status, width).len());
     let rows = model.apps.len().max(1) + model.donors.len().max(1);
-    (conditions + rows + 12).max(usize::from(LEAST.1)).min(usize::from(u16::MAX)) as u16
+    (conditions + rows + 12).max(usize::from(CURVES_FROM)).min(usize::from(u16::MAX)) as u16
 }
 
 /// What annexd is, and why it does not answer. The line below.
@@ -174,7 +174,10 @@ fn conditions(canvas: &mut Canvas<'_>, status: &Status, y: u16) -> u16 {
     let width = canvas.buffer.area.width;
     let lines = condition_lines(status, width);
     // A small screen needs its lines for apps.
-    let room = CONDITIONS.min(usize::from(canvas.buffer.area.height / 5)).max(1);
+    let room = match canvas.look.is_screen() {
+        true => CONDITIONS.min(usize::from(canvas.buffer.area.height / 5)).max(1),
+        false => lines.len(),
+    };
     let shown = if lines.len() > room { room - 1 } else { lines.len() };
     for (i, (text, tone)) in lines.iter().take(shown).enumerate() {
         canvas.put(0, y + i as u16, width, text, *tone);
