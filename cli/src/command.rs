@@ -4,12 +4,13 @@ use crate::access::Pattern;
 use annex_identity::names::{Label, Role};
 use annex_identity::token::Address;
 use annex_shared::api::{Limit, SOCKET, parse_bytes};
-use annex_shared::config::TimeSpan;
+use annex_shared::config::{TimeSpan, UnitError};
 use annex_shared::donor::{DonorSpec, TransportChoice};
 use clap::{Args, Parser, Subcommand};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// A command line that makes no sense.
 pub const USAGE: u8 = 2;
@@ -69,6 +70,10 @@ pub enum Command {
         #[arg(long)]
         check: bool,
     },
+    /// Watch donors, apps and the pool, what hurts most first
+    ///
+    /// Needs a terminal, unless --once or --json is given. ? shows the keys.
+    Top(TopArgs),
     /// Show what happened: donors that went and came, repairs, lost pages, apps stopped
     ///
     /// annexd keeps the last thousand events, also when it is killed or replaced while apps run.
@@ -197,6 +202,16 @@ pub struct RunArgs {
 }
 
 #[derive(Debug, Args)]
+pub struct TopArgs {
+    /// Print one frame as text and end; with --json, what it is made of
+    #[arg(long)]
+    pub once: bool,
+    /// How often annexd is asked, 1s to 1h; with --once, the time that rates are of
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval)]
+    pub interval: Duration,
+}
+
+#[derive(Debug, Args)]
 pub struct EventsArgs {
     /// Go on with what happens from now on, until interrupted; survives annexd being replaced
     #[arg(long, short)]
@@ -243,6 +258,12 @@ pub struct PatternArgs {
 
 fn size(text: &str) -> Result<u64, &'static str> {
     parse_bytes(text).filter(|bytes| *bytes >= 1 << 20).ok_or("give a size such as 512M; 1M is the least")
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let span: TimeSpan = text.parse().map_err(|bad: UnitError| bad.to_string())?;
+    let bounds = Duration::from_secs(1)..=Duration::from_secs(3600);
+    if bounds.contains(&span.0) { Ok(span.0) } else { Err("give 1s to 1h".into()) }
 }
 
 fn seconds(text: &str) -> Result<f64, &'static str> {

@@ -55,7 +55,7 @@ fn json_line(event: &Event) -> Result<String, Failure> {
     Ok(format!("{}\n", printable_json(&text)))
 }
 
-fn line(event: &Event) -> String {
+pub fn line(event: &Event) -> String {
     let again = match event.count {
         0 | 1 => String::new(),
         n => format!(" ({n} times until {})", time(event.last_ms)),

@@ -36,6 +36,10 @@ pub enum Failure {
     ZeroByte,
     #[error("failed to write the output: {0}")]
     Output(#[source] io::Error),
+    #[error("annex top needs a terminal, and {0} is none")]
+    NotTerminal(&'static str),
+    #[error("failed to use the terminal: {0}")]
+    Terminal(#[source] io::Error),
     #[error("failed to set up the connection to annexd: {0}")]
     Setup(#[source] io::Error),
     #[error(transparent)]
@@ -63,11 +67,12 @@ impl Failure {
                     ErrorCode::BadRequest
                 }
             },
-            Failure::ZeroByte | Failure::Csr { .. } => ErrorCode::BadRequest,
+            Failure::ZeroByte | Failure::Csr { .. } | Failure::NotTerminal(_) => ErrorCode::BadRequest,
             Failure::Connect { .. }
             | Failure::Garbled(_)
             | Failure::Output(_)
             | Failure::Setup(_)
+            | Failure::Terminal(_)
             | Failure::Workload { .. } => ErrorCode::Internal,
         }
     }
@@ -81,8 +86,17 @@ impl Failure {
                 "annex and annexd must be of the same version (annex --version, annexd --version)".into()
             }
             Failure::Csr { .. } => "make one as docs/commands.md shows (annex ca sign)".into(),
+            Failure::NotTerminal(_) => "annex top --once prints one frame as text".into(),
             Failure::Ca(CaError::Exists(_)) => "use it, or give another folder with --dir".into(),
             _ => String::new(),
+        }
+    }
+
+    /// What went wrong and what to do, in one sentence.
+    pub fn sentence(&self) -> String {
+        match self.remedy() {
+            remedy if remedy.is_empty() => self.to_string(),
+            remedy => format!("{self}: {remedy}"),
         }
     }
 

@@ -241,13 +241,7 @@ pub fn donors(donors: &[DonorInfo], width: Option<u16>) -> String {
     let rows = donors.iter().map(|d| {
         vec![
             d.name.clone(),
-            match d.state {
-                _ if d.draining => "leaving",
-                DonorState::Connecting => "trying",
-                DonorState::Up => "up",
-                DonorState::Lost => "lost",
-            }
-            .into(),
+            donor_state(d).into(),
             via(d.transport),
             format!("{}/{}", d.slabs_held, d.slabs_capacity),
             format_bytes(d.used),
@@ -283,6 +277,15 @@ pub fn donors(donors: &[DonorInfo], width: Option<u16>) -> String {
         }
     }
     text
+}
+
+pub fn donor_state(donor: &DonorInfo) -> &'static str {
+    match donor.state {
+        _ if donor.draining => "leaving",
+        DonorState::Connecting => "trying",
+        DonorState::Up => "up",
+        DonorState::Lost => "lost",
+    }
 }
 
 fn traffic(over: &TransportInfo) -> String {
@@ -350,7 +353,7 @@ fn wrap(out: &mut String, width: Option<u16>, lead: &str, words: &str) {
     out.push('\n');
 }
 
-fn pids(app: &AppInfo) -> String {
+pub fn pids(app: &AppInfo) -> String {
     match app.pids.as_slice() {
         [] => "-".into(),
         [one] => one.to_string(),
@@ -358,11 +361,11 @@ fn pids(app: &AppInfo) -> String {
     }
 }
 
-fn user(uid: u32) -> String {
+pub fn user(uid: u32) -> String {
     nix::unistd::User::from_uid(uid.into()).ok().flatten().map_or_else(|| uid.to_string(), |user| user.name)
 }
 
-fn state(state: AppState) -> &'static str {
+pub fn state(state: AppState) -> &'static str {
     match state {
         AppState::Waiting => "waiting",
         AppState::Running => "running",
@@ -370,7 +373,7 @@ fn state(state: AppState) -> &'static str {
     }
 }
 
-fn via(transport: Option<Transport>) -> String {
+pub fn via(transport: Option<Transport>) -> String {
     transport.map_or_else(|| "-".into(), |t| t.to_string())
 }
 
@@ -378,7 +381,7 @@ fn latency(app: &AppInfo, us: f64) -> String {
     if app.faults.major == 0 { "-".into() } else { microseconds(us) }
 }
 
-fn microseconds(us: f64) -> String {
+pub fn microseconds(us: f64) -> String {
     match us {
         us if us < 100.0 => format!("{us:.1} µs"),
         us if us < 10_000.0 => format!("{us:.0} µs"),

@@ -10,6 +10,7 @@
 //! - [`mod@bench`]: measures this host with the donors it has.
 //! - [`listing`]: `apps`, `slabs`, `donors` and `status` as tables; [`table`] draws them.
 //! - [`ca`]: a CA's folder. The one command that does not speak to annexd.
+//! - [`mod@top`]: the same live, what hurts most first.
 //! - [`output`]: prints what annexd answered.
 
 mod attach;
@@ -24,6 +25,7 @@ mod listing;
 mod output;
 mod run;
 mod table;
+mod top;
 
 use annex_cli::command::{self, Cli, Command, DonorsCommand};
 use annex_shared::api::{AppInfo, DonorInfo, DonorRequest, LimitRequest, format_bytes};
@@ -67,6 +69,7 @@ fn dispatch(cli: &Cli) -> Result<ExitCode, Failure> {
             show(cli.json, &status, |status| listing::status(status, listing::width()))?;
             return Ok(ExitCode::from(if *check { status.severity().exit_code() } else { 0 }));
         }
+        Command::Top(args) => return top::top(&client, args, &cli.socket, cli.json),
         Command::Events(args) => events::events(&client, args, cli.json),
         Command::Bench(args) => bench::bench(&client, args, &cli.socket, cli.json),
         Command::BenchPattern(args) => bench::pattern(args),

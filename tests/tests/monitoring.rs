@@ -158,6 +158,23 @@ fn metrics_tell_what_happens_to_an_app_and_outlive_annexd() {
 }
 
 #[test]
+fn one_frame_of_top_has_what_runs_and_where_its_pages_are() {
+    let bed = Testbed::tcp();
+    let mut job = bed.run("framed", "32M", filler("96"));
+    job.wait_says("forked", 2 * MINUTE);
+    bed.wait_app("framed", MINUTE, |app| app.evicted > 40 << 20);
+    let said = bed.annex("top", ["--once"]).output().expect("annex starts");
+    let frame = String::from_utf8(said.stdout).expect("it is text");
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    assert!(frame.contains("healthy: every page in the pool has 2 copies"), "{frame}");
+    assert_eq!(frame.lines().filter(|line| line.contains(" up ") && line.contains(" tcp ")).count(), 2, "{frame}");
+    let app = frame.lines().find(|line| line.trim_start().starts_with("framed ")).unwrap_or_else(|| panic!("{frame}"));
+    assert!(app.contains(" running ") && app.contains(" 32 MiB ") && app.ends_with('%'), "{frame}");
+    job.signal(Signal::SIGUSR1);
+    job.wait(2 * MINUTE).succeeded();
+}
+
+#[test]
 fn an_agent_shows_what_it_lends() {
     let address = port::free();
     let args: &'static [&'static str] = vec!["--metrics", address.to_string().leak()].leak();

@@ -1,81 +1,21 @@
 //! The `annex` binary against a real control socket with a scripted pager and pool behind it.
+//!
+//! - [`annexd`]: that socket, and the binary asking it.
+//! - [`terminal`]: the binary on a terminal whose screen the test reads.
+//! - [`top`]: `annex top`.
 
-use annex_daemon::control::{Apps, Control, ControlSocket, Operators, server};
-use annex_daemon_testbed::{ScriptedApps, ScriptedDonors};
+mod annexd;
+mod terminal;
+mod top;
+
+use annex_daemon::control::Apps;
 use annex_shared::api::{ApiError, AppInfo, ErrorCode, Limit, SlabInfo, Status};
+use annexd::{Annexd, NOBODY, Said};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use std::fs;
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
-use std::sync::Arc;
-use tokio::sync::oneshot;
-
-const NOBODY: u32 = 65534;
-
-struct Annexd {
-    apps: Arc<ScriptedApps>,
-    pool: Arc<ScriptedDonors>,
-    dir: tempfile::TempDir,
-    stop: Option<oneshot::Sender<()>>,
-    thread: Option<std::thread::JoinHandle<()>>,
-}
-
-impl Annexd {
-    fn start() -> Annexd {
-        let dir = tempfile::tempdir().unwrap();
-        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
-        let apps = Arc::new(ScriptedApps::default());
-        let pool = Arc::new(ScriptedDonors::default());
-        let control = Control::new(apps.clone(), pool.clone(), Operators::Gid(4711), Vec::new());
-        let socket = ControlSocket::bind(&dir.path().join("annexd.sock")).unwrap();
-        let (stop, stopped) = oneshot::channel();
-        let thread = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            runtime.block_on(async {
-                let listener = tokio::net::UnixListener::from_std(socket.listener().unwrap()).unwrap();
-                server::serve(listener, control, async { drop(stopped.await) }).await;
-            });
-        });
-        Annexd { apps, pool, dir, stop: Some(stop), thread: Some(thread) }
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.dir.path().join("annexd.sock")
-    }
-
-    fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_annex"));
-        command.arg("--socket").arg(self.socket()).args(args).stdin(Stdio::null());
-        command
-    }
-
-    fn annex(&self, args: &[&str]) -> Said {
-        Said::of(self.command(args).output().unwrap())
-    }
-
-    /// Runs a copy of the command that any user can reach, as user nobody.
-    fn annex_as_nobody(&self, args: &[&str]) -> Said {
-        let copy = self.dir.path().join("annex");
-        // By another process: a child that is forked here meanwhile would have it open for writing,
-        // and a file that anybody writes can't be run.
-        let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_annex")).arg(&copy).status().unwrap();
-        assert!(copied.success());
-        let mut command = Command::new(copy);
-        command.arg("--socket").arg(self.socket()).args(args).current_dir("/").gid(NOBODY).uid(NOBODY);
-        Said::of(command.output().unwrap())
-    }
-}
-
-impl Drop for Annexd {
-    fn drop(&mut self) {
-        drop(self.stop.take());
-        self.thread.take().unwrap().join().unwrap();
-    }
-}
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Stdio};
 
 #[test]
 fn donors_are_listed_added_and_removed() {
@@ -99,25 +39,6 @@ fn donors_are_not_for_everybody_to_change() {
     assert_eq!(annexd.annex_as_nobody(&["donors", "add", "h:1"]).code, Some(5));
     assert_eq!(annexd.annex_as_nobody(&["donors", "remove", "rack1-db7"]).code, Some(5));
     assert_eq!(annexd.annex_as_nobody(&["donors"]).code, Some(0));
-}
-
-#[derive(Debug)]
-struct Said {
-    code: Option<i32>,
-    out: String,
-    err: String,
-}
-
-impl Said {
-    fn of(output: Output) -> Said {
-        let text = |bytes| String::from_utf8(bytes).unwrap();
-        Said { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
-    }
-
-    fn json<T: serde::de::DeserializeOwned>(&self) -> T {
-        assert_eq!(self.code, Some(0), "{self:?}");
-        serde_json::from_str(&self.out).unwrap_or_else(|e| panic!("{e}: {self:?}"))
-    }
 }
 
 fn error(kind: ErrorCode, message: &str, remedy: &str) -> ApiError {
