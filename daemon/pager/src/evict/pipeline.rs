@@ -158,13 +158,14 @@ fn move_out(batch: &mut Batch<'_>, mut planned: Planned) -> Result<Moved, CutSho
     if soiled {
         stub.is_soiled();
     }
+    // Also if they come back at once: each that does is counted then.
+    space.app.add_resident(-(pages.len() as i64));
     if interrupted {
         planned.copies = pages.iter().filter_map(|page| page.copy).collect();
         return Err(CutShort::Planned(planned));
     }
     core.table.intent_moved();
     drop(core);
-    space.app.add_resident(-(pages.len() as i64));
     space.app.counters.evicted.fetch_add(pages.len() as u64, Relaxed);
     let moved = Moved { slots: planned.slots, pages, busy };
     if moved.pages.is_empty() { Err(CutShort::Unmoved(moved)) } else { Ok(moved) }
