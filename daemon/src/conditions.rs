@@ -59,7 +59,7 @@ pub fn conditions(status: &Status, besides: &Besides) -> Vec<Condition> {
         let names = bare.join(", ");
         list.note(
             ConditionKind::Insecure,
-            format!("pages go to {names} over the network without encryption or authentication: keep it a trusted one"),
+            format!("pages go to {names} over the network without encryption: keep it a trusted one"),
         );
     }
     list.0
@@ -180,7 +180,7 @@ fn whole(status: &Status) -> String {
 fn is_bare(donor: &DonorInfo) -> bool {
     let is_local = donor.address.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_loopback())
         || donor.address.starts_with("localhost:");
-    matches!(donor.transport, Some(Transport::Tcp | Transport::Verbs)) && !is_local
+    matches!(donor.transport, Some(Transport::Tcp | Transport::Verbs)) && !donor.encrypted && !is_local
 }
 
 #[cfg(test)]

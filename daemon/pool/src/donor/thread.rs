@@ -219,7 +219,9 @@ impl Keep {
         let welcome = dialed.welcome;
         let slots = self.fix_slab_size(&welcome)?;
         let counts = self.core.donor(self.id).map(|d| d.traffic.statuses.clone()).unwrap_or_default();
-        let to = Welcomed { donor: &config, client, welcome: &welcome, counts: &counts, arenas: &self.arenas() };
+        let (tls, arenas) = (dialed.link.tls(), self.arenas());
+        let to =
+            Welcomed { donor: &config, client, welcome: &welcome, tls: tls.as_ref(), counts: &counts, arenas: &arenas };
         let fabric = self.dialer.fabric(&to)?;
         let mut connection = Connection { link: dialed.link, path: fabric.path, held: BTreeMap::new() };
         for lease in &welcome.held {
@@ -227,6 +229,7 @@ impl Keep {
             connection.held.insert(lease.slab, lease.rkey);
         }
         let (transport, path) = (connection.path.transport(), connection.path.clone());
+        let encrypted = path.is_encrypted();
         self.connection = Some(connection);
         // Endpoints of an earlier session may be of another incarnation, or unfit for slabs leased
         // from now on.
@@ -266,6 +269,7 @@ impl Keep {
             view.state = DonorState::Up;
             view.transport = Some(transport);
             view.why = fabric.why;
+            view.encrypted = encrypted;
             view.free = free;
             view.capacity = capacity;
             view.lease = Some(ttl);
@@ -284,7 +288,8 @@ impl Keep {
         fallback.welcome.held = held.map(|(slab, rkey)| Lease { slab: *slab, rkey: *rkey }).collect();
         let counts = &donor.traffic.statuses;
         let welcome = &fallback.welcome;
-        let to = Welcomed { donor: &config, client, welcome, counts, arenas: &self.arenas() };
+        let (tls, arenas) = (self.connection.as_ref().and_then(|c| c.link.tls()), self.arenas());
+        let to = Welcomed { donor: &config, client, welcome, tls: tls.as_ref(), counts, arenas: &arenas };
         let tried = self.dialer.try_rdma(&to);
         if let Err(error) = tried {
             self.view(|view| view.why = transport::why_still_tcp(&error));
