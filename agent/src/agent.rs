@@ -517,12 +517,13 @@ fn serve_tcp(core: &Core, place: &Place, stream: TcpStream, peer: SocketAddr) {
         Ok(opened) => opened,
         Err(OpeningError::Nothing) => return debug!("{peer} came and went"),
         Err(OpeningError::Refused(reason)) => return info!("a connection of {peer} was refused: {reason}"),
-        Err(e) if e.is_of_tls() => {
-            let from = peer.ip().to_string();
-            return repeated!(WARN, "a connection was dropped, for want of TLS" of &from,
-                "a connection from {peer} was dropped: {e}");
+        Err(e) => {
+            return match e.about_tls() {
+                Some(what) => repeated!(WARN, "a connection was dropped" of what,
+                    "a connection from {peer} was dropped: {e}"),
+                None => info!("a connection from {peer} was dropped: {e}"),
+            };
         }
-        Err(e) => return info!("a connection from {peer} was dropped: {e}"),
     };
     if let Purpose::Data(caller) | Purpose::Verbs(caller) = &purpose
         && let Err(reason) = admit(core, place, &caller.proof)

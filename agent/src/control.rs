@@ -11,7 +11,7 @@ use crate::places::{Place, Role};
 use annex_identity::stream::{HandshakeError, Stream};
 use annex_shared::ids::{ClientId, SessionKey};
 use annex_shared::wire::{Event, FrameError, Frames, Refusal, Request, VERSION, Welcome, is_served};
-use std::io::{self, Read};
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::info;
@@ -55,24 +55,6 @@ pub enum ControlError {
     Tls(#[from] HandshakeError),
 }
 
-/// Reads from a connection until a deadline, however slowly the bytes trickle in.
-pub struct Deadline<'a> {
-    pub stream: &'a Stream,
-    pub at: Instant,
-}
-
-impl Read for Deadline<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let left = self.at.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        self.stream.socket().set_read_timeout(Some(left))?;
-        let mut stream = self.stream;
-        stream.read(buffer)
-    }
-}
-
 /// The agent's side of one control connection.
 struct Session<'a> {
     lender: &'a Lender,
@@ -106,7 +88,7 @@ pub fn serve(
 
 impl Session<'_> {
     fn run(&self, stream: &Stream, hello_by: Instant) -> Result<(), ControlError> {
-        let mut opening = Frames::new(Deadline { stream, at: hello_by }).at_most(HELLO_LIMIT);
+        let mut opening = Frames::new(stream.until(hello_by)).at_most(HELLO_LIMIT);
         let hello = opening.read::<Request>()?.ok_or(ControlError::NoHello)?;
         if let Request::Hello { client, .. } = hello
             && !self.place.admit(client, Role::Control, || self.lender.holders())

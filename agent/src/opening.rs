@@ -5,7 +5,6 @@
 //! preamble and what follows, however slowly the bytes come. How many may be at it at once is in
 //! [`crate::places`].
 
-use crate::control::Deadline;
 use crate::targets::{Caller, LaneKeys};
 use annex_identity::stream::{HandshakeError, Stream};
 use annex_shared::preamble::{AdmitError, LaneProof, Preamble, PreambleError, TLS_HANDSHAKE, write_answer};
@@ -39,11 +38,16 @@ pub enum OpeningError {
 }
 
 impl OpeningError {
-    /// One side has TLS and the other one not, or not with a certificate that is accepted: somebody
-    /// has to do something about it.
-    pub fn is_of_tls(&self) -> bool {
-        use OpeningError::{Handshake, OtherProof, Plain, Preamble};
-        matches!(self, Plain | Handshake(_) | OtherProof | Preamble(PreambleError::Tls))
+    /// Set if one side has TLS and the other one not, or not with a certificate that is accepted:
+    /// somebody has to do something about it. Few words, by which such lines are counted.
+    pub fn about_tls(&self) -> Option<&'static str> {
+        match self {
+            OpeningError::Plain => Some("without TLS"),
+            OpeningError::Preamble(PreambleError::Tls) => Some("with TLS"),
+            OpeningError::Handshake(_) => Some("in its TLS handshake"),
+            OpeningError::OtherProof => Some("with another kind's proof"),
+            _ => None,
+        }
     }
 }
 
@@ -75,7 +79,7 @@ pub fn open(
         None => Stream::plain(socket),
         Some(tls) => secure(socket, tls, by)?,
     };
-    let preamble = Preamble::read_from(&mut Deadline { stream: &stream, at: by })?;
+    let preamble = Preamble::read_from(&mut stream.until(by))?;
     let purpose = match (preamble, stream.is_tls()) {
         (Preamble::Control, _) => Ok(Purpose::Control),
         (Preamble::Data(proof), false) => Ok(Purpose::Data(proof.into())),
@@ -123,7 +127,7 @@ fn secure(socket: TcpStream, tls: &Arc<ServerConfig>, by: Instant) -> Result<Str
 
 /// Tells a client that speaks plain why it is not served. Nothing that it sends is used.
 fn tell_plain(stream: &Stream, by: Instant) {
-    let mut input = Deadline { stream, at: by };
+    let mut input = stream.until(by);
     // It may be gone already: then there is nobody to tell.
     let _ = match Preamble::read_from(&mut input) {
         Ok(Preamble::Control) => {

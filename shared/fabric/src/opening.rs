@@ -73,21 +73,22 @@ pub(crate) fn open(
     let preamble = preamble(purpose, proof, lane.as_ref());
     stream
         .socket()
-        .set_read_timeout(Some(timeout))
-        .and_then(|()| stream.socket().set_write_timeout(Some(timeout)))
+        .set_write_timeout(Some(timeout))
         .and_then(|()| preamble.write_to(&mut stream))
         .map_err(unreachable)?;
-    let number = read_answer(&mut stream).map_err(|e| match e {
+    let by = Instant::now() + timeout;
+    let number = read_answer(&mut stream.until(by)).map_err(|e| match e {
         AnswerError::Refused(reason) => refused(&reason),
         AnswerError::Io(e) => unreachable(e),
         e @ AnswerError::Malformed { .. } => broken(e.into()),
     })?;
     if let Some((tls, lane)) = lane {
         let mut mac = [0; MAC_LEN];
-        stream.read_exact(&mut mac).map_err(unreachable)?;
+        stream.until(by).read_exact(&mut mac).map_err(unreachable)?;
         let stranger = |_| refused(&"it does not know the control session's key: somebody else answers there");
         tls.key.verify(Side::Donor, &lane, &mac).map_err(stranger)?;
     }
+    stream.socket().set_read_timeout(Some(timeout)).map_err(unreachable)?;
     Ok((stream, number))
 }
 

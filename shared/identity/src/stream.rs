@@ -142,6 +142,11 @@ impl Stream {
         self.tls.is_some()
     }
 
+    /// Reads until a deadline, however slowly the bytes trickle in.
+    pub fn until(&self, by: Instant) -> Until<'_> {
+        Until { stream: self, by }
+    }
+
     /// What a control session gives its data connections; `None` without TLS.
     pub fn session(&self) -> Result<Option<Session>, HandshakeError> {
         let Some(tls) = &self.tls else { return Ok(None) };
@@ -202,6 +207,24 @@ impl Stream {
     }
 }
 
+/// See [`Stream::until`].
+pub struct Until<'a> {
+    stream: &'a Stream,
+    by: Instant,
+}
+
+impl Read for Until<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.by.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        self.stream.socket.set_read_timeout(Some(left))?;
+        let mut stream = self.stream;
+        stream.read(buffer)
+    }
+}
+
 impl From<TcpStream> for Stream {
     fn from(socket: TcpStream) -> Stream {
         Stream::plain(socket)
@@ -225,8 +248,8 @@ impl Read for &Stream {
         if n > 0 || is_over {
             return Ok(n);
         }
-        // Others may write meanwhile.
-        incoming.start = 0;
+        // Others may write meanwhile. If nothing comes there is nothing.
+        (incoming.start, incoming.end) = (0, 0);
         incoming.end = (&self.socket).read(&mut incoming.bytes)?;
         if incoming.end == 0 {
             return Ok(0);

@@ -7,6 +7,7 @@ use crate::identity::Files;
 use crate::key::Key;
 use crate::names::Label;
 use crate::verify::{Standings, Trust};
+pub use rcgen::CertificateParams as Params;
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateRevocationListParams, DnType, ExtendedKeyUsagePurpose, IsCa,
     Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SanType, SerialNumber,

@@ -11,7 +11,7 @@ use annex_shared::preamble::Proof;
 use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Operations outstanding at once, unless told otherwise.
 const DEPTH: usize = 256;
@@ -70,7 +70,7 @@ impl TcpConnector {
             Request { verb: Verb::Fence, len: 0, rkey: Rkey(0), addr, seq, expect: 0, swap: 0 }.encode(&mut bytes);
             stream.write_all(&bytes).map_err(|e| self.unreachable(e))?;
             let mut bytes = [0; ANSWER_LEN];
-            stream.read_exact(&mut bytes).map_err(|e| self.unreachable(e))?;
+            stream.until(Instant::now() + self.timeout).read_exact(&mut bytes).map_err(|e| self.unreachable(e))?;
             match Answer::parse(&bytes) {
                 Ok(a) if a.verb == Verb::Fence && a.seq == seq && a.len == 0 => a
                     .status

@@ -66,6 +66,18 @@ fn what_goes_in_comes_out_at_the_other_end() {
     assert_eq!(read_exactly(&client, 6), b"thanks");
 }
 
+/// What had been read before the wait was given to TLS once more.
+#[test]
+fn a_read_that_waited_in_vain_spoils_nothing() {
+    let (client, server) = pair();
+    server.socket().set_read_timeout(Some(Duration::from_millis(10))).unwrap();
+    for round in 0..3 {
+        (&client).write_all(&[round; 100]).unwrap();
+        assert_eq!(read_exactly(&server, 100), [round; 100]);
+        assert_eq!((&server).read(&mut [0; 10]).unwrap_err().kind(), ErrorKind::WouldBlock);
+    }
+}
+
 #[test]
 fn one_thread_may_wait_for_bytes_while_another_one_writes() {
     let (client, server) = pair();
