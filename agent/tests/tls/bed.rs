@@ -98,11 +98,7 @@ impl Donor {
 
     /// Waits until the log has these words.
     pub fn says(&self, words: &str) {
-        let deadline = soon();
-        while !self.log.lock().unwrap().iter().any(|line| line.contains(words)) {
-            assert!(Instant::now() < deadline, "'{words}' is not in the log: {:#?}", self.log.lock().unwrap());
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        wait_until(words, || self.lines_with(words) > 0);
     }
 
     pub fn lines_with(&self, words: &str) -> usize {

@@ -11,8 +11,10 @@ use std::sync::{Arc, Mutex};
 /// each.
 struct Proxy {
     addr: SocketAddr,
-    seen: Arc<Mutex<Vec<Arc<Mutex<Vec<u8>>>>>>,
+    seen: Arc<Mutex<Vec<Record>>>,
 }
+
+type Record = Arc<Mutex<Vec<u8>>>;
 
 impl Proxy {
     fn to(donor: SocketAddr) -> Proxy {
@@ -23,7 +25,7 @@ impl Proxy {
             for client in listener.incoming() {
                 let (client, donor) = (client.unwrap(), TcpStream::connect(donor).unwrap());
                 for (from, to) in [(&client, &donor), (&donor, &client)] {
-                    let (from, to, record) = (from.try_clone().unwrap(), to.try_clone().unwrap(), Arc::default());
+                    let (from, to, record) = (from.try_clone().unwrap(), to.try_clone().unwrap(), Record::default());
                     seen.lock().unwrap().push(Arc::clone(&record));
                     std::thread::spawn(move || pass(from, to, &record));
                 }
