@@ -28,7 +28,8 @@ pub const SHM_SOCKET: &str = "/run/annex/agent.sock";
 pub struct Config {
     /// Address and port for control and data connections; port 0 takes a free one.
     pub listen: SocketAddr,
-    /// Allows an address other than loopback without `[tls]`: nothing is encrypted or authenticated.
+    /// Allows an address other than loopback without `[tls]`: nothing is encrypted or authenticated
+    /// then.
     pub insecure: bool,
     /// What clients and listings call this donor; the host name if absent.
     pub name: Option<String>,

@@ -286,6 +286,19 @@ mod tests {
     }
 
     #[test]
+    fn pages_that_are_encrypted_may_go_over_any_network() {
+        let mut donors = up();
+        donors[0]["address"] = json!("10.0.0.7:7411");
+        let kinds = |donors: &Value| {
+            let status = judged(donors, json!({}), &Besides::default());
+            status.conditions.iter().map(|c| c.kind.name()).collect::<Vec<_>>()
+        };
+        assert_eq!(kinds(&donors), ["healthy", "insecure"]);
+        donors[0]["encrypted"] = json!(true);
+        assert_eq!(kinds(&donors), ["healthy"]);
+    }
+
+    #[test]
     fn notes_change_no_exit_code() {
         let mut donors = up();
         donors[0]["address"] = json!("10.0.0.7:7411");

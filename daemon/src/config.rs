@@ -210,6 +210,7 @@ mod tests {
         for (text, part) in [
             ("local = '12Q'", "bad limit '12Q'"),
             ("[pool]\nreplicas = 9", "replicas = 9"),
+            ("[tls]\nca = '/ca.pem'\nkey = '/key.pem'", "cert is missing in [tls]"),
             ("[pager]\nwait = 'pray'", "unknown variant `pray`"),
             ("[pager]\nbusy_poll_us = 20000", "busy_poll_us = 20000 in [pager]"),
             ("[pager]\nfault_workers = 1000", "fault_workers = 1000 in [pager]"),
