@@ -8,10 +8,10 @@
 //! [`Registrations`] knows what is registered, so that a lease's end ends it.
 //!
 //! ```text
-//! accept ─ Preamble::read_from ─┬─ Control → the control server
-//!                               ├─ Data(caller) → tcp::serve(stream, &caller, &access, &connections)
-//!                               ├─ Shm(proof)  → shm::serve(stream, &proof, &access, &connections)
-//!                               └─ Verbs(caller) → verbs::serve(stream, &caller, &access, …, device)
+//! accept ─ opening::open ─┬─ Control → the control server
+//!                         ├─ Data(caller) → tcp::serve(stream, &caller, &access, &connections)
+//!                         └─ Verbs(caller) → verbs::serve(stream, &caller, &access, …, device)
+//! the Unix socket ─ Preamble ─ Shm(proof) → shm::serve(stream, &proof, &access, &connections)
 //! ```
 //! Shm comes over the Unix socket only. All return when the connection is over, and leave nothing
 //! behind.
