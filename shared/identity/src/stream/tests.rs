@@ -35,6 +35,7 @@ fn ends(client: &Pki, server: &Pki) -> Ends {
 fn sockets() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    client.set_nodelay(true).unwrap();
     (client, listener.accept().unwrap().0)
 }
 
