@@ -12,10 +12,11 @@
 //! leases and a look at the host's memory once a second.
 
 use crate::config::{BadConfig, Config, Terms};
-use crate::control::{self, Deadline, HELLO_TIMEOUT};
+use crate::control::{self, HELLO_TIMEOUT};
 use crate::lender::{Lender, ResumeError};
 use crate::local;
 use crate::metrics::{self, Open};
+use crate::opening::{self, OpeningError, Purpose};
 use crate::places::{Place, Places, Role};
 use crate::pressure::HostMemory;
 use crate::slab::SlabError;
@@ -23,6 +24,10 @@ use crate::sockets::bind_private;
 use crate::store::{Store, StoreError};
 use crate::targets::{self, SlabAccess};
 use annex_host::repeated;
+use annex_identity::config::TlsConfigError;
+use annex_identity::identity::Identity;
+use annex_identity::names;
+use annex_identity::tls::session_server;
 use annex_metrics::Exporter;
 use annex_shared::api::format_bytes;
 use annex_shared::ids::Incarnation;
@@ -32,6 +37,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::{setsockopt, sockopt};
+use rustls::ServerConfig;
+use rustls::time_provider::DefaultTimeProvider;
 use std::fs;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -79,6 +86,10 @@ pub enum StartError {
     Resume(#[from] ResumeError),
     #[error("failed to start a thread: {0}")]
     Thread(#[source] io::Error),
+    #[error(transparent)]
+    Identity(#[from] TlsConfigError),
+    #[error("failed to set up TLS: {0}")]
+    Tls(#[from] rustls::Error),
 }
 
 /// What the threads share.
@@ -86,6 +97,8 @@ struct Core {
     lender: Lender,
     boot_id: String,
     places: Arc<Places>,
+    /// All of the TCP port is TLS then.
+    tls: Option<Arc<ServerConfig>>,
     is_stopping: AtomicBool,
     /// Readable once the accepting thread is to stop.
     wake: EventFd,
@@ -107,6 +120,8 @@ impl Agent {
             .map_err(|source| StartError::Host { what: "boot id", source })?;
         let terms = config.resolve(&host, &host_name()?)?;
         raise_limits();
+        let identity =
+            terms.tls.clone().map(|files| annex_identity::config::open(files, names::Role::Donor)).transpose()?;
 
         let address = terms.listen;
         let listener = TcpListener::bind(address)
@@ -125,10 +140,12 @@ impl Agent {
         let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
             .map_err(|e| StartError::Thread(e.into()))?;
         let places = Arc::new(Places::new(lender.terms().max_connections));
+        let tls = identity.as_ref().map(|identity| secure(identity, &lender)).transpose()?;
         let core = Arc::new(Core {
             lender,
             boot_id: boot_id.trim().to_owned(),
             places,
+            tls,
             is_stopping: AtomicBool::new(false),
             wake,
         });
@@ -144,14 +161,15 @@ impl Agent {
             let take = move || shown.upgrade().map_or_else(String::new, |core| metrics_of(&core, addr));
             Exporter::start(address, take).map_err(StartError::Thread)?;
         }
-        if !addr.ip().is_loopback() {
+        if core.tls.is_none() && !addr.ip().is_loopback() {
             warn!("{addr} is open to the network without encryption or authentication, as insecure = true allows");
         }
         info!(
-            "{} lends up to {} slabs of {} on {addr}, incarnation {incarnation}; shm: {}; RDMA: {}; over a restart {} keeps its memory",
+            "{} lends up to {} slabs of {} on {addr}, incarnation {incarnation}; {}; shm: {}; RDMA: {}; over a restart {} keeps its memory",
             terms.name,
             terms.capacity_slabs,
             format_bytes(terms.slab_size),
+            if core.tls.is_some() { "TLS only" } else { "not encrypted" },
             terms
                 .shm_socket
                 .as_ref()
@@ -322,6 +340,13 @@ fn raise_limits() {
     }
 }
 
+/// The port's TLS. Who holds leases is let in also with a certificate that has run out.
+fn secure(identity: &Arc<Identity>, lender: &Lender) -> Result<Arc<ServerConfig>, StartError> {
+    annex_identity::watch::start(identity).map_err(StartError::Thread)?;
+    let standings = lender.connections().lane_keys().clone();
+    Ok(session_server(identity, standings, Arc::new(DefaultTimeProvider))?)
+}
+
 /// Makes the whole capacity if so configured, else one slab, so that a host where none can be made
 /// is known now.
 fn stock(lender: &Lender, host: &HostMemory) -> Result<(), StartError> {
@@ -486,39 +511,44 @@ fn serve_tcp(core: &Core, place: &Place, stream: TcpStream, peer: SocketAddr) {
         // A peer that vanished with its machine is noticed within minutes, not hours.
         .and_then(|()| Ok(setsockopt(&stream, sockopt::KeepAlive, &true)?))
         .and_then(|()| Ok(setsockopt(&stream, sockopt::TcpKeepIdle, &KEEPALIVE_IDLE_S)?))
-        .map_err(PreambleError::Io)
-        .and_then(|()| Preamble::read_from(&mut Deadline { stream: &stream, at: hello_by }));
-    if let Ok(Preamble::Data(proof) | Preamble::Verbs(proof)) = &opened
-        && let Err(reason) = admit(core, place, proof)
+        .map_err(|e| OpeningError::Preamble(PreambleError::Io(e)))
+        .and_then(|()| opening::open(stream, core.tls.as_ref(), core.lender.connections().lane_keys(), hello_by));
+    let (stream, purpose) = match opened {
+        Ok(opened) => opened,
+        Err(OpeningError::Nothing) => return debug!("{peer} came and went"),
+        Err(OpeningError::Refused(reason)) => return info!("a connection of {peer} was refused: {reason}"),
+        Err(e) => {
+            return match e.about_tls() {
+                Some(what) => repeated!(WARN, "a connection was dropped" of what,
+                    "a connection from {peer} was dropped: {e}"),
+                None => info!("a connection from {peer} was dropped: {e}"),
+            };
+        }
+    };
+    if let Purpose::Data(caller) | Purpose::Verbs(caller) = &purpose
+        && let Err(reason) = admit(core, place, &caller.proof)
     {
         info!("a connection of {peer} was refused: {reason}");
         let _ = write_answer(&mut &stream, Err(reason));
         return;
     }
-    match opened {
-        Ok(Preamble::Control) => match control::serve(stream, hello_by, place, &core.lender, &core.boot_id) {
+    let (lender, connections) = (&core.lender, core.lender.connections());
+    match purpose {
+        Purpose::Control => match control::serve(stream, hello_by, place, lender, &core.boot_id) {
             Ok(()) => debug!("the control connection of {peer} was closed"),
             Err(e) => info!("the control connection of {peer} ended: {e}"),
         },
-        Ok(Preamble::Data(proof)) => {
-            match targets::tcp::serve(stream, &proof, &core.lender, core.lender.connections()) {
-                Ok(()) => debug!("a data connection of {peer} was closed"),
-                Err(e) => info!("a data connection of {peer} ended: {e}"),
-            }
-        }
-        Ok(Preamble::Verbs(proof)) => {
-            let choice = core.lender.terms().verbs.as_ref();
-            match targets::verbs::serve(stream, &proof, &core.lender, core.lender.connections(), choice) {
+        Purpose::Data(caller) => match targets::tcp::serve(stream, &caller, lender, connections) {
+            Ok(()) => debug!("a data connection of {peer} was closed"),
+            Err(e) => info!("a data connection of {peer} ended: {e}"),
+        },
+        Purpose::Verbs(caller) => {
+            let choice = lender.terms().verbs.as_ref();
+            match targets::verbs::serve(stream, &caller, lender, connections, choice) {
                 Ok(()) => debug!("an RDMA control connection of {peer} was closed"),
                 Err(e) => info!("an RDMA control connection of {peer} ended: {e}"),
             }
         }
-        Ok(Preamble::Shm(_)) => {
-            info!("{peer} asked for shm over TCP, which needs the agent's Unix socket: dropped");
-            let _ = write_answer(&mut &stream, Err(AdmitError::NotOffered));
-        }
-        Err(PreambleError::Io(e)) if e.kind() == io::ErrorKind::UnexpectedEof => debug!("{peer} came and went"),
-        Err(e) => info!("a connection from {peer} was dropped: {e}"),
     }
 }
 
@@ -556,7 +586,9 @@ fn serve_shm(core: &Core, place: &Place, mut stream: UnixStream) {
 /// starting.
 pub fn check(config: Config) -> Result<Terms, StartError> {
     let host = HostMemory::now().map_err(|source| StartError::Host { what: "memory", source })?;
-    Ok(config.resolve(&host, &host_name()?)?)
+    let terms = config.resolve(&host, &host_name()?)?;
+    terms.tls.clone().map(|files| annex_identity::config::open(files, names::Role::Donor)).transpose()?;
+    Ok(terms)
 }
 
 fn host_name() -> Result<String, StartError> {

@@ -7,6 +7,8 @@
 use crate::hugepages::{HUGE_PAGE, Hugepages};
 use crate::pressure::{Host, HostMemory};
 use annex_fabric::verbs::DeviceChoice;
+use annex_identity::config::{TlsConfig, TlsConfigError};
+use annex_identity::identity::Files;
 use annex_metrics::MetricsConfig;
 use annex_shared::api::format_bytes;
 use annex_shared::config::{ByteSize, ConfigError, TimeSpan};
@@ -26,7 +28,8 @@ pub const SHM_SOCKET: &str = "/run/annex/agent.sock";
 pub struct Config {
     /// Address and port for control and data connections; port 0 takes a free one.
     pub listen: SocketAddr,
-    /// Allows an address other than loopback, without encryption or authentication.
+    /// Allows an address other than loopback without `[tls]`: nothing is encrypted or authenticated
+    /// then.
     pub insecure: bool,
     /// What clients and listings call this donor; the host name if absent.
     pub name: Option<String>,
@@ -65,6 +68,7 @@ pub struct Config {
     pub max_connections: u32,
     /// Failure-domain labels, such as `rack = "r7"`.
     pub labels: BTreeMap<String, String>,
+    pub tls: TlsConfig,
     pub verbs: VerbsConfig,
     pub metrics: MetricsConfig,
     /// Where this host's memory is looked at; tests look elsewhere.
@@ -93,6 +97,7 @@ impl Default for Config {
             keeper: PathBuf::new(),
             max_connections: 1024,
             labels: BTreeMap::new(),
+            tls: TlsConfig::default(),
             verbs: VerbsConfig::default(),
             metrics: MetricsConfig::default(),
             host: Host::default(),
@@ -134,9 +139,11 @@ impl VerbsConfig {
 pub enum BadConfig {
     #[error(transparent)]
     File(#[from] ConfigError),
+    #[error(transparent)]
+    Tls(#[from] TlsConfigError),
     #[error(
         "listen = \"{0}\" is not a loopback address, and connections are neither encrypted nor authenticated: \
-         listen on 127.0.0.1, or set insecure = true if the network is trusted"
+         set ca, cert and key in [tls], or listen on 127.0.0.1, or set insecure = true if the network is trusted"
     )]
     Exposed(SocketAddr),
     #[error("capacity {} is more than this machine's memory ({}): lend less", format_bytes(*.capacity), format_bytes(*.total))]
@@ -192,6 +199,8 @@ pub struct Terms {
     /// `None`: systemd keeps the memory, or nobody does.
     pub keeper: Option<PathBuf>,
     pub max_connections: usize,
+    /// `None`: nothing is encrypted.
+    pub tls: Option<Files>,
     pub labels: BTreeMap<String, String>,
     /// `None`: RDMA is not offered.
     pub verbs: Option<DeviceChoice>,
@@ -220,7 +229,8 @@ impl Config {
 
     /// Checks the configuration against the machine.
     pub fn resolve(self, host: &HostMemory, host_name: &str) -> Result<Terms, BadConfig> {
-        if !self.listen.ip().is_loopback() && !self.insecure {
+        let tls = self.tls.files()?;
+        if !self.listen.ip().is_loopback() && !self.insecure && tls.is_none() {
             return Err(BadConfig::Exposed(self.listen));
         }
         let slab = self.slab_size.0;
@@ -278,6 +288,7 @@ impl Config {
             shm_socket: (!self.shm_socket.as_os_str().is_empty()).then_some(self.shm_socket),
             keeper: (!self.keeper.as_os_str().is_empty()).then_some(self.keeper),
             max_connections: self.max_connections as usize,
+            tls,
             labels: self.labels,
             verbs: self.verbs.choice(),
             metrics: self.metrics.listen,
@@ -320,7 +331,8 @@ mod tests {
         assert_eq!(
             no(|c| c.listen = "0.0.0.0:7411".parse().unwrap()),
             "listen = \"0.0.0.0:7411\" is not a loopback address, and connections are neither encrypted nor \
-             authenticated: listen on 127.0.0.1, or set insecure = true if the network is trusted"
+             authenticated: set ca, cert and key in [tls], or listen on 127.0.0.1, or set insecure = true if the \
+             network is trusted"
         );
         assert_eq!(
             no(|c| c.capacity = Some(ByteSize(64 << 30))),
@@ -334,6 +346,13 @@ mod tests {
         assert!(no(|c| c.slab_size = ByteSize(100_000)).contains("multiple of 4096"));
         assert!(no(|c| c.lease_ttl = TimeSpan(Duration::ZERO)).contains("lease_ttl 0s is out of range"));
         assert!(no(|c| c.hugepages = Hugepages::TwoMib).contains("raise vm.nr_hugepages (2048"));
+        let open = "0.0.0.0:1".parse().unwrap();
+        assert_eq!(
+            resolve(|c| (c.listen, c.tls.ca) = (open, Some("/ca".into()))).unwrap_err(),
+            "cert is missing in [tls]: give ca, cert and key, or none of them"
+        );
+        let whole = || TlsConfig { ca: Some("a".into()), cert: Some("b".into()), key: Some("c".into()), crl: None };
+        assert!(resolve(|c| (c.listen, c.tls) = (open, whole())).is_ok());
         assert!(resolve(|c| (c.listen, c.insecure) = ("0.0.0.0:1".parse().unwrap(), true)).is_ok());
     }
 

@@ -8,10 +8,10 @@ use crate::controls::Link;
 use crate::lease::{ConnectionId, Greeting, LeaseError, Machine, Superseded};
 use crate::lender::Lender;
 use crate::places::{Place, Role};
-use annex_shared::ids::ClientId;
+use annex_identity::stream::{HandshakeError, Stream};
+use annex_shared::ids::{ClientId, SessionKey};
 use annex_shared::wire::{Event, FrameError, Frames, Refusal, Request, VERSION, Welcome, is_served};
-use std::io::{self, Read};
-use std::net::TcpStream;
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::info;
@@ -51,24 +51,8 @@ pub enum ControlError {
     Frame(#[from] FrameError),
     #[error("its socket failed: {0}")]
     Io(#[from] io::Error),
-}
-
-/// Reads from a socket until a deadline, however slowly the bytes trickle in.
-pub struct Deadline<'a> {
-    pub stream: &'a TcpStream,
-    pub at: Instant,
-}
-
-impl Read for Deadline<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let left = self.at.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        self.stream.set_read_timeout(Some(left))?;
-        let mut stream = self.stream;
-        stream.read(buffer)
-    }
+    #[error("its TLS session can't be used: {0}")]
+    Tls(#[from] HandshakeError),
 }
 
 /// The agent's side of one control connection.
@@ -83,18 +67,17 @@ struct Session<'a> {
 /// Serves a control connection whose preamble has been read, until it ends. `hello_by` bounds the
 /// wait for its hello.
 pub fn serve(
-    stream: TcpStream,
+    stream: Stream,
     hello_by: Instant,
     place: &Place,
     lender: &Lender,
     boot_id: &str,
 ) -> Result<(), ControlError> {
-    stream.set_nodelay(true)?;
-    stream.set_write_timeout(Some(SEND_TIMEOUT))?;
-    let reader = stream.try_clone()?;
+    stream.socket().set_nodelay(true)?;
+    stream.socket().set_write_timeout(Some(SEND_TIMEOUT))?;
     let Some((id, link)) = lender.controls().enter(stream) else { return Ok(()) };
     let session = Session { lender, place, boot_id, id, link };
-    let outcome = session.run(&reader, hello_by);
+    let outcome = session.run(session.link.stream(), hello_by);
     session.link.close();
     lender.controls().leave(id);
     match outcome {
@@ -104,8 +87,8 @@ pub fn serve(
 }
 
 impl Session<'_> {
-    fn run(&self, stream: &TcpStream, hello_by: Instant) -> Result<(), ControlError> {
-        let mut opening = Frames::new(Deadline { stream, at: hello_by }).at_most(HELLO_LIMIT);
+    fn run(&self, stream: &Stream, hello_by: Instant) -> Result<(), ControlError> {
+        let mut opening = Frames::new(stream.until(hello_by)).at_most(HELLO_LIMIT);
         let hello = opening.read::<Request>()?.ok_or(ControlError::NoHello)?;
         if let Request::Hello { client, .. } = hello
             && !self.place.admit(client, Role::Control, || self.lender.holders())
@@ -114,11 +97,10 @@ impl Session<'_> {
         }
         let client = match self.greet(hello) {
             Ok((client, welcome)) => {
-                let sent = self.link.send(&Event::Welcome(welcome));
+                let entered = self.enter_lane_key(client, welcome.session).map_err(ControlError::Tls);
+                let sent = entered.and_then(|()| Ok(self.link.send(&Event::Welcome(welcome))?));
                 self.link.welcome();
-                sent.map(|()| client)
-                    .inspect_err(|_| self.lender.disconnected(client, self.id))
-                    .map_err(ControlError::Frame)?
+                sent.map(|()| client).inspect_err(|_| self.lender.disconnected(client, self.id))?
             }
             Err(refusal) => {
                 self.link.send(&Event::Refused(refusal.clone()))?;
@@ -138,6 +120,15 @@ impl Session<'_> {
         let outcome = outcome.and_then(|()| self.answer_all(client, opening.onto(stream)));
         self.lender.disconnected(client, self.id);
         outcome
+    }
+
+    /// Before the client can know of its session: from then on its data connections come.
+    fn enter_lane_key(&self, client: ClientId, session: SessionKey) -> Result<(), HandshakeError> {
+        if let Some(control) = self.link.stream().session()? {
+            info!("client {client} is {}", control.peer.name);
+            self.lender.connections().lane_keys().enter(client, session, control);
+        }
+        Ok(())
     }
 
     fn closing(&self) -> Event {
@@ -187,9 +178,9 @@ impl Session<'_> {
         Ok((client, welcome))
     }
 
-    fn answer_all(&self, client: ClientId, mut frames: Frames<&TcpStream>) -> Result<(), ControlError> {
+    fn answer_all(&self, client: ClientId, mut frames: Frames<&Stream>) -> Result<(), ControlError> {
         let silence = LEAST_SILENCE.max(self.lender.terms().lease_ttl * 3);
-        frames.stream().set_read_timeout(Some(silence))?;
+        frames.stream().socket().set_read_timeout(Some(silence))?;
         // The longest request returns all slabs that there are.
         frames = frames.at_most(HELLO_LIMIT + SLAB_LIMIT * self.lender.slabs());
         loop {

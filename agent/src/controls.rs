@@ -2,12 +2,11 @@
 //! and to close them. What is said on one is in [`crate::control`].
 
 use crate::lease::ConnectionId;
+use annex_identity::stream::Stream;
 use annex_shared::wire::{Event, FrameError, encode_frame, write_frame};
-use nix::sys::socket::{MsgFlags, send};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::HashMap;
-use std::net::{Shutdown, TcpStream};
-use std::os::fd::AsRawFd;
+use std::net::Shutdown;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -29,7 +28,7 @@ struct Open {
 
 /// One control connection, as other threads reach it.
 pub struct Link {
-    stream: TcpStream,
+    stream: Stream,
     /// Held while a frame is written, so that frames never mix.
     writing: Mutex<()>,
     /// It has had its `Welcome`: only then does it expect events of other kinds.
@@ -37,6 +36,11 @@ pub struct Link {
 }
 
 impl Link {
+    /// For its one reader.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
     pub fn send(&self, event: &Event) -> Result<(), FrameError> {
         let _writing = self.writing.lock();
         write_frame(&mut &self.stream, event)
@@ -51,15 +55,15 @@ impl Link {
     /// is cut off.
     fn send_or_close(&self, frame: &[u8]) {
         let _writing = self.writing.lock();
-        let sent = send(self.stream.as_raw_fd(), frame, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL);
-        if sent != Ok(frame.len()) {
+        let is_sent = self.stream.send_now(frame).is_ok_and(|sent| sent == frame.len());
+        if !is_sent || self.stream.is_pending() {
             self.close();
         }
     }
 
     pub fn close(&self) {
         // An error means that the peer closed it first.
-        let _ = self.stream.shutdown(Shutdown::Both);
+        let _ = self.stream.socket().shutdown(Shutdown::Both);
     }
 }
 
@@ -103,7 +107,7 @@ impl Controls {
         // What its client has sent already is still read; an error means that the client closed it
         // first.
         open.is_ended = true;
-        open.links.values().for_each(|l| drop(l.stream.shutdown(Shutdown::Read)));
+        open.links.values().for_each(|l| drop(l.stream.socket().shutdown(Shutdown::Read)));
         while !open.links.is_empty() {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -119,7 +123,7 @@ impl Controls {
     }
 
     /// `None` once the agent has ended its connections.
-    pub fn enter(&self, stream: TcpStream) -> Option<(ConnectionId, Arc<Link>)> {
+    pub fn enter(&self, stream: Stream) -> Option<(ConnectionId, Arc<Link>)> {
         let id = ConnectionId(self.last.fetch_add(1, Ordering::Relaxed) + 1);
         let link = Arc::new(Link { stream, writing: Mutex::new(()), is_welcome: AtomicBool::new(false) });
         let mut open = self.lock();

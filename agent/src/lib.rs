@@ -9,7 +9,7 @@
 //! - [`pressure`]: what the host can spare.
 //! - [`recall`]: when it wants memory back, and whose; pure.
 //! - [`control`]: what is said on a control connection; [`controls`]: all that are open.
-//! - [`places`]: who may have a connection.
+//! - [`places`]: who may have a connection; [`opening`]: until it is known what it is for.
 //! - [`local`]: the administrator's API: status, draining.
 //! - [`metrics`]: what Prometheus is shown.
 //! - [`targets`]: data connections.
@@ -27,6 +27,7 @@ pub mod lease;
 pub mod lender;
 pub mod local;
 pub mod metrics;
+pub mod opening;
 pub mod places;
 pub mod pressure;
 pub mod recall;

@@ -1,10 +1,11 @@
-//! Who may have a connection to the agent. Peers are not authenticated, so whatever one of them
-//! opens must not keep another out.
+//! Who may have a connection to the agent. Without TLS peers are not authenticated, and with it not
+//! before their handshake is over: so whatever one of them opens must not keep another out.
 //!
 //! A connection goes through these stages:
-//! - *opening*: it has not said who it is. [`OPENING`] of them at most, each for as long as
-//!   [`HELLO_TIMEOUT`](crate::control::HELLO_TIMEOUT). When there are too many, the oldest one of
-//!   the address that has most of them is ended: who speaks at once is not in danger.
+//! - *opening*: it has not said who it is, or is at its TLS handshake. [`OPENING`] of them at most,
+//!   each for as long as [`HELLO_TIMEOUT`](crate::control::HELLO_TIMEOUT). When there are too many,
+//!   the oldest one of the address that has most of them is ended: who speaks at once is not in
+//!   danger.
 //! - *admitted*: it said hello, or proved a session. `max_connections` of them at most.
 //! - Of those, clients without a lease have half at most, which leaves the other half to clients
 //!   that hold one. When there are too many, the oldest one of the address that has most is ended.

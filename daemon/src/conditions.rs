@@ -59,7 +59,7 @@ pub fn conditions(status: &Status, besides: &Besides) -> Vec<Condition> {
         let names = bare.join(", ");
         list.note(
             ConditionKind::Insecure,
-            format!("pages go to {names} over the network without encryption or authentication: keep it a trusted one"),
+            format!("pages go to {names} over the network without encryption: keep it a trusted one"),
         );
     }
     list.0
@@ -180,7 +180,7 @@ fn whole(status: &Status) -> String {
 fn is_bare(donor: &DonorInfo) -> bool {
     let is_local = donor.address.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_loopback())
         || donor.address.starts_with("localhost:");
-    matches!(donor.transport, Some(Transport::Tcp | Transport::Verbs)) && !is_local
+    matches!(donor.transport, Some(Transport::Tcp | Transport::Verbs)) && !donor.encrypted && !is_local
 }
 
 #[cfg(test)]
@@ -283,6 +283,19 @@ mod tests {
         let (line, kinds) = said_of(&json!([donor("d1", "up")]), json!({}));
         assert_eq!(line, "too few donors: 2 copies need 2 donors, and 1 is up [1]");
         assert_eq!(kinds, "too_few_donors");
+    }
+
+    #[test]
+    fn pages_that_are_encrypted_may_go_over_any_network() {
+        let mut donors = up();
+        donors[0]["address"] = json!("10.0.0.7:7411");
+        let kinds = |donors: &Value| {
+            let status = judged(donors, json!({}), &Besides::default());
+            status.conditions.iter().map(|c| c.kind.name()).collect::<Vec<_>>()
+        };
+        assert_eq!(kinds(&donors), ["healthy", "insecure"]);
+        donors[0]["encrypted"] = json!(true);
+        assert_eq!(kinds(&donors), ["healthy"]);
     }
 
     #[test]

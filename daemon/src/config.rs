@@ -3,6 +3,11 @@
 //! ```toml
 //! local = "50%"                  # what an app may keep resident unless it is told otherwise
 //!
+//! [tls]                          # without it only donors on loopback are safe from others
+//! ca = "/etc/annex/ca.pem"
+//! cert = "/etc/annex/cert.pem"
+//! key = "/etc/annex/key.pem"
+//!
 //! [pool]
 //! replicas = 2
 //!
@@ -14,6 +19,7 @@
 //! size = "8G"
 //! ```
 
+use annex_identity::config::{TlsConfig, TlsConfigError};
 use annex_kv::KvConfig;
 use annex_metrics::MetricsConfig;
 use annex_pager::{PagerConfig, UsersConfig};
@@ -42,6 +48,8 @@ pub struct Config {
     pub log: String,
     /// Should annexd be killed, how long its programs wait for the next one before they are ended.
     pub takeover_wait: TimeSpan,
+    /// Who this host is to donors, and whom it believes.
+    pub tls: TlsConfig,
     pub pool: PoolConfig,
     pub spill: SpillConfig,
     pub pager: PagerConfig,
@@ -57,6 +65,7 @@ impl Default for Config {
             local: Limit::Percent(50),
             log: "info".into(),
             takeover_wait: TimeSpan(Duration::from_secs(60)),
+            tls: TlsConfig::default(),
             pool: PoolConfig::default(),
             spill: SpillConfig::default(),
             pager: PagerConfig::default(),
@@ -74,6 +83,8 @@ pub enum ConfigError {
     File(#[from] FileError),
     #[error("bad pool configuration: {0}")]
     Pool(#[from] annex_pool::ConfigError),
+    #[error(transparent)]
+    Tls(#[from] TlsConfigError),
     #[error(transparent)]
     Kv(#[from] annex_kv::ConfigError),
     #[error(transparent)]
@@ -110,6 +121,7 @@ impl Config {
     /// Checks what the types can't express.
     pub fn check(&self) -> Result<(), ConfigError> {
         self.pool.check()?;
+        self.tls.files()?;
         self.spill.check()?;
         self.kv.check()?;
         if self.pager.busy_poll_us > MAX_BUSY_POLL_US {
@@ -198,6 +210,7 @@ mod tests {
         for (text, part) in [
             ("local = '12Q'", "bad limit '12Q'"),
             ("[pool]\nreplicas = 9", "replicas = 9"),
+            ("[tls]\nca = '/ca.pem'\nkey = '/key.pem'", "cert is missing in [tls]"),
             ("[pager]\nwait = 'pray'", "unknown variant `pray`"),
             ("[pager]\nbusy_poll_us = 20000", "busy_poll_us = 20000 in [pager]"),
             ("[pager]\nfault_workers = 1000", "fault_workers = 1000 in [pager]"),

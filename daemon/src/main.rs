@@ -7,6 +7,7 @@ use annex_daemon::control::{Apps, BindError, Control, ControlSocket, Donors, Ope
 use annex_daemon::flags::{Command, Flags, WaitFlag};
 use annex_host::fd_keeper::{self, FdKeeper, Inheritance, Kept};
 use annex_host::{event, events, failpoint};
+use annex_identity::names::Role;
 use annex_kv::store::LogPageTable;
 use annex_kv::{Kv, KvFlag};
 use annex_metrics::Exporter;
@@ -91,6 +92,8 @@ fn check_config(file: Option<PathBuf>, mut flags: Flags) -> Result<(), Failure> 
     let named = flags.config.clone();
     let config = configure(flags)?;
     config.check_completeness().map_err(unusable)?;
+    let identity = config.pool.tls.clone().map(|files| annex_identity::config::open(files, Role::Client));
+    identity.transpose().map_err(unusable)?;
     let (donors, replicas) = (config.pool.donors.len(), config.pool.replicas);
     let said = match named {
         None if !Path::new(DEFAULT_FILE).exists() => {
@@ -128,6 +131,7 @@ fn configure(flags: Flags) -> Result<Config, Failure> {
     config.local = flags.local.unwrap_or(config.local);
     config.takeover_wait = flags.takeover_wait.unwrap_or(config.takeover_wait);
     config.pool.takeover_wait = config.takeover_wait;
+    config.pool.tls = config.tls.files().map_err(unusable)?;
     config.metrics.listen = flags.metrics.or(config.metrics.listen);
     config.log = flags.log.unwrap_or(config.log);
     config.pool.replicas = flags.replicas.unwrap_or(config.pool.replicas);

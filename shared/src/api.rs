@@ -283,6 +283,9 @@ pub struct DonorInfo {
     /// The transport in use and why it was chosen.
     pub transport: Option<Transport>,
     pub why: String,
+    /// Pages are encrypted on their way: TCP with TLS.
+    #[serde(default)]
+    pub encrypted: bool,
     pub slabs_held: u32,
     pub slabs_free: u32,
     pub slabs_capacity: u32,

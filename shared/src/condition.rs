@@ -86,7 +86,7 @@ kinds! {
     Spilled = "spilled",
     /// Two copies are on one host or rack.
     Crowded = "crowded",
-    /// Pages go over a network without encryption or authentication.
+    /// Pages go over a network without encryption.
     Insecure = "insecure",
 }
 

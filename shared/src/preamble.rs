@@ -10,7 +10,18 @@
 //!  16  client id                  8
 //!  24  incarnation                8
 //!  32  session key               16
+//!
+//!  -- inside TLS, all but control: the lane's proof --
+//!  16  client id                  8        16  the donor's proof, if         32
+//!  24  incarnation                8            admitted
+//!  32  the lane's number          4
+//!  36  zeros                      4
+//!  40  the client's proof        32
 //! ```
+//! Inside TLS no key is sent. Both sides of the control session know a key that its TLS gave them
+//! (`annex_identity::exporter`), and each shows the other that it does. The client counts its
+//! lanes.
+//!
 //! All numbers are little-endian. The agent reads the preamble with a read time-out of its own
 //! choosing, so that a silent peer holds nothing. A control connection gets no answer here: its
 //! first message is a `Hello`.
@@ -26,8 +37,15 @@ use std::io::{self, Read, Write};
 pub const PREAMBLE_LEN: usize = 16;
 /// Bytes of a proof.
 pub const PROOF_LEN: usize = 32;
-/// Bytes of the answer to a preamble.
+/// Bytes of a lane's proof in TLS.
+pub const LANE_PROOF_LEN: usize = 56;
+/// Bytes of what is made with the control session's key (HMAC-SHA256).
+pub const MAC_LEN: usize = 32;
+/// Bytes of the answer to a preamble, without the donor's proof.
 pub const ANSWER_LEN: usize = 16;
+
+/// The first byte of a TLS connection (a record that carries the handshake).
+pub const TLS_HANDSHAKE: u8 = 0x16;
 
 /// What a connection is for, and who opens it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +54,8 @@ pub enum Preamble {
     Data(Proof),
     Shm(Proof),
     Verbs(Proof),
+    SecureData(LaneProof),
+    SecureVerbs(LaneProof),
 }
 
 /// What any connection but a control one shows to be admitted. The agent handed the key out over
@@ -47,6 +67,15 @@ pub struct Proof {
     pub session: SessionKey,
 }
 
+/// What a data or RDMA control connection shows inside TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaneProof {
+    pub client: ClientId,
+    pub incarnation: Incarnation,
+    pub lane: u32,
+    pub mac: [u8; MAC_LEN],
+}
+
 /// The peer did not send a preamble that this build understands.
 #[derive(Debug, thiserror::Error)]
 pub enum PreambleError {
@@ -54,6 +83,8 @@ pub enum PreambleError {
     Io(#[from] io::Error),
     #[error("the peer does not speak annex's protocol: wrong magic")]
     NotAnnex,
+    #[error("the peer speaks TLS, and this side does not: configure [tls] on both or on none")]
+    Tls,
     #[error("the peer speaks protocol version {theirs}, this build speaks {ours}: upgrade the older one")]
     Version { theirs: u16, ours: u16 },
     #[error("the peer asks for connection role {0}, which this build does not know")]
@@ -80,6 +111,8 @@ pub enum AdmitError {
     Version = 6,
     #[error("it does not offer this transport")]
     NotOffered = 7,
+    #[error("the connection does not belong to the client's control session: say hello again")]
+    WrongProof = 8,
 }
 
 /// The agent's answer to a preamble could not be taken as a yes.
@@ -97,7 +130,13 @@ impl Preamble {
     /// Reads and checks one preamble.
     pub fn read_from(from: &mut impl Read) -> Result<Preamble, PreambleError> {
         let mut head = [0; PREAMBLE_LEN];
-        from.read_exact(&mut head)?;
+        // The rest of what is no preamble may never come.
+        let (first, rest) = head.split_at_mut(1);
+        from.read_exact(first)?;
+        if first[0] == TLS_HANDSHAKE {
+            return Err(PreambleError::Tls);
+        }
+        from.read_exact(rest)?;
         if head[..8] != MAGIC {
             return Err(PreambleError::NotAnnex);
         }
@@ -113,30 +152,27 @@ impl Preamble {
             r if r == Role::Data as u16 => Ok(Preamble::Data(Proof::read_from(from)?)),
             r if r == Role::Shm as u16 => Ok(Preamble::Shm(Proof::read_from(from)?)),
             r if r == Role::Verbs as u16 => Ok(Preamble::Verbs(Proof::read_from(from)?)),
+            r if r == Role::SecureData as u16 => Ok(Preamble::SecureData(LaneProof::read_from(from)?)),
+            r if r == Role::SecureVerbs as u16 => Ok(Preamble::SecureVerbs(LaneProof::read_from(from)?)),
             r => Err(PreambleError::Role(r)),
         }
     }
 
     /// Sends the preamble as one write.
     pub fn write_to(&self, to: &mut impl Write) -> io::Result<()> {
-        let (role, proof) = match self {
-            Preamble::Control => (Role::Control, None),
-            Preamble::Data(proof) => (Role::Data, Some(proof)),
-            Preamble::Shm(proof) => (Role::Shm, Some(proof)),
-            Preamble::Verbs(proof) => (Role::Verbs, Some(proof)),
+        let mut bytes = [0; PREAMBLE_LEN + LANE_PROOF_LEN];
+        let (role, len) = match self {
+            Preamble::Control => (Role::Control, 0),
+            Preamble::Data(proof) => (Role::Data, proof.encode(&mut bytes[PREAMBLE_LEN..])),
+            Preamble::Shm(proof) => (Role::Shm, proof.encode(&mut bytes[PREAMBLE_LEN..])),
+            Preamble::Verbs(proof) => (Role::Verbs, proof.encode(&mut bytes[PREAMBLE_LEN..])),
+            Preamble::SecureData(proof) => (Role::SecureData, proof.encode(&mut bytes[PREAMBLE_LEN..])),
+            Preamble::SecureVerbs(proof) => (Role::SecureVerbs, proof.encode(&mut bytes[PREAMBLE_LEN..])),
         };
-        let mut bytes = [0; PREAMBLE_LEN + PROOF_LEN];
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8..10].copy_from_slice(&(VERSION as u16).to_le_bytes());
         bytes[10..12].copy_from_slice(&(role as u16).to_le_bytes());
-        let mut len = PREAMBLE_LEN;
-        if let Some(proof) = proof {
-            bytes[16..24].copy_from_slice(&proof.client.0.to_le_bytes());
-            bytes[24..32].copy_from_slice(&proof.incarnation.0.to_le_bytes());
-            bytes[32..48].copy_from_slice(&proof.session.0.to_le_bytes());
-            len += PROOF_LEN;
-        }
-        to.write_all(&bytes[..len])
+        to.write_all(&bytes[..PREAMBLE_LEN + len])
     }
 }
 
@@ -152,10 +188,43 @@ impl Proof {
             session: SessionKey(u128::from(u64_of(&session[..8])) | u128::from(u64_of(&session[8..])) << 64),
         })
     }
+
+    fn encode(&self, to: &mut [u8]) -> usize {
+        to[..8].copy_from_slice(&self.client.0.to_le_bytes());
+        to[8..16].copy_from_slice(&self.incarnation.0.to_le_bytes());
+        to[16..32].copy_from_slice(&self.session.0.to_le_bytes());
+        PROOF_LEN
+    }
+}
+
+impl LaneProof {
+    fn read_from(from: &mut impl Read) -> Result<LaneProof, PreambleError> {
+        let mut bytes = [0; LANE_PROOF_LEN];
+        from.read_exact(&mut bytes)?;
+        if bytes[20..24] != [0; 4] {
+            return Err(PreambleError::Reserved);
+        }
+        let mut mac = [0; MAC_LEN];
+        mac.copy_from_slice(&bytes[24..]);
+        Ok(LaneProof {
+            client: ClientId(u64_of(&bytes[..8])),
+            incarnation: Incarnation(u64_of(&bytes[8..16])),
+            lane: u64_of(&bytes[16..20]) as u32,
+            mac,
+        })
+    }
+
+    fn encode(&self, to: &mut [u8]) -> usize {
+        to[..8].copy_from_slice(&self.client.0.to_le_bytes());
+        to[8..16].copy_from_slice(&self.incarnation.0.to_le_bytes());
+        to[16..20].copy_from_slice(&self.lane.to_le_bytes());
+        to[24..LANE_PROOF_LEN].copy_from_slice(&self.mac);
+        LANE_PROOF_LEN
+    }
 }
 
 impl AdmitError {
-    const ALL: [AdmitError; 7] = [
+    const ALL: [AdmitError; 8] = [
         AdmitError::UnknownClient,
         AdmitError::StaleIncarnation,
         AdmitError::WrongSession,
@@ -163,6 +232,7 @@ impl AdmitError {
         AdmitError::Closing,
         AdmitError::Version,
         AdmitError::NotOffered,
+        AdmitError::WrongProof,
     ];
 }
 
@@ -208,6 +278,13 @@ mod tests {
         session: SessionKey(0x2122_2324_2526_2728_292a_2b2c_2d2e_2f30),
     };
 
+    const LANE: LaneProof = LaneProof {
+        client: ClientId(0x0102_0304_0506_0708),
+        incarnation: Incarnation(0x1112_1314_1516_1718),
+        lane: 0x2122_2324,
+        mac: [0x99; MAC_LEN],
+    };
+
     fn bytes_of(preamble: Preamble) -> Vec<u8> {
         let mut bytes = Vec::new();
         preamble.write_to(&mut bytes).unwrap();
@@ -216,7 +293,9 @@ mod tests {
 
     #[test]
     fn every_role_reads_back_as_written() {
-        for preamble in [Preamble::Control, Preamble::Data(PROOF), Preamble::Shm(PROOF), Preamble::Verbs(PROOF)] {
+        let plain = [Preamble::Control, Preamble::Data(PROOF), Preamble::Shm(PROOF), Preamble::Verbs(PROOF)];
+        let secure = [Preamble::SecureData(LANE), Preamble::SecureVerbs(LANE)];
+        for preamble in plain.into_iter().chain(secure) {
             assert_eq!(Preamble::read_from(&mut &bytes_of(preamble)[..]).unwrap(), preamble);
         }
     }
@@ -227,6 +306,10 @@ mod tests {
         assert_eq!(bytes.len(), 48);
         assert_eq!(&bytes[..16], b"annex\0\0\0\x04\0\x02\0\0\0\0\0");
         assert_eq!((bytes[16], bytes[24], bytes[32], bytes[47]), (0x08, 0x18, 0x30, 0x21));
+        let bytes = bytes_of(Preamble::SecureData(LANE));
+        assert_eq!((bytes.len(), bytes[10]), (72, 5));
+        assert_eq!((bytes[16], bytes[24], bytes[32], &bytes[36..40]), (0x08, 0x18, 0x24, &[0; 4][..]));
+        assert_eq!(bytes[40..], [0x99; MAC_LEN]);
     }
 
     #[test]
@@ -238,6 +321,7 @@ mod tests {
             Preamble::read_from(&mut &bytes[..]).unwrap_err()
         };
         assert!(matches!(read_with(0, b'G'), PreambleError::NotAnnex));
+        assert!(matches!(read_with(0, TLS_HANDSHAKE), PreambleError::Tls));
         assert!(matches!(read_with(8, 9), PreambleError::Version { theirs: 9, .. }));
         assert!(matches!(read_with(8, OLDEST as u8 - 1), PreambleError::Version { .. }));
         assert!(matches!(read_with(10, 77), PreambleError::Role(77)));

@@ -63,6 +63,9 @@ pub enum Role {
     Shm = 3,
     /// Agree on queue pairs and registered slabs for `fabric::verbs`. Followed by the same proof.
     Verbs = 4,
+    /// As `Data` and `Verbs`, inside TLS. Followed by a proof that holds no secret.
+    SecureData = 5,
+    SecureVerbs = 6,
 }
 
 /// Starts every connection: "annex" and three zeros.

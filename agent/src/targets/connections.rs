@@ -7,6 +7,7 @@
 //! connection will be executed any more.
 
 use super::buffers::Budget;
+use super::lane_keys::LaneKeys;
 use super::turns::Turns;
 use annex_shared::ids::{ClientId, SessionKey};
 use annex_shared::preamble::{AdmitError, Proof};
@@ -30,6 +31,7 @@ pub struct Connections {
     closing: AtomicBool,
     budget: Budget,
     turns: Turns,
+    lane_keys: Arc<LaneKeys>,
 }
 
 #[derive(Debug)]
@@ -77,6 +79,7 @@ impl Connections {
 
     /// Closes all connections of a client whose session is over. Does not wait for them.
     pub fn close_client(&self, client: ClientId) {
+        self.lane_keys.leave(client);
         self.lock().values().filter(|o| o.client == client).for_each(Open::close);
     }
 
@@ -118,6 +121,11 @@ impl Connections {
     /// For the buffers of data connections.
     pub fn budget(&self) -> &Budget {
         &self.budget
+    }
+
+    /// By which connections over TLS are admitted.
+    pub fn lane_keys(&self) -> &Arc<LaneKeys> {
+        &self.lane_keys
     }
 
     /// For data connections that run before all others.

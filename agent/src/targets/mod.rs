@@ -8,16 +8,17 @@
 //! [`Registrations`] knows what is registered, so that a lease's end ends it.
 //!
 //! ```text
-//! accept ─ Preamble::read_from ─┬─ Control → the control server
-//!                               ├─ Data(proof) → tcp::serve(stream, &proof, &access, &connections)
-//!                               ├─ Shm(proof)  → shm::serve(stream, &proof, &access, &connections)
-//!                               └─ Verbs(proof) → verbs::serve(stream, &proof, &access, …, device)
+//! accept ─ opening::open ─┬─ Control → the control server
+//!                         ├─ Data(caller) → tcp::serve(stream, &caller, &access, &connections)
+//!                         └─ Verbs(caller) → verbs::serve(stream, &caller, &access, …, device)
+//! the Unix socket ─ Preamble ─ Shm(proof) → shm::serve(stream, &proof, &access, &connections)
 //! ```
 //! Shm comes over the Unix socket only. All return when the connection is over, and leave nothing
 //! behind.
 
 mod buffers;
 mod connections;
+mod lane_keys;
 mod registrations;
 pub mod shm;
 pub mod tcp;
@@ -26,13 +27,15 @@ pub mod verbs;
 
 pub use buffers::Budget;
 pub use connections::{Connections, Guest};
+pub use lane_keys::LaneKeys;
 pub use registrations::Registrations;
 pub use turns::Turns;
 
 use annex_fabric::ErrorKind;
 use annex_fabric::verbs::{ProtectionDomain, RegisterError, Window};
 use annex_shared::ids::{ClientId, RemoteAddr, Rkey};
-use annex_shared::preamble::{AdmitError, Proof};
+use annex_shared::preamble::{AdmitError, MAC_LEN, Proof, write_answer};
+use std::io::{self, Write};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -110,6 +113,28 @@ pub enum RegistrationError {
     Lease(#[from] ErrorKind),
     #[error(transparent)]
     Device(#[from] RegisterError),
+}
+
+/// Who opened a connection, and what it is answered.
+#[derive(Clone, Copy, Debug)]
+pub struct Caller {
+    pub proof: Proof,
+    /// Over TLS: shows that this agent knows the control session's key.
+    pub answer: Option<[u8; MAC_LEN]>,
+}
+
+impl From<Proof> for Caller {
+    fn from(proof: Proof) -> Caller {
+        Caller { proof, answer: None }
+    }
+}
+
+impl Caller {
+    /// Tells the client that it is admitted, under which number.
+    fn welcome(&self, to: &mut impl Write, number: u64) -> io::Result<()> {
+        write_answer(to, Ok(number))?;
+        self.answer.map_or(Ok(()), |mac| to.write_all(&mac))
+    }
 }
 
 /// One slab's memory, to be sent to a client on the same host.

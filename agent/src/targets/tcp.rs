@@ -16,16 +16,15 @@
 
 use super::buffers::Buffer;
 use super::turns::Turn;
-use super::{Connections, FENCE_PATIENCE, Guest, SlabAccess};
+use super::{Caller, Connections, FENCE_PATIENCE, Guest, SlabAccess};
 use annex_fabric::tcp::frame::{ALL_EARLIER, ANSWER_LEN, Answer, FrameError, REQUEST_LEN, Request, Status, Verb};
 use annex_fabric::{ErrorKind, MAX_OP_LEN};
+use annex_identity::stream::Stream;
 use annex_shared::ids::{ClientId, SessionKey};
-use annex_shared::preamble::{AdmitError, Proof, write_answer};
+use annex_shared::preamble::{AdmitError, write_answer};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{MsgFlags, send};
 use std::io::{self, ErrorKind as IoKind, Read, Write};
-use std::net::TcpStream;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -59,18 +58,19 @@ pub enum ServeError {
 /// Answers the preamble, then serves until the connection ends. `Ok` means that the client closed
 /// it between operations.
 pub fn serve(
-    stream: TcpStream,
-    proof: &Proof,
+    stream: impl Into<Stream>,
+    caller: &Caller,
     access: &dyn SlabAccess,
     connections: &Connections,
 ) -> Result<(), ServeError> {
-    let mut stream = stream;
-    stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(IDLE))?;
-    stream.set_write_timeout(Some(STALLED))?;
-    stream.set_nodelay(true)?;
+    let (mut stream, proof) = (stream.into(), &caller.proof);
+    let socket = stream.socket();
+    socket.set_nonblocking(false)?;
+    socket.set_read_timeout(Some(IDLE))?;
+    socket.set_write_timeout(Some(STALLED))?;
+    socket.set_nodelay(true)?;
     // Entered first: a session that ends while it is being admitted must find the connection.
-    let admitted = connections.enter(proof, stream.try_clone()?.into());
+    let admitted = connections.enter(proof, socket.try_clone()?.into());
     let guest = match admitted.and_then(|guest| access.admit(proof).map(|()| guest)) {
         Ok(guest) => guest,
         Err(reason) => {
@@ -78,7 +78,7 @@ pub fn serve(
             return Err(reason.into());
         }
     };
-    write_answer(&mut stream, Ok(guest.number()))?;
+    caller.welcome(&mut stream, guest.number())?;
     let result = Lane {
         stream: &stream,
         who: proof.client,
@@ -101,7 +101,7 @@ pub fn serve(
 }
 
 struct Lane<'a> {
-    stream: &'a TcpStream,
+    stream: &'a Stream,
     who: ClientId,
     session: SessionKey,
     access: &'a dyn SlabAccess,
@@ -345,14 +345,11 @@ impl Lane<'_> {
         if waiting.is_empty() {
             return Ok(());
         }
-        let sent = match send(self.stream.as_raw_fd(), waiting, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL) {
-            Ok(sent) => sent,
-            Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EINTR) => 0,
-            Err(e) => return Err(io::Error::from(e).into()),
-        };
-        if sent < pending {
+        let sent = self.stream.send_now(waiting)?;
+        if sent < pending || self.stream.is_pending() {
             self.turn.end();
-            let rest = self.stream.write_all(&waiting[sent..]);
+            let mut stream = self.stream;
+            let rest = stream.write_all(&waiting[sent..]).and_then(|()| stream.flush());
             self.turn.begin();
             return rest.map_err(|e| match e.kind() {
                 IoKind::WouldBlock | IoKind::TimedOut => ServeError::Stalled,
@@ -395,7 +392,8 @@ impl Lane<'_> {
             self.received.have_least()?;
             self.answers.have_least()?;
             let room = missing.max(READ_CHUNK).min(self.received.len() - self.end);
-            match self.stream.read(&mut self.received[self.end..self.end + room]) {
+            let mut stream = self.stream;
+            match stream.read(&mut self.received[self.end..self.end + room]) {
                 Ok(n) => {
                     self.end += n;
                     // More may wait than there was room for.
@@ -419,7 +417,7 @@ impl Lane<'_> {
             None => {
                 self.received.clear();
                 self.answers.clear();
-                match poll(&mut [PollFd::new(self.stream.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE) {
+                match poll(&mut [PollFd::new(self.stream.socket().as_fd(), PollFlags::POLLIN)], PollTimeout::NONE) {
                     Ok(_) | Err(nix::errno::Errno::EINTR) => Ok(()),
                     Err(e) => Err(io::Error::from(e).into()),
                 }

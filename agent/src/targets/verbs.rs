@@ -7,15 +7,15 @@
 //! device vanishes. It counts as gone only after they are destroyed, so that whoever waits for its
 //! end knows that nothing of it touches memory any more.
 
-use super::{Connections, FENCE_PATIENCE, RegistrationError, SlabAccess};
+use super::{Caller, Connections, FENCE_PATIENCE, RegistrationError, SlabAccess};
 use annex_fabric::ErrorKind;
 use annex_fabric::verbs::protocol::{Answer, Refused, Request};
 use annex_fabric::verbs::{DeviceChoice, DeviceEvent, Target, TargetError};
+use annex_identity::stream::Stream;
 use annex_shared::ids::Rkey;
 use annex_shared::preamble::{AdmitError, Proof, write_answer};
 use annex_shared::wire::{FrameError, Frames, write_frame};
 use std::io;
-use std::net::TcpStream;
 use std::time::Duration;
 use tracing::{debug, info, warn};
 
@@ -46,19 +46,20 @@ pub enum ServeError {
 /// Answers the preamble, then serves until the connection ends. `Ok` means that the client closed
 /// it. `None` for the device: RDMA is not offered.
 pub fn serve(
-    stream: TcpStream,
-    proof: &Proof,
+    stream: impl Into<Stream>,
+    caller: &Caller,
     access: &dyn SlabAccess,
     connections: &Connections,
     choice: Option<&DeviceChoice>,
 ) -> Result<(), ServeError> {
-    let mut stream = stream;
-    stream.set_nonblocking(false)?;
-    stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(LOOK))?;
-    stream.set_write_timeout(Some(SEND_TIMEOUT))?;
+    let (mut stream, proof) = (stream.into(), &caller.proof);
+    let socket = stream.socket();
+    socket.set_nonblocking(false)?;
+    socket.set_nodelay(true)?;
+    socket.set_read_timeout(Some(LOOK))?;
+    socket.set_write_timeout(Some(SEND_TIMEOUT))?;
     let offered = choice.ok_or(AdmitError::NotOffered);
-    let socket = stream.try_clone()?;
+    let socket = socket.try_clone()?;
     // Entered first: a session that ends while it is being admitted must find the connection.
     let entered = offered.and_then(|choice| Ok((choice, connections.enter(proof, socket.into())?)));
     let (choice, guest) = match entered.and_then(|entered| access.admit(proof).map(|()| entered)) {
@@ -68,10 +69,10 @@ pub fn serve(
             return Err(reason.into());
         }
     };
-    write_answer(&mut stream, Ok(guest.number()))?;
+    caller.welcome(&mut stream, guest.number())?;
     let target = Target::open(choice);
     let mut session = Session { proof, access, connections, number: guest.number(), target };
-    let served = session.run(&mut stream);
+    let served = session.run(&stream);
     let is_closed = guest.is_closed();
     drop(session);
     // Only now: see the module's header.
@@ -88,8 +89,8 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    fn run(&mut self, stream: &mut TcpStream) -> Result<(), ServeError> {
-        let mut frames = Frames::new(&*stream).at_most(REQUEST_LIMIT);
+    fn run(&mut self, stream: &Stream) -> Result<(), ServeError> {
+        let mut frames = Frames::new(stream).at_most(REQUEST_LIMIT);
         loop {
             match frames.read::<Request>() {
                 Ok(Some(request)) => {

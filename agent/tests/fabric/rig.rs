@@ -229,9 +229,9 @@ impl Donor {
             for stream in listener.incoming() {
                 let (mut stream, t, c) = (stream.unwrap(), t.clone(), c.clone());
                 std::thread::spawn(move || match Preamble::read_from(&mut stream) {
-                    Ok(Preamble::Data(proof)) => drop(tcp::serve(stream, &proof, &*t, &c)),
+                    Ok(Preamble::Data(proof)) => drop(tcp::serve(stream, &proof.into(), &*t, &c)),
                     Ok(Preamble::Verbs(proof)) => {
-                        drop(verbs::serve(stream, &proof, &*t, &c, Some(&DeviceChoice::default())))
+                        drop(verbs::serve(stream, &proof.into(), &*t, &c, Some(&DeviceChoice::default())))
                     }
                     _ => {}
                 });
@@ -275,6 +275,7 @@ impl Donor {
         VerbsConnector::connect(&Dial {
             addr: self.addr,
             proof: Proof { client, incarnation, session },
+            tls: None,
             timeout: PATIENCE,
             device: DeviceChoice::default(),
             counts: Arc::<Counts>::default(),

@@ -132,6 +132,7 @@ pub fn rdma(addr: SocketAddr, client: ClientId, welcome: &Welcome) -> Result<Ver
     VerbsConnector::connect(&Dial {
         addr,
         proof: Proof { client, incarnation: welcome.incarnation, session: welcome.session },
+        tls: None,
         timeout: PATIENCE,
         device: DeviceChoice::default(),
         counts: Arc::default(),

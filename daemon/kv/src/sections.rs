@@ -146,6 +146,7 @@ mod tests {
             state: DonorState::Up,
             transport: traffic.first().map(|t| t.transport),
             why: String::new(),
+            encrypted: false,
             slabs_held: 0,
             slabs_free: 0,
             slabs_capacity: 0,

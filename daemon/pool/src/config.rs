@@ -2,6 +2,7 @@
 
 use annex_fabric::faulty::{FaultPlan, PlanError};
 use annex_fabric::verbs::DeviceChoice;
+use annex_identity::identity::Files;
 use annex_shared::config::{ByteSize, TimeSpan};
 use annex_shared::donor::DonorSpec;
 pub use annex_shared::donor::TransportChoice;
@@ -61,6 +62,9 @@ pub struct PoolConfig {
     /// if the leases end before the next annexd comes.
     #[serde(skip)]
     pub takeover_wait: TimeSpan,
+    /// annexd's own `[tls]`: all connections to donors over TCP are TLS then.
+    #[serde(skip)]
+    pub tls: Option<Files>,
 }
 
 impl Default for PoolConfig {
@@ -84,6 +88,7 @@ impl Default for PoolConfig {
             control_timeout: TimeSpan(Duration::from_millis(5000)),
             idle_return: TimeSpan(Duration::from_millis(10_000)),
             takeover_wait: TimeSpan(Duration::ZERO),
+            tls: None,
         }
     }
 }

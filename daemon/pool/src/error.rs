@@ -1,6 +1,7 @@
 //! Why the pool could not do what it was asked.
 
 use crate::config::ConfigError;
+use crate::donor::tls::TlsError;
 use crate::metadata::extents::TableError;
 use annex_fabric::ArenaError;
 use annex_host::mapped::MapError;
@@ -11,6 +12,8 @@ use annex_shared::ids::SlotIdx;
 pub enum PoolError {
     #[error("bad pool configuration: {0}")]
     Config(#[from] ConfigError),
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     #[error("failed to set up the pool's tables: {0}")]
     Table(#[from] TableError),
     #[error("failed to set up the pool's tables: {0}")]

@@ -45,6 +45,7 @@ mod spill;
 pub use annex_fabric::ErrorKind;
 pub use config::{ConfigError, DonorConfig, MAX_REPLICAS, PoolConfig, TransportChoice};
 pub use donor::dial;
+pub use donor::tls::TlsError;
 pub use error::{DonorError, IoError, LaneError, PoolError};
 pub use io::buffer::Buf;
 pub use io::lane::Lane;

@@ -296,6 +296,7 @@ impl Donors for ScriptedDonors {
             state: DonorState::Up,
             transport: Some(Transport::Tcp),
             why: "not on this host: tcp".into(),
+            encrypted: false,
             slabs_held: 16,
             slabs_free: 40,
             slabs_capacity: 56,

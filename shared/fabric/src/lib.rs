@@ -19,11 +19,13 @@ mod arena;
 pub mod faulty;
 pub mod file;
 mod ledger;
+mod opening;
 mod prepared;
 pub mod shm;
 pub mod tcp;
 pub mod verbs;
 
+use annex_identity::stream::HandshakeError;
 use annex_shared::ids::{RemoteAddr, Rkey};
 use std::fmt;
 use std::os::fd::BorrowedFd;
@@ -32,6 +34,7 @@ use std::time::Duration;
 
 pub use annex_shared::transport::Transport;
 pub use arena::{Arena, ArenaError};
+pub use opening::SessionTls;
 
 /// What an operation does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -201,6 +204,8 @@ pub trait Connector: Send + Sync {
 pub enum ConnectError {
     #[error("failed to connect to the donor's data port {peer}: {source}")]
     Unreachable { peer: String, source: std::io::Error },
+    #[error("failed to connect to the donor's data port {peer}: the TLS handshake failed: {source}")]
+    Tls { peer: String, source: HandshakeError },
     #[error("the donor at {peer} refused the data connection: {reason}")]
     Refused { peer: String, reason: String },
     #[error("failed to set up the {transport} endpoint to {peer}: {source}")]

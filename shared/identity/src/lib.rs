@@ -12,6 +12,9 @@
 //! - [`identity`]: a daemon's own certificate and key, read again when the files change.
 //! - [`renewal`]: when a certificate is renewed, and what is said before it expires.
 //! - [`tls`]: the TLS configuration of every socket.
+//! - [`stream`]: a connection, plain or TLS.
+//! - [`config`]: `[tls]` in a daemon's configuration.
+//! - [`watch`]: looks at the files, and says in the log how they stand.
 //! - [`exporter`]: how a data connection shows that it belongs to a control session.
 //! - [`join`]: how a host gets its first certificate, and each later one.
 //! - [`files`]: files that are written whole or not at all.
@@ -23,6 +26,7 @@
 
 pub mod ca;
 pub mod certificate;
+pub mod config;
 pub mod exporter;
 pub mod files;
 pub mod identity;
@@ -30,9 +34,10 @@ pub mod join;
 pub mod key;
 pub mod names;
 pub mod renewal;
+pub mod stream;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod tls;
 pub mod token;
 pub mod verify;
-
-#[cfg(test)]
-mod testing;
+pub mod watch;

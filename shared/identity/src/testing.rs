@@ -1,4 +1,5 @@
-//! A PKI that is not ours, for tests: what `annex ca` never makes can be made with it too.
+//! A PKI that is not ours, for tests: what `annex ca` never makes can be made with it too. Other
+//! crates' tests have it by the feature `testing`.
 
 use crate::certificate::{KeyId, unix};
 use crate::files::{self, Secrecy};
@@ -6,6 +7,7 @@ use crate::identity::Files;
 use crate::key::Key;
 use crate::names::Label;
 use crate::verify::{Standings, Trust};
+pub use rcgen::CertificateParams as Params;
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateRevocationListParams, DnType, ExtendedKeyUsagePurpose, IsCa,
     Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SanType, SerialNumber,
@@ -57,6 +59,16 @@ impl TimeProvider for Clock {
 /// A host's certificate, valid from an hour before [`NOW`] for 90 days.
 pub fn leaf(uri: &str) -> CertificateParams {
     leaf_for(&[uri])
+}
+
+/// A host's certificate that is valid now, by the clock of the machine that tests: for daemons that
+/// go by it. `days` from now it expires, or has expired if they are negative.
+pub fn leaf_now(uri: &str, days: i64) -> CertificateParams {
+    let now = OffsetDateTime::now_utc();
+    let mut params = leaf(uri);
+    params.not_before = now - time::Duration::days(100);
+    params.not_after = now + time::Duration::days(days);
+    params
 }
 
 fn leaf_for(uris: &[&str]) -> CertificateParams {
@@ -150,7 +162,11 @@ impl Pki {
 
     /// A host's files in a folder, with a certificate of this name.
     pub fn files(&self, dir: &Path, uri: &str) -> Files {
-        let (certificate, key) = self.issue(&leaf(uri));
+        self.files_of(dir, &leaf(uri))
+    }
+
+    pub fn files_of(&self, dir: &Path, params: &CertificateParams) -> Files {
+        let (certificate, key) = self.issue(params);
         let files = Files {
             ca: dir.join("ca.pem"),
             certificate: dir.join("cert.pem"),

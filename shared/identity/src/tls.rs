@@ -25,8 +25,8 @@ use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use rustls::time_provider::TimeProvider;
 use rustls::{
-    ClientConfig, CommonState, DigitallySignedStruct, DistinguishedName, Error, PeerMisbehaved, ServerConfig,
-    SignatureScheme, version,
+    AlertDescription, ClientConfig, CommonState, DigitallySignedStruct, DistinguishedName, Error, PeerMisbehaved,
+    ServerConfig, SignatureScheme, version,
 };
 use std::io;
 use std::sync::Arc;
@@ -134,8 +134,30 @@ pub fn peer(connection: &CommonState) -> Result<Facts, CertificateError> {
 pub fn reason(error: &Error) -> String {
     match error {
         Error::InvalidCertificate(rustls::CertificateError::Other(ours)) => ours.to_string(),
+        Error::AlertReceived(alert) if is_of_certificates(*alert) => {
+            format!("the peer does not accept this host's certificate: its log says why ({alert:?})")
+        }
+        Error::AlertReceived(AlertDescription::NoApplicationProtocol) | Error::NoApplicationProtocol => {
+            "the peer speaks TLS, but not annex's protocol inside".to_owned()
+        }
+        Error::NoCertificatesPresented => "the peer has shown no certificate".to_owned(),
+        Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType) => "what the peer sent is no TLS".to_owned(),
         other => other.to_string(),
     }
+}
+
+fn is_of_certificates(alert: AlertDescription) -> bool {
+    matches!(
+        alert,
+        AlertDescription::BadCertificate
+            | AlertDescription::UnsupportedCertificate
+            | AlertDescription::CertificateRevoked
+            | AlertDescription::CertificateExpired
+            | AlertDescription::CertificateUnknown
+            | AlertDescription::UnknownCA
+            | AlertDescription::AccessDenied
+            | AlertDescription::CertificateRequired
+    )
 }
 
 /// The same where TLS's error is inside one of a stream.

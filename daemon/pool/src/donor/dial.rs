@@ -2,12 +2,14 @@
 //! that the pool above can be tested against scripted donors; and what they are in earnest.
 
 use crate::config::{DonorConfig, PoolConfig, TransportChoice};
+use crate::donor::tls::{DonorTls, TlsError};
 use crate::donor::transport::{Choice, Way, is_fallback};
 use annex_fabric::faulty::{FaultPlan, FaultyConnector, PlanError};
 use annex_fabric::shm::{PrepareError, ShmConnector};
 use annex_fabric::tcp::TcpConnector;
 use annex_fabric::verbs::{self, Counts, DeviceChoice, Dial, MemoryRegion, RegisterError, VerbsConnector, VerbsError};
-use annex_fabric::{Arena, ConnectError, Connector, Endpoint, Transport};
+use annex_fabric::{Arena, ConnectError, Connector, Endpoint, SessionTls, Transport};
+use annex_identity::stream::{HandshakeError, Stream};
 use annex_shared::ids::{ClientId, Rkey};
 use annex_shared::preamble::{Preamble, Proof};
 use annex_shared::wire::{Event, FrameError, Frames, Refusal, Request, VERSION, Welcome, write_frame};
@@ -29,6 +31,8 @@ pub enum DialError {
     Resolve { address: String, source: std::io::Error },
     #[error("nobody lends memory at {address}: {source} (is annex-agent running there?)")]
     Connect { address: String, source: std::io::Error },
+    #[error("the TLS handshake with the agent at {address} failed: {source}{}", tls_remedy(source))]
+    Tls { address: String, source: HandshakeError },
     #[error("the control connection to {address} failed: {source}")]
     Frame { address: String, source: FrameError },
     #[error("it did not answer within {after:?}")]
@@ -69,6 +73,13 @@ pub enum DialError {
     Faults(#[from] PlanError),
 }
 
+fn tls_remedy(error: &HandshakeError) -> &'static str {
+    match error {
+        HandshakeError::Closed | HandshakeError::TimedOut => " (does its configuration have [tls]? its log says why)",
+        _ => "",
+    }
+}
+
 fn no_way(transport: TransportChoice) -> &'static str {
     match transport {
         TransportChoice::Shm => "transport = \"shm\" (\"auto\" would try others)",
@@ -97,6 +108,8 @@ pub struct Welcomed<'a> {
     /// Who we are there.
     pub client: ClientId,
     pub welcome: &'a Welcome,
+    /// If the welcome came over TLS: all other connections do that too.
+    pub tls: Option<&'a Arc<SessionTls>>,
     /// Where RDMA counts its errors.
     pub counts: &'a Arc<Counts>,
     /// The buffers of all lanes: a transport that can't use one of them is none.
@@ -119,6 +132,11 @@ pub trait Link: Send {
 
     /// Readable when there may be something to hear.
     fn fd(&self) -> BorrowedFd<'_>;
+
+    /// What other connections of this session need, if it is TLS.
+    fn tls(&self) -> Option<Arc<SessionTls>> {
+        None
+    }
 }
 
 /// The way to a donor's slabs, and why it is this one.
@@ -139,6 +157,10 @@ pub trait DataPath: Send + Sync {
     /// Makes a slab ready, so that its first operation costs no more than any other.
     fn prepare(&self, rkey: Rkey) -> Result<(), DialError>;
     fn forget(&self, rkey: Rkey);
+    /// Pages are encrypted on their way.
+    fn is_encrypted(&self) -> bool {
+        false
+    }
     /// False if it is of no use any more, and better let go of: an RDMA device can't be removed
     /// while somebody has it open.
     fn is_alive(&self) -> bool {
@@ -151,15 +173,17 @@ pub(crate) struct NetDialer {
     control_timeout: Duration,
     op_timeout: Duration,
     verbs: DeviceChoice,
+    tls: Option<DonorTls>,
 }
 
 impl NetDialer {
-    pub fn new(config: &PoolConfig) -> Self {
-        NetDialer {
+    pub fn new(config: &PoolConfig) -> Result<Self, TlsError> {
+        Ok(NetDialer {
+            tls: config.tls.clone().map(DonorTls::open).transpose()?,
             control_timeout: config.control_timeout.0,
             op_timeout: config.op_timeout.0,
             verbs: config.verbs.clone(),
-        }
+        })
     }
 }
 
@@ -178,17 +202,23 @@ impl Dialer for NetDialer {
                 Err(e) => last = Some(e),
             }
         }
-        let Some(mut stream) = stream else {
+        let Some(socket) = stream else {
             return Err(connect(last.unwrap_or_else(|| std::io::ErrorKind::NotFound.into())));
         };
-        stream.set_nodelay(true).map_err(connect)?;
-        stream.set_write_timeout(Some(self.control_timeout)).map_err(connect)?;
+        socket.set_nodelay(true).map_err(connect)?;
+        let tls_failed = |source| DialError::Tls { address: address.clone(), source };
+        let mut stream = match &self.tls {
+            None => Stream::plain(socket),
+            Some(tls) => tls.connect(socket, self.control_timeout).map_err(tls_failed)?,
+        };
+        stream.socket().set_write_timeout(Some(self.control_timeout)).map_err(connect)?;
         Preamble::Control.write_to(&mut stream).map_err(connect)?;
         let mut link = NetLink {
             frames: Frames::new(stream),
             address: address.clone(),
             timeout: self.control_timeout,
             heard: VecDeque::new(),
+            tls: None,
         };
         let hello = Request::Hello {
             version: VERSION as u16,
@@ -198,7 +228,12 @@ impl Dialer for NetDialer {
             slab_size,
         };
         match link.ask(&hello)? {
-            Event::Welcome(welcome) => Ok(Dialed { link: Box::new(link), welcome }),
+            Event::Welcome(welcome) => {
+                if let Some(tls) = &self.tls {
+                    link.tls = tls.of_session(link.frames.stream()).map_err(tls_failed)?.map(Arc::new);
+                }
+                Ok(Dialed { link: Box::new(link), welcome })
+            }
             Event::Refused(refusal) => Err(DialError::Refused(refusal)),
             _ => Err(DialError::Confused),
         }
@@ -219,6 +254,11 @@ impl Dialer for NetDialer {
             };
             let over = reached.verbs.as_ref().map_or_else(String::new, |v| v.device().to_string());
             let mut why = choice.why(&way, &over);
+            why.push_str(match (to.tls, &way) {
+                (None, _) | (_, Way::Shm(_)) => "",
+                (Some(_), Way::Tcp) => ", encrypted (TLS)",
+                (Some(_), Way::Verbs) => ", set up over TLS; the pages are not encrypted on the wire",
+            });
             if let Some(plan) = &donor.faults {
                 let plan: FaultPlan = plan.parse()?;
                 reached.connector = Arc::new(FaultyConnector::new(reached.connector, plan));
@@ -237,28 +277,41 @@ impl Dialer for NetDialer {
 
 impl NetDialer {
     fn reach(&self, to: &Welcomed<'_>, way: &Way) -> Result<Reached, DialError> {
-        let &Welcomed { donor, client, welcome, counts, arenas } = to;
+        let &Welcomed { donor, client, welcome, tls, counts, arenas } = to;
+        // Once and for all: nothing goes in the clear where TLS is configured.
+        if self.tls.is_some() != tls.is_some() {
+            return Err(DialError::Confused);
+        }
+        let tls = tls.cloned();
         let (incarnation, session, timeout) = (welcome.incarnation, welcome.session, self.op_timeout);
         let addr = || resolve(&donor.address)?.next().ok_or(DialError::Confused);
         Ok(match way {
             Way::Shm(path) => {
                 let shm = Arc::new(ShmConnector::connect(Path::new(path), client, incarnation, session, timeout)?);
-                Reached { connector: shm.clone(), shm: Some(shm), verbs: None, regions: Vec::new() }
+                Reached {
+                    connector: shm.clone(),
+                    shm: Some(shm),
+                    verbs: None,
+                    is_encrypted: false,
+                    regions: Vec::new(),
+                }
             }
             Way::Verbs => {
                 let proof = Proof { client, incarnation, session };
                 let (device, counts) = (self.verbs.clone(), counts.clone());
-                let verbs = Arc::new(VerbsConnector::connect(&Dial { addr: addr()?, proof, timeout, device, counts })?);
+                let verbs =
+                    Arc::new(VerbsConnector::connect(&Dial { addr: addr()?, proof, tls, timeout, device, counts })?);
                 // A donor that can't register what it has lent (for want of lockable memory) is
                 // better reached over TCP.
                 welcome.held.iter().try_for_each(|lease| verbs.prepare(lease.rkey))?;
                 // The same for the buffers here.
                 let regions = arenas.iter().map(|arena| verbs.register(arena)).collect::<Result<_, _>>()?;
-                Reached { connector: verbs.clone(), shm: None, verbs: Some(verbs), regions }
+                Reached { connector: verbs.clone(), shm: None, verbs: Some(verbs), is_encrypted: false, regions }
             }
             Way::Tcp => {
-                let tcp = TcpConnector::new(addr()?, client, incarnation, session, timeout);
-                Reached { connector: Arc::new(tcp), shm: None, verbs: None, regions: Vec::new() }
+                let is_encrypted = tls.is_some();
+                let tcp = TcpConnector::new(addr()?, client, incarnation, session, timeout).with_tls(tls);
+                Reached { connector: Arc::new(tcp), shm: None, verbs: None, is_encrypted, regions: Vec::new() }
             }
         })
     }
@@ -269,11 +322,12 @@ fn resolve(address: &str) -> Result<impl Iterator<Item = std::net::SocketAddr>, 
 }
 
 struct NetLink {
-    frames: Frames<TcpStream>,
+    frames: Frames<Stream>,
     address: String,
     timeout: Duration,
     /// Came while an answer was awaited.
     heard: VecDeque<Event>,
+    tls: Option<Arc<SessionTls>>,
 }
 
 impl NetLink {
@@ -296,14 +350,14 @@ impl NetLink {
 impl Link for NetLink {
     fn ask(&mut self, request: &Request) -> Result<Event, DialError> {
         let until = Instant::now() + self.timeout;
-        self.frames.stream().set_nonblocking(false).map_err(|e| self.io(e))?;
+        self.frames.stream().socket().set_nonblocking(false).map_err(|e| self.io(e))?;
         write_frame(&mut self.frames.stream(), request).map_err(|e| self.failed(e))?;
         loop {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(DialError::Silent { after: self.timeout });
             }
-            let stream = self.frames.stream();
+            let stream = self.frames.stream().socket();
             stream.set_read_timeout(Some(left)).map_err(|e| self.io(e))?;
             match self.frames.read::<Event>().map_err(|e| self.failed(e))? {
                 Some(event @ (Event::Closing { .. } | Event::Recall { .. })) => self.keep(event)?,
@@ -317,12 +371,16 @@ impl Link for NetLink {
         if let Some(event) = self.heard.pop_front() {
             return Ok(Some(event));
         }
-        self.frames.stream().set_nonblocking(true).map_err(|e| self.io(e))?;
+        self.frames.stream().socket().set_nonblocking(true).map_err(|e| self.io(e))?;
         self.frames.read().map_err(|e| self.failed(e))
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
-        self.frames.stream().as_fd()
+        self.frames.stream().socket().as_fd()
+    }
+
+    fn tls(&self) -> Option<Arc<SessionTls>> {
+        self.tls.clone()
     }
 }
 
@@ -331,6 +389,7 @@ struct Reached {
     connector: Arc<dyn Connector>,
     shm: Option<Arc<ShmConnector>>,
     verbs: Option<Arc<VerbsConnector>>,
+    is_encrypted: bool,
     regions: Vec<Arc<MemoryRegion>>,
 }
 
@@ -358,6 +417,10 @@ impl DataPath for Reached {
         }
     }
 
+    fn is_encrypted(&self) -> bool {
+        self.is_encrypted
+    }
+
     fn is_alive(&self) -> bool {
         self.verbs.as_ref().is_none_or(|verbs| verbs.is_alive())
     }
@@ -377,9 +440,10 @@ mod tests {
             let (mut stream, _) = listener.accept().unwrap();
             while write_frame(&mut stream, &event).is_ok() {}
         });
-        let frames = Frames::new(TcpStream::connect(address).unwrap());
+        let frames = Frames::new(Stream::plain(TcpStream::connect(address).unwrap()));
         let timeout = Duration::from_secs(60);
-        let mut link = NetLink { frames, address: address.to_string(), timeout, heard: VecDeque::new() };
+        let heard = VecDeque::new();
+        let mut link = NetLink { frames, address: address.to_string(), timeout, heard, tls: None };
         let error = link.ask(&Request::Lease { count: 1 }).unwrap_err();
         drop(link);
         donor.join().unwrap();

@@ -5,12 +5,14 @@
 //!   may block on the network.
 //! - `session`: when it connects, renews and gives up. Pure.
 //! - `dial`: how a donor is reached, as traits; and what they are in earnest.
+//! - `tls`: what this host shows donors, and which it believes.
 //! - `transport`: which transport is tried, and why. Pure.
 //! - `traffic`: what went over each transport.
 
 pub mod dial;
 pub(crate) mod session;
 pub(crate) mod thread;
+pub mod tls;
 pub(crate) mod traffic;
 pub(crate) mod transport;
 pub(crate) mod view;

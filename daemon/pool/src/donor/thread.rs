@@ -37,6 +37,9 @@ const REPLACE_EVERY: Duration = Duration::from_millis(20);
 const FIRST_LOOK: Duration = Duration::from_secs(2);
 const LAST_LOOK: Duration = Duration::from_secs(30);
 
+/// Messages of an agent that are taken in before anything else is done.
+const HEARD_AT_ONCE: usize = 64;
+
 /// What the coordinator asks of a donor's thread.
 pub(crate) enum Command {
     /// Lease one slab.
@@ -187,11 +190,14 @@ impl Keep {
                 }
                 look_at => look_at.map_or(until, |at| at.min(until)),
             };
-            self.sleep(until.saturating_duration_since(now));
-            let _ = self.wake.read();
+            // Before it sleeps: what came together with an answer, or in one record of TLS, wakes
+            // nobody.
             if let Err(error) = self.hear() {
                 self.lost_connection(&error);
+                continue;
             }
+            self.sleep(until.saturating_duration_since(now));
+            let _ = self.wake.read();
         }
     }
 
@@ -219,7 +225,9 @@ impl Keep {
         let welcome = dialed.welcome;
         let slots = self.fix_slab_size(&welcome)?;
         let counts = self.core.donor(self.id).map(|d| d.traffic.statuses.clone()).unwrap_or_default();
-        let to = Welcomed { donor: &config, client, welcome: &welcome, counts: &counts, arenas: &self.arenas() };
+        let (tls, arenas) = (dialed.link.tls(), self.arenas());
+        let to =
+            Welcomed { donor: &config, client, welcome: &welcome, tls: tls.as_ref(), counts: &counts, arenas: &arenas };
         let fabric = self.dialer.fabric(&to)?;
         let mut connection = Connection { link: dialed.link, path: fabric.path, held: BTreeMap::new() };
         for lease in &welcome.held {
@@ -227,6 +235,7 @@ impl Keep {
             connection.held.insert(lease.slab, lease.rkey);
         }
         let (transport, path) = (connection.path.transport(), connection.path.clone());
+        let encrypted = path.is_encrypted();
         self.connection = Some(connection);
         // Endpoints of an earlier session may be of another incarnation, or unfit for slabs leased
         // from now on.
@@ -266,6 +275,7 @@ impl Keep {
             view.state = DonorState::Up;
             view.transport = Some(transport);
             view.why = fabric.why;
+            view.encrypted = encrypted;
             view.free = free;
             view.capacity = capacity;
             view.lease = Some(ttl);
@@ -284,7 +294,8 @@ impl Keep {
         fallback.welcome.held = held.map(|(slab, rkey)| Lease { slab: *slab, rkey: *rkey }).collect();
         let counts = &donor.traffic.statuses;
         let welcome = &fallback.welcome;
-        let to = Welcomed { donor: &config, client, welcome, counts, arenas: &self.arenas() };
+        let (tls, arenas) = (self.connection.as_ref().and_then(|c| c.link.tls()), self.arenas());
+        let to = Welcomed { donor: &config, client, welcome, tls: tls.as_ref(), counts, arenas: &arenas };
         let tried = self.dialer.try_rdma(&to);
         if let Err(error) = tried {
             self.view(|view| view.why = transport::why_still_tcp(&error));
@@ -414,24 +425,30 @@ impl Keep {
     }
 
     fn hear(&mut self) -> Result<(), DialError> {
-        let Some(connection) = &mut self.connection else { return Ok(()) };
-        match connection.link.hear()? {
-            None => Ok(()),
-            Some(Event::Closing { grace_ms }) => {
+        for _ in 0..HEARD_AT_ONCE {
+            let Some(event) = self.connection.as_mut().map_or(Ok(None), |c| c.link.hear())? else { break };
+            self.take_in(event)?;
+        }
+        Ok(())
+    }
+
+    fn take_in(&mut self, event: Event) -> Result<(), DialError> {
+        match event {
+            Event::Closing { grace_ms } => {
                 let name = self.core.donor_name(self.id);
                 event!(WARN, DonorAway of &name, "{name} is shutting down and takes its memory along in {grace_ms} ms");
                 self.view(|view| (view.state, view.why) = (DonorState::Connecting, "it is shutting down".to_owned()));
                 self.core.tell(News::Closing { donor: self.id, grace: Duration::from_millis(grace_ms) });
                 Ok(())
             }
-            Some(Event::Recall { slabs, deadline_ms }) => {
+            Event::Recall { slabs, deadline_ms } => {
                 let (name, n) = (self.core.donor_name(self.id), slabs.len());
                 event!(INFO, DonorRecalls of &name, "{name} wants {n} slabs back within {deadline_ms} ms");
                 let deadline = Instant::now() + Duration::from_millis(deadline_ms);
                 self.core.tell(News::Recalled { donor: self.id, slabs, deadline });
                 Ok(())
             }
-            Some(_) => Err(DialError::Confused),
+            _ => Err(DialError::Confused),
         }
     }
 

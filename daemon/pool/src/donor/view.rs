@@ -43,6 +43,7 @@ pub(crate) struct DonorView {
     pub transport: Option<Transport>,
     /// Why this transport, or why there is no connection.
     pub why: String,
+    pub encrypted: bool,
     pub held: u32,
     pub free: u32,
     pub capacity: u32,
@@ -68,6 +69,7 @@ impl Donor {
             state: DonorState::Connecting,
             transport: None,
             why: "not reached yet".to_owned(),
+            encrypted: false,
             held: 0,
             free: 0,
             capacity: 0,

@@ -26,6 +26,7 @@ impl Pool {
                 state: view.state,
                 transport: view.transport,
                 why: view.why,
+                encrypted: view.encrypted,
                 slabs_held: view.held,
                 slabs_free: view.free,
                 slabs_capacity: view.capacity,

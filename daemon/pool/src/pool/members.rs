@@ -74,6 +74,7 @@ fn removed(donor: &Donor) -> DonorInfo {
         state: view.state,
         transport: None,
         why: "it is removed".to_owned(),
+        encrypted: false,
         slabs_held: 0,
         slabs_free: 0,
         slabs_capacity: 0,

@@ -66,7 +66,7 @@ impl Pool {
     /// Starts the pool: connects to the donors in the background and waits for them a moment
     /// (`start_wait`), not for ever.
     pub fn start(config: PoolConfig, spill: Option<Arc<Spill>>, state: PoolState<'_>) -> Result<Arc<Pool>, PoolError> {
-        let dialer = Arc::new(NetDialer::new(&config));
+        let dialer = Arc::new(NetDialer::new(&config)?);
         Self::start_with(config, spill, state, dialer)
     }
 

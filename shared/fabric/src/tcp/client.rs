@@ -3,13 +3,15 @@
 use super::endpoint::TcpEndpoint;
 use super::frame::{ALL_EARLIER, ANSWER_LEN, Answer, REQUEST_LEN, Request, Verb};
 use crate::ledger::{Ledger, Link};
+use crate::opening::{Purpose, SessionTls, open};
 use crate::{Arena, ConnectError, Connector, Endpoint, Transport};
+use annex_identity::stream::Stream;
 use annex_shared::ids::{ClientId, Incarnation, RemoteAddr, Rkey, SessionKey};
-use annex_shared::preamble::{AnswerError, Preamble, Proof, read_answer};
-use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use annex_shared::preamble::Proof;
+use std::io::{Read, Write};
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Operations outstanding at once, unless told otherwise.
 const DEPTH: usize = 256;
@@ -19,6 +21,7 @@ const DEPTH: usize = 256;
 pub struct TcpConnector {
     addr: SocketAddr,
     proof: Proof,
+    tls: Option<Arc<SessionTls>>,
     timeout: Duration,
     depth: usize,
     /// What earlier connectors left behind has ended, too.
@@ -35,7 +38,8 @@ impl TcpConnector {
         timeout: Duration,
     ) -> Self {
         let proof = Proof { client, incarnation, session };
-        TcpConnector { addr, proof, timeout, depth: DEPTH, ledger: Arc::new(Ledger::new(vec![ALL_EARLIER])) }
+        let ledger = Arc::new(Ledger::new(vec![ALL_EARLIER]));
+        TcpConnector { addr, proof, tls: None, timeout, depth: DEPTH, ledger }
     }
 
     /// Operations that an endpoint may have outstanding at once.
@@ -44,12 +48,12 @@ impl TcpConnector {
         self
     }
 
-    fn unreachable(&self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> ConnectError {
-        let source = source.into();
-        let source = match source.downcast::<io::Error>() {
-            Ok(io) => *io,
-            Err(other) => io::Error::other(other),
-        };
+    /// Over TLS, if there is one.
+    pub fn with_tls(self, tls: Option<Arc<SessionTls>>) -> Self {
+        TcpConnector { tls, ..self }
+    }
+
+    fn unreachable(&self, source: std::io::Error) -> ConnectError {
         ConnectError::Unreachable { peer: self.addr.to_string(), source }
     }
 
@@ -58,7 +62,7 @@ impl TcpConnector {
     }
 
     /// Asks the agent to end every connection of ours that has ended.
-    fn fence(&self, stream: &mut TcpStream) -> Result<(), ConnectError> {
+    fn fence(&self, stream: &mut Stream) -> Result<(), ConnectError> {
         let ended = self.ledger.ended();
         for (seq, number) in ended.iter().enumerate() {
             let (seq, addr) = (seq as u64, RemoteAddr(*number));
@@ -66,7 +70,7 @@ impl TcpConnector {
             Request { verb: Verb::Fence, len: 0, rkey: Rkey(0), addr, seq, expect: 0, swap: 0 }.encode(&mut bytes);
             stream.write_all(&bytes).map_err(|e| self.unreachable(e))?;
             let mut bytes = [0; ANSWER_LEN];
-            stream.read_exact(&mut bytes).map_err(|e| self.unreachable(e))?;
+            stream.until(Instant::now() + self.timeout).read_exact(&mut bytes).map_err(|e| self.unreachable(e))?;
             match Answer::parse(&bytes) {
                 Ok(a) if a.verb == Verb::Fence && a.seq == seq && a.len == 0 => a
                     .status
@@ -86,18 +90,7 @@ impl Connector for TcpConnector {
     }
 
     fn open(&self, arena: &Arc<Arena>) -> Result<Box<dyn Endpoint>, ConnectError> {
-        let mut stream = TcpStream::connect_timeout(&self.addr, self.timeout).map_err(|e| self.unreachable(e))?;
-        stream
-            .set_nodelay(true)
-            .and_then(|()| stream.set_read_timeout(Some(self.timeout)))
-            .and_then(|()| stream.set_write_timeout(Some(self.timeout)))
-            .and_then(|()| Preamble::Data(self.proof).write_to(&mut stream))
-            .map_err(|e| self.unreachable(e))?;
-        let number = read_answer(&mut stream).map_err(|e| match e {
-            AnswerError::Refused(reason) => self.refused(reason),
-            AnswerError::Io(e) => self.unreachable(e),
-            e @ AnswerError::Malformed { .. } => self.unreachable(e),
-        })?;
+        let (mut stream, number) = open(self.addr, Purpose::Data, &self.proof, self.tls.as_deref(), self.timeout)?;
         let link = Link::new(number, self.ledger.clone());
         self.fence(&mut stream)?;
         TcpEndpoint::new(stream, link, arena.clone(), self.depth, self.timeout)

@@ -13,9 +13,9 @@
 use super::frame::{ANSWER_LEN, Answer, FrameError, REQUEST_LEN, Request, Verb};
 use crate::ledger::Link;
 use crate::{Arena, Completion, Endpoint, ErrorKind, Op, OpKind, QueueFull, Transport};
+use annex_identity::stream::Stream;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
-use std::io;
-use std::net::TcpStream;
+use std::io::{self, IoSlice, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -58,7 +58,7 @@ enum Broken {
 
 pub(super) struct TcpEndpoint {
     /// `None` once broken.
-    connection: Option<(TcpStream, Link)>,
+    connection: Option<(Stream, Link)>,
     events: Epoll,
     /// The event descriptor also watches for room to send.
     watches_room: bool,
@@ -87,16 +87,17 @@ pub(super) struct TcpEndpoint {
 
 impl TcpEndpoint {
     pub(super) fn new(
-        stream: TcpStream,
+        stream: Stream,
         link: Link,
         arena: Arc<Arena>,
         depth: usize,
         timeout: Duration,
     ) -> io::Result<Self> {
-        stream.set_nonblocking(true)?;
+        let socket = stream.socket();
+        socket.set_nonblocking(true)?;
         let events = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-        events.add(&stream, EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLRDHUP, 0))?;
-        let is_served_here = stream.peer_addr()?.ip() == stream.local_addr()?.ip();
+        events.add(socket, EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLRDHUP, 0))?;
+        let is_served_here = socket.peer_addr()?.ip() == socket.local_addr()?.ip();
         let idle = Slot { tag: 0, verb: Verb::Read, local: 0, len: 0, is_unfit: true, deadline: Instant::now() };
         Ok(TcpEndpoint {
             connection: Some((stream, link)),
@@ -160,30 +161,29 @@ impl TcpEndpoint {
     /// Sends what was rung, as far as the socket takes it.
     fn send(&mut self) -> Result<(), Broken> {
         self.skip_unfit();
-        while self.sending < self.rung {
+        while self.sending < self.rung || self.is_pending() {
             let Some((stream, _)) = &self.connection else { return Ok(()) };
             let mut pieces = [NO_PIECE; PIECES];
             let (count, total) = self.gather(&mut pieces);
-            // SAFETY: an all-zero msghdr is a valid empty one.
-            let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-            message.msg_iov = pieces.as_mut_ptr();
-            message.msg_iovlen = count;
-            // SAFETY: the pieces point into the header table and the arena, in bounds, and both
-            // outlive the call.
-            let sent = unsafe { libc::sendmsg(stream.as_raw_fd(), &message, libc::MSG_NOSIGNAL) };
-            if sent < 0 {
-                match io::Error::last_os_error() {
-                    e if e.kind() == io::ErrorKind::Interrupted => continue,
-                    e if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                    e => return Err(e.into()),
-                }
-            }
-            self.advance(sent as usize);
-            if (sent as usize) < total {
+            let (sent, is_full) = if stream.is_tls() {
+                let sent = send_tls(stream, &pieces[..count])?;
+                // It takes a part at a time, and keeps what the socket has no room for.
+                (sent, sent == 0 || stream.is_pending())
+            } else {
+                let sent = send_plain(stream, &mut pieces[..count])?;
+                (sent, sent < total)
+            };
+            self.advance(sent);
+            if is_full {
                 return Ok(());
             }
         }
         Ok(())
+    }
+
+    /// TLS has bytes that the socket had no room for.
+    fn is_pending(&self) -> bool {
+        self.connection.as_ref().is_some_and(|(stream, _)| stream.is_pending())
     }
 
     /// Collects what is to be sent next: the pieces' count and total length. Headers of neighbours
@@ -307,6 +307,22 @@ impl TcpEndpoint {
         self.received.copy_within(self.start..self.end, 0);
         self.end -= self.start;
         self.start = 0;
+        if stream.is_tls() {
+            // What is placed in the arena is copied there from the buffer.
+            let free = &mut self.received[self.end..];
+            let room = free.len();
+            let mut stream = stream;
+            return match stream.read(free) {
+                Ok(0) => Err(Broken::Closed),
+                Ok(n) => {
+                    self.end += n;
+                    Ok(n < room)
+                }
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(false),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(true),
+                Err(e) => Err(e.into()),
+            };
+        }
         let mut rest = 0;
         let mut pieces = [NO_PIECE; 2];
         if let Some(placed) = self.placed {
@@ -319,7 +335,7 @@ impl TcpEndpoint {
         let (pieces, room) = (if rest > 0 { &pieces[..] } else { &pieces[1..] }, rest + free.len());
         // SAFETY: the pieces are in bounds of the arena and of `received`; the arena's range
         // belongs to the READ that is being answered, until it completes.
-        let n = unsafe { libc::readv(stream.as_raw_fd(), pieces.as_ptr(), pieces.len() as libc::c_int) };
+        let n = unsafe { libc::readv(stream.socket().as_raw_fd(), pieces.as_ptr(), pieces.len() as libc::c_int) };
         if n == 0 {
             return Err(Broken::Closed);
         }
@@ -355,6 +371,38 @@ impl TcpEndpoint {
         self.send()?;
         if done.len() == before { self.check_deadline() } else { Ok(()) }
     }
+}
+
+/// Hands the pieces to the socket; how many bytes it took.
+fn send_plain(stream: &Stream, pieces: &mut [libc::iovec]) -> Result<usize, Broken> {
+    // SAFETY: an all-zero msghdr is a valid empty one.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = pieces.as_mut_ptr();
+    message.msg_iovlen = pieces.len();
+    loop {
+        // SAFETY: the pieces point into the header table and the arena, in bounds, and both outlive
+        // the call.
+        let sent = unsafe { libc::sendmsg(stream.socket().as_raw_fd(), &message, libc::MSG_NOSIGNAL) };
+        if sent >= 0 {
+            return Ok(sent as usize);
+        }
+        match io::Error::last_os_error() {
+            e if e.kind() == io::ErrorKind::Interrupted => {}
+            e if e.kind() == io::ErrorKind::WouldBlock => return Ok(0),
+            e => return Err(e.into()),
+        }
+    }
+}
+
+/// Hands the pieces to TLS, which copies them; how many bytes it took.
+fn send_tls(stream: &Stream, pieces: &[libc::iovec]) -> Result<usize, Broken> {
+    let mut slices = [IoSlice::new(&[]); PIECES];
+    for (slice, piece) in slices.iter_mut().zip(pieces) {
+        // SAFETY: the piece lies in the header table or the arena, in bounds. Nobody changes the
+        // header or the range of a WRITE that has not completed.
+        *slice = IoSlice::new(unsafe { std::slice::from_raw_parts(piece.iov_base.cast(), piece.iov_len) });
+    }
+    Ok(stream.send_pieces_now(&slices[..pieces.len()])?)
 }
 
 impl Slot {
@@ -425,11 +473,11 @@ impl Endpoint for TcpEndpoint {
     fn arm(&mut self) -> bool {
         self.must_look = true;
         let Some((stream, _)) = &self.connection else { return self.first < self.next };
-        let wants_room = self.sending < self.rung;
+        let wants_room = self.sending < self.rung || stream.is_pending();
         if wants_room != self.watches_room {
             let mut interest = EpollFlags::EPOLLIN | EpollFlags::EPOLLRDHUP;
             interest.set(EpollFlags::EPOLLOUT, wants_room);
-            match self.events.modify(stream, &mut EpollEvent::new(interest, 0)) {
+            match self.events.modify(stream.socket(), &mut EpollEvent::new(interest, 0)) {
                 Ok(()) => self.watches_room = wants_room,
                 // Without the event the lane must not sleep on it.
                 Err(_) => return true,

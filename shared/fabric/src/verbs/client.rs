@@ -10,10 +10,12 @@ use super::protocol::{Answer, Party, Request, Window};
 use super::queue::{CompletionQueue, QueueCapacity, QueuePair, RETRIES};
 use super::status::Counts;
 use crate::ledger::{Ledger, Link};
+use crate::opening::{Purpose, SessionTls, open};
 use crate::prepared::Prepared;
 use crate::{Arena, ArenaError, ConnectError, Connector, Endpoint, ErrorKind, Transport};
+use annex_identity::stream::Stream;
 use annex_shared::ids::Rkey;
-use annex_shared::preamble::{AnswerError, Preamble, Proof, read_answer};
+use annex_shared::preamble::Proof;
 use annex_shared::wire::{FrameError, Frames, write_frame};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -43,6 +45,8 @@ pub struct Dial {
     /// The agent's port, the same as for all else.
     pub addr: SocketAddr,
     pub proof: Proof,
+    /// Of the control session, if that has TLS.
+    pub tls: Option<Arc<SessionTls>>,
     /// For connecting, for each answer, and for each operation.
     pub timeout: Duration,
     pub device: DeviceChoice,
@@ -85,7 +89,7 @@ pub struct VerbsConnector {
 
 #[derive(Debug)]
 struct Talk {
-    frames: Frames<TcpStream>,
+    frames: Frames<Stream>,
     timeout: Duration,
 }
 
@@ -103,20 +107,9 @@ impl VerbsConnector {
 
     fn connect_with(device: &Arc<Device>, dial: &Dial) -> Result<VerbsConnector, ConnectError> {
         let peer = dial.addr.to_string();
-        let unreachable = |source| ConnectError::Unreachable { peer: peer.clone(), source };
         let local = |source| ConnectError::Local { transport: Transport::Verbs, peer: peer.clone(), source };
         let domain = ProtectionDomain::new(device).map_err(local)?;
-        let mut stream = TcpStream::connect_timeout(&dial.addr, dial.timeout).map_err(unreachable)?;
-        stream
-            .set_nodelay(true)
-            .and_then(|()| stream.set_read_timeout(Some(dial.timeout)))
-            .and_then(|()| stream.set_write_timeout(Some(dial.timeout)))
-            .and_then(|()| Preamble::Verbs(dial.proof).write_to(&mut stream))
-            .map_err(unreachable)?;
-        read_answer(&mut stream).map_err(|e| match e {
-            AnswerError::Io(e) => unreachable(e),
-            e => ConnectError::Refused { peer: peer.clone(), reason: e.to_string() },
-        })?;
+        let (stream, _) = open(dial.addr, Purpose::Verbs, &dial.proof, dial.tls.as_deref(), dial.timeout)?;
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         let shared = Arc::new(Shared {
             peer: peer.clone(),
@@ -127,7 +120,7 @@ impl VerbsConnector {
         });
         let watcher = {
             let (shared, events) = (shared.clone(), device.events().map_err(local)?);
-            let (device, socket) = (Arc::downgrade(device), stream.try_clone().map_err(local)?);
+            let (device, socket) = (Arc::downgrade(device), stream.socket().try_clone().map_err(local)?);
             let thread = std::thread::Builder::new().name("verbs-watch".into()).stack_size(64 << 10);
             thread.spawn(move || watch(&shared, &device, &events, &socket)).map_err(local)?
         };
@@ -358,7 +351,7 @@ impl Talk {
     /// connection.
     fn end(&mut self) {
         // An error means that the agent closed it first.
-        let _ = self.frames.stream().shutdown(Shutdown::Both);
+        let _ = self.frames.stream().socket().shutdown(Shutdown::Both);
     }
 }
 

@@ -1,0 +1,70 @@
+//! What this host shows donors over TLS, and which donors it believes.
+//!
+//! A donor whose certificate has run out is spoken to only if it was spoken to before, since this
+//! annexd started: pages may lie with it.
+
+use annex_fabric::SessionTls;
+use annex_identity::certificate::KeyId;
+use annex_identity::config::{TlsConfigError, open};
+use annex_identity::identity::Files;
+use annex_identity::names::Role;
+use annex_identity::stream::{HandshakeError, Stream};
+use annex_identity::tls::session_client;
+use annex_identity::verify::Standings;
+use annex_identity::watch;
+use parking_lot::Mutex;
+use rustls::ClientConfig;
+use rustls::time_provider::DefaultTimeProvider;
+use std::collections::HashSet;
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// This host can't speak TLS.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    #[error(transparent)]
+    Config(#[from] TlsConfigError),
+    #[error("failed to set up TLS: {0}")]
+    Setup(#[from] rustls::Error),
+    #[error("failed to start the thread that looks at the files of [tls]: {0}")]
+    Thread(#[from] std::io::Error),
+}
+
+/// For all connections to donors.
+pub(crate) struct DonorTls {
+    config: Arc<ClientConfig>,
+    known: Arc<Known>,
+}
+
+/// The keys of donors with which there was a session.
+#[derive(Debug, Default)]
+struct Known(Mutex<HashSet<KeyId>>);
+
+impl Standings for Known {
+    fn holds(&self, key: &KeyId) -> bool {
+        self.0.lock().contains(key)
+    }
+}
+
+impl DonorTls {
+    pub fn open(files: Files) -> Result<DonorTls, TlsError> {
+        let identity = open(files, Role::Client)?;
+        watch::start(&identity)?;
+        let known = Arc::new(Known::default());
+        let config = session_client(&identity, known.clone(), Arc::new(DefaultTimeProvider))?;
+        Ok(DonorTls { config, known })
+    }
+
+    /// Makes a control connection of a socket.
+    pub fn connect(&self, socket: TcpStream, timeout: Duration) -> Result<Stream, HandshakeError> {
+        Stream::connect(socket, &self.config, Instant::now() + timeout)
+    }
+
+    /// What the data connections of a control session need. The donor has said welcome on it.
+    pub fn of_session(&self, control: &Stream) -> Result<Option<SessionTls>, HandshakeError> {
+        let Some(session) = control.session()? else { return Ok(None) };
+        self.known.0.lock().insert(session.peer.key);
+        Ok(Some(SessionTls::new(self.config.clone(), session.key)))
+    }
+}

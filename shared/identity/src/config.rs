@@ -1,0 +1,84 @@
+//! `[tls]` in the configuration of a daemon: which files say who it is, and whom it believes.
+
+use crate::identity::{Files, Identity, IdentityError};
+use crate::names::{Name, Role};
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// `[tls]`. Without any of its keys there is no TLS.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TlsConfig {
+    /// The certificates of all CAs that are believed, in PEM.
+    pub ca: Option<PathBuf>,
+    /// This host's certificate, and behind it what stands between it and the CA.
+    pub cert: Option<PathBuf>,
+    /// The certificate's key. Nobody but its owner may read the file.
+    pub key: Option<PathBuf>,
+    /// Revocation lists.
+    pub crl: Option<PathBuf>,
+}
+
+/// A daemon can't have the identity that it is configured for.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsConfigError {
+    #[error("{0} is missing in [tls]: give ca, cert and key, or none of them")]
+    Missing(&'static str),
+    #[error("bad [tls]: {0}")]
+    Identity(#[from] IdentityError),
+    #[error("bad [tls]: the certificate is that of {name}, and a {wanted} is to run here: give it one of its own")]
+    Role { name: Name, wanted: Role },
+}
+
+impl TlsConfig {
+    /// `None`: there is no TLS.
+    pub fn files(&self) -> Result<Option<Files>, TlsConfigError> {
+        let TlsConfig { ca, cert, key, crl } = self.clone();
+        if (&ca, &cert, &key, &crl) == (&None, &None, &None, &None) {
+            return Ok(None);
+        }
+        Ok(Some(Files {
+            ca: ca.ok_or(TlsConfigError::Missing("ca"))?,
+            certificate: cert.ok_or(TlsConfigError::Missing("cert"))?,
+            key: key.ok_or(TlsConfigError::Missing("key"))?,
+            revocations: crl,
+        }))
+    }
+}
+
+/// Reads the files for a daemon of this role.
+pub fn open(files: Files, wanted: Role) -> Result<Arc<Identity>, TlsConfigError> {
+    let identity = Identity::open(files)?;
+    let name = identity.current().own.name.clone();
+    if name.role != wanted {
+        return Err(TlsConfigError::Role { name, wanted });
+    }
+    Ok(Arc::new(identity))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Pki;
+
+    #[test]
+    fn all_files_are_given_or_none() {
+        assert!(TlsConfig::default().files().unwrap().is_none());
+        let whole = TlsConfig { ca: Some("a".into()), cert: Some("b".into()), key: Some("c".into()), crl: None };
+        assert_eq!(whole.files().unwrap().unwrap().certificate, PathBuf::from("b"));
+        let said = |config: TlsConfig| config.files().unwrap_err().to_string();
+        assert!(said(TlsConfig { ca: None, ..whole.clone() }).starts_with("ca is missing in [tls]"));
+        assert!(said(TlsConfig { key: None, ..whole.clone() }).starts_with("key is missing"));
+        assert!(said(TlsConfig { crl: Some("d".into()), ..TlsConfig::default() }).starts_with("ca is missing"));
+    }
+
+    #[test]
+    fn a_daemon_runs_with_a_certificate_of_its_role() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Pki::new("c").files(dir.path(), "annex://c/client/a");
+        assert!(open(files.clone(), Role::Client).is_ok());
+        let said = open(files, Role::Donor).unwrap_err().to_string();
+        assert!(said.contains("that of annex://c/client/a, and a donor is to run here"), "{said}");
+    }
+}
