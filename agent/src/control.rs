@@ -5,11 +5,12 @@
 //! TTL does not bring back.
 
 use crate::controls::Link;
-use crate::lease::{ConnectionId, Greeting, LeaseError, Machine, Superseded};
+use crate::lease::{ConnectionId, Greeting, Holder, LeaseError, Machine, Superseded};
 use crate::lender::Lender;
 use crate::places::{Place, Role};
+use annex_identity::certificate::Facts;
 use annex_identity::stream::{HandshakeError, Stream};
-use annex_shared::ids::{ClientId, SessionKey};
+use annex_shared::ids::ClientId;
 use annex_shared::wire::{Event, FrameError, Frames, Refusal, Request, VERSION, Welcome, is_served};
 use std::io;
 use std::sync::Arc;
@@ -95,10 +96,14 @@ impl Session<'_> {
         {
             return Err(ControlError::Crowded);
         }
-        let client = match self.greet(hello) {
+        let tls = stream.session()?;
+        let client = match self.greet(hello, tls.as_ref().map(|tls| &tls.peer)) {
             Ok((client, welcome)) => {
-                let entered = self.enter_lane_key(client, welcome.session).map_err(ControlError::Tls);
-                let sent = entered.and_then(|()| Ok(self.link.send(&Event::Welcome(welcome))?));
+                // Before the client can know of its session: from then on its data connections come.
+                if let Some(tls) = tls {
+                    self.lender.connections().lane_keys().enter(client, welcome.session, tls);
+                }
+                let sent = self.link.send(&Event::Welcome(welcome));
                 self.link.welcome();
                 sent.map(|()| client).inspect_err(|_| self.lender.disconnected(client, self.id))?
             }
@@ -122,20 +127,11 @@ impl Session<'_> {
         outcome
     }
 
-    /// Before the client can know of its session: from then on its data connections come.
-    fn enter_lane_key(&self, client: ClientId, session: SessionKey) -> Result<(), HandshakeError> {
-        if let Some(control) = self.link.stream().session()? {
-            info!("client {client} is {}", control.peer.name);
-            self.lender.connections().lane_keys().enter(client, session, control);
-        }
-        Ok(())
-    }
-
     fn closing(&self) -> Event {
         Event::Closing { grace_ms: self.lender.terms().grace.as_millis() as u64 }
     }
 
-    fn greet(&self, hello: Request) -> Result<(ClientId, Welcome), Refusal> {
+    fn greet(&self, hello: Request, peer: Option<&Facts>) -> Result<(ClientId, Welcome), Refusal> {
         let Request::Hello { version, client, host, boot_id, slab_size } = hello else {
             return Err(Refusal::Malformed("the first message was no hello".to_owned()));
         };
@@ -151,8 +147,9 @@ impl Session<'_> {
         }
         let is_same_host = boot_id == self.boot_id;
         let shm_socket = terms.shm_socket.as_ref().filter(|_| is_same_host && self.lender.offers_shm());
-        let machine = Machine { host, boot_id };
-        let from = format!("{:?}", machine.host);
+        let holder = peer.map(|peer| Holder { name: peer.name.to_string(), key: peer.key });
+        let from = holder.as_ref().map_or_else(|| format!("{host:?}"), |holder| format!("{host:?}, {}", holder.name));
+        let machine = Machine { host, boot_id, holder };
         let Greeting { session, held, resumed, .. } = self.lender.hello(client, machine, self.id)?;
         match resumed {
             Some(earlier) => {

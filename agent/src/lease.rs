@@ -51,7 +51,7 @@ mod words;
 use slabs::{Place, Slabs};
 pub use view::{ClientView, View};
 pub use words::{
-    Action, ConnectionId, Grant, Greeting, LeaseError, Limits, Machine, Moment, Saved, SavedClaim, SavedLease,
+    Action, ConnectionId, Grant, Greeting, Holder, LeaseError, Limits, Machine, Moment, Saved, SavedClaim, SavedLease,
     Superseded,
 };
 
@@ -162,10 +162,10 @@ impl Book {
         }
         let session = SessionKey(u128::from((self.draw)()) << 64 | u128::from((self.draw)()));
         if let Some(claim) = self.claims.get_mut(&client) {
-            if claim.machine != machine {
+            if let Some(host) = claim.machine.other_than(&machine) {
                 if claim.deadline > now {
                     let ends_in_s = now.until(claim.deadline).as_secs() + 1;
-                    return Err(Refusal::ClientInUse { host: claim.machine.host.clone(), ends_in_s });
+                    return Err(Refusal::ClientInUse { host: host.to_owned(), ends_in_s });
                 }
                 // Its leases are over already; only a silent connection kept the claim.
                 self.actions.push(Action::Forget { client });

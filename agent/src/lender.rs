@@ -130,6 +130,10 @@ impl Lender {
         };
         let inherited = resume::take_over(&terms, &store, found)?;
         let now = Moment(monotonic_ns());
+        let connections = Connections::new();
+        for claim in &inherited.saved.claims {
+            claim.machine.holder.iter().for_each(|holder| connections.lane_keys().expect(claim.client, holder.key));
+        }
         let book = Book::resume(limits, incarnation, Box::new(rand::random), inherited.saved, now);
         let lender = Lender {
             incarnation,
@@ -150,7 +154,7 @@ impl Lender {
             store,
             state: inherited.state,
             offers_shm,
-            connections: Connections::new(),
+            connections,
             controls: Controls::default(),
             warned_small: AtomicBool::new(false),
             terms,

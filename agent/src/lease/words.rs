@@ -1,5 +1,6 @@
 //! What goes into the lease book and comes out of it.
 
+use annex_identity::certificate::KeyId;
 use annex_shared::ids::{ClientId, Incarnation, LeaseNumber, Rkey, SessionKey, SlabId};
 use annex_shared::wire::{Lease, Refusal};
 use std::time::Duration;
@@ -27,6 +28,30 @@ pub struct ConnectionId(pub u64);
 pub struct Machine {
     pub host: String,
     pub boot_id: String,
+    /// Whose certificate it showed; `None` without TLS.
+    pub holder: Option<Holder>,
+}
+
+/// Who holds leases, by a certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// `annex://CLUSTER/client/NAME`.
+    pub name: String,
+    /// It is let in with this key also once its certificate has expired.
+    pub key: KeyId,
+}
+
+impl Machine {
+    /// Why the other one is not this client; `None`: it is. Names are compared if both have one:
+    /// TLS may have come or gone with a restart.
+    pub fn other_than(&self, other: &Machine) -> Option<&str> {
+        if let (Some(ours), Some(theirs)) = (&self.holder, &other.holder)
+            && ours.name != theirs.name
+        {
+            return Some(&ours.name);
+        }
+        ((&self.host, &self.boot_id) != (&other.host, &other.boot_id)).then_some(&self.host)
+    }
 }
 
 /// The book's limits.

@@ -75,11 +75,13 @@ pub(super) fn take_over(terms: &Terms, store: &Store, mut found: Found) -> Resul
         }
         is_here
     });
-    for claim in &saved.claims {
-        if !saved.leases.iter().any(|l| l.client == claim.client) {
+    saved.claims.retain(|claim| {
+        let holds = saved.leases.iter().any(|l| l.client == claim.client);
+        if !holds {
             state.forget(claim.client);
         }
-    }
+        holds
+    });
     let (taken, lost) = (saved.leases.len(), before - saved.leases.len());
     if lost > 0 {
         error!("{} did not have the memory of {lost} lent slabs: they are lost", store.what());

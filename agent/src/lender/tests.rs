@@ -40,7 +40,7 @@ impl Rig {
     }
 
     fn hello(&self, client: ClientId) {
-        let machine = Machine { host: "here".into(), boot_id: "b".into() };
+        let machine = Machine { host: "here".into(), boot_id: "b".into(), holder: None };
         self.lender.hello(client, machine, CONNECTION).unwrap();
     }
 

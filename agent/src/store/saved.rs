@@ -15,6 +15,10 @@
 //!            +24 its leases' deadline, CLOCK_MONOTONIC in nanoseconds   u64
 //!            +32 host name                         256
 //!            +288 boot id                          256
+//!            +544 bytes of the certificate's name, at most 255; 0 without TLS   u16
+//!            +546 zeros                            6
+//!            +552 SHA-256 of the certificate's public key   32
+//!            +584 the certificate's name           256
 //! 1052672  slab entries, 65536 of 32 bytes each:
 //!            +0  state: 0 free, 1 lent             u32
 //!            +4  1 if a client had its descriptor  u32
@@ -45,7 +49,7 @@
 //! The agent alone writes, under the book's lock but for descriptors and moves, which are the
 //! slab's own.
 
-use crate::lease::{Machine, Moment, Saved, SavedClaim, SavedLease};
+use crate::lease::{Holder, Machine, Moment, Saved, SavedClaim, SavedLease};
 use annex_shared::api::format_bytes;
 use annex_shared::ids::{ClientId, Incarnation, LeaseNumber, SlabId};
 use annex_shared::memfd;
@@ -187,7 +191,11 @@ impl LeaseState {
                 // An agent before may have saved it as it came.
                 printable(&String::from_utf8_lossy(bytes.unwrap_or_default())).into_owned()
             };
-            let machine = Machine { host: text(32, 4), boot_id: text(288, 6) };
+            let name = Some(text(584, 544)).filter(|name| !name.is_empty());
+            let mut key = [0; 32];
+            key.copy_from_slice(&entry[552..584]);
+            let holder = name.map(|name| Holder { name, key: key.into() });
+            let machine = Machine { host: text(32, 4), boot_id: text(288, 6), holder };
             let client = ClientId(u64_at(entry, 8));
             let (seen, until) = (Incarnation(u64_at(entry, 16)), Moment(u64_at(entry, 24)));
             saved.claims.push(SavedClaim { client, machine: machine.clone(), seen, until });
@@ -287,7 +295,7 @@ impl LeaseState {
     }
 
     fn write_client(&self, client: ClientId, entry: &Entry) {
-        let mut bytes = [0; 544];
+        let mut bytes = [0; 840];
         let mut put = |at: usize, b: &[u8]| bytes[at..at + b.len()].copy_from_slice(b);
         let (host, boot_id) = (cut(&entry.machine.host), cut(&entry.machine.boot_id));
         put(0, &1u32.to_le_bytes());
@@ -298,6 +306,12 @@ impl LeaseState {
         put(24, &entry.until.0.to_le_bytes());
         put(32, host);
         put(288, boot_id);
+        if let Some(Holder { name, key }) = &entry.machine.holder {
+            let name = cut(name);
+            put(544, &(name.len() as u16).to_le_bytes());
+            put(552, key.as_ref());
+            put(584, name);
+        }
         self.write(CLIENT_AT + entry.index * CLIENT_LEN, &bytes);
     }
 
@@ -350,6 +364,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use annex_identity::certificate::KeyId;
 
     const SIZE: u64 = 1 << 20;
     const ANNA: ClientId = ClientId(1);
@@ -360,7 +375,9 @@ mod tests {
     }
 
     fn machine(host: &str) -> Machine {
-        Machine { host: host.into(), boot_id: "b".into() }
+        let name = format!("annex://c/client/{}", &host[..host.len().min(63)]);
+        let holder = Holder { name, key: KeyId::of(host.as_bytes()) };
+        Machine { host: host.into(), boot_id: "b".into(), holder: Some(holder).filter(|_| host != "c") }
     }
 
     fn reopen(state: LeaseState) -> (LeaseState, Saved, HashMap<SlabId, SavedMemory>) {

@@ -3,7 +3,7 @@
 //!
 //! A key is entered at the client's hello and leaves with the client's claim: like its session key,
 //! it outlives the control connection. Whoever is in here also has a standing: its certificate may
-//! have run out meanwhile.
+//! have run out meanwhile. So has a client of the agent before whose leases go on, from the start.
 
 use super::Caller;
 use annex_identity::certificate::KeyId;
@@ -18,22 +18,37 @@ use std::collections::HashMap;
 #[derive(Debug, Default)]
 pub struct LaneKeys(Mutex<HashMap<ClientId, Entry>>);
 
-struct Entry {
-    control: Session,
-    /// What the welcome said: the lease book knows the session by it.
-    session: SessionKey,
+enum Entry {
+    /// Its leases go on from the agent before; it has not said hello to this one.
+    Expected(KeyId),
+    /// With what the welcome said: the lease book knows the session by it.
+    Welcome(Session, SessionKey),
+}
+
+impl Entry {
+    fn key(&self) -> &KeyId {
+        match self {
+            Entry::Expected(key) => key,
+            Entry::Welcome(control, _) => &control.peer.key,
+        }
+    }
 }
 
 impl std::fmt::Debug for Entry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Entry({})", self.control.peer.name)
+        write!(f, "Entry({})", self.key())
     }
 }
 
 impl LaneKeys {
     /// A client said hello on this control session.
     pub fn enter(&self, client: ClientId, session: SessionKey, control: Session) {
-        self.lock().insert(client, Entry { control, session });
+        self.lock().insert(client, Entry::Welcome(control, session));
+    }
+
+    /// A client with this key may come back to its leases.
+    pub fn expect(&self, client: ClientId, key: KeyId) {
+        self.lock().insert(client, Entry::Expected(key));
     }
 
     /// A client's claim is over.
@@ -46,7 +61,9 @@ impl LaneKeys {
     pub fn verify(&self, shown: &LaneProof, connection: Binding) -> Result<Caller, AdmitError> {
         let LaneProof { client, incarnation, lane, mac } = *shown;
         let entries = self.lock();
-        let Entry { control, session } = entries.get(&client).ok_or(AdmitError::UnknownClient)?;
+        let Some(Entry::Welcome(control, session)) = entries.get(&client) else {
+            return Err(AdmitError::UnknownClient);
+        };
         let lane = Lane { incarnation, lane, connection };
         control.key.verify(Side::Client, &lane, &mac).map_err(|_| AdmitError::WrongProof)?;
         let proof = Proof { client, incarnation, session: *session };
@@ -60,6 +77,20 @@ impl LaneKeys {
 
 impl Standings for LaneKeys {
     fn holds(&self, key: &KeyId) -> bool {
-        self.lock().values().any(|entry| entry.control.peer.key == *key)
+        self.lock().values().any(|entry| entry.key() == key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_whose_leases_go_on_has_a_standing_before_its_hello() {
+        let (keys, client, key) = (LaneKeys::default(), ClientId(1), KeyId::from([1; 32]));
+        keys.expect(client, key);
+        assert!(keys.holds(&key) && !keys.holds(&[2; 32].into()));
+        keys.leave(client);
+        assert!(!keys.holds(&key));
     }
 }

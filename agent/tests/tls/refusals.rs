@@ -1,6 +1,6 @@
 //! Each peer that doesn't belong is refused, and the agent's log says who it was and what to do.
 
-use crate::bed::{ANNA, Control, Donor, Host};
+use crate::bed::{ANNA, Control, Donor, Host, Lane, noise};
 use annex_identity::ca::to_pem;
 use annex_identity::key::Key;
 use annex_identity::stream::Stream;
@@ -34,6 +34,21 @@ fn a_donor_that_wants_to_borrow() {
     let donor = Donor::secure(&pki);
     is_refused(&Host::new(&pki, &pki, &leaf_now("annex://c/donor/elm", 30)), &donor);
     donor.says("annex://c/donor/elm has the wrong role: a client is expected here");
+}
+
+/// Its certificate is good, and it knows all that Anna's hello says.
+#[test]
+fn another_client_with_her_id() {
+    let pki = Pki::new("c");
+    let (donor, anna) = (Donor::secure(&pki), Host::honest(&pki));
+    let mut control = Control::new(anna.connect(donor.addr).unwrap());
+    let (welcome, lease) = control.settle(ANNA);
+    let bert = Host::new(&pki, &pki, &leaf_now("annex://c/client/bert", 30));
+    let said = Control::new(bert.connect(donor.addr).unwrap()).hello(ANNA);
+    let Ok(Event::Refused(Refusal::ClientInUse { host, .. })) = &said else { panic!("{said:?}") };
+    assert_eq!(host, "annex://c/client/anna");
+    let mut lane = Lane::open(donor.addr, ANNA, &welcome, Some(anna.tls(&control))).unwrap();
+    lane.round_trip(lease.rkey, &noise(4096), 4096).unwrap();
 }
 
 #[test]

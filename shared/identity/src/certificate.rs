@@ -37,6 +37,18 @@ impl KeyId {
     }
 }
 
+impl From<[u8; 32]> for KeyId {
+    fn from(hash: [u8; 32]) -> KeyId {
+        KeyId(hash)
+    }
+}
+
+impl AsRef<[u8]> for KeyId {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
 impl fmt::Display for KeyId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&HEXLOWER.encode(&self.0))

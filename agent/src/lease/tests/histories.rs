@@ -152,7 +152,7 @@ proptest! {
             match step {
                 Step::Hello { client, elsewhere } => {
                     next_connection += 1;
-                    let machine = Machine { host: "h".into(), boot_id: format!("{elsewhere}") };
+                    let machine = Machine { host: "h".into(), boot_id: format!("{elsewhere}"), holder: None };
                     if let Ok(greeting) = book.hello(ClientId(client), machine.clone(), conn(next_connection), now) {
                         observer.machines.insert(ClientId(client), machine);
                         connections.insert(client, next_connection);

@@ -24,7 +24,7 @@ fn conn(n: u64) -> ConnectionId {
 }
 
 fn home() -> Machine {
-    Machine { host: "home".into(), boot_id: "b1".into() }
+    Machine { host: "home".into(), boot_id: "b1".into(), holder: None }
 }
 
 fn counting_from(first: u64) -> Draw {
@@ -146,7 +146,7 @@ fn only_the_newest_connection_of_a_client_counts() {
 #[test]
 fn a_cloned_client_id_is_refused_until_the_first_machine_s_claim_ends() {
     let mut book = book(4, 4, 0);
-    let elsewhere = || Machine { host: "clone".into(), boot_id: "b2".into() };
+    let elsewhere = || Machine { host: "clone".into(), boot_id: "b2".into(), holder: None };
     book.hello(ANNA, home(), conn(1), at(0.0)).unwrap();
     lease(&mut book, ANNA, 1, 1, at(0.0)).unwrap();
     let refused = book.hello(ANNA, elsewhere(), conn(2), at(4.0)).unwrap_err();
@@ -157,6 +157,23 @@ fn a_cloned_client_id_is_refused_until_the_first_machine_s_claim_ends() {
     let actions = book.take_actions();
     assert!(actions.contains(&Action::Forget { client: ANNA }), "{actions:?}");
     assert!(actions.contains(&Action::Supersede { connection: conn(1) }), "{actions:?}");
+}
+
+/// Every donor is told a client's id, and so may know another donor's clients.
+#[test]
+fn a_client_id_belongs_to_the_certificate_that_it_came_with() {
+    let mut book = book(4, 4, 0);
+    let shows = |name: &str, key| {
+        let holder = Holder { name: format!("annex://c/client/{name}"), key: [key; 32].into() };
+        Machine { holder: Some(holder), ..home() }
+    };
+    book.hello(ANNA, shows("anna", 1), conn(1), at(0.0)).unwrap();
+    lease(&mut book, ANNA, 1, 1, at(0.0)).unwrap();
+    let refused = book.hello(ANNA, shows("bert", 2), conn(2), at(4.0)).unwrap_err();
+    assert_eq!(refused, Refusal::ClientInUse { host: "annex://c/client/anna".into(), ends_in_s: 7 });
+    // A certificate of another key, and none once the agent has no TLS.
+    assert_eq!(book.hello(ANNA, shows("anna", 3), conn(3), at(5.0)).unwrap().held.len(), 1);
+    assert_eq!(book.hello(ANNA, home(), conn(4), at(6.0)).unwrap().held.len(), 1);
 }
 
 #[test]
@@ -356,7 +373,7 @@ fn a_client_is_not_lent_anew_what_it_does_not_know_it_lost() {
 #[test]
 fn another_machine_does_not_inherit_a_client_s_leases() {
     let mut book = next_book(4, annas(&[1]), at(20.0));
-    let elsewhere = Machine { host: "clone".into(), boot_id: "b2".into() };
+    let elsewhere = Machine { host: "clone".into(), boot_id: "b2".into(), holder: None };
     assert!(matches!(book.hello(ANNA, elsewhere, conn(1), at(21.0)), Err(Refusal::ClientInUse { .. })));
     assert!(matches!(book.hello(BERT, home(), conn(1), at(21.0)), Ok(g) if g.resumed.is_none() && g.held.is_empty()));
 }
