@@ -3,6 +3,7 @@
 use annex_shared::printable::printable;
 use serde::Serialize;
 use std::fmt::Write;
+use std::io::IsTerminal;
 
 /// How a check came out, from good to bad.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -119,6 +120,13 @@ impl Report {
         let _ = writeln!(text, "\n{ok} ok, {warn} to look at (WARN), {fail} wrong (FAIL)");
         text
     }
+}
+
+/// Colours are for people who look at a terminal that has them.
+pub fn is_coloured() -> bool {
+    let told = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+    let is_dumb = told("TERM").is_none_or(|term| term == "dumb");
+    std::io::stdout().is_terminal() && !is_dumb && told("NO_COLOR").is_none()
 }
 
 #[cfg(test)]
