@@ -1,8 +1,6 @@
-//! The files of a host, and all checks of one.
+//! The files of a host, and for whom they are looked at.
 
 use crate::report::Check;
-use crate::userfaultfd::Answer;
-use crate::{kernel, memory, network, process, rdma, userfaultfd};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -116,23 +114,4 @@ impl Subject {
             None => "this shell".to_owned(),
         }
     }
-}
-
-/// All checks of a host. `userfaultfd` is what the kernel said; a donor needs none.
-pub fn checks(host: &Host, subject: &Subject, userfaultfd: Option<&Answer>) -> Vec<Check> {
-    let mut checks = vec![kernel::version(host, subject)];
-    checks.extend(userfaultfd.map(userfaultfd::check));
-    checks.push(process::privileges(host, subject));
-    checks.extend(process::capabilities(host, subject));
-    checks.push(process::memlock(host, subject));
-    checks.push(memory::cgroup(host, subject));
-    checks.push(memory::free(host, subject));
-    checks.push(memory::swap(host, subject));
-    if subject.role == Role::Client {
-        checks.push(memory::huge_pages(host, subject));
-    }
-    checks.push(memory::overcommit(host, subject));
-    checks.push(network::check(host, subject));
-    checks.extend(rdma::checks(host, subject));
-    checks
 }

@@ -7,13 +7,14 @@
 //! and what the caller may not read is a warning.
 //!
 //! - [`report`]: checks, their numbers, and how they are printed.
-//! - [`host`]: the files of a host, and all checks of one.
+//! - [`host`]: the files of a host; [`all`]: all checks of one.
 //! - [`kernel`], [`userfaultfd`], [`process`], [`memory`], [`rdma`], [`network`]: the checks.
 //! - [`addresses`]: what is to be said of a donor's address by itself.
 
 #![deny(unsafe_code)]
 
 pub mod addresses;
+pub mod all;
 pub mod host;
 pub mod kernel;
 pub mod memory;
@@ -27,7 +28,8 @@ pub mod userfaultfd;
 #[cfg(test)]
 mod tests;
 
-pub use host::{Host, Role, Subject, checks};
+pub use all::checks;
+pub use host::{Host, Role, Subject};
 pub use report::{Check, Outcome, Report};
 
 use std::time::Duration;

@@ -1,6 +1,7 @@
 //! Each check of a host on folders with files made up: once as it should be, once as it fails.
 
-use crate::host::{Host, Role, Subject, checks};
+use crate::all::checks;
+use crate::host::{Host, Role, Subject};
 use crate::report::{Check, Outcome};
 use crate::userfaultfd::{Answer, FEATURES};
 use crate::{kernel, memory, network, process, rdma};
