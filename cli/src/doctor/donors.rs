@@ -30,6 +30,14 @@ pub struct Donor {
     pub info: Option<DonorInfo>,
 }
 
+/// Why there is no connection.
+#[derive(Clone, Debug)]
+pub enum Unreached {
+    /// The address leads nowhere.
+    Unknown(String),
+    Failed(String),
+}
+
 /// The file's donors, then those that only annexd knows.
 pub fn merge(file: &[config::Donor], known: &[DonorInfo]) -> Vec<Donor> {
     let of_file = file.iter().map(|donor| {
@@ -48,7 +56,7 @@ pub fn merge(file: &[config::Donor], known: &[DonorInfo]) -> Vec<Donor> {
 }
 
 /// The median time that a connection takes, or why there is none. All donors are tried at once.
-pub fn reach(donors: &[Donor]) -> Vec<Result<Duration, String>> {
+pub fn reach(donors: &[Donor]) -> Vec<Result<Duration, Unreached>> {
     let (send, receive) = channel();
     for (nth, donor) in donors.iter().enumerate() {
         let (send, address) = (send.clone(), donor.address.clone());
@@ -56,7 +64,7 @@ pub fn reach(donors: &[Donor]) -> Vec<Result<Duration, String>> {
         std::thread::spawn(move || send.send((nth, connect(&address))));
     }
     drop(send);
-    let mut found = vec![Err(format!("no answer within {} s", LIMIT.as_secs())); donors.len()];
+    let mut found = vec![Err(Unreached::Failed(format!("no answer within {} s", LIMIT.as_secs()))); donors.len()];
     let end = Instant::now() + LIMIT;
     while let Ok((nth, reached)) = receive.recv_timeout(end.saturating_duration_since(Instant::now())) {
         found[nth] = reached;
@@ -64,8 +72,8 @@ pub fn reach(donors: &[Donor]) -> Vec<Result<Duration, String>> {
     found
 }
 
-fn connect(address: &str) -> Result<Duration, String> {
-    let resolved = address.to_socket_addrs().map_err(|e| format!("failed to look up {address}: {e}"))?;
+fn connect(address: &str) -> Result<Duration, Unreached> {
+    let resolved = address.to_socket_addrs().map_err(|e| Unreached::Unknown(e.to_string()))?;
     let resolved: Vec<SocketAddr> = resolved.collect();
     let mut failure = io::Error::from(io::ErrorKind::NotFound);
     for to in resolved {
@@ -78,7 +86,7 @@ fn connect(address: &str) -> Result<Duration, String> {
             Err(e) => failure = e,
         }
     }
-    Err(failure.to_string())
+    Err(Unreached::Failed(failure.to_string()))
 }
 
 fn time(to: SocketAddr) -> io::Result<Duration> {
@@ -96,11 +104,12 @@ pub struct Surroundings {
 }
 
 /// Judges one donor.
-pub fn judge(donor: &Donor, reached: &Result<Duration, String>, around: Surroundings) -> Check {
+pub fn judge(donor: &Donor, reached: &Result<Duration, Unreached>, around: Surroundings) -> Check {
     let named = if donor.name == donor.address { String::new() } else { format!("{}, ", donor.address) };
     let wire = match reached {
         Ok(median) => format!("{named}TCP connect {} µs (median of {CONNECTS})", median.as_micros()),
-        Err(why) => format!("{named}no TCP connection: {why}"),
+        Err(Unreached::Unknown(why)) => format!("{named}no such address: {why}"),
+        Err(Unreached::Failed(why)) => format!("{named}no TCP connection: {why}"),
     };
     let said = match &donor.info {
         Some(info) => format!("{wire}; annexd: {}", told(info)),
@@ -113,7 +122,10 @@ pub fn judge(donor: &Donor, reached: &Result<Duration, String>, around: Surround
         (Err(_), Some(DonorState::Up)) => {
             Check::warn(name, said, "ask again; if it stays so, new connections to the donor are refused")
         }
-        (Err(_), _) => Check::fail(name, said, ON_THE_DONOR),
+        (Err(Unreached::Unknown(_)), _) => {
+            Check::fail(name, said, "correct the address in [[pool.donor]], or the name in DNS or /etc/hosts")
+        }
+        (Err(Unreached::Failed(_)), _) => Check::fail(name, said, ON_THE_DONOR),
         (Ok(_), Some(DonorState::Lost)) => {
             Check::fail(name, said, "on that host: journalctl -u annex-agent; here: annex events")
         }
@@ -167,7 +179,12 @@ mod tests {
     }
 
     fn outcome(state: Option<&str>, reached: Result<u64, &str>, around: Surroundings) -> Outcome {
-        judge(&donor(state), &reached.map(Duration::from_micros).map_err(str::to_owned), around).outcome
+        judge(
+            &donor(state),
+            &reached.map(Duration::from_micros).map_err(|why| Unreached::Failed(why.to_owned())),
+            around,
+        )
+        .outcome
     }
 
     #[test]
@@ -214,7 +231,10 @@ mod tests {
         let nowhere = Donor { address: "no-such-host.invalid:1".into(), ..donor(None) };
         let found = reach(&[there, closed, nowhere]);
         assert!(found[0].as_ref().is_ok_and(|median| *median < CONNECT_LIMIT), "{found:?}");
-        assert!(found[1].as_ref().is_err_and(|why| why.contains("refused")), "{found:?}");
-        assert!(found[2].is_err(), "{found:?}");
+        assert!(
+            found[1].as_ref().is_err_and(|why| matches!(why, Unreached::Failed(why) if why.contains("refused"))),
+            "{found:?}"
+        );
+        assert!(matches!(found[2], Err(Unreached::Unknown(_))), "{found:?}");
     }
 }

@@ -42,10 +42,12 @@ fn copies(config: &Config, known: usize) -> Check {
         }
         () if hosts < copies => Check::warn(
             NAME,
-            format!("{copies} copies on {donors} donors of {hosts} hosts: one host that fails takes all copies"),
+            format!(
+                "copies: {copies}, donors: {donors}, their hosts: {hosts}: a host that fails takes all copies of a page"
+            ),
             "add a donor on another host",
         ),
-        () => Check::ok(NAME, format!("{copies}, on {donors} donors of {hosts} hosts")),
+        () => Check::ok(NAME, format!("copies: {copies}, donors: {donors}, their hosts: {hosts}")),
     }
 }
 
@@ -140,7 +142,7 @@ fn insecure(config: &Config) -> Vec<Check> {
     if remote > 0 {
         checks.push(Check::warn(
             "network",
-            format!("pages go to {remote} donors without encryption or authentication"),
+            format!("pages go to other machines without encryption or authentication (donors: {remote})"),
             "use a network that only your donors and clients are on (docs/operations.md)",
         ));
     }
@@ -184,8 +186,13 @@ mod tests {
         assert_found(&donors(&["a:1"]), "replicas", Outcome::Fail, "2 copies need 2 donors, and the file names 1");
         let spilled = format!("[spill]\npath = '/s'\n{}", donors(&["a:1"]));
         assert_found(&spilled, "replicas", Outcome::Warn, "go to the spill file");
-        assert_found(&donors(&["a:1", "a:2"]), "replicas", Outcome::Warn, "one host that fails takes all copies");
-        assert_found(&donors(&["a:1", "b:1"]), "replicas", Outcome::Ok, "2, on 2 donors of 2 hosts");
+        assert_found(
+            &donors(&["a:1", "a:2"]),
+            "replicas",
+            Outcome::Warn,
+            "their hosts: 1: a host that fails takes all copies",
+        );
+        assert_found(&donors(&["a:1", "b:1"]), "replicas", Outcome::Ok, "copies: 2, donors: 2, their hosts: 2");
         assert_found("", "replicas", Outcome::Warn, "names no donor");
         assert_eq!(lints(&parse("").unwrap(), 2, false)[0].outcome, Outcome::Ok);
     }
@@ -237,7 +244,7 @@ mod tests {
         let text = "[kv]\nenabled = true\nlisten = ['0.0.0.0:6379']\n[metrics]\nlisten = '0.0.0.0:9500'\n";
         assert_found(text, "metrics", Outcome::Warn, "0.0.0.0:9500");
         assert_found(text, "KV API", Outcome::Warn, "0.0.0.0:6379");
-        assert_found(&donors(&["10.0.0.1:1", "127.0.0.1:2"]), "network", Outcome::Warn, "pages go to 1 donors");
+        assert_found(&donors(&["10.0.0.1:1", "127.0.0.1:2"]), "network", Outcome::Warn, "(donors: 1)");
         let local = linted(&donors(&["127.0.0.1:1", "localhost:2"]));
         assert!(!local.iter().any(|check| check.name == "network"), "{local:?}");
     }

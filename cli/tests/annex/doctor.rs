@@ -115,7 +115,7 @@ fn without_annexd_all_else_is_checked() {
         "kernel: Linux 6.12.9",
         "  FAIL  annexd: annexd is not running: nothing answers on ",
         "remedy: start it (systemctl start annexd)",
-        "  WARN  replicas: 2 copies on 2 donors of 1 hosts",
+        "  WARN  replicas: copies: 2, donors: 2, their hosts: 1",
         "TCP connect ",
         " 1 wrong (FAIL)",
     ] {
