@@ -32,6 +32,15 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Look for what keeps this machine from lending: the host, the agent, its configuration
+    ///
+    /// Each check is ok, WARN or FAIL, with what to do. Changes nothing, and works without an
+    /// agent. Reads /etc/annex/agent.toml unless --config names another file. Exits with 1 if
+    /// something fails.
+    Doctor {
+        #[arg(long)]
+        json: bool,
+    },
     /// Empty a running agent for maintenance: nothing is lent any more, clients are asked to move
     /// their pages elsewhere and return what they have. Waits until it is empty; where that is
     /// interrupted, draining goes on. Nothing is revoked, and an agent that is restarted lends

@@ -11,6 +11,7 @@
 //! - [`control`]: what is said on a control connection; [`controls`]: all that are open.
 //! - [`places`]: who may have a connection; [`opening`]: until it is known what it is for.
 //! - [`local`]: the administrator's API: status, draining.
+//! - [`doctor`]: what keeps this machine from lending.
 //! - [`metrics`]: what Prometheus is shown.
 //! - [`targets`]: data connections.
 //! - [`agent`]: sockets and threads around all that.
@@ -21,6 +22,7 @@ pub mod agent;
 pub mod config;
 pub mod control;
 pub mod controls;
+pub mod doctor;
 pub mod flags;
 pub mod hugepages;
 pub mod lease;

@@ -1,7 +1,8 @@
 //! The annex-agent program: process set-up, signals.
 
 use annex_agent::flags::{Command, Flags, Settings};
-use annex_agent::{Agent, Config, local, store};
+use annex_agent::{Agent, Config, doctor, local, store};
+use annex_doctor::report;
 use annex_host::failpoint;
 use annex_shared::config::check_log_filter;
 use annex_shared::printable::{printable, printable_json, printable_lines};
@@ -23,7 +24,7 @@ const STATUS_PERIOD: Duration = Duration::from_secs(5);
 
 fn main() -> ExitCode {
     match run(Flags::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(e) => {
             eprintln!("annex-agent: {}", printable_lines(&format!("{e:#}")));
             ExitCode::FAILURE
@@ -31,7 +32,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(flags: Flags) -> anyhow::Result<()> {
+fn run(flags: Flags) -> anyhow::Result<ExitCode> {
     check_log_filter(&flags.log).map_err(told).context("bad --log")?;
     let filter = EnvFilter::try_new(&flags.log).context("bad --log")?;
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
@@ -40,31 +41,8 @@ fn run(flags: Flags) -> anyhow::Result<()> {
         Some(_) => log.with_ansi(false).without_time().init(),
         None => log.with_ansi(std::io::stderr().is_terminal()).init(),
     }
-    match flags.command {
-        Some(Command::CheckConfig { file }) => {
-            annex_agent::agent::check(Config::load(&file).map_err(told)?).map_err(told)?;
-            return say(&format!("{}: good", file.display()));
-        }
-        Some(Command::Keeper { socket }) => {
-            return store::keeper::run(&socket)
-                .with_context(|| format!("the keeper at {} could not go on", socket.display()));
-        }
-        Some(Command::Status { json }) => {
-            let status = local::call(&control_socket(flags.set)?, "GET", "/v1/status").map_err(told)?;
-            match json {
-                true => return say(&printable_json(&serde_json::to_string_pretty(&status)?)),
-                false => local::print_status(&status),
-            }
-            return Ok(());
-        }
-        Some(Command::Drain { cancel: true, .. }) => {
-            let status = local::call(&control_socket(flags.set)?, "DELETE", "/v1/drain").map_err(told)?;
-            return say(&format!("{} lends again", printable(&status.name)));
-        }
-        Some(Command::Drain { timeout, json, .. }) => {
-            return local::drain(&control_socket(flags.set)?, timeout.map(|t| t.0), json).map_err(told);
-        }
-        None => {}
+    if let Some(command) = flags.command {
+        return ask(command, flags.set);
     }
     failpoint::arm()?;
     let config = flags.set.over_file().map_err(told)?;
@@ -83,11 +61,48 @@ fn run(flags: Flags) -> anyhow::Result<()> {
     signals.thread_unblock().context("failed to unblock signals")?;
     if signal == Signal::SIGUSR2 && agent.can_hand_over() {
         info!("stopped; the leases wait for the next agent");
-        return Ok(());
+        return Ok(ExitCode::SUCCESS);
     }
     agent.shutdown();
     info!("stopped");
-    Ok(())
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Everything but being an agent.
+fn ask(command: Command, set: Settings) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::CheckConfig { file } => {
+            annex_agent::agent::check(Config::load(&file).map_err(told)?).map_err(told)?;
+            say(&format!("{}: good", file.display()))?;
+        }
+        Command::Keeper { socket } => {
+            store::keeper::run(&socket)
+                .with_context(|| format!("the keeper at {} could not go on", socket.display()))?;
+        }
+        Command::Status { json } => {
+            let status = local::call(&control_socket(set)?, "GET", "/v1/status").map_err(told)?;
+            match json {
+                true => say(&printable_json(&serde_json::to_string_pretty(&status)?))?,
+                false => local::print_status(&status),
+            }
+        }
+        Command::Doctor { json } => {
+            let found = doctor::doctor(set);
+            match json {
+                true => say(&printable_json(&serde_json::to_string_pretty(&found)?))?,
+                false => say(found.text(report::is_coloured()).trim_end())?,
+            }
+            return Ok(ExitCode::from(found.exit_code()));
+        }
+        Command::Drain { cancel: true, .. } => {
+            let status = local::call(&control_socket(set)?, "DELETE", "/v1/drain").map_err(told)?;
+            say(&format!("{} lends again", printable(&status.name)))?;
+        }
+        Command::Drain { timeout, json, .. } => {
+            local::drain(&control_socket(set)?, timeout.map(|t| t.0), json).map_err(told)?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Prints a line. A reader that has gone away has seen enough.

@@ -78,6 +78,11 @@ pub enum Command {
     ///
     /// annexd keeps the last thousand events, also when it is killed or replaced while apps run.
     Events(EventsArgs),
+    /// Look for what is wrong with this host, annexd, its configuration and its donors
+    ///
+    /// Each check is ok, WARN or FAIL, with what to do. Changes nothing, and works without annexd.
+    /// Exits with 1 if something fails.
+    Doctor(DoctorArgs),
     /// Measure what programs would see: memory touched in RAM, and with a part of it resident
     ///
     /// Uses the donors that annexd has now, and checks every page. Takes about two minutes unless
@@ -219,6 +224,19 @@ pub struct EventsArgs {
     /// Only what is younger than this: 30s, 10m, 2h [default: all]
     #[arg(long, value_name = "TIME")]
     pub since: Option<TimeSpan>,
+}
+
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Also write all that a maintainer needs to this new file, without secrets [default: none]
+    #[arg(long, value_name = "FILE")]
+    pub bundle: Option<PathBuf>,
+    /// annexd's configuration file [default: /etc/annex/annexd.toml]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Look at the /proc, /sys and /dev that lie beneath this folder
+    #[arg(long, value_name = "DIR", default_value = "/", hide = true)]
+    pub root: PathBuf,
 }
 
 #[derive(Debug, Args)]

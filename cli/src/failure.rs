@@ -44,12 +44,16 @@ pub enum Failure {
     Setup(#[source] io::Error),
     #[error(transparent)]
     Ca(#[from] CaError),
+    #[error("failed to write the bundle {}: {source}", .path.display())]
+    Bundle { path: PathBuf, source: io::Error },
+    #[error("there is a file {} already, and a bundle replaces none", .path.display())]
+    BundleExists { path: PathBuf },
     #[error("failed to read the request {}: {why}", .path.display())]
     Csr { path: PathBuf, why: String },
 }
 
 impl Failure {
-    fn kind(&self) -> ErrorCode {
+    pub fn kind(&self) -> ErrorCode {
         match self {
             Failure::Refused(error) => error.kind,
             Failure::NotRunning { .. } | Failure::Lost(_) => ErrorCode::Unavailable,
@@ -67,8 +71,12 @@ impl Failure {
                     ErrorCode::BadRequest
                 }
             },
-            Failure::ZeroByte | Failure::Csr { .. } | Failure::NotTerminal(_) => ErrorCode::BadRequest,
+            Failure::ZeroByte | Failure::Csr { .. } | Failure::NotTerminal(_) | Failure::BundleExists { .. } => {
+                ErrorCode::BadRequest
+            }
+            Failure::Bundle { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => ErrorCode::Forbidden,
             Failure::Connect { .. }
+            | Failure::Bundle { .. }
             | Failure::Garbled(_)
             | Failure::Output(_)
             | Failure::Setup(_)
@@ -77,7 +85,7 @@ impl Failure {
         }
     }
 
-    fn remedy(&self) -> String {
+    pub fn remedy(&self) -> String {
         match self {
             Failure::Refused(error) => error.remedy.clone(),
             Failure::NotRunning { .. } => "start it (systemctl start annexd), or name its socket with --socket".into(),
@@ -87,6 +95,8 @@ impl Failure {
             }
             Failure::Csr { .. } => "make one as docs/commands.md shows (annex ca sign)".into(),
             Failure::NotTerminal(_) => "annex top --once prints one frame as text".into(),
+            Failure::Bundle { .. } => "nothing is left of it; give --bundle a file elsewhere".into(),
+            Failure::BundleExists { .. } => "give --bundle another name, or remove that file".into(),
             Failure::Ca(CaError::Exists(_)) => "use it, or give another folder with --dir".into(),
             _ => String::new(),
         }

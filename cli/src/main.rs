@@ -10,6 +10,7 @@
 //! - [`mod@bench`]: measures this host with the donors it has.
 //! - [`listing`]: `apps`, `slabs`, `donors` and `status` as tables; [`table`] draws them.
 //! - [`ca`]: a CA's folder. The one command that does not speak to annexd.
+//! - [`mod@doctor`]: looks for what is wrong, and works without annexd.
 //! - [`mod@top`]: the same live, what hurts most first.
 //! - [`output`]: prints what annexd answered.
 
@@ -18,6 +19,7 @@ mod bench;
 mod ca;
 mod client;
 mod detach;
+mod doctor;
 mod events;
 mod failure;
 mod interrupt;
@@ -70,6 +72,7 @@ fn dispatch(cli: &Cli) -> Result<ExitCode, Failure> {
             return Ok(ExitCode::from(if *check { status.severity().exit_code() } else { 0 }));
         }
         Command::Top(args) => return top::top(&client, args, &cli.socket, cli.json),
+        Command::Doctor(args) => return doctor::doctor(args, &cli.socket, cli.json),
         Command::Events(args) => events::events(&client, args, cli.json),
         Command::Bench(args) => bench::bench(&client, args, &cli.socket, cli.json),
         Command::BenchPattern(args) => bench::pattern(args),

@@ -1,10 +1,12 @@
 //! The `annex` binary against a real control socket with a scripted pager and pool behind it.
 //!
 //! - [`annexd`]: that socket, and the binary asking it.
+//! - [`doctor`]: `annex doctor`.
 //! - [`terminal`]: the binary on a terminal whose screen the test reads.
 //! - [`top`]: `annex top`.
 
 mod annexd;
+mod doctor;
 mod terminal;
 mod top;
 

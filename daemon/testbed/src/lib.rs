@@ -276,15 +276,21 @@ impl Apps for ScriptedApps {
     }
 }
 
-/// A pool with two donors, one of them lost.
+/// A pool with two donors, one of them lost until it is healed.
 #[derive(Default)]
 pub struct ScriptedDonors {
     error: Mutex<Option<ApiError>>,
+    healed: Mutex<Option<[String; 2]>>,
 }
 
 impl ScriptedDonors {
     pub fn fail(&self, error: ApiError) {
         *self.error.lock() = Some(error);
+    }
+
+    /// Both donors are up from now on, at these addresses, and every page has its copies.
+    pub fn heal(&self, addresses: [String; 2]) {
+        *self.healed.lock() = Some(addresses);
     }
 }
 
@@ -317,6 +323,10 @@ impl Donors for ScriptedDonors {
             why: "connection refused".into(),
             ..up.clone()
         };
+        if let Some([first, second]) = self.healed.lock().clone() {
+            let other = DonorInfo { name: lost.name, address: second, ..up.clone() };
+            return vec![DonorInfo { address: first, ..up }, other];
+        }
         vec![up, lost]
     }
 
@@ -373,17 +383,21 @@ impl Donors for ScriptedDonors {
     }
 
     fn info(&self) -> PoolInfo {
+        let degraded = if self.healed.lock().is_some() { 0 } else { 16 };
         PoolInfo {
             capacity: 1 << 30,
             used: 700 << 20,
             extents: 16,
-            degraded_extents: 16,
-            last_copy_extents: 16,
+            degraded_extents: degraded,
+            last_copy_extents: degraded,
             ..PoolInfo::default()
         }
     }
 
     fn warnings(&self) -> Vec<String> {
+        if self.healed.lock().is_some() {
+            return Vec::new();
+        }
         vec!["donor rack2-db9 (10.0.1.9:7411) is lost: connection refused; 16 extents have one copy less".into()]
     }
 

@@ -1,0 +1,240 @@
+//! Whether each donor can be reached, and what annexd says of it.
+
+use super::config;
+use annex_doctor::Check;
+use annex_shared::api::{DonorInfo, DonorState};
+use annex_shared::transport::Transport;
+use std::io;
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+/// Connections that are measured, and how long each may take.
+const CONNECTS: usize = 5;
+const CONNECT_LIMIT: Duration = Duration::from_secs(1);
+/// How long all of it may take for one donor, the look-up of its name included.
+const LIMIT: Duration = Duration::from_secs(8);
+/// A page over TCP takes at least this long. Above it programs will feel each fault.
+const SLOW: Duration = Duration::from_millis(2);
+const ON_THE_DONOR: &str =
+    "on that host: systemctl status annex-agent, listen in agent.toml, and the firewall for that port";
+
+/// A donor that the file or annexd names.
+#[derive(Clone, Debug)]
+pub struct Donor {
+    pub name: String,
+    pub address: String,
+    /// Configured to use TCP.
+    pub is_tcp: bool,
+    /// What annexd says.
+    pub info: Option<DonorInfo>,
+}
+
+/// Why there is no connection.
+#[derive(Clone, Debug)]
+pub enum Unreached {
+    /// The address leads nowhere.
+    Unknown(String),
+    Failed(String),
+}
+
+/// The file's donors, then those that only annexd knows.
+pub fn merge(file: &[config::Donor], known: &[DonorInfo]) -> Vec<Donor> {
+    let of_file = file.iter().map(|donor| {
+        let info = known.iter().find(|info| info.address == donor.address).cloned();
+        let name = info.as_ref().map_or_else(|| donor.label().to_owned(), |info| info.name.clone());
+        Donor { name, address: donor.address.clone(), is_tcp: donor.transport == "tcp", info }
+    });
+    let others = known.iter().filter(|info| file.iter().all(|donor| donor.address != info.address));
+    let others = others.map(|info| Donor {
+        name: info.name.clone(),
+        address: info.address.clone(),
+        is_tcp: false,
+        info: Some(info.clone()),
+    });
+    of_file.chain(others).collect()
+}
+
+/// The median time that a connection takes, or why there is none. All donors are tried at once.
+pub fn reach(donors: &[Donor]) -> Vec<Result<Duration, Unreached>> {
+    let (send, receive) = channel();
+    for (nth, donor) in donors.iter().enumerate() {
+        let (send, address) = (send.clone(), donor.address.clone());
+        // Left behind if a name server does not answer; the process ends all the same.
+        std::thread::spawn(move || send.send((nth, connect(&address))));
+    }
+    drop(send);
+    let mut found = vec![Err(Unreached::Failed(format!("no answer within {} s", LIMIT.as_secs()))); donors.len()];
+    let end = Instant::now() + LIMIT;
+    while let Ok((nth, reached)) = receive.recv_timeout(end.saturating_duration_since(Instant::now())) {
+        found[nth] = reached;
+    }
+    found
+}
+
+fn connect(address: &str) -> Result<Duration, Unreached> {
+    let resolved = address.to_socket_addrs().map_err(|e| Unreached::Unknown(e.to_string()))?;
+    let resolved: Vec<SocketAddr> = resolved.collect();
+    let mut failure = io::Error::from(io::ErrorKind::NotFound);
+    for to in resolved {
+        let times: io::Result<Vec<Duration>> = (0..CONNECTS).map(|_| time(to)).collect();
+        match times {
+            Ok(mut times) => {
+                times.sort();
+                return Ok(times[CONNECTS / 2]);
+            }
+            Err(e) => failure = e,
+        }
+    }
+    Err(Unreached::Failed(failure.to_string()))
+}
+
+fn time(to: SocketAddr) -> io::Result<Duration> {
+    let begun = Instant::now();
+    TcpStream::connect_timeout(&to, CONNECT_LIMIT)?;
+    Ok(begun.elapsed())
+}
+
+/// What is true for all donors.
+#[derive(Clone, Copy, Debug)]
+pub struct Surroundings {
+    pub annexd_answers: bool,
+    /// This host has an RDMA port that is up.
+    pub has_rdma: bool,
+}
+
+/// Judges one donor.
+pub fn judge(donor: &Donor, reached: &Result<Duration, Unreached>, around: Surroundings) -> Check {
+    let named = if donor.name == donor.address { String::new() } else { format!("{}, ", donor.address) };
+    let wire = match reached {
+        Ok(median) => format!("{named}TCP connect {} µs (median of {CONNECTS})", median.as_micros()),
+        Err(Unreached::Unknown(why)) => format!("{named}no such address: {why}"),
+        Err(Unreached::Failed(why)) => format!("{named}no TCP connection: {why}"),
+    };
+    let said = match &donor.info {
+        Some(info) => format!("{wire}; annexd: {}", told(info)),
+        None => wire.clone(),
+    };
+    let name = donor.name.clone();
+    let state = donor.info.as_ref().map(|info| info.state);
+    let is_over_tcp = donor.info.as_ref().is_some_and(|info| info.transport == Some(Transport::Tcp));
+    match (reached, state) {
+        (Err(_), Some(DonorState::Up)) => {
+            Check::warn(name, said, "ask again; if it stays so, new connections to the donor are refused")
+        }
+        (Err(Unreached::Unknown(_)), _) => {
+            Check::fail(name, said, "correct the address in [[pool.donor]], or the name in DNS or /etc/hosts")
+        }
+        (Err(Unreached::Failed(_)), _) => Check::fail(name, said, ON_THE_DONOR),
+        (Ok(_), Some(DonorState::Lost)) => {
+            Check::fail(name, said, "on that host: journalctl -u annex-agent; here: annex events")
+        }
+        (Ok(_), Some(DonorState::Connecting)) => {
+            Check::warn(name, said, "wait, then ask again; journalctl -u annexd tells what it waits for")
+        }
+        (Ok(_), None) if around.annexd_answers => {
+            Check::warn(name, format!("{said}; annexd does not use it"), "systemctl reload annexd, or annex donors add")
+        }
+        (Ok(median), _) if *median > SLOW => {
+            Check::warn(name, format!("{said}: slow for pages"), "look at the path: ping, mtr, other load on the wire")
+        }
+        (Ok(_), Some(DonorState::Up)) if is_over_tcp && around.has_rdma && !donor.is_tcp => Check::warn(
+            name,
+            format!("{said}; this host has RDMA"),
+            "on that host: annex-agent status says why it offers none; docs/rdma.md",
+        ),
+        (Ok(_), _) => Check::ok(name, said),
+    }
+}
+
+fn told(info: &DonorInfo) -> String {
+    let state = match info.state {
+        DonorState::Connecting => "connecting",
+        DonorState::Up => "up",
+        DonorState::Lost => "lost",
+    };
+    let over = info.transport.map(|transport| format!(" over {transport}")).unwrap_or_default();
+    let why = if info.why.is_empty() { String::new() } else { format!(" ({})", info.why) };
+    format!("{state}{over}{why}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use annex_doctor::Outcome;
+    use std::net::TcpListener;
+
+    const AROUND: Surroundings = Surroundings { annexd_answers: true, has_rdma: false };
+
+    fn donor(state: Option<&str>) -> Donor {
+        let info = state.map(|state| {
+            serde_json::from_value(serde_json::json!({
+                "name": "oak", "address": "10.0.0.5:7411", "state": state, "transport": "tcp", "why": "no RDMA there",
+                "slabs_held": 1, "slabs_free": 1, "slabs_capacity": 2, "used": 0, "reads": 0, "writes": 0, "errors": 0,
+                "checksum_errors": 0,
+            }))
+            .unwrap()
+        });
+        Donor { name: "oak".into(), address: "10.0.0.5:7411".into(), is_tcp: false, info }
+    }
+
+    fn outcome(state: Option<&str>, reached: Result<u64, &str>, around: Surroundings) -> Outcome {
+        judge(
+            &donor(state),
+            &reached.map(Duration::from_micros).map_err(|why| Unreached::Failed(why.to_owned())),
+            around,
+        )
+        .outcome
+    }
+
+    #[test]
+    fn a_donor_is_judged_by_the_wire_and_by_annexd() {
+        assert_eq!(outcome(Some("up"), Ok(120), AROUND), Outcome::Ok);
+        assert_eq!(outcome(Some("up"), Err("refused"), AROUND), Outcome::Warn);
+        assert_eq!(outcome(Some("lost"), Ok(120), AROUND), Outcome::Fail);
+        assert_eq!(outcome(Some("lost"), Err("refused"), AROUND), Outcome::Fail);
+        assert_eq!(outcome(Some("connecting"), Ok(120), AROUND), Outcome::Warn);
+        assert_eq!(outcome(Some("up"), Ok(5000), AROUND), Outcome::Warn);
+        assert_eq!(outcome(None, Ok(120), AROUND), Outcome::Warn);
+    }
+
+    #[test]
+    fn without_annexd_the_wire_decides() {
+        let alone = Surroundings { annexd_answers: false, ..AROUND };
+        assert_eq!(outcome(None, Ok(120), alone), Outcome::Ok);
+        assert_eq!(outcome(None, Err("refused"), alone), Outcome::Fail);
+    }
+
+    #[test]
+    fn tcp_where_rdma_could_be_is_told_with_annexds_reason() {
+        let check =
+            judge(&donor(Some("up")), &Ok(Duration::from_micros(120)), Surroundings { has_rdma: true, ..AROUND });
+        assert_eq!(check.outcome, Outcome::Warn);
+        assert!(check.message.contains("up over tcp (no RDMA there)"), "{check:?}");
+    }
+
+    #[test]
+    fn donors_of_the_file_and_of_annexd_are_one_list() {
+        let file = [config::Donor { address: "10.0.0.5:7411".into(), ..config::Donor::default() }];
+        let known = donor(Some("up")).info.unwrap();
+        let added = DonorInfo { name: "elm".into(), address: "10.0.0.6:7411".into(), ..known.clone() };
+        let names: Vec<String> = merge(&file, &[known, added]).into_iter().map(|donor| donor.name).collect();
+        assert_eq!(names, ["oak", "elm"]);
+    }
+
+    #[test]
+    fn a_connection_is_timed_and_a_refusal_told() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let open = listener.local_addr().unwrap().to_string();
+        let there = Donor { address: open, ..donor(None) };
+        let closed = Donor { address: "127.0.0.1:1".into(), ..donor(None) };
+        let nowhere = Donor { address: "no-such-host.invalid:1".into(), ..donor(None) };
+        let found = reach(&[there, closed, nowhere]);
+        assert!(found[0].as_ref().is_ok_and(|median| *median < CONNECT_LIMIT), "{found:?}");
+        assert!(
+            found[1].as_ref().is_err_and(|why| matches!(why, Unreached::Failed(why) if why.contains("refused"))),
+            "{found:?}"
+        );
+        assert!(matches!(found[2], Err(Unreached::Unknown(_))), "{found:?}");
+    }
+}
