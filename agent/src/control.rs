@@ -99,7 +99,7 @@ impl Session<'_> {
         let tls = stream.session()?;
         let client = match self.greet(hello, tls.as_ref().map(|tls| &tls.peer)) {
             Ok((client, welcome)) => {
-                // Before the client can know of its session: from then on its data connections come.
+                // Before the client knows of its session: then its data connections come.
                 if let Some(tls) = tls {
                     self.lender.connections().lane_keys().enter(client, welcome.session, tls);
                 }
