@@ -103,7 +103,7 @@ fn counting_from(first: u64) -> annex_agent::lease::Draw {
 }
 
 fn machine(client: ClientId) -> Machine {
-    Machine { host: String::new(), boot_id: client.to_string() }
+    Machine { host: String::new(), boot_id: client.to_string(), holder: None }
 }
 
 impl World<'_> {
