@@ -151,7 +151,6 @@ fn wherever_it_dies_the_next_one_goes_on_without_a_wrong_byte() {
 
 #[test]
 fn a_hundred_kills_at_random_moments_lose_no_byte() {
-    let rounds = 100;
     let seed: u64 = rand::random();
     println!("seed {seed}");
     let dir = tempfile::tempdir().unwrap();
@@ -159,7 +158,12 @@ fn a_hundred_kills_at_random_moments_lose_no_byte() {
     let registry = Registry::default();
     let mut players = [Player::new(ANNA, true, seed ^ 1, &registry), Player::new(BERT, false, seed ^ 2, &registry)];
     let mut rng = StdRng::seed_from_u64(seed);
-    for _ in 0..rounds {
+    let mut rounds = 0;
+    // On a busy machine a player does little in one life of the agent.
+    let is_enough = |player: &Player| player.operations > 100 && player.resumed > 25;
+    while rounds < 100 || !players.iter().all(is_enough) {
+        rounds += 1;
+        assert!(rounds < 3000, "too little happens in so many lives");
         let agent = Running::of(&mut kept(dir.path(), 8));
         let addr = agent.addr;
         let life = Duration::from_micros(rng.random_range(1_000..60_000));
@@ -180,8 +184,6 @@ fn a_hundred_kills_at_random_moments_lose_no_byte() {
     for player in &mut players {
         player.connect(agent.addr).unwrap();
         player.finish().unwrap();
-        println!("{} operations, {} restarts with leases", player.operations, player.resumed);
-        assert!(player.operations > rounds, "only {} operations", player.operations);
-        assert!(player.resumed > rounds / 4, "only {} restarts with leases", player.resumed);
+        println!("{rounds} kills, {} operations, {} restarts with leases", player.operations, player.resumed);
     }
 }
