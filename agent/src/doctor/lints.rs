@@ -126,7 +126,7 @@ fn listen(terms: &Terms, machine: &Machine) -> Check {
         Ok(()) if address.ip().is_loopback() => Check::warn(
             NAME,
             format!("{address} is reached by clients on this machine only"),
-            "set listen to an address of the network that clients are on, and insecure = true",
+            "set listen to an address of the network that clients are on, with [tls] (docs/operations.md)",
         ),
         Ok(()) => Check::ok(NAME, address.to_string()),
     }
@@ -135,11 +135,14 @@ fn listen(terms: &Terms, machine: &Machine) -> Check {
 fn insecure(terms: &Terms) -> Vec<Check> {
     let mut checks = Vec::new();
     if !terms.listen.ip().is_loopback() {
-        checks.push(Check::warn(
-            "network",
-            format!("whoever reaches {} can borrow memory, and who sees the network sees pages", terms.listen),
-            "use a network that only your donors and clients are on (docs/operations.md)",
-        ));
+        checks.push(match terms.tls {
+            Some(_) => Check::ok("network", "clients show certificates, over TLS"),
+            None => Check::warn(
+                "network",
+                format!("whoever reaches {} can borrow memory, and who sees the network sees pages", terms.listen),
+                "set ca, cert and key in [tls] (docs/operations.md)",
+            ),
+        });
     }
     if let Some(metrics) = terms.metrics.filter(|address| !address.ip().is_loopback()) {
         checks.push(Check::warn(
@@ -251,6 +254,12 @@ mod tests {
     #[test]
     fn what_others_reach_and_what_the_example_made_up_is_told() {
         assert_found(&terms(|_| ()), &machine(), "network", Outcome::Warn, "10.0.0.5:7411");
+        let pem = |name: &str| Some(std::path::PathBuf::from(name));
+        let secure = terms(|config| {
+            (config.tls.ca, config.tls.cert, config.tls.key) = (pem("ca.pem"), pem("cert.pem"), pem("key.pem"));
+        });
+        let checks = lints(&secure, &machine());
+        assert!(checks.iter().any(|check| check.name == "network" && check.outcome == Outcome::Ok), "{checks:#?}");
         let open = terms(|c| c.metrics.listen = Some("0.0.0.0:9501".parse().unwrap()));
         assert_found(&open, &machine(), "metrics", Outcome::Warn, "0.0.0.0:9501");
         let rack = terms(|c| drop(c.labels.insert("rack".into(), "r7".into())));

@@ -22,7 +22,7 @@ enum Entry {
     /// Its leases go on from the agent before; it has not said hello to this one.
     Expected(KeyId),
     /// With what the welcome said: the lease book knows the session by it.
-    Welcome(Session, SessionKey),
+    Welcome(Box<Session>, SessionKey),
 }
 
 impl Entry {
@@ -43,7 +43,7 @@ impl std::fmt::Debug for Entry {
 impl LaneKeys {
     /// A client said hello on this control session.
     pub fn enter(&self, client: ClientId, session: SessionKey, control: Session) {
-        self.lock().insert(client, Entry::Welcome(control, session));
+        self.lock().insert(client, Entry::Welcome(Box::new(control), session));
     }
 
     /// A client with this key may come back to its leases.

@@ -108,7 +108,7 @@ fn remedy(kind: ConditionKind) -> &'static str {
         ConditionKind::Stalled => "journalctl -u annexd; systemctl restart annexd keeps programs and their pages",
         ConditionKind::KvUnavailable => "free the address, or set another listen in [kv]",
         ConditionKind::Crowded => "add donors on other hosts, or label donors with their racks",
-        ConditionKind::Insecure => "use a network that you trust",
+        ConditionKind::Insecure => "set [tls] here and on the donors (docs/operations.md)",
         ConditionKind::Healthy | ConditionKind::AppStopped | ConditionKind::Spilled => "annex events tells more",
     }
 }

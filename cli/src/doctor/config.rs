@@ -23,6 +23,13 @@ pub struct Config {
     pub spill: Spill,
     pub kv: Kv,
     pub metrics: Metrics,
+    pub tls: Tls,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct Tls {
+    pub cert: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Deserialize)]

@@ -140,11 +140,14 @@ fn insecure(config: &Config) -> Vec<Check> {
     let mut checks = Vec::new();
     let remote = config.pool.donors.iter().filter(|donor| !is_loopback(&donor.address)).count();
     if remote > 0 {
-        checks.push(Check::warn(
-            "network",
-            format!("pages go to other machines without encryption or authentication (donors: {remote})"),
-            "use a network that only your donors and clients are on (docs/operations.md)",
-        ));
+        checks.push(match config.tls.cert {
+            Some(_) => Check::ok("network", "donors show certificates, over TLS"),
+            None => Check::warn(
+                "network",
+                format!("pages go to other machines without encryption or authentication (donors: {remote})"),
+                "set ca, cert and key in [tls] (docs/operations.md)",
+            ),
+        });
     }
     if let Some(listen) = config.metrics.listen.as_ref().filter(|listen| !is_loopback(listen)) {
         let message = format!("everybody who reaches {listen} can read the names of apps and donors");
@@ -244,7 +247,10 @@ mod tests {
         let text = "[kv]\nenabled = true\nlisten = ['0.0.0.0:6379']\n[metrics]\nlisten = '0.0.0.0:9500'\n";
         assert_found(text, "metrics", Outcome::Warn, "0.0.0.0:9500");
         assert_found(text, "KV API", Outcome::Warn, "0.0.0.0:6379");
-        assert_found(&donors(&["10.0.0.1:1", "127.0.0.1:2"]), "network", Outcome::Warn, "(donors: 1)");
+        let remote = donors(&["10.0.0.1:1", "127.0.0.1:2"]);
+        assert_found(&remote, "network", Outcome::Warn, "(donors: 1)");
+        let secure = lints(&parse(&format!("{remote}\n[tls]\ncert = 'cert.pem'\n")).unwrap(), 0, true);
+        assert!(secure.iter().any(|check| check.name == "network" && check.outcome == Outcome::Ok), "{secure:?}");
         let local = linted(&donors(&["127.0.0.1:1", "localhost:2"]));
         assert!(!local.iter().any(|check| check.name == "network"), "{local:?}");
     }
