@@ -192,9 +192,13 @@ impl Keep {
             };
             // Before it sleeps: what came together with an answer, or in one record of TLS, wakes
             // nobody.
-            if let Err(error) = self.hear() {
-                self.lost_connection(&error);
-                continue;
+            match self.hear() {
+                Ok(true) => {}
+                Ok(false) => continue,
+                Err(error) => {
+                    self.lost_connection(&error);
+                    continue;
+                }
             }
             self.sleep(until.saturating_duration_since(now));
             let _ = self.wake.read();
@@ -424,12 +428,13 @@ impl Keep {
         }
     }
 
-    fn hear(&mut self) -> Result<(), DialError> {
+    /// Takes in what has come. False: there may be more.
+    fn hear(&mut self) -> Result<bool, DialError> {
         for _ in 0..HEARD_AT_ONCE {
-            let Some(event) = self.connection.as_mut().map_or(Ok(None), |c| c.link.hear())? else { break };
+            let Some(event) = self.connection.as_mut().map_or(Ok(None), |c| c.link.hear())? else { return Ok(true) };
             self.take_in(event)?;
         }
-        Ok(())
+        Ok(false)
     }
 
     fn take_in(&mut self, event: Event) -> Result<(), DialError> {
