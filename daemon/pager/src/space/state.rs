@@ -57,8 +57,7 @@ impl Space {
 
     /// Bytes of its table; what they were when last asked for if somebody holds the core.
     pub fn overhead_about(&self) -> u64 {
-        let bytes = self.core_within(Duration::from_millis(1)).map(|core| core.table.bytes());
-        bytes.inspect(|n| self.last_overhead.store(*n, Relaxed)).unwrap_or_else(|| self.last_overhead.load(Relaxed))
+        self.taken_about().0
     }
 
     /// Bytes of its table, and slots that it names; what they were when last asked for if somebody
