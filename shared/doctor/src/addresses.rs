@@ -1,6 +1,6 @@
 //! What is to be said of `HOST:PORT` by itself.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 
 /// The part before the port, without brackets.
 pub fn host_part(address: &str) -> &str {
@@ -19,7 +19,7 @@ pub fn is_loopback(address: &str) -> bool {
 pub fn example(address: &str) -> Option<&'static str> {
     let host = host_part(address).trim_end_matches('.').to_ascii_lowercase();
     match host.parse::<IpAddr>() {
-        Ok(IpAddr::V4(ip)) => is_documentation(ip).then_some("an address for documents (RFC 5737)"),
+        Ok(IpAddr::V4(ip)) => ip.is_documentation().then_some("an address for documents (RFC 5737)"),
         Ok(IpAddr::V6(ip)) => (ip.segments()[..2] == [0x2001, 0xdb8]).then_some("an address for documents (RFC 3849)"),
         Err(_) => {
             let ends = [".example", ".invalid", "example.com", "example.net", "example.org"];
@@ -27,10 +27,6 @@ pub fn example(address: &str) -> Option<&'static str> {
             is_one.then_some("a name for documents (RFC 2606)")
         }
     }
-}
-
-fn is_documentation(ip: Ipv4Addr) -> bool {
-    matches!(ip.octets(), [192, 0, 2, _] | [198, 51, 100, _] | [203, 0, 113, _])
 }
 
 #[cfg(test)]
