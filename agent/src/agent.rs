@@ -26,7 +26,6 @@ use crate::targets::{self, SlabAccess};
 use annex_host::repeated;
 use annex_identity::config::TlsConfigError;
 use annex_identity::identity::Identity;
-use annex_identity::names;
 use annex_identity::tls::session_server;
 use annex_metrics::Exporter;
 use annex_shared::api::format_bytes;
@@ -120,8 +119,7 @@ impl Agent {
             .map_err(|source| StartError::Host { what: "boot id", source })?;
         let terms = config.resolve(&host, &host_name()?)?;
         raise_limits();
-        let identity =
-            terms.tls.clone().map(|files| annex_identity::config::open(files, names::Role::Donor)).transpose()?;
+        let identity = terms.identity()?;
 
         let address = terms.listen;
         let listener = TcpListener::bind(address)
@@ -587,7 +585,7 @@ fn serve_shm(core: &Core, place: &Place, mut stream: UnixStream) {
 pub fn check(config: Config) -> Result<Terms, StartError> {
     let host = HostMemory::now().map_err(|source| StartError::Host { what: "memory", source })?;
     let terms = config.resolve(&host, &host_name()?)?;
-    terms.tls.clone().map(|files| annex_identity::config::open(files, names::Role::Donor)).transpose()?;
+    terms.identity()?;
     Ok(terms)
 }
 

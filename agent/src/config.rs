@@ -8,7 +8,8 @@ use crate::hugepages::{HUGE_PAGE, Hugepages};
 use crate::pressure::{Host, HostMemory};
 use annex_fabric::verbs::DeviceChoice;
 use annex_identity::config::{TlsConfig, TlsConfigError};
-use annex_identity::identity::Files;
+use annex_identity::identity::{Files, Identity};
+use annex_identity::names;
 use annex_metrics::MetricsConfig;
 use annex_shared::api::format_bytes;
 use annex_shared::config::{ByteSize, ConfigError, TimeSpan};
@@ -17,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Where clients on the same host find the agent's memory, unless configured.
@@ -207,6 +209,13 @@ pub struct Terms {
     /// Where metrics are shown.
     pub metrics: Option<SocketAddr>,
     pub host: Host,
+}
+
+impl Terms {
+    /// Who this donor is, if there is to be TLS.
+    pub fn identity(&self) -> Result<Option<Arc<Identity>>, TlsConfigError> {
+        self.tls.clone().map(|files| annex_identity::config::open(files, names::Role::Donor)).transpose()
+    }
 }
 
 impl Config {

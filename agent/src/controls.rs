@@ -4,7 +4,7 @@
 use crate::lease::ConnectionId;
 use annex_identity::stream::Stream;
 use annex_shared::wire::{Event, FrameError, encode_frame, write_frame};
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::net::Shutdown;
 use std::sync::Arc;
@@ -71,7 +71,7 @@ impl Controls {
     /// Tells every welcomed client.
     pub fn announce(&self, event: &Event) {
         let Ok(frame) = encode_frame(event) else { return };
-        let links: Vec<_> = self.lock().links.values().cloned().collect();
+        let links: Vec<_> = self.open.lock().links.values().cloned().collect();
         for link in links.iter().filter(|l| l.is_welcome.load(Ordering::SeqCst)) {
             link.send_or_close(&frame);
         }
@@ -80,21 +80,21 @@ impl Controls {
     /// Tells one client, if it has been welcomed and is still there.
     pub fn tell(&self, connection: ConnectionId, event: &Event) {
         let Ok(frame) = encode_frame(event) else { return };
-        let link = self.lock().links.get(&connection).cloned();
+        let link = self.open.lock().links.get(&connection).cloned();
         if let Some(link) = link.filter(|l| l.is_welcome.load(Ordering::SeqCst)) {
             link.send_or_close(&frame);
         }
     }
 
     pub fn close(&self, connection: ConnectionId) {
-        if let Some(link) = self.lock().links.get(&connection) {
+        if let Some(link) = self.open.lock().links.get(&connection) {
             link.close();
         }
     }
 
     /// Closes all at once, also those that are being answered.
     pub fn close_all(&self) {
-        let mut open = self.lock();
+        let mut open = self.open.lock();
         open.is_ended = true;
         open.links.values().for_each(|l| l.close());
     }
@@ -103,7 +103,7 @@ impl Controls {
     /// that. False if some are still there after `patience`.
     pub fn finish_all(&self, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;
-        let mut open = self.lock();
+        let mut open = self.open.lock();
         // What its client has sent already is still read; an error means that the client closed it
         // first.
         open.is_ended = true;
@@ -119,14 +119,14 @@ impl Controls {
     }
 
     pub fn count(&self) -> usize {
-        self.lock().links.len()
+        self.open.lock().links.len()
     }
 
     /// `None` once the agent has ended its connections.
     pub fn enter(&self, stream: Stream) -> Option<(ConnectionId, Arc<Link>)> {
         let id = ConnectionId(self.last.fetch_add(1, Ordering::Relaxed) + 1);
         let link = Arc::new(Link { stream, writing: Mutex::new(()), is_welcome: AtomicBool::new(false) });
-        let mut open = self.lock();
+        let mut open = self.open.lock();
         if open.is_ended {
             return None;
         }
@@ -135,11 +135,7 @@ impl Controls {
     }
 
     pub fn leave(&self, connection: ConnectionId) {
-        self.lock().links.remove(&connection);
+        self.open.lock().links.remove(&connection);
         self.gone.notify_all();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Open> {
-        self.open.lock()
     }
 }

@@ -46,7 +46,7 @@ use annex_host::failpoint::failpoint;
 use annex_shared::ids::{ClientId, Incarnation, LeaseNumber, RemoteAddr, Rkey, SlabId};
 use annex_shared::preamble::{AdmitError, Proof};
 use annex_shared::wire::{Event, Lease, Refusal, VerbsOffer};
-use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
+use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -203,7 +203,7 @@ impl Lender {
     /// Allocates `slabs` slabs before anyone asks.
     pub fn stock(&self, slabs: u32) -> Result<(), SlabError> {
         for slab in (0..self.terms.capacity_slabs).map(SlabId) {
-            let books = self.lock();
+            let books = self.books.lock();
             let (is_vacant, is_enough) = (books.book.is_vacant(slab), books.book.with_memory() >= slabs);
             drop(books);
             if is_enough {
@@ -220,7 +220,7 @@ impl Lender {
     pub fn hello(&self, client: ClientId, machine: Machine, connection: ConnectionId) -> Result<Greeting, Refusal> {
         let greeting = self.with_book(|book, now| book.hello(client, machine.clone(), connection, now))?;
         // After what the hello ended, an older claim under this id included.
-        let books = self.lock();
+        let books = self.books.lock();
         self.state.claim(client, &machine, greeting.seen, greeting.until);
         drop(books);
         failpoint("claim-saved");
@@ -275,12 +275,12 @@ impl Lender {
     /// Slabs that could be lent now.
     pub fn free(&self) -> u32 {
         let room = self.room();
-        self.lock().book.free(room)
+        self.books.lock().book.free(room)
     }
 
     /// Slabs lent now.
     pub fn lent(&self) -> u32 {
-        self.lock().book.lent()
+        self.books.lock().book.lent()
     }
 
     /// Lends nothing any more.
@@ -289,12 +289,12 @@ impl Lender {
     }
 
     pub fn is_closing(&self) -> bool {
-        self.lock().book.is_closing()
+        self.books.lock().book.is_closing()
     }
 
     /// Lends nothing any more, and asks for everything back, for as long as it takes.
     pub fn drain(&self) {
-        self.lock().drain_again = Instant::now() + DRAIN_AGAIN;
+        self.books.lock().drain_again = Instant::now() + DRAIN_AGAIN;
         self.with_book(|book, now| book.drain(DRAIN_SPAN, now));
     }
 
@@ -305,21 +305,21 @@ impl Lender {
 
     /// The book, for a listing.
     pub fn view(&self) -> View {
-        self.lock().book.view()
+        self.books.lock().book.view()
     }
 
     /// The clients that hold leases.
     pub fn holders(&self) -> HashSet<ClientId> {
-        self.lock().book.holders()
+        self.books.lock().book.holders()
     }
 
     /// True if the janitor comes by within `patience`.
     pub fn is_alive(&self, patience: Duration) -> bool {
-        self.lock().has_come_by = false;
+        self.books.lock().has_come_by = false;
         self.changed.notify_all();
         let deadline = Instant::now() + patience;
         loop {
-            if self.lock().has_come_by {
+            if self.books.lock().has_come_by {
                 return true;
             }
             if Instant::now() >= deadline {
@@ -331,7 +331,7 @@ impl Lender {
 
     /// True while the host is short of memory.
     pub fn is_pressed(&self) -> bool {
-        self.lock().watch.is_pressed()
+        self.books.lock().watch.is_pressed()
     }
 
     /// Waits until nothing is lent. False if something still is after `patience`.
@@ -361,27 +361,27 @@ impl Lender {
 
     /// Makes [`Lender::clean_up`] return.
     pub fn stop(&self) {
-        self.lock().is_stopping = true;
+        self.books.lock().is_stopping = true;
         self.changed.notify_all();
     }
 
     /// The janitor's life: ends leases when they expire, cleans slabs, watches the host's memory.
     pub fn clean_up(&self) {
         let mut next_look = Instant::now() + PRESSURE_PERIOD;
-        let mut books = self.lock();
+        let mut books = self.books.lock();
         while !books.is_stopping {
             books.has_come_by = true;
             if let Some((connection, event)) = books.notices.pop_front() {
                 drop(books);
                 self.controls.tell(connection, &event);
-                books = self.lock();
+                books = self.books.lock();
                 continue;
             }
             if let Some(chore) = books.chores.pop_front() {
                 drop(books);
                 let has_memory = self.clean(chore);
                 self.with_book(|book, _| book.cleaned(chore.slab, has_memory));
-                books = self.lock();
+                books = self.books.lock();
                 continue;
             }
             let now = Moment(monotonic_ns());
@@ -389,7 +389,7 @@ impl Lender {
             if deadline.is_some_and(|d| d <= now) {
                 drop(books);
                 self.with_book(|book, now| book.tick(now));
-                books = self.lock();
+                books = self.books.lock();
                 continue;
             }
             let until_drain = (books.book.is_draining() && books.book.lent() > 0)
@@ -397,7 +397,7 @@ impl Lender {
             if until_drain.is_some_and(|d| d.is_zero()) {
                 drop(books);
                 self.drain();
-                books = self.lock();
+                books = self.books.lock();
                 continue;
             }
             let until_look = self.must_look(&books).then(|| next_look.saturating_duration_since(Instant::now()));
@@ -405,7 +405,7 @@ impl Lender {
                 drop(books);
                 self.relieve_pressure();
                 next_look = Instant::now() + PRESSURE_PERIOD;
-                books = self.lock();
+                books = self.books.lock();
                 continue;
             }
             let sleep = deadline.map(|d| now.until(d)).into_iter().chain(until_look).chain(until_drain).min();
@@ -418,7 +418,7 @@ impl Lender {
 
     /// Brings an event before the book and carries out what follows from it.
     fn with_book<T>(&self, event: impl FnOnce(&mut Book, Moment) -> T) -> T {
-        let mut books = self.lock();
+        let mut books = self.books.lock();
         let answer = event(&mut books.book, Moment(monotonic_ns()));
         for action in books.book.take_actions() {
             self.carry_out(action, &mut books);
@@ -503,7 +503,7 @@ impl Lender {
     /// Waits while `is_so`, for `patience` at most; false if it still is.
     fn wait_while(&self, patience: Duration, is_so: impl Fn(&Book) -> bool) -> bool {
         let deadline = Instant::now() + patience;
-        let mut books = self.lock();
+        let mut books = self.books.lock();
         while is_so(&books.book) {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -512,10 +512,6 @@ impl Lender {
             self.changed.wait_for(&mut books, left);
         }
         true
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Books> {
-        self.books.lock()
     }
 }
 

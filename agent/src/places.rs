@@ -18,7 +18,7 @@
 
 use annex_host::repeated;
 use annex_shared::ids::ClientId;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::Hash;
 use std::net::IpAddr;
@@ -74,13 +74,13 @@ impl Places {
 
     /// True while nothing more is to be accepted.
     pub fn is_crowded(&self) -> bool {
-        self.lock().len() >= self.most + OPENING + ENDING
+        self.taken.lock().len() >= self.most + OPENING + ENDING
     }
 
     /// A place for a connection that was just accepted. `socket` is a duplicate of its own.
     pub fn enter(self: &Arc<Places>, from: Option<IpAddr>, socket: OwnedFd) -> Place {
         let number = self.last.fetch_add(1, Ordering::Relaxed) + 1;
-        let mut taken = self.lock();
+        let mut taken = self.taken.lock();
         taken.insert(number, Taken { from, socket, admitted: None, is_ended: false });
         let opening = living(&taken).filter(|(_, t)| t.admitted.is_none());
         let opening: Vec<_> = opening.map(|(number, t)| (number, t.from)).collect();
@@ -93,10 +93,6 @@ impl Places {
         }
         Place { places: self.clone(), number }
     }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Taken>> {
-        self.taken.lock()
-    }
 }
 
 impl Place {
@@ -105,7 +101,7 @@ impl Place {
     pub fn admit(&self, client: ClientId, role: Role, holders: impl FnOnce() -> HashSet<ClientId>) -> bool {
         let most = self.places.most;
         let most_guests = (most / 2).max(1);
-        let mut taken = self.places.lock();
+        let mut taken = self.places.taken.lock();
         if let Some(own) = taken.get_mut(&self.number) {
             own.admitted = Some((client, role));
         }
@@ -115,7 +111,7 @@ impl Place {
         // Not under the lock: whoever says it has locks of its own.
         drop(taken);
         let holders = holders();
-        let mut taken = self.places.lock();
+        let mut taken = self.places.taken.lock();
         let is_guest = |t: &Taken| t.admitted.is_some_and(|(client, _)| !holders.contains(&client));
         let guests: Vec<_> = living(&taken).filter(|(_, t)| is_guest(t)).map(|(n, t)| (n, t.from)).collect();
         let others: Vec<_> = guests.iter().copied().filter(|(number, _)| *number != self.number).collect();
@@ -157,7 +153,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.places.lock().remove(&self.number);
+        self.places.taken.lock().remove(&self.number);
     }
 }
 
@@ -208,7 +204,7 @@ mod tests {
     }
 
     fn is_ended((place, _): &(Place, UnixStream)) -> bool {
-        place.places.lock()[&place.number].is_ended
+        place.places.taken.lock()[&place.number].is_ended
     }
 
     #[test]

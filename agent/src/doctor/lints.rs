@@ -8,7 +8,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 
 /// The machine that is to lend.
-pub struct Machine {
+pub struct HostState {
     /// Bytes.
     pub total: u64,
     pub available: u64,
@@ -23,14 +23,14 @@ pub struct Machine {
     pub listen: io::Result<()>,
 }
 
-pub fn lints(terms: &Terms, machine: &Machine) -> Vec<Check> {
+pub fn lints(terms: &Terms, machine: &HostState) -> Vec<Check> {
     let mut checks = vec![capacity(terms, machine), locked(terms, machine), lease(terms), listen(terms, machine)];
     checks.extend(insecure(terms));
     checks.extend(example_label(terms));
     checks
 }
 
-fn capacity(terms: &Terms, machine: &Machine) -> Check {
+fn capacity(terms: &Terms, machine: &HostState) -> Check {
     const NAME: &str = "capacity";
     let most = u64::from(terms.capacity_slabs) * terms.slab_size;
     let (capacity, headroom) = (format_bytes(most), format_bytes(terms.headroom));
@@ -61,7 +61,7 @@ fn capacity(terms: &Terms, machine: &Machine) -> Check {
     }
 }
 
-fn locked(terms: &Terms, machine: &Machine) -> Check {
+fn locked(terms: &Terms, machine: &HostState) -> Check {
     const NAME: &str = "locked memory";
     let most = u64::from(terms.capacity_slabs) * terms.slab_size;
     let Some(lockable) = machine.lockable.filter(|lockable| *lockable < most) else {
@@ -93,7 +93,7 @@ fn lease(terms: &Terms) -> Check {
     }
 }
 
-fn listen(terms: &Terms, machine: &Machine) -> Check {
+fn listen(terms: &Terms, machine: &HostState) -> Check {
     const NAME: &str = "listen";
     let address = terms.listen;
     let is_here = match address.ip() {
@@ -174,8 +174,8 @@ mod tests {
     use annex_shared::config::{ByteSize, TimeSpan};
     use std::time::Duration;
 
-    fn machine() -> Machine {
-        Machine {
+    fn machine() -> HostState {
+        HostState {
             total: 16 << 30,
             available: 12 << 30,
             lent: 0,
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[track_caller]
-    fn assert_found(terms: &Terms, machine: &Machine, name: &str, outcome: Outcome, part: &str) {
+    fn assert_found(terms: &Terms, machine: &HostState, name: &str, outcome: Outcome, part: &str) {
         let checks = lints(terms, machine);
         let found = checks.iter().any(|c| c.name == name && c.outcome == outcome && c.message.contains(part));
         assert!(found, "no {name}: {part} in {checks:#?}");
@@ -217,17 +217,17 @@ mod tests {
         assert_found(&big, &machine(), "capacity", Outcome::Warn, "are more than this machine's 16 GiB");
         let half = terms(|c| c.capacity = Some(ByteSize(12 << 30)));
         assert_found(&half, &machine(), "capacity", Outcome::Warn, "of which 11.2 GiB can be lent now");
-        let lending = Machine { available: 1 << 30, lent: 12 << 30, ..machine() };
+        let lending = HostState { available: 1 << 30, lent: 12 << 30, ..machine() };
         assert_found(&half, &lending, "capacity", Outcome::Ok, "12 GiB");
-        let short = Machine { available: 512 << 20, ..machine() };
+        let short = HostState { available: 512 << 20, ..machine() };
         assert_found(&half, &short, "capacity", Outcome::Fail, "nothing can be lent: 512 MiB are available");
     }
 
     #[test]
     fn memory_that_may_not_be_locked_can_not_be_registered() {
-        let small = Machine { lockable: Some(8 << 20), is_running: true, ..machine() };
+        let small = HostState { lockable: Some(8 << 20), is_running: true, ..machine() };
         assert_found(&terms(|_| ()), &small, "locked memory", Outcome::Fail, "may lock 8 MiB, and capacity is 4 GiB");
-        let shell = Machine { is_running: false, ..small };
+        let shell = HostState { is_running: false, ..small };
         assert_found(&terms(|_| ()), &shell, "locked memory", Outcome::Warn, "started here");
     }
 
@@ -241,9 +241,9 @@ mod tests {
     fn an_address_that_can_not_be_had_is_told() {
         let other = terms(|c| c.listen = "192.0.2.77:7411".parse().unwrap());
         assert_found(&other, &machine(), "listen", Outcome::Fail, "but an address for documents");
-        let own = Machine { addresses: vec!["192.0.2.77".parse().unwrap()], ..machine() };
+        let own = HostState { addresses: vec!["192.0.2.77".parse().unwrap()], ..machine() };
         assert_found(&other, &own, "listen", Outcome::Ok, "192.0.2.77:7411");
-        let used = Machine { listen: Err(io::ErrorKind::AddrInUse.into()), ..machine() };
+        let used = HostState { listen: Err(io::ErrorKind::AddrInUse.into()), ..machine() };
         assert_found(&terms(|_| ()), &used, "listen", Outcome::Fail, "10.0.0.5:7411 is in use");
         let alone = terms(|c| c.listen = "127.0.0.1:7411".parse().unwrap());
         assert_found(&alone, &machine(), "listen", Outcome::Warn, "on this machine only");

@@ -13,7 +13,7 @@ use crate::local::{self, CallError, Status};
 use crate::pressure::HostMemory;
 use annex_doctor::{Check, Host, Report, Role, Subject, checks, network, process};
 use annex_shared::api::format_bytes;
-use lints::Machine;
+use lints::HostState;
 use nix::sys::socket::{getsockopt, sockopt};
 use std::io;
 use std::net::TcpListener;
@@ -77,7 +77,7 @@ fn configuration(
             return vec![Check::fail(NAME, error.to_string(), remedy)];
         }
     };
-    let machine = Machine {
+    let machine = HostState {
         total: memory.total,
         available: memory.available,
         lent: status.map_or(0, |status| {
@@ -184,25 +184,10 @@ fn version(running: &str) -> Check {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::local::{Pressure, Slabs};
     use annex_doctor::Outcome;
 
     fn status(change: impl FnOnce(&mut Status)) -> Status {
-        let mut status = Status {
-            version: env!("CARGO_PKG_VERSION").into(),
-            name: "oak".into(),
-            incarnation: "x".into(),
-            address: "10.0.0.5:7411".into(),
-            shm_socket: None,
-            rdma: "no RDMA device here".into(),
-            kept_by: "systemd's descriptor store".into(),
-            draining: false,
-            closing: false,
-            pressure: Pressure { pressed: false, available: 3 << 30, headroom: 1 << 30, stall_percent: None },
-            slab_size: 64 << 20,
-            slabs: Slabs { capacity: 16, lent: 2, recalled: 0, spare: 1, cleaning: 0, vacant: 13 },
-            clients: Vec::new(),
-        };
+        let mut status = Status::sample();
         change(&mut status);
         status
     }

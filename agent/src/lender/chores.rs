@@ -89,7 +89,7 @@ impl Lender {
         {
             // Under the book's lock: were the lease to end at this moment, the entry would say lent
             // after all.
-            let _books = self.lock();
+            let _books = self.books.lock();
             let slot = self.slot(id);
             if slot.rkey.load(Ordering::Acquire) == rkey.0 && slot.until.load(Ordering::Acquire) != 0 {
                 let client = ClientId(slot.client.load(Ordering::Acquire));

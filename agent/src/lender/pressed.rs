@@ -15,7 +15,7 @@ impl Lender {
         match self.terms.host.memory() {
             Ok(host) => {
                 let room = host.room(self.terms.slab_size, self.terms.headroom, self.terms.hugepages);
-                if self.lock().watch.is_pressed() { Room { slabs: 0, ..room } } else { room }
+                if self.books.lock().watch.is_pressed() { Room { slabs: 0, ..room } } else { room }
             }
             Err(e) => {
                 error!("failed to see how much memory is free, so no new slab is lent: {e}");
@@ -35,7 +35,7 @@ impl Lender {
     pub(super) fn relieve_pressure(&self) {
         let Ok(sample) = self.terms.host.sample() else { return };
         let now = Moment(monotonic_ns());
-        let mut books = self.lock();
+        let mut books = self.books.lock();
         let coming = books.book.coming();
         let was_pressed = books.watch.is_pressed();
         let Verdict { trim, recall } = books.watch.look(sample, coming, now);
@@ -65,7 +65,7 @@ impl Lender {
     /// What is lent, not recalled yet, and of memory whose return helps.
     fn candidates(&self) -> Vec<Candidate> {
         let lent: Vec<(SlabId, ClientId)> = {
-            let books = self.lock();
+            let books = self.books.lock();
             let lent = books.book.lent_slabs().into_iter();
             lent.filter(|(slab, _)| books.book.recalled(*slab).is_none()).collect()
         };
@@ -84,7 +84,7 @@ impl Lender {
     pub fn recalls(&self, client: ClientId) -> Vec<Event> {
         let now = Moment(monotonic_ns());
         let mut by_deadline: BTreeMap<Moment, Vec<SlabId>> = BTreeMap::new();
-        for (slab, until) in self.lock().book.recalled_from(client) {
+        for (slab, until) in self.books.lock().book.recalled_from(client) {
             by_deadline.entry(until).or_default().push(slab);
         }
         let event = |(until, slabs)| Event::Recall { slabs, deadline_ms: now.until(until).as_millis() as u64 };

@@ -136,7 +136,7 @@ fn a_slab_that_stayed_here_is_zeroed_and_used_again() {
     rig.give_back(ANNA, lease);
     assert_eq!(read(&rig.lender, ANNA, lease.rkey), Err(ErrorKind::RemoteAccess));
     rig.settle();
-    assert_eq!(rig.lender.lock().book.spare(), 1);
+    assert_eq!(rig.lender.books.lock().book.spare(), 1);
     let next = rig.lease(BERT);
     assert_eq!(read(&rig.lender, BERT, next.rkey).unwrap(), vec![0; SLAB]);
     assert_eq!(read(&rig.lender, ANNA, lease.rkey), Err(ErrorKind::RemoteAccess));
@@ -167,7 +167,7 @@ fn an_expired_lease_is_refused_even_before_the_janitor_gets_to_it() {
     rig.hello(ANNA);
     let lease = rig.lease(ANNA);
     // The book is locked, so nobody can end the lease; the clock alone does.
-    let _books = rig.lender.lock();
+    let _books = rig.lender.books.lock();
     let deadline = Instant::now() + Duration::from_secs(20);
     while read(&rig.lender, ANNA, lease.rkey).is_ok() {
         assert!(Instant::now() < deadline);
@@ -180,13 +180,13 @@ fn an_expired_lease_is_refused_even_before_the_janitor_gets_to_it() {
 fn prefaulted_slabs_stay_allocated() {
     let rig = Rig::new(3, |c| c.prefault = true);
     rig.lender.stock(3).unwrap();
-    assert_eq!(rig.lender.lock().book.spare(), 3);
+    assert_eq!(rig.lender.books.lock().book.spare(), 3);
     rig.hello(ANNA);
     let lease = rig.lease(ANNA);
     drop(rig.lender.memfd(ANNA, lease.rkey).unwrap());
     rig.give_back(ANNA, lease);
     rig.settle();
-    assert_eq!(rig.lender.lock().book.spare(), 3);
+    assert_eq!(rig.lender.books.lock().book.spare(), 3);
 }
 
 /// A store that keeps a descriptor does not keep the memory.

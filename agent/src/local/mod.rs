@@ -90,6 +90,28 @@ pub struct Recalled {
     pub revoked_in_ms: u64,
 }
 
+#[cfg(test)]
+impl Status {
+    /// An agent that lends and has nothing to complain of.
+    pub(crate) fn sample() -> Status {
+        Status {
+            version: env!("CARGO_PKG_VERSION").into(),
+            name: "oak".into(),
+            incarnation: "x".into(),
+            address: "10.0.0.5:7411".into(),
+            shm_socket: None,
+            rdma: "no RDMA device here".into(),
+            kept_by: "systemd's descriptor store".into(),
+            draining: false,
+            closing: false,
+            pressure: Pressure { pressed: false, available: 3 << 30, headroom: 1 << 30, stall_percent: None },
+            slab_size: 64 << 20,
+            slabs: Slabs { capacity: 16, lent: 2, recalled: 0, spare: 1, cleaning: 0, vacant: 13 },
+            clients: Vec::new(),
+        }
+    }
+}
+
 /// Why a request was not done.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ApiError {

@@ -135,19 +135,11 @@ mod tests {
 
     #[test]
     fn a_status_fits_a_terminal() {
+        let sample = Status::sample();
         let status = Status {
-            version: "1".into(),
-            name: "oak".into(),
-            incarnation: "x".into(),
-            address: "10.0.0.5:7411".into(),
-            shm_socket: None,
-            rdma: "no RDMA device here".into(),
-            kept_by: "systemd's descriptor store".into(),
             draining: true,
-            closing: false,
-            pressure: Pressure { pressed: false, available: 3 << 30, headroom: 1 << 30, stall_percent: Some(0.5) },
-            slab_size: 64 << 20,
-            slabs: Slabs { capacity: 16, lent: 2, recalled: 1, spare: 1, cleaning: 0, vacant: 13 },
+            pressure: Pressure { stall_percent: Some(0.5), ..sample.pressure },
+            slabs: Slabs { recalled: 1, ..sample.slabs },
             clients: vec![Client {
                 client: "c1".into(),
                 host: "elm".into(),
@@ -156,6 +148,7 @@ mod tests {
                 leases_end_in_ms: 8500,
                 recalled: vec![Recalled { slab: SlabId(1), revoked_in_ms: 29_000 }],
             }],
+            ..sample
         };
         assert_eq!(
             render(&status),

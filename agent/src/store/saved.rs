@@ -57,7 +57,7 @@ use annex_shared::printable::printable;
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::uio::{pread, pwrite};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -181,7 +181,7 @@ impl LeaseState {
         if saved_size != slab_size {
             state.write(16, &slab_size.to_le_bytes());
         }
-        let mut clients = state.lock();
+        let mut clients = state.clients.lock();
         for (index, entry) in all[CLIENT_AT..SLAB_AT].chunks_exact(CLIENT_LEN).enumerate() {
             if u32_at(entry, 0) != 1 {
                 continue;
@@ -215,7 +215,7 @@ impl LeaseState {
 
     /// A client's claim is new, or is of another machine now.
     pub fn claim(&self, client: ClientId, machine: &Machine, seen: Incarnation, until: Moment) {
-        let mut clients = self.lock();
+        let mut clients = self.clients.lock();
         let index = match clients.entries.get(&client) {
             Some(entry) if entry.machine == *machine && entry.seen == seen => return,
             Some(entry) => entry.index,
@@ -244,7 +244,7 @@ impl LeaseState {
 
     /// The client's claim is over, and with it all its leases.
     pub fn forget(&self, client: ClientId) {
-        let mut clients = self.lock();
+        let mut clients = self.clients.lock();
         if let Some(entry) = clients.entries.remove(&client) {
             self.write(CLIENT_AT + entry.index * CLIENT_LEN, &[0; 32]);
             clients.free.push(entry.index);
@@ -254,7 +254,7 @@ impl LeaseState {
     /// A slab is lent. False if that can't be saved.
     pub fn lend(&self, lease: SavedLease, memory: SavedMemory) -> bool {
         let SavedLease { slab, client, number } = lease;
-        let mut clients = self.lock();
+        let mut clients = self.clients.lock();
         if !clients.entries.contains_key(&client) {
             return false;
         }
@@ -276,18 +276,18 @@ impl LeaseState {
 
     /// The slab is no longer lent.
     pub fn end(&self, slab: SlabId) {
-        if self.lock().lent.remove(&slab) {
+        if self.clients.lock().lent.remove(&slab) {
             slab_at(slab).map(|at| self.write(at, &[0; SLAB_LEN]));
         }
     }
 
     /// True if the slab's entry says lent.
     pub fn has(&self, slab: SlabId) -> bool {
-        self.lock().lent.contains(&slab)
+        self.clients.lock().lent.contains(&slab)
     }
 
     fn change(&self, client: ClientId, change: impl FnOnce(&mut Entry)) {
-        let mut clients = self.lock();
+        let mut clients = self.clients.lock();
         if let Some(entry) = clients.entries.get_mut(&client) {
             change(entry);
             self.write_client(client, entry);
@@ -325,10 +325,6 @@ impl LeaseState {
                 false
             }
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Clients> {
-        self.clients.lock()
     }
 }
 

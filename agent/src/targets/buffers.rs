@@ -8,7 +8,7 @@
 
 use annex_shared::ids::ClientId;
 use memmap2::MmapMut;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::io;
 use std::ops::{Deref, DerefMut};
@@ -37,11 +37,11 @@ struct Given {
 impl Budget {
     /// Bytes of larger buffers that are given out.
     pub fn given(&self) -> usize {
-        self.lock().in_all
+        self.given.lock().in_all
     }
 
     fn take(&self, client: ClientId, bytes: usize) -> bool {
-        let mut given = self.lock();
+        let mut given = self.given.lock();
         let own = given.by_client.get(&client).copied().unwrap_or_default();
         let fits = given.in_all + bytes <= IN_ALL && own + bytes <= PER_CLIENT;
         if fits {
@@ -52,7 +52,7 @@ impl Budget {
     }
 
     fn give_back(&self, client: ClientId, bytes: usize) {
-        let mut given = self.lock();
+        let mut given = self.given.lock();
         given.in_all -= bytes;
         if let Some(own) = given.by_client.get_mut(&client) {
             *own -= bytes;
@@ -60,10 +60,6 @@ impl Budget {
                 given.by_client.remove(&client);
             }
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Given> {
-        self.given.lock()
     }
 }
 
@@ -156,7 +152,7 @@ mod tests {
         assert_eq!(budget.given(), IN_ALL - PER_CLIENT);
         drop(others);
         assert_eq!(budget.given(), 0);
-        assert!(budget.lock().by_client.is_empty());
+        assert!(budget.given.lock().by_client.is_empty());
     }
 
     #[test]

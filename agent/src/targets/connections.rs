@@ -63,7 +63,7 @@ impl Connections {
     /// The client has too many, or the agent is closing.
     pub fn enter(&self, proof: &Proof, socket: OwnedFd) -> Result<Guest<'_>, AdmitError> {
         let Proof { client, session, .. } = *proof;
-        let mut open = self.lock();
+        let mut open = self.open.lock();
         // Under the lock, so that `shutdown` sees either the flag obeyed or the connection entered.
         if self.closing.load(Ordering::Relaxed) {
             return Err(AdmitError::Closing);
@@ -80,12 +80,12 @@ impl Connections {
     /// Closes all connections of a client whose session is over. Does not wait for them.
     pub fn close_client(&self, client: ClientId) {
         self.lane_keys.leave(client);
-        self.lock().values().filter(|o| o.client == client).for_each(Open::close);
+        self.open.lock().values().filter(|o| o.client == client).for_each(Open::close);
     }
 
     /// Closes all connections and admits no new one.
     pub fn shutdown(&self) {
-        let open = self.lock();
+        let open = self.open.lock();
         self.closing.store(true, Ordering::Relaxed);
         open.values().for_each(Open::close);
     }
@@ -94,7 +94,7 @@ impl Connections {
     /// Other clients' connections and unknown numbers are left alone. False if it is still there
     /// after `patience`.
     pub fn fence(&self, client: ClientId, number: u64, patience: Duration) -> bool {
-        let open = self.lock();
+        let open = self.open.lock();
         match open.get(&number) {
             Some(o) if o.client == client => o.close(),
             _ => return true,
@@ -107,14 +107,14 @@ impl Connections {
     /// `patience`.
     pub fn fence_sessions_before(&self, client: ClientId, session: SessionKey, patience: Duration) -> bool {
         let is_earlier = |o: &Open| o.client == client && o.session != session;
-        let open = self.lock();
+        let open = self.open.lock();
         open.values().filter(|o| is_earlier(o)).for_each(Open::close);
         self.wait_until(open, patience, |open| !open.values().any(is_earlier))
     }
 
     /// Waits until all connections are gone; false if some are left after `patience`.
     pub fn wait_empty(&self, patience: Duration) -> bool {
-        let open = self.lock();
+        let open = self.open.lock();
         self.wait_until(open, patience, HashMap::is_empty)
     }
 
@@ -135,7 +135,7 @@ impl Connections {
 
     /// Open connections of all clients.
     pub fn count(&self) -> usize {
-        self.lock().len()
+        self.open.lock().len()
     }
 
     fn wait_until(
@@ -153,11 +153,6 @@ impl Connections {
             self.gone.wait_for(&mut open, left);
         }
         true
-    }
-
-    /// The map is whole whenever the lock is free, also after a panic elsewhere.
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Open>> {
-        self.open.lock()
     }
 }
 
@@ -184,7 +179,7 @@ impl Guest<'_> {
 
 impl Drop for Guest<'_> {
     fn drop(&mut self) {
-        self.connections.lock().remove(&self.number);
+        self.connections.open.lock().remove(&self.number);
         self.connections.gone.notify_all();
     }
 }

@@ -12,7 +12,7 @@ use annex_identity::stream::Session;
 use annex_identity::verify::Standings;
 use annex_shared::ids::{ClientId, SessionKey};
 use annex_shared::preamble::{AdmitError, LaneProof, Proof};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::collections::HashMap;
 
 #[derive(Debug, Default)]
@@ -43,24 +43,24 @@ impl std::fmt::Debug for Entry {
 impl LaneKeys {
     /// A client said hello on this control session.
     pub fn enter(&self, client: ClientId, session: SessionKey, control: Session) {
-        self.lock().insert(client, Entry::Welcome(Box::new(control), session));
+        self.0.lock().insert(client, Entry::Welcome(Box::new(control), session));
     }
 
     /// A client with this key may come back to its leases.
     pub fn expect(&self, client: ClientId, key: KeyId) {
-        self.lock().insert(client, Entry::Expected(key));
+        self.0.lock().insert(client, Entry::Expected(key));
     }
 
     /// A client's claim is over.
     pub fn leave(&self, client: ClientId) {
-        self.lock().remove(&client);
+        self.0.lock().remove(&client);
     }
 
     /// Whether a connection belongs to the control session of the client that it names. What is
     /// given is what a plain connection would have shown, and is to be checked likewise.
     pub fn verify(&self, shown: &LaneProof, connection: Binding) -> Result<Caller, AdmitError> {
         let LaneProof { client, incarnation, lane, mac } = *shown;
-        let entries = self.lock();
+        let entries = self.0.lock();
         let Some(Entry::Welcome(control, session)) = entries.get(&client) else {
             return Err(AdmitError::UnknownClient);
         };
@@ -69,15 +69,11 @@ impl LaneKeys {
         let proof = Proof { client, incarnation, session: *session };
         Ok(Caller { proof, answer: Some(control.key.proof(Side::Donor, &lane)) })
     }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<ClientId, Entry>> {
-        self.0.lock()
-    }
 }
 
 impl Standings for LaneKeys {
     fn holds(&self, key: &KeyId) -> bool {
-        self.lock().values().any(|entry| entry.key() == key)
+        self.0.lock().values().any(|entry| entry.key() == key)
     }
 }
 

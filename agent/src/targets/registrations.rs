@@ -7,7 +7,7 @@
 
 use annex_fabric::verbs::{MemoryRegion, RegisterError, Window};
 use annex_shared::ids::Rkey;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::collections::HashMap;
 
 /// Registered slabs by the key of their lease.
@@ -32,7 +32,7 @@ impl Registrations {
         holds: impl FnOnce() -> bool,
         make: impl FnOnce() -> Result<MemoryRegion, RegisterError>,
     ) -> Result<Option<Window>, RegisterError> {
-        let mut all = self.lock();
+        let mut all = self.0.lock();
         if !holds() {
             return Ok(None);
         }
@@ -49,18 +49,14 @@ impl Registrations {
     /// The lease is over. When this returns, no operation with its keys touches the slab any more.
     pub fn end(&self, rkey: Rkey) {
         // Deregistered under the lock: who finds nothing here must be able to rely on it.
-        self.lock().remove(&rkey);
+        self.0.lock().remove(&rkey);
     }
 
     /// A connection is over.
     pub fn leave(&self, connection: u64) {
-        self.lock().retain(|_, registrations| {
+        self.0.lock().retain(|_, registrations| {
             registrations.retain(|r| r.connection != connection);
             !registrations.is_empty()
         });
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<Rkey, Vec<Registration>>> {
-        self.0.lock()
     }
 }

@@ -7,7 +7,7 @@ use annex_shared::api::{
     OperationInfo, PoolInfo, Progress, RegionRequest, SlabInfo, Target, TransportInfo, UserInfo, WorkersInfo,
 };
 use annex_shared::transport::Transport;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use tokio::sync::watch;
 
@@ -49,13 +49,9 @@ pub struct Hold {
 }
 
 impl ScriptedApps {
-    fn script(&self) -> MutexGuard<'_, Script> {
-        self.script.lock()
-    }
-
     /// Adds an app as if it had been attached.
     pub fn add(&self, name: &str, pid: i32, uid: u32) -> AppInfo {
-        let mut script = self.script();
+        let mut script = self.script.lock();
         let app = AppInfo {
             id: script.next_id,
             name: name.into(),
@@ -81,45 +77,45 @@ impl ScriptedApps {
     }
 
     pub fn fail_attach(&self, error: ApiError) {
-        self.script().attach_error = Some(error);
+        self.script.lock().attach_error = Some(error);
     }
 
     pub fn fail_detach(&self, error: ApiError) {
-        self.script().detach_error = Some(error);
+        self.script.lock().detach_error = Some(error);
     }
 
     /// Makes the next change of a limit panic.
     pub fn panic_on_limit(&self) {
-        self.script().panic_on_limit = true;
+        self.script.lock().panic_on_limit = true;
     }
 
     /// The next `n` orderly stops are refused for lack of memory.
     pub fn refuse_stops(&self, n: u32) {
-        self.script().stops_to_refuse = n;
+        self.script.lock().stops_to_refuse = n;
     }
 
     /// The next orderly stop waits until the hold is dropped.
     pub fn hold_stops(&self) -> Hold {
         let (tx, rx) = channel();
-        self.script().hold = Some(rx);
+        self.script.lock().hold = Some(rx);
         Hold { _release: tx }
     }
 
     /// The next detach waits half way until the hold is dropped.
     pub fn hold_detach(&self) -> Hold {
         let (tx, rx) = channel();
-        self.script().detach_hold = Some(rx);
+        self.script.lock().detach_hold = Some(rx);
         Hold { _release: tx }
     }
 
     /// Whether a detach waits now.
     pub fn is_held(&self) -> bool {
-        self.script().is_held
+        self.script.lock().is_held
     }
 
     /// From now on apps shrink by so many bytes at each look.
     pub fn shrink_by(&self, bytes: u64) {
-        self.script().step = Some(bytes);
+        self.script.lock().step = Some(bytes);
     }
 
     pub fn stops_tried(&self) -> u32 {
@@ -132,7 +128,7 @@ impl ScriptedApps {
 
     /// Who attached last.
     pub fn last_caller(&self) -> Option<Caller> {
-        self.script().last_caller
+        self.script.lock().last_caller
     }
 
     fn refused(message: &str) -> ApiError {
@@ -152,7 +148,7 @@ impl Apps for ScriptedApps {
             Target::Region { pid, .. } => (*pid, format!("region{pid}")),
         };
         {
-            let mut script = self.script();
+            let mut script = self.script.lock();
             script.last_caller = Some(caller);
             if let Some(error) = script.attach_error.take() {
                 return Err(error);
@@ -184,20 +180,20 @@ impl Apps for ScriptedApps {
     }
 
     fn detach(&self, app: u64, progress: &mut dyn FnMut(Progress)) -> Result<(), ApiError> {
-        let error = self.script().detach_error.take();
-        let hold = self.script().detach_hold.take();
+        let error = self.script.lock().detach_error.take();
+        let hold = self.script.lock().detach_hold.take();
         progress(Progress::Step { what: "bringing back".into(), done: 0, total: 512 << 20 });
         if let Some(hold) = hold {
-            self.script().is_held = true;
+            self.script.lock().is_held = true;
             let _ = hold.recv();
-            self.script().is_held = false;
+            self.script.lock().is_held = false;
         }
         for done in [0, 256 << 20, 512 << 20] {
             progress(Progress::Step { what: "bringing back".into(), done, total: 512 << 20 });
         }
         error.map_or_else(
             || {
-                self.script().apps.retain(|a| a.id != app);
+                self.script.lock().apps.retain(|a| a.id != app);
                 Ok(())
             },
             Err,
@@ -205,7 +201,7 @@ impl Apps for ScriptedApps {
     }
 
     fn set_limit(&self, app: u64, limit: Limit) -> Result<AppInfo, ApiError> {
-        let mut script = self.script();
+        let mut script = self.script.lock();
         assert!(!std::mem::take(&mut script.panic_on_limit), "the script says so");
         let found = script.apps.iter_mut().find(|a| a.id == app);
         let app = found.ok_or_else(|| ApiError {
@@ -218,7 +214,7 @@ impl Apps for ScriptedApps {
     }
 
     fn apps(&self) -> Vec<AppInfo> {
-        let mut script = self.script();
+        let mut script = self.script.lock();
         let step = script.step;
         for app in &mut script.apps {
             let total = app.resident + app.evicted;
@@ -236,7 +232,7 @@ impl Apps for ScriptedApps {
     }
 
     fn find(&self, name: &str) -> Option<AppInfo> {
-        let script = self.script();
+        let script = self.script.lock();
         let number: Option<u64> = name.parse().ok();
         let matches = |app: &&AppInfo| {
             app.name == name || number.is_some_and(|n| app.id == n || app.pids.iter().any(|pid| *pid as u64 == n))
@@ -257,13 +253,13 @@ impl Apps for ScriptedApps {
     }
 
     fn detach_all(&self, progress: &mut dyn FnMut(Progress)) -> Result<(), ApiError> {
-        let hold = self.script().hold.take();
+        let hold = self.script.lock().hold.take();
         if let Some(hold) = hold {
             let _ = hold.recv();
         }
         progress(Progress::Step { what: "bringing back".into(), done: 1, total: 1 });
         let refused = {
-            let mut script = self.script();
+            let mut script = self.script.lock();
             let refused = script.stops_to_refuse > 0;
             script.stops_to_refuse = script.stops_to_refuse.saturating_sub(1);
             if !refused {

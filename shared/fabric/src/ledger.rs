@@ -4,7 +4,7 @@
 //! A connector asks the agent to end those (a *fence*) before it opens the next: whoever writes
 //! anew what an earlier connection left undone must not be overtaken by it.
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::sync::Arc;
 
 /// The numbers of a connector's connections.
@@ -25,15 +25,11 @@ impl Ledger {
     }
 
     pub(super) fn ended(&self) -> Vec<u64> {
-        self.lock().ended.clone()
+        self.0.lock().ended.clone()
     }
 
     pub(super) fn fenced(&self, number: u64) {
-        self.lock().ended.retain(|n| *n != number);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Numbers> {
-        self.0.lock()
+        self.0.lock().ended.retain(|n| *n != number);
     }
 }
 
@@ -49,7 +45,7 @@ impl Link {
     /// allocate.
     pub(super) fn new(number: u64, ledger: Arc<Ledger>) -> Link {
         {
-            let mut numbers = ledger.lock();
+            let mut numbers = ledger.0.lock();
             numbers.live += 1;
             let room = numbers.live;
             numbers.ended.reserve(room);
@@ -60,7 +56,7 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        let mut numbers = self.ledger.lock();
+        let mut numbers = self.ledger.0.lock();
         numbers.live -= 1;
         numbers.ended.push(self.number);
     }

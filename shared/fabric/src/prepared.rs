@@ -7,7 +7,7 @@
 //! ([`Prepared::sweep`]).
 
 use annex_shared::ids::Rkey;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -44,12 +44,12 @@ impl<T> Default for Prepared<T> {
 impl<T: Clone> Prepared<T> {
     /// The newest table. The lock behind it is only ever held for a few pointer moves.
     pub(super) fn view(&self) -> View<T> {
-        let tables = self.lock();
+        let tables = self.tables.lock();
         View { table: tables.current.clone(), version: self.version.load(Ordering::Acquire) }
     }
 
     pub(super) fn contains(&self, rkey: Rkey) -> bool {
-        self.lock().current.contains_key(&rkey)
+        self.tables.lock().current.contains_key(&rkey)
     }
 
     pub(super) fn insert(&self, rkey: Rkey, slab: T) {
@@ -69,7 +69,7 @@ impl<T: Clone> Prepared<T> {
         let unused: Vec<_> = {
             // A replaced table that only this list holds can't gain holders: endpoints take the
             // current one only.
-            self.lock().replaced.extract_if(.., |table| Arc::strong_count(table) == 1).collect()
+            self.tables.lock().replaced.extract_if(.., |table| Arc::strong_count(table) == 1).collect()
         };
         drop(unused);
     }
@@ -82,16 +82,12 @@ impl<T: Clone> Prepared<T> {
         change(&mut table);
         let table = Arc::new(table);
         {
-            let mut tables = self.lock();
+            let mut tables = self.tables.lock();
             let old = std::mem::replace(&mut tables.current, table);
             tables.replaced.push(old);
             self.version.fetch_add(1, Ordering::Release);
         }
         self.sweep();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Tables<T>> {
-        self.tables.lock()
     }
 }
 

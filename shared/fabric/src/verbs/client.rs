@@ -19,7 +19,7 @@ use annex_shared::preamble::Proof;
 use annex_shared::wire::{FrameError, Frames, write_frame};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::io;
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
@@ -155,7 +155,7 @@ impl VerbsConnector {
     /// Has the agent register the slab leased under `rkey`, for all endpoints, those already open
     /// too. Nothing to do if it has.
     pub fn prepare(&self, rkey: Rkey) -> Result<(), PrepareError> {
-        let mut talk = self.talk();
+        let mut talk = self.talk.lock();
         if self.shared.slabs.contains(rkey) {
             return Ok(());
         }
@@ -176,7 +176,7 @@ impl VerbsConnector {
     /// For tests.
     #[doc(hidden)]
     pub fn pretend(&self, rkey: Rkey, window: Window) {
-        let _talk = self.talk();
+        let _talk = self.talk.lock();
         self.shared.slabs.insert(rkey, window);
     }
 
@@ -188,7 +188,7 @@ impl VerbsConnector {
 
     /// Drops a slab that is returned or lost: from now on operations on it are refused.
     pub fn forget(&self, rkey: Rkey) {
-        let _talk = self.talk();
+        let _talk = self.talk.lock();
         self.shared.slabs.remove(rkey);
     }
 
@@ -210,10 +210,6 @@ impl VerbsConnector {
         ConnectError::Local { transport: Transport::Verbs, peer: self.peer(), source }
     }
 
-    fn talk(&self) -> MutexGuard<'_, Talk> {
-        self.talk.lock()
-    }
-
     /// Fenced or, for a look whether data flows, not.
     fn open_endpoint(&self, arena: &Arc<Arena>, is_fenced: bool) -> Result<VerbsEndpoint, ConnectError> {
         if !self.is_alive() {
@@ -221,7 +217,7 @@ impl VerbsConnector {
             return Err(self.unreachable(io::Error::new(io::ErrorKind::NotConnected, said)));
         }
         let local = |e| self.local(e);
-        let (device, mut talk) = (self.domain.device(), self.talk());
+        let (device, mut talk) = (self.domain.device(), self.talk.lock());
         if is_fenced {
             self.fence(&mut talk)?;
         }
@@ -368,7 +364,7 @@ impl Connector for VerbsConnector {
 impl Drop for VerbsConnector {
     fn drop(&mut self) {
         // Wakes the watcher. If it is shut down already, so is the watcher.
-        self.talk().end();
+        self.talk.lock().end();
         if let Some(watcher) = self.watcher.take() {
             let _ = watcher.join();
         }
