@@ -61,7 +61,6 @@ enum News {
     Refused(usize),
     Renewed(usize, Vec<SlabId>, u32, Instant),
     Recalled(usize, Vec<SlabId>, Duration),
-    Lost(ExtentId, u8, u16),
     Away(ExtentId, u8, u16),
     FellBehind(ExtentId, u8),
     Late(usize),

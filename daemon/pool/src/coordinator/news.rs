@@ -53,12 +53,6 @@ pub(crate) enum News {
     EndpointRetired {
         endpoint: Box<dyn Endpoint>,
     },
-    ReplicaLost {
-        extent: ExtentId,
-        index: u8,
-        generation: u16,
-        why: &'static str,
-    },
     ReplicaStale {
         extent: ExtentId,
         index: u8,

@@ -180,13 +180,6 @@ impl Coordinator {
                 }
             }
             News::EndpointRetired { endpoint } => drop(endpoint),
-            News::ReplicaLost { extent, index, generation, why } => {
-                self.report(extent, index, "lost", why);
-                self.core.wake_lanes();
-                if let Some(donor) = self.still(extent, index, generation, ReplicaState::Lost) {
-                    self.book.replica_lost(extent, index, donor);
-                }
-            }
             News::ReplicaStale { extent, index, generation, why } => {
                 self.report(extent, index, "stale", why);
                 self.core.wake_lanes();

@@ -21,11 +21,6 @@ impl World<'_> {
                 self.tally.saw(Seen::Recalled);
                 self.book.recalled(id(d), &slabs, self.now + within);
             }
-            News::Lost(e, n, g) => {
-                if let Some(donor) = self.still(e, n, g, ReplicaState::Lost) {
-                    self.book.replica_lost(e, n, donor);
-                }
-            }
             News::Away(e, n, g) => {
                 if let Some(donor) = self.still(e, n, g, ReplicaState::Stale) {
                     self.book.replica_stale(e, n, donor, self.now);

@@ -66,11 +66,7 @@ impl World<'_> {
             None => false,
         };
         self.writes[at].open.swap_remove(i);
-        if !stored {
-            if self.table.mark_lost(extent, n, generation) {
-                self.send(News::Lost(extent, n, generation));
-            }
-        } else if fails {
+        if !stored || fails {
             if self.table.mark_stale(extent, n, generation) {
                 self.send(News::Away(extent, n, generation));
             }

@@ -141,7 +141,9 @@ impl World<'_> {
             let d = &self.donors[attempt.donor];
             let is_broken = !d.connected || d.connection != attempt.connection;
             let found = self.slab(attempt.donor, attempt.key).map(|bytes| bytes[(slot % SLOTS) as usize]);
-            let found = found.filter(|_| !is_broken);
+            // A device that is being taken away refuses access to what its agent holds.
+            let is_refused = self.draw(40) == 0 && self.can_spare(attempt.donor);
+            let found = found.filter(|_| !is_broken && !is_refused);
             let read = &mut self.reader.reads[at];
             if found == Some(read.content) {
                 return self.end_read(at, n);
@@ -150,7 +152,7 @@ impl World<'_> {
             read.asked.tries[usize::from(attempt.index)] += 1;
             let hangs = self.donors[attempt.donor].absence.hang.is_some();
             if found.is_none() && !is_broken && !hangs {
-                self.lose_by_word(ExtentId(slot / SLOTS), &attempt);
+                self.refused(ExtentId(slot / SLOTS), &attempt);
             }
         }
         if self.reader.reads[at].attempts.is_empty() {
@@ -158,10 +160,10 @@ impl World<'_> {
         }
     }
 
-    /// Its donor says that the lease is gone.
-    fn lose_by_word(&mut self, extent: ExtentId, attempt: &Attempt) {
-        if self.table.mark_lost(extent, attempt.index, attempt.generation) {
-            self.send(News::Lost(extent, attempt.index, attempt.generation));
+    /// Access was refused: its agent is to say whether it holds it still.
+    fn refused(&mut self, extent: ExtentId, attempt: &Attempt) {
+        if self.table.mark_stale(extent, attempt.index, attempt.generation) {
+            self.send(News::Away(extent, attempt.index, attempt.generation));
         }
     }
 

@@ -2,11 +2,13 @@
 //! replicas.
 
 use super::donor_of;
+use annex_fabric::ErrorKind;
 use annex_pool::{IoError, SlotRun};
-use annex_pool_testbed::{Bed, SLOTS, eventually, finish, post_write, read, write};
+use annex_pool_testbed::{Bed, Fate, SLOTS, eventually, finish, post_write, read, write};
 use annex_shared::api::{DonorState, Limit};
 use annex_shared::config::{ByteSize, TimeSpan};
 use annex_shared::page::PAGE_SIZE;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
@@ -112,6 +114,50 @@ fn a_page_that_only_a_donor_that_is_away_has_is_waited_for() {
         });
         assert_eq!(read(&mut lane, run, 1), Ok(true));
     });
+}
+
+/// A device that is being taken away refuses access to what its agent holds as ever.
+#[test]
+fn access_refused_to_the_only_whole_copy_is_no_loss_while_its_agent_holds_it() {
+    let bed = patient();
+    let mut lane = bed.lane();
+    let runs = bed.reserve(4);
+    write(&mut lane, &runs, 1).unwrap();
+    bed.agents[0].cut();
+    eventually("it is away", || bed.pool.info().stale_replicas >= 1);
+    write(&mut lane, &runs, 2).unwrap();
+    let refused = Arc::new(AtomicBool::new(false));
+    let once = refused.clone();
+    bed.agents[1].script(move |_| match once.swap(true, SeqCst) {
+        false => Fate::Fail(ErrorKind::RemoteAccess),
+        true => Fate::Do,
+    });
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            eventually("it was refused", || refused.load(SeqCst));
+            bed.agents[0].mend();
+        });
+        assert!(runs.iter().all(|run| read(&mut lane, *run, 2) == Ok(true)));
+    });
+    eventually("it is whole again", || bed.pool.info().degraded_extents == 0);
+    bed.agents[1].cut();
+    assert!(runs.iter().all(|run| read(&mut lane, *run, 2) == Ok(true)));
+}
+
+/// A slab that its agent does not hold any more is made anew at once, though nothing else is wrong.
+#[test]
+fn access_refused_to_what_its_agent_does_not_hold_is_a_loss() {
+    let bed = patient();
+    let mut lane = bed.lane();
+    let runs = bed.reserve(4);
+    write(&mut lane, &runs, 1).unwrap();
+    bed.agents[0].drop_slabs();
+    eventually("it is made anew", || {
+        assert!(runs.iter().all(|run| read(&mut lane, *run, 1) == Ok(true)));
+        bed.pool.info().repaired > 0 && bed.pool.info().degraded_extents == 0
+    });
+    bed.agents[1].cut();
+    assert!(runs.iter().all(|run| read(&mut lane, *run, 1) == Ok(true)));
 }
 
 #[test]

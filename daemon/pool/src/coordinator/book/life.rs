@@ -1,7 +1,8 @@
 //! The life of a replica, as the book sees it.
 //!
-//! - Live until its donor is out of reach, or a lane could not write to it: then *stale*. Lost at
-//!   once if its donor says that the lease is gone.
+//! - Live until its donor is out of reach, or a lane could not write to it or was refused access:
+//!   then *stale*. What a lane is told is no proof of a loss: a device that is being taken away
+//!   refuses, too. Lost at once if the agent says that it does not hold the slab.
 //! - Stale until its donor is heard again: then *syncing*, with what it missed still to be copied.
 //!   Its donor may come back under a new incarnation if the agent vouches that the bytes came
 //!   through. Lost if that takes longer than `lost_after`, or if it fails again and again; if no
@@ -30,13 +31,6 @@ const PROMOTE_AFTER: Duration = Duration::from_secs(10);
 pub(super) const NOT_KNOWN: &str = "its donor does not know the lease any more";
 /// Why a replica is lost whose slab is lent to us under another lease.
 pub(super) const LENT_ANEW: &str = "its donor has taken the slab back and lent it anew";
-
-/// A lane has marked the replica as lost.
-pub(super) fn replica_lost(inventory: &mut Inventory, extent: ExtentId, index: u8, donor: DonorId) {
-    if inventory.member(extent, index).is_some_and(|m| m.leased.donor == donor && m.leased.state.is_kept()) {
-        mark_lost(inventory, extent, index);
-    }
-}
 
 /// A lane has marked the replica as stale.
 pub(super) fn replica_stale(inventory: &mut Inventory, extent: ExtentId, index: u8, donor: DonorId, now: Instant) {

@@ -186,11 +186,6 @@ impl Book {
 
     // ---- what lanes and the repair thread find, and what actions led to ----
 
-    /// A lane has marked the replica as lost.
-    pub fn replica_lost(&mut self, extent: ExtentId, index: u8, donor: DonorId) {
-        life::replica_lost(&mut self.inventory, extent, index, donor);
-    }
-
     /// A lane has marked the replica as stale.
     pub fn replica_stale(&mut self, extent: ExtentId, index: u8, donor: DonorId, now: Instant) {
         life::replica_stale(&mut self.inventory, extent, index, donor, now);

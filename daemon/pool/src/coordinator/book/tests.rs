@@ -468,12 +468,8 @@ proptest! {
                     if let Some(extent) = extent {
                         let index = (usize::from(n) % world.extents[&extent].len()) as u8;
                         let leased = world.extents[&extent][usize::from(index)];
-                        // A lane marks it in the table first, as the coordinator does for the
-                        // book's own.
-                        if n % 2 == 0 && leased.state.is_kept() {
-                            world.set(extent, index, ReplicaState::Lost);
-                            world.book.replica_lost(extent, index, leased.donor);
-                        } else if leased.state.is_there() {
+                        // A lane marks it in the table first.
+                        if leased.state.is_there() {
                             world.set(extent, index, ReplicaState::Stale);
                             world.book.replica_stale(extent, index, leased.donor, world.now);
                         }

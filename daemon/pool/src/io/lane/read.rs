@@ -2,8 +2,7 @@
 //! good.
 
 use super::end::End;
-use super::state::LaneState;
-use super::state::MAX_OP_PAGES;
+use super::state::{ACCESS_REFUSED, LaneState, MAX_OP_PAGES};
 use super::{posting, spare};
 use crate::error::IoError;
 use crate::io::hedging::{Asked, Choice, ReadSource};
@@ -221,7 +220,7 @@ pub(super) fn read_failed(lane: &mut LaneState, op: Pending, kind: ErrorKind, no
     read.good = None;
     read.tries[usize::from(op.index)] += 1;
     match kind {
-        ErrorKind::RemoteAccess => lane.mark_lost(&op, "its donor refuses access: the lease is gone"),
+        ErrorKind::RemoteAccess => lane.mark_stale(&op, ACCESS_REFUSED),
         // Retried, since another attempt may still be writing into the job's buffer; it can't
         // succeed.
         ErrorKind::LocalProtection => tracing::error!("a read of {} pages is outside its lane's arena", op.buf.1),

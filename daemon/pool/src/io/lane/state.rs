@@ -19,6 +19,11 @@ use std::time::Instant;
 /// The most pages one fabric operation moves.
 pub(super) const MAX_OP_PAGES: u32 = MAX_OP_LEN / PAGE_SIZE as u32;
 
+/// Why a replica is stale to which an operation was refused. That alone does not mean that the lease
+/// is over: a device that is being taken away refuses in the same words. The agent's list of what
+/// it holds decides.
+pub(super) const ACCESS_REFUSED: &str = "access to it was refused: its agent is asked whether it holds it still";
+
 /// What a lane has. Each subject of the lane works on it.
 pub(super) struct LaneState {
     pub id: u32,
@@ -68,12 +73,6 @@ impl LaneState {
     pub fn is_given_up(&self, op: &Pending) -> bool {
         let replica = self.core.extents.replica(op.extent, op.index);
         !replica.state.is_there() || replica.generation != op.generation
-    }
-
-    pub fn mark_lost(&self, op: &Pending, why: &'static str) {
-        if self.core.mark_lost(op.extent, op.index, op.generation) {
-            self.core.tell(News::ReplicaLost { extent: op.extent, index: op.index, generation: op.generation, why });
-        }
     }
 
     pub fn mark_stale(&self, op: &Pending, why: &'static str) {

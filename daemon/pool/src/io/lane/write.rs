@@ -2,8 +2,7 @@
 //! replica is given up.
 
 use super::posting;
-use super::state::LaneState;
-use super::state::MAX_OP_PAGES;
+use super::state::{ACCESS_REFUSED, LaneState, MAX_OP_PAGES};
 use crate::coordinator::news::News;
 use crate::error::IoError;
 use crate::io::inflight::{Direction, NIL, PartState, Pending, Work};
@@ -123,7 +122,7 @@ pub(super) fn write_failed(lane: &mut LaneState, at: u32, kind: ErrorKind, now: 
     let op = lane.ops[at];
     let trouble = match kind {
         ErrorKind::RemoteAccess => {
-            lane.mark_lost(&op, "its donor refuses access: the lease is gone");
+            lane.mark_stale(&op, ACCESS_REFUSED);
             WRITE_TROUBLE
         }
         ErrorKind::LocalProtection => {
