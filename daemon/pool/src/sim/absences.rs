@@ -215,11 +215,14 @@ impl World<'_> {
             *n != donor && self.spill != Some(*n) && !d.absence.is_removed && !d.absence.is_to_go
         };
         let staying = self.donors.iter().enumerate().filter(stays).count();
+        // Where one copy is all that is asked for, the one that stays may be on a donor that hangs
+        // and of which nobody knows that yet.
+        let may_drop = self.replicas > 1 || self.donors.iter().all(|d| d.absence.hang.is_none());
         let absence = &mut self.donors[donor].absence;
         if std::mem::take(&mut absence.is_removed) {
             self.tally.saw(Seen::Added);
             self.send(News::Added(donor));
-        } else if !absence.is_to_go && staying >= self.replicas {
+        } else if !absence.is_to_go && staying >= self.replicas && may_drop {
             absence.is_to_go = true;
             self.send(News::Dropped(donor));
         }
