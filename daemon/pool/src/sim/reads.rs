@@ -141,8 +141,8 @@ impl World<'_> {
             let d = &self.donors[attempt.donor];
             let is_broken = !d.connected || d.connection != attempt.connection;
             let found = self.slab(attempt.donor, attempt.key).map(|bytes| bytes[(slot % SLOTS) as usize]);
-            // A device that is being taken away refuses access to what its agent holds. Not beside a
-            // donor that hangs: company is given to a read once.
+            // A device that is being taken away refuses access to what its agent holds. Not beside
+            // a donor that hangs: company is given to a read once.
             let none_hangs = self.donors.iter().all(|d| d.absence.hang.is_none());
             let is_refused = self.draw(40) == 0 && none_hangs && self.can_spare(attempt.donor);
             let found = found.filter(|_| !is_broken && !is_refused);

@@ -19,9 +19,9 @@ use std::time::Instant;
 /// The most pages one fabric operation moves.
 pub(super) const MAX_OP_PAGES: u32 = MAX_OP_LEN / PAGE_SIZE as u32;
 
-/// Why a replica is stale to which an operation was refused. That alone does not mean that the lease
-/// is over: a device that is being taken away refuses in the same words. The agent's list of what
-/// it holds decides.
+/// Why a replica is stale to which an operation was refused. That alone does not mean that the
+/// lease is over: a device that is being taken away refuses in the same words. The agent's list of
+/// what it holds decides.
 pub(super) const ACCESS_REFUSED: &str = "access to it was refused: its agent is asked whether it holds it still";
 
 /// What a lane has. Each subject of the lane works on it.
