@@ -171,7 +171,7 @@ bench: setup build
 	$(SUDO) target/release/annex-bench $(BENCH)
 	$(SUDO) target/release/annex-kv-bench $(if $(findstring --quick,$(BENCH)),--quick)
 
-check: $(TOOLS)/bin/cargo-deny $(TOOLS)/bin/cargo-machete
+check: $(TOOLS)/bin/cargo-deny $(TOOLS)/bin/cargo-machete $(TOOLS)/bin/promtool
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
 	@# Module headers link to the private modules they tell about.
@@ -179,12 +179,21 @@ check: $(TOOLS)/bin/cargo-deny $(TOOLS)/bin/cargo-machete
 	systemd/verify.sh
 	tests/check-docs.py
 	tests/check-house.py
+	tests/check-monitoring.py $(TOOLS)/bin/promtool
 	$(TOOLS)/bin/cargo-machete --skip-target-dir
 	$(TOOLS)/bin/cargo-deny check bans licenses sources
 	@# The advisory database is on GitHub. Not reaching it is said, and is no fault of the tree; all else is.
 	@said=$$($(TOOLS)/bin/cargo-deny check advisories 2>&1) && echo "$$said" || case "$$said" in \
 	  *"failed to fetch advisory database"*) echo "ADVISORIES WERE NOT CHECKED: the database can't be reached";; \
 	  *) echo "$$said"; exit 1;; esac
+
+# Out of Debian's package, which would start a server if it was installed.
+$(TOOLS)/bin/promtool:
+	@mkdir -p $(@D) $(TOOLS)/prometheus
+	@if command -v promtool >/dev/null; then ln -sf "$$(command -v promtool)" $@; else \
+	  cd $(TOOLS)/prometheus && rm -f *.deb && \
+	  { apt-get download -qq prometheus || { $(SUDO) apt-get update -qq && apt-get download -qq prometheus; }; } && \
+	  dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x ./usr/bin/promtool && mv usr/bin/promtool $@; fi
 
 $(TOOLS)/bin/cargo-%:
 	@mkdir -p $(@D)
