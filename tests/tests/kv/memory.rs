@@ -191,8 +191,10 @@ fn a_request_of_twenty_million_empty_arguments_is_too_much() {
 #[test]
 fn pipelines_without_an_end_that_nobody_reads_are_closed() {
     let mut scene = Scene::new();
+    scene.honest.talk(&format!("SET hundred {}", "x".repeat(100)), "+OK\r\n");
     let mut deep: Vec<Wire> = (0..8).map(|_| scene.server.connect()).collect();
-    let requests = request(&["GET", "small"]).repeat(2_000_000).into_bytes();
+    // 1.7 GB of answers: far more than may be held, whatever the sockets themselves take.
+    let requests = request(&["GET", "hundred"]).repeat(2_000_000).into_bytes();
     let sending: Vec<_> = deep.iter().map(|wire| send_all(wire, requests.clone())).collect();
     scene.serves_the_honest(200);
     let sent = sending.into_iter().filter_map(|sending| sending.join().ok()).filter(|sent| *sent).count();
