@@ -91,7 +91,7 @@ impl Default for Config {
             hugepages: Hugepages::Off,
             prefault: false,
             spare_slabs: 4,
-            lease_ttl: TimeSpan(Duration::from_secs(60)),
+            lease_ttl: TimeSpan(Duration::from_secs(120)),
             recall_deadline: TimeSpan(Duration::from_secs(30)),
             grace: TimeSpan(Duration::from_secs(2)),
             shm_socket: PathBuf::from(SHM_SOCKET),

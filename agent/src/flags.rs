@@ -101,7 +101,7 @@ pub struct Settings {
     /// Free slabs kept allocated [default: 4]
     #[arg(long, value_name = "COUNT")]
     pub spare_slabs: Option<u32>,
-    /// A lease that is not renewed for this long is over [default: 60s]
+    /// A lease that is not renewed for this long is over [default: 120s]
     #[arg(long, value_name = "TIME")]
     pub lease_ttl: Option<TimeSpan>,
     /// How long clients get to move their pages when this host needs memory back [default: 30s]

@@ -242,7 +242,7 @@ pub fn donors(donors: &[DonorInfo], width: Option<u16>) -> String {
         vec![
             d.name.clone(),
             donor_state(d).into(),
-            via(d.transport),
+            if d.encrypted { format!("{}+tls", via(d.transport)) } else { via(d.transport) },
             format!("{}/{}", d.slabs_held, d.slabs_capacity),
             format_bytes(d.used),
             count(d.reads),
@@ -417,6 +417,19 @@ mod tests {
         assert_eq!(traffic(&over), "4 MiB moved, p50 8.5 µs, p99 31.0 µs");
         over.errors.insert("IBV_WC_RETRY_EXC_ERR".into(), 2);
         assert_eq!(traffic(&over), "4 MiB moved, p50 8.5 µs, p99 31.0 µs; failed: IBV_WC_RETRY_EXC_ERR 2");
+    }
+
+    #[test]
+    fn the_listing_of_donors_says_over_which_there_is_tls() {
+        let donor = |encrypted| {
+            let donor = serde_json::json!({"name": "oak", "address": "10.0.0.5:7411", "state": "up", "transport": "tcp",
+                "why": "", "encrypted": encrypted, "slabs_held": 1, "slabs_free": 0, "slabs_capacity": 2, "used": 0,
+                "reads": 0, "writes": 0, "errors": 0, "checksum_errors": 0});
+            serde_json::from_value::<DonorInfo>(donor).unwrap()
+        };
+        let listed = |encrypted| donors(&[donor(encrypted)], None).lines().nth(1).unwrap().to_owned();
+        assert!(listed(true).contains("tcp+tls"), "{}", listed(true));
+        assert!(!listed(false).contains("tls"), "{}", listed(false));
     }
 
     #[test]

@@ -92,8 +92,7 @@ fn check_config(file: Option<PathBuf>, mut flags: Flags) -> Result<(), Failure> 
     let named = flags.config.clone();
     let config = configure(flags)?;
     config.check_completeness().map_err(unusable)?;
-    let identity = config.pool.tls.clone().map(|files| annex_identity::config::open(files, Role::Client));
-    identity.transpose().map_err(unusable)?;
+    check_identity(&config)?;
     let (donors, replicas) = (config.pool.donors.len(), config.pool.replicas);
     let said = match named {
         None if !Path::new(DEFAULT_FILE).exists() => {
@@ -107,6 +106,12 @@ fn check_config(file: Option<PathBuf>, mut flags: Flags) -> Result<(), Failure> 
         }
     };
     say(&said)
+}
+
+/// Whether the files of `[tls]` are good.
+fn check_identity(config: &Config) -> Result<(), Failure> {
+    let files = config.pool.tls.clone();
+    files.map(|files| annex_identity::config::open(files, Role::Client)).transpose().map(drop).map_err(unusable)
 }
 
 /// Prints a line. A reader that has gone away has seen enough.
@@ -160,6 +165,8 @@ fn run(flags: Flags, hidden: Option<String>) -> Result<(), Failure> {
     start_log(&config)?;
     hidden.inspect(|said| tracing::warn!("{said}"));
     host::check().map_err(unusable)?;
+    // Before the annexd that runs is asked to go.
+    check_identity(&config)?;
     let shortcomings = host::settle_in().map_err(unusable)?;
     // Before anything is built up: a second annexd must not even talk to the donors.
     let socket = match ControlSocket::bind(&config.socket) {

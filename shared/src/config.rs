@@ -289,6 +289,12 @@ pub struct ByteSize(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TimeSpan(pub Duration);
 
+/// How long leases must last to outlast such an absence of annexd. It renews them every third of
+/// their time, and may have gone just before.
+pub fn lease_to_outlast(absence: Duration) -> Duration {
+    absence * 3 / 2
+}
+
 /// Text that is no size or time.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnitError {

@@ -194,10 +194,7 @@ pub enum Refusal {
     SlabSize { agent: u64, client: u64 },
     #[error("is shutting down")]
     Closing,
-    #[error(
-        "knows this client id from another machine ({host}): give each machine its own id; if that machine is gone, \
-         its claim ends {ends_in_s} s from now"
-    )]
+    #[error("{}", client_in_use(host, *.ends_in_s))]
     ClientInUse {
         #[serde(deserialize_with = "received")]
         host: String,
@@ -207,6 +204,21 @@ pub enum Refusal {
     Malformed(#[serde(deserialize_with = "received")] String),
     #[error("is being drained for maintenance")]
     Draining,
+}
+
+/// `host` is a machine's name or, where clients show certificates, that of the certificate.
+fn client_in_use(host: &str, ends_in_s: u64) -> String {
+    if host.starts_with("annex://") {
+        return format!(
+            "has lent memory to this client id under the name {host}, and the certificate shown now has another one: put \
+             that certificate back within {ends_in_s} s, else what lies there is lost; if this is another machine, give \
+             each its own id"
+        );
+    }
+    format!(
+        "knows this client id from another machine ({host}): give each machine its own id; if that machine is gone, its \
+         claim ends {ends_in_s} s from now"
+    )
 }
 
 /// A control frame could not be read or written. After any of these the connection is of no further

@@ -337,6 +337,26 @@ fn a_newer_state_is_refused_and_left_alone() {
     ends_well(&bed, job);
 }
 
+/// Before it asks the one that runs to go, an annexd looks whether it can start itself.
+#[test]
+fn an_annexd_that_can_not_start_takes_nobodys_place() {
+    let mut bed = bed([Donor::shm(), Donor::shm()]);
+    let mut job = paged(&bed, 27);
+    let dir = tempfile::tempdir_in(directory()).expect("a directory");
+    let file = dir.path().join("annexd.toml");
+    std::fs::write(&file, "[tls]\nca = '/nonexistent/ca.pem'\ncert = '/nonexistent/c'\nkey = '/nonexistent/k'\n")
+        .expect("a file");
+    let mut next = Command::new(bins::find("annexd"));
+    next.arg("--config").arg(&file).arg("--socket").arg(&bed.socket).arg("--take-over");
+    let output = next.output().expect("it runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(78), "{said}");
+    assert!(said.contains("/nonexistent/"), "{said}");
+    assert!(bed.annexd.is_running());
+    goes_on(&bed, &mut job, "with the annexd that ran");
+    ends_well(&bed, job);
+}
+
 /// Waits until the keeper of an annexd that has ended has closed what is not kept: it answers then.
 fn settled(bed: &Testbed, annexd: i32) {
     let path = format!("{}.keeper-{annexd}", bed.socket.display());

@@ -4,6 +4,7 @@ use crate::config::Terms;
 use annex_doctor::addresses::example;
 use annex_doctor::{Check, TAKEOVER_WAIT};
 use annex_shared::api::format_bytes;
+use annex_shared::config::lease_to_outlast;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -80,15 +81,15 @@ fn locked(terms: &Terms, machine: &HostState) -> Check {
 fn lease(terms: &Terms) -> Check {
     const NAME: &str = "lease_ttl";
     let lasts = format!("leases last {} s", terms.lease_ttl.as_secs_f32());
-    match terms.lease_ttl < TAKEOVER_WAIT {
+    let (wait, enough) = (TAKEOVER_WAIT.as_secs(), lease_to_outlast(TAKEOVER_WAIT));
+    match terms.lease_ttl < enough {
         false => Check::ok(NAME, lasts),
         true => Check::warn(
             NAME,
-            format!("{lasts}, and programs of a killed annexd wait {} s for the next one", TAKEOVER_WAIT.as_secs()),
             format!(
-                "set lease_ttl = \"{}s\" or more, or takeover_wait shorter on all clients",
-                TAKEOVER_WAIT.as_secs()
+                "{lasts}, a third of which may be over when annexd is killed; its programs wait {wait} s for the next one"
             ),
+            format!("set lease_ttl = \"{}s\" or more, or takeover_wait shorter on all clients", enough.as_secs()),
         ),
     }
 }
@@ -170,7 +171,7 @@ mod tests {
     use super::*;
     use crate::config::Config;
     use crate::pressure::HostMemory;
-    use annex_doctor::Outcome;
+    use annex_doctor::{LEASE_TTL, Outcome};
     use annex_shared::config::{ByteSize, TimeSpan};
     use std::time::Duration;
 
@@ -235,6 +236,11 @@ mod tests {
     fn a_lease_outlasts_a_takeover() {
         let short = terms(|c| c.lease_ttl = TimeSpan(Duration::from_secs(30)));
         assert_found(&short, &machine(), "lease_ttl", Outcome::Warn, "leases last 30 s");
+        // One that annexd had renewed 20 s before it was killed.
+        let even = terms(|c| c.lease_ttl = TimeSpan(TAKEOVER_WAIT));
+        assert_found(&even, &machine(), "lease_ttl", Outcome::Warn, "leases last 60 s");
+        assert_eq!(Config::default().lease_ttl.0, LEASE_TTL);
+        assert_found(&terms(|_| ()), &machine(), "lease_ttl", Outcome::Ok, "leases last 120 s");
     }
 
     #[test]

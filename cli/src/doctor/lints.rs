@@ -2,8 +2,8 @@
 
 use super::config::{Config, Donor};
 use annex_doctor::addresses::{example, host_part, is_loopback};
-use annex_doctor::{Check, TAKEOVER_WAIT};
-use annex_shared::config::TimeSpan;
+use annex_doctor::{Check, LEASE_TTL};
+use annex_shared::config::{TimeSpan, lease_to_outlast};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// `known` is how many donors annexd has now, from wherever.
@@ -99,16 +99,20 @@ fn last_copy(config: &Config) -> Check {
     }
 }
 
-/// Leases of 60 s, the agents' default, end while programs wait longer for the next annexd.
+/// The agents' leases must not end while programs wait for the next annexd.
 fn takeover_wait(config: &Config) -> Option<Check> {
     const NAME: &str = "takeover_wait";
     let wait: TimeSpan = config.takeover_wait.as_ref()?.parse().ok()?;
-    Some(match wait.0 > TAKEOVER_WAIT {
+    let enough = lease_to_outlast(wait.0);
+    Some(match enough > LEASE_TTL {
         false => Check::ok(NAME, wait.to_string()),
         true => Check::warn(
             NAME,
-            format!("{wait} is longer than leases last unless configured: pages may be lost while programs wait"),
-            format!("set lease_ttl = \"{wait}\" or more in agent.toml of each donor, or a shorter takeover_wait"),
+            format!("{wait} is longer than leases outlast unless configured: pages may be lost while programs wait"),
+            format!(
+                "set lease_ttl = \"{}\" or more in agent.toml of each donor, or a shorter takeover_wait",
+                TimeSpan(enough)
+            ),
         ),
     })
 }
@@ -224,7 +228,7 @@ mod tests {
 
     #[test]
     fn programs_that_wait_longer_than_leases_last_are_told() {
-        assert_found("takeover_wait = '5m'", "takeover_wait", Outcome::Warn, "longer than leases last");
+        assert_found("takeover_wait = '5m'", "takeover_wait", Outcome::Warn, "longer than leases outlast");
         assert_found("takeover_wait = '60s'", "takeover_wait", Outcome::Ok, "60s");
     }
 

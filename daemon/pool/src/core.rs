@@ -9,7 +9,7 @@ use crate::metadata::extents::ExtentTable;
 use crate::metadata::slots::{SlotRun, SlotTable};
 use crate::repair::task::Task;
 use annex_fabric::Arena;
-use annex_shared::config::TimeSpan;
+use annex_shared::config::{TimeSpan, lease_to_outlast};
 use annex_shared::ids::{DonorId, ExtentId, SlotIdx};
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashSet;
@@ -240,11 +240,14 @@ impl PoolCore {
     /// What a donor's terms mean for those who rely on annexd being away for a while.
     pub fn lease_warning(&self, donor: &Donor) -> Option<String> {
         let (view, wait) = (donor.view.lock(), self.config.takeover_wait);
-        let lease = view.lease.filter(|lease| *lease < wait.0 && !self.is_spill(donor.id)).map(TimeSpan)?;
+        let enough = lease_to_outlast(wait.0);
+        let lease = view.lease.filter(|lease| *lease < enough && !self.is_spill(donor.id)).map(TimeSpan)?;
         Some(format!(
-            "donor {} ends leases after {lease}, and annexd's takeover_wait is {wait}: should annexd be away for longer than \
-             the leases last, the KV API's keys and programs' pages there are lost. Give annex-agent a longer lease_ttl",
-            view.name
+            "donor {} ends leases after {lease}, a third of which may be over when annexd is killed, and annexd's takeover_wait \
+             is {wait}: should the leases end before the next annexd is there, the KV API's keys and programs' pages there are \
+             lost. Give annex-agent a lease_ttl of {} or more",
+            view.name,
+            TimeSpan(enough)
         ))
     }
 

@@ -13,7 +13,7 @@ use annex_shared::config::{ByteSize, TimeSpan};
 use annex_shared::page::PAGE_SIZE;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 const SLAB: u64 = 1 << 20;
 
@@ -45,6 +45,10 @@ fn agent(host: &Host, is_tls: bool) -> Agent {
 }
 
 fn pool(agents: &[&Agent], transport: TransportChoice, files: Option<&Files>) -> Arc<Pool> {
+    pool_on(PoolState::Fresh, agents, transport, files)
+}
+
+fn pool_on(state: PoolState<'_>, agents: &[&Agent], transport: TransportChoice, files: Option<&Files>) -> Arc<Pool> {
     let donor = |agent: &&Agent| DonorConfig { address: agent.addr().to_string(), transport, ..DonorConfig::default() };
     let config = PoolConfig {
         donors: agents.iter().map(donor).collect(),
@@ -57,7 +61,7 @@ fn pool(agents: &[&Agent], transport: TransportChoice, files: Option<&Files>) ->
         tls: files.cloned(),
         ..PoolConfig::default()
     };
-    Pool::start(config, None, PoolState::Fresh).unwrap()
+    Pool::start(config, None, state).unwrap()
 }
 
 fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
@@ -130,6 +134,45 @@ fn pages_outlive_a_donor_over_tls_too() {
     eventually("the donor is lost", || pool.donors()[0].state == DonorState::Lost);
     runs.iter().for_each(|run| verify(&mut lane, *run));
     assert_eq!(pool.info().lost_extents, 0);
+}
+
+/// Nobody has renewed the donors' certificates, and annexd is restarted: the pages are still theirs.
+#[test]
+fn pages_outlive_an_annexd_while_their_donors_certificates_have_expired() {
+    let pki = Pki::new("c");
+    let hosts = ["annex://c/donor/a", "annex://c/donor/b"].map(|uri| {
+        let dir = tempfile::tempdir().unwrap();
+        let mut params = leaf_now(uri, 0);
+        params.not_after += Duration::from_secs(5);
+        let files = pki.files_of(dir.path(), &params);
+        (params.not_after, Host { dir, files })
+    });
+    let agents = hosts.each_ref().map(|(_, host)| agent(host, true));
+    let (expire, hosts) = (hosts[1].0, hosts.map(|(_, host)| host));
+    let (agents, client) = ([&agents[0], &agents[1]], host(&pki, "annex://c/client/x"));
+    let before = pool(&agents, TransportChoice::Tcp, Some(&client.files));
+    before.is_usable().unwrap();
+    let mut lane = before.lane("test", 512).unwrap();
+    let runs = reserve(&before, 400);
+    runs.iter().for_each(|run| write(&mut lane, *run));
+    drop(lane);
+    let (extents, slots) = before.state_fds();
+    let (extents, slots) = (extents.try_clone_to_owned().unwrap(), slots.try_clone_to_owned().unwrap());
+    before.leave();
+    eventually("the certificates have expired", || {
+        SystemTime::now() > SystemTime::from(expire) + Duration::from_secs(1)
+    });
+    let stranger = host(&pki, "annex://c/client/y");
+    let said = why(&pool(&agents, TransportChoice::Tcp, Some(&stranger.files))).why;
+    assert!(said.contains("the certificate of annex://c/donor/a expired"), "{said}");
+
+    let state =
+        PoolState::Saved { extents, slots, references: &|each| runs.iter().flat_map(|run| run.slots()).for_each(each) };
+    let after = pool_on(state, &agents, TransportChoice::Tcp, Some(&client.files));
+    eventually("the donors are up", || after.donors().iter().all(|donor| donor.state == DonorState::Up));
+    let mut lane = after.lane("test", 512).unwrap();
+    runs.iter().for_each(|run| verify(&mut lane, *run));
+    drop(hosts);
 }
 
 #[test]

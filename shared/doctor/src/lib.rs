@@ -37,3 +37,5 @@ use std::time::Duration;
 /// How long programs wait for the next annexd, unless `takeover_wait` says otherwise. A lease that
 /// is shorter ends while they wait.
 pub const TAKEOVER_WAIT: Duration = Duration::from_secs(60);
+/// `lease_ttl` of an agent, unless configured.
+pub const LEASE_TTL: Duration = Duration::from_secs(120);

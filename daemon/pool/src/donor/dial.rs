@@ -4,6 +4,7 @@
 use crate::config::{DonorConfig, PoolConfig, TransportChoice};
 use crate::donor::tls::{DonorTls, TlsError};
 use crate::donor::transport::{Choice, Way, is_fallback};
+use crate::metadata::extents::KeyMark;
 use annex_fabric::faulty::{FaultPlan, FaultyConnector, PlanError};
 use annex_fabric::shm::{PrepareError, ShmConnector};
 use annex_fabric::tcp::TcpConnector;
@@ -94,6 +95,9 @@ pub trait Dialer: Send + Sync {
     /// (0 = any). May block for the configured time.
     fn dial(&self, donor: &DonorConfig, client: ClientId, slab_size: u64) -> Result<Dialed, DialError>;
 
+    /// Pages may lie with donors that have these keys, whatever the dates of their certificates.
+    fn know(&self, _keys: Vec<KeyMark>) {}
+
     /// The fabric to a donor that said welcome.
     fn fabric(&self, to: &Welcomed<'_>) -> Result<Fabric, DialError>;
 
@@ -135,6 +139,11 @@ pub trait Link: Send {
 
     /// What other connections of this session need, if it is TLS.
     fn tls(&self) -> Option<Arc<SessionTls>> {
+        None
+    }
+
+    /// The key of the donor's certificate, if it showed one.
+    fn key(&self) -> Option<KeyMark> {
         None
     }
 }
@@ -188,6 +197,10 @@ impl NetDialer {
 }
 
 impl Dialer for NetDialer {
+    fn know(&self, keys: Vec<KeyMark>) {
+        self.tls.iter().for_each(|tls| tls.know(keys.iter().copied()));
+    }
+
     fn dial(&self, donor: &DonorConfig, client: ClientId, slab_size: u64) -> Result<Dialed, DialError> {
         let address = donor.address.clone();
         let connect = |source| DialError::Connect { address: address.clone(), source };
@@ -219,6 +232,7 @@ impl Dialer for NetDialer {
             timeout: self.control_timeout,
             heard: VecDeque::new(),
             tls: None,
+            key: None,
         };
         let hello = Request::Hello {
             version: VERSION as u16,
@@ -229,8 +243,10 @@ impl Dialer for NetDialer {
         };
         match link.ask(&hello)? {
             Event::Welcome(welcome) => {
-                if let Some(tls) = &self.tls {
-                    link.tls = tls.of_session(link.frames.stream()).map_err(tls_failed)?.map(Arc::new);
+                if let Some(tls) = &self.tls
+                    && let Some((session, key)) = tls.of_session(link.frames.stream()).map_err(tls_failed)?
+                {
+                    (link.tls, link.key) = (Some(Arc::new(session)), key);
                 }
                 Ok(Dialed { link: Box::new(link), welcome })
             }
@@ -328,6 +344,7 @@ struct NetLink {
     /// Came while an answer was awaited.
     heard: VecDeque<Event>,
     tls: Option<Arc<SessionTls>>,
+    key: Option<KeyMark>,
 }
 
 impl NetLink {
@@ -381,6 +398,10 @@ impl Link for NetLink {
 
     fn tls(&self) -> Option<Arc<SessionTls>> {
         self.tls.clone()
+    }
+
+    fn key(&self) -> Option<KeyMark> {
+        self.key
     }
 }
 
@@ -443,7 +464,7 @@ mod tests {
         let frames = Frames::new(Stream::plain(TcpStream::connect(address).unwrap()));
         let timeout = Duration::from_secs(60);
         let heard = VecDeque::new();
-        let mut link = NetLink { frames, address: address.to_string(), timeout, heard, tls: None };
+        let mut link = NetLink { frames, address: address.to_string(), timeout, heard, tls: None, key: None };
         let error = link.ask(&Request::Lease { count: 1 }).unwrap_err();
         drop(link);
         donor.join().unwrap();

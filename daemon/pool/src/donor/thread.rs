@@ -227,6 +227,8 @@ impl Keep {
         let client = self.core.extents.client();
         let dialed = self.dialer.dial(&config, client, expected)?;
         let welcome = dialed.welcome;
+        // Before anything is leased there: the next annexd must know it, too.
+        dialed.link.key().into_iter().for_each(|key| self.core.extents.set_key(self.id, key));
         let slots = self.fix_slab_size(&welcome)?;
         let counts = self.core.donor(self.id).map(|d| d.traffic.statuses.clone()).unwrap_or_default();
         let (tls, arenas) = (dialed.link.tls(), self.arenas());

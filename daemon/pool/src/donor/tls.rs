@@ -1,8 +1,9 @@
 //! What this host shows donors over TLS, and which donors it believes.
 //!
-//! A donor whose certificate has run out is spoken to only if it was spoken to before, since this
-//! annexd started: pages may lie with it.
+//! A donor whose certificate has run out is spoken to only if pages may lie with it: if it was spoken
+//! to since this annexd started, or if the annexd before has left pages with that key.
 
+use crate::metadata::extents::KeyMark;
 use annex_fabric::SessionTls;
 use annex_identity::certificate::KeyId;
 use annex_identity::config::{TlsConfigError, open};
@@ -37,13 +38,13 @@ pub(crate) struct DonorTls {
     known: Arc<Known>,
 }
 
-/// The keys of donors with which there was a session.
+/// The keys of donors with which pages may lie.
 #[derive(Debug, Default)]
-struct Known(Mutex<HashSet<KeyId>>);
+struct Known(Mutex<HashSet<KeyMark>>);
 
 impl Standings for Known {
     fn holds(&self, key: &KeyId) -> bool {
-        self.0.lock().contains(key)
+        KeyMark::of(key).is_some_and(|mark| self.0.lock().contains(&mark))
     }
 }
 
@@ -61,10 +62,17 @@ impl DonorTls {
         Stream::connect(socket, &self.config, Instant::now() + timeout)
     }
 
-    /// What the data connections of a control session need. The donor has said welcome on it.
-    pub fn of_session(&self, control: &Stream) -> Result<Option<SessionTls>, HandshakeError> {
+    /// Pages may lie with donors that have these keys.
+    pub fn know(&self, keys: impl IntoIterator<Item = KeyMark>) {
+        self.known.0.lock().extend(keys);
+    }
+
+    /// What the data connections of a control session need, and the donor's key. The donor has said
+    /// welcome on it.
+    pub fn of_session(&self, control: &Stream) -> Result<Option<(SessionTls, Option<KeyMark>)>, HandshakeError> {
         let Some(session) = control.session()? else { return Ok(None) };
-        self.known.0.lock().insert(session.peer.key);
-        Ok(Some(SessionTls::new(self.config.clone(), session.key)))
+        let key = KeyMark::of(&session.peer.key);
+        self.know(key);
+        Ok(Some((SessionTls::new(self.config.clone(), session.key), key)))
     }
 }

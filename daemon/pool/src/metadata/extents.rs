@@ -13,6 +13,7 @@
 //!             +0 bytes of the address, 0 = unused   u32
 //!             +4 origin: 0 configured, 1 added at run time   u32
 //!             +8 the address, padded with zeros     240
+//!             +248 the key that its certificate had last (see `KeyMark`), 0 = none   u64
 //! 69632     extent entries, 256 bytes each:
 //!             +0 state: 0 free, 1 live, 2 returning u32
 //!             +16 six entries for replicas, 32 bytes each (see `replicas`):
@@ -31,7 +32,7 @@
 //!
 //! # Order of updates
 //! - *A donor's entry* is written before any replica names it: origin and address first, its length
-//!   last.
+//!   last. Its key is written when it has said welcome, before anything is leased from it.
 //! - *A new extent*: the number of entries used first if it grows, then its replicas, then state
 //!   `live` with release ordering. Killed before: the entry is free, and the slabs are found in the
 //!   agents' `held` lists as nobody's and given back.
@@ -45,8 +46,10 @@
 
 use crate::metadata::replica::{REPLICA_ENTRIES, Replica, Replicas};
 use annex_host::mapped::{MapError, Mapped};
+use annex_identity::certificate::KeyId;
 use annex_shared::ids::{ClientId, DonorId, ExtentId, Incarnation, SlotIdx};
 use annex_shared::wire::Lease;
+use std::num::NonZero;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -58,6 +61,8 @@ const ALIKE: u32 = 2;
 pub(crate) const DONORS: usize = 256;
 pub(crate) const DONOR_AT: usize = 4096;
 pub(crate) const DONOR_LEN: usize = 256;
+/// Where a donor's entry has the mark of its key.
+const KEY_AT: usize = 248;
 pub(crate) const EXTENT_AT: usize = DONOR_AT + DONORS * DONOR_LEN;
 const EXTENT_LEN: usize = 256;
 const REPLICA_AT: usize = 16;
@@ -91,6 +96,18 @@ pub enum TableError {
     Version(u32),
     #[error("the pool's saved state is damaged: {0}")]
     Damaged(&'static str),
+}
+
+/// The first eight bytes of a donor's key id: enough to tell its key from all others that a CA has
+/// signed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KeyMark(NonZero<u64>);
+
+impl KeyMark {
+    pub fn of(key: &KeyId) -> Option<KeyMark> {
+        let bytes = key.as_ref().first_chunk()?;
+        NonZero::new(u64::from_le_bytes(*bytes)).map(KeyMark)
+    }
 }
 
 /// The version in a table's head.
@@ -226,6 +243,20 @@ impl ExtentTable {
             let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).take(len).collect();
             (len > 0).then(|| (DonorId(i as u16), String::from_utf8_lossy(&bytes).into_owned()))
         })
+    }
+
+    /// The key that a donor's certificate has now.
+    pub fn set_key(&self, donor: DonorId, key: KeyMark) {
+        self.map.u64(DONOR_AT + usize::from(donor.0) * DONOR_LEN + KEY_AT).store(key.0.get(), Relaxed);
+    }
+
+    /// The keys of those donors on which something is kept.
+    pub fn keys(&self) -> Vec<KeyMark> {
+        let key = |(id, _): (DonorId, String)| {
+            let word = self.map.u64(DONOR_AT + usize::from(id.0) * DONOR_LEN + KEY_AT).load(Relaxed);
+            NonZero::new(word).filter(|_| !self.leases(id).is_empty()).map(KeyMark)
+        };
+        self.donors().filter_map(key).collect()
     }
 
     /// What is kept on a donor, with the incarnation it is of.

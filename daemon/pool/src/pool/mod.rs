@@ -89,6 +89,7 @@ impl Pool {
             }
         };
         let donors = Self::name_donors(&config, &extents, spill.is_some())?;
+        dialer.know(extents.keys());
         let mut spill_id = None;
         if let Some(spill) = spill {
             let id = extents.spill().ok_or(ConfigError::TooManyDonors(config.donors.len() + 1))?;

@@ -61,7 +61,7 @@ fn leases_that_end_before_the_next_annexd_must_come_are_warned_of() {
         let bed = Bed::with(&[8, 8], 2, |c| c.takeover_wait = TimeSpan(Duration::from_millis(wait)));
         bed.pool.warnings().iter().filter(|w| w.contains("donor d0:1 ends leases after 600ms")).count()
     };
-    assert_eq!((told(600), told(601)), (0, 1));
+    assert_eq!((told(400), told(401)), (0, 1));
 }
 
 #[test]
