@@ -121,6 +121,17 @@ pub struct Facts {
     pub validity: Validity,
 }
 
+impl fmt::Display for Facts {
+    /// `annex://corp/client/web until 2027-02-26`, as of UTC.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let last = i64::try_from(self.validity.not_after.as_secs()).ok();
+        match last.and_then(|last| time::OffsetDateTime::from_unix_timestamp(last).ok()) {
+            Some(last) => write!(f, "{} until {}", self.name, last.date()),
+            None => write!(f, "{}", self.name),
+        }
+    }
+}
+
 impl Facts {
     pub fn of(certificate: &CertificateDer<'_>) -> Result<Facts, CertificateError> {
         let parsed = EndEntityCert::try_from(certificate).map_err(|e| CertificateError::Unreadable(e.to_string()))?;
@@ -148,6 +159,7 @@ mod tests {
         let (certificate, key) = pki.issue(&leaf("annex://c/donor/a"));
         let facts = Facts::of(&certificate).unwrap();
         assert_eq!(facts.name.to_string(), "annex://c/donor/a");
+        assert_eq!(facts.to_string(), "annex://c/donor/a until 2027-04-15");
         assert_eq!(facts.key, key.id());
         assert_eq!(facts.validity.life(), 90 * DAY);
         assert!(facts.validity.holds(unix(NOW)) && !facts.validity.holds(unix(NOW + 91 * DAY)));
