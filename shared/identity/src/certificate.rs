@@ -17,6 +17,8 @@ use webpki::EndEntityCert;
 pub enum CertificateError {
     #[error("the certificate can't be read: {0}")]
     Unreadable(String),
+    #[error("the certificate has a critical extension that annex does not know")]
+    CriticalExtension,
     #[error("the certificate names no annex host: it has no URI annex://CLUSTER/ROLE/NAME")]
     NoName,
     #[error("the certificate names several annex hosts: {0} and {1}")]
@@ -134,7 +136,10 @@ impl fmt::Display for Facts {
 
 impl Facts {
     pub fn of(certificate: &CertificateDer<'_>) -> Result<Facts, CertificateError> {
-        let parsed = EndEntityCert::try_from(certificate).map_err(|e| CertificateError::Unreadable(e.to_string()))?;
+        let parsed = EndEntityCert::try_from(certificate).map_err(|error| match error {
+            webpki::Error::UnsupportedCriticalExtension => CertificateError::CriticalExtension,
+            other => CertificateError::Unreadable(other.to_string()),
+        })?;
         let mut ours = parsed.valid_uri_names().filter(|uri| Name::is_ours(uri));
         let name = ours.next().ok_or(CertificateError::NoName)?;
         if let Some(second) = ours.next() {
@@ -174,6 +179,16 @@ mod tests {
         assert!(matches!(facts(&["annex://c/client/b", "annex://c/donor/b"]), Err(CertificateError::SeveralNames(..))));
         assert!(matches!(facts(&["ANNEX://c/client/b"]), Err(CertificateError::BadName(_))));
         assert!(matches!(facts(&["annex://c/client/b", "annex:b"]), Err(CertificateError::SeveralNames(..))));
+    }
+
+    #[test]
+    fn a_critical_extension_that_nobody_knows_is_told_in_words() {
+        let mut params = leaf("annex://c/donor/a");
+        let mut odd = rcgen::CustomExtension::from_oid_content(&[1, 3, 6, 1, 4, 1, 99999, 1], vec![5, 0]);
+        odd.set_criticality(true);
+        params.custom_extensions.push(odd);
+        let (certificate, _) = Pki::new("c").issue(&params);
+        assert_eq!(Facts::of(&certificate), Err(CertificateError::CriticalExtension));
     }
 
     #[test]
