@@ -581,12 +581,11 @@ fn serve_shm(core: &Core, place: &Place, mut stream: UnixStream) {
 }
 
 /// Says whether a configuration would work on this machine, as far as that can be told without
-/// starting.
-pub fn check(config: Config) -> Result<Terms, StartError> {
+/// starting. What comes back is who the donor would be, if there is to be TLS.
+pub fn check(config: Config) -> Result<Option<Arc<Identity>>, StartError> {
     let host = HostMemory::now().map_err(|source| StartError::Host { what: "memory", source })?;
     let terms = config.resolve(&host, &host_name()?)?;
-    terms.identity()?;
-    Ok(terms)
+    Ok(terms.identity()?)
 }
 
 fn host_name() -> Result<String, StartError> {

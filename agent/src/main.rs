@@ -4,6 +4,7 @@ use annex_agent::flags::{Command, Flags, Settings};
 use annex_agent::{Agent, Config, doctor, local, store};
 use annex_doctor::report;
 use annex_host::failpoint;
+use annex_identity::config as tls;
 use annex_shared::config::check_log_filter;
 use annex_shared::printable::{printable, printable_json, printable_lines};
 use anyhow::Context;
@@ -72,8 +73,9 @@ fn run(flags: Flags) -> anyhow::Result<ExitCode> {
 fn ask(command: Command, set: Settings) -> anyhow::Result<ExitCode> {
     match command {
         Command::CheckConfig { file } => {
-            annex_agent::agent::check(Config::load(&file).map_err(told)?).map_err(told)?;
-            say(&format!("{}: good", file.display()))?;
+            let identity = annex_agent::agent::check(Config::load(&file).map_err(told)?).map_err(told)?;
+            let who = identity.map(|identity| tls::summary_now(&identity));
+            say(&format!("{}: good{}", file.display(), who.map(|who| format!("; {who}")).unwrap_or_default()))?;
         }
         Command::Keeper { socket } => {
             store::keeper::run(&socket)

@@ -7,6 +7,7 @@ use annex_daemon::control::{Apps, BindError, Control, ControlSocket, Donors, Ope
 use annex_daemon::flags::{Command, Flags, WaitFlag};
 use annex_host::fd_keeper::{self, FdKeeper, Inheritance, Kept};
 use annex_host::{event, events, failpoint};
+use annex_identity::config::{open, summary_now};
 use annex_identity::names::Role;
 use annex_kv::store::LogPageTable;
 use annex_kv::{Kv, KvFlag};
@@ -92,7 +93,7 @@ fn check_config(file: Option<PathBuf>, mut flags: Flags) -> Result<(), Failure> 
     let named = flags.config.clone();
     let config = configure(flags)?;
     config.check_completeness().map_err(unusable)?;
-    check_identity(&config)?;
+    let host = check_identity(&config)?.map_or_else(String::new, |host| format!("; {host}"));
     let (donors, replicas) = (config.pool.donors.len(), config.pool.replicas);
     let said = match named {
         None if !Path::new(DEFAULT_FILE).exists() => {
@@ -102,16 +103,17 @@ fn check_config(file: Option<PathBuf>, mut flags: Flags) -> Result<(), Failure> 
         }
         named => {
             let name = named.as_deref().unwrap_or(Path::new(DEFAULT_FILE)).display();
-            format!("{name}: good ({donors} donors, {replicas} replicas)")
+            format!("{name}: good ({donors} donors, {replicas} replicas){host}")
         }
     };
     say(&said)
 }
 
-/// Whether the files of `[tls]` are good.
-fn check_identity(config: &Config) -> Result<(), Failure> {
-    let files = config.pool.tls.clone();
-    files.map(|files| annex_identity::config::open(files, Role::Client)).transpose().map(drop).map_err(unusable)
+/// Whether the files of `[tls]` are good, and who this host is by them.
+fn check_identity(config: &Config) -> Result<Option<String>, Failure> {
+    let Some(files) = config.pool.tls.clone() else { return Ok(None) };
+    let identity = open(files, Role::Client).map_err(unusable)?;
+    Ok(Some(summary_now(&identity)))
 }
 
 /// Prints a line. A reader that has gone away has seen enough.

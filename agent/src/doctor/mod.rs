@@ -11,10 +11,12 @@ use crate::config::{BadConfig, Config, Terms};
 use crate::flags::Settings;
 use crate::local::{self, CallError, Status};
 use crate::pressure::HostMemory;
-use annex_doctor::{Check, Host, Report, Role, Subject, checks, network, process};
+use annex_doctor::{Check, Host, Report, Role, Subject, checks, network, process, tls};
+use annex_identity::names;
 use annex_shared::api::format_bytes;
 use lints::HostState;
 use nix::sys::socket::{getsockopt, sockopt};
+use rustls::pki_types::UnixTime;
 use std::io;
 use std::net::TcpListener;
 use std::os::unix::net::UnixStream;
@@ -70,6 +72,7 @@ fn configuration(
         }
         (Ok(config), Ok(memory)) => (config, memory),
     };
+    let tls = tls::certificate(&config.tls, names::Role::Donor, UnixTime::now());
     let terms = match config.resolve(&memory, "") {
         Ok(terms) => terms,
         Err(error) => {
@@ -90,6 +93,7 @@ fn configuration(
     };
     let mut checks = vec![Check::ok(NAME, from)];
     checks.extend(lints::lints(&terms, &machine));
+    checks.extend(tls);
     checks
 }
 

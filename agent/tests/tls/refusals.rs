@@ -67,7 +67,7 @@ fn a_client_whose_certificate_was_revoked() {
     let host = Host::with(&pki, &to_pem(&bad), &key);
     let donor = Donor::with_list(&pki, Some(&pki.list(&[&bad])));
     is_refused(&host, &donor);
-    donor.says("the certificate was revoked");
+    donor.says("the certificate of annex://c/client/anna, or one between it and the CA, was revoked");
     // It is the list that does it.
     let donor = Donor::with_list(&pki, Some(&pki.list(&[])));
     assert!(matches!(Control::new(host.connect(donor.addr).unwrap()).hello(ANNA), Ok(Event::Welcome(_))));

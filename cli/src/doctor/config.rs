@@ -5,6 +5,7 @@
 //! can be judged too.
 
 use annex_doctor::Check;
+use annex_identity::config::TlsConfig;
 use serde::Deserialize;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -29,7 +30,16 @@ pub struct Config {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Tls {
-    pub cert: Option<String>,
+    pub ca: Option<PathBuf>,
+    pub cert: Option<PathBuf>,
+    pub key: Option<PathBuf>,
+    pub crl: Option<PathBuf>,
+}
+
+impl From<Tls> for TlsConfig {
+    fn from(Tls { ca, cert, key, crl }: Tls) -> TlsConfig {
+        TlsConfig { ca, cert, key, crl }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Deserialize)]

@@ -118,6 +118,7 @@ pub fn judge(donor: &Donor, reached: &Result<Duration, Unreached>, around: Surro
     let name = donor.name.clone();
     let state = donor.info.as_ref().map(|info| info.state);
     let is_over_tcp = donor.info.as_ref().is_some_and(|info| info.transport == Some(Transport::Tcp));
+    let tls = donor.info.as_ref().and_then(|info| tls_remedy(&info.why));
     match (reached, state) {
         (Err(_), Some(DonorState::Up)) => {
             Check::warn(name, said, "ask again; if it stays so, new connections to the donor are refused")
@@ -126,6 +127,9 @@ pub fn judge(donor: &Donor, reached: &Result<Duration, Unreached>, around: Surro
             Check::fail(name, said, "correct the address in [[pool.donor]], or the name in DNS or /etc/hosts")
         }
         (Err(Unreached::Failed(_)), _) => Check::fail(name, said, ON_THE_DONOR),
+        (Ok(_), Some(DonorState::Lost | DonorState::Connecting)) if let Some(remedy) = tls => {
+            Check::fail(name, said, remedy)
+        }
         (Ok(_), Some(DonorState::Lost)) => {
             Check::fail(name, said, "on that host: journalctl -u annex-agent; here: annex events")
         }
@@ -147,6 +151,39 @@ pub fn judge(donor: &Donor, reached: &Result<Duration, Unreached>, around: Surro
     }
 }
 
+/// What to do about a donor that TLS or a certificate keeps away: none of that mends itself. `why`
+/// is what annexd says of it.
+fn tls_remedy(why: &str) -> Option<&'static str> {
+    // The first that fits counts: the more precise ones stand first.
+    const REMEDIES: [(&str, &str); 12] = [
+        (
+            "does not accept this host's certificate",
+            "on that host: journalctl -u annex-agent tells what it has against it",
+        ),
+        (
+            " expired ",
+            "on that host: sign a new certificate (annex ca sign, or your PKI), or set the clock that is wrong",
+        ),
+        (" is valid only in ", "set the clocks of both hosts"),
+        (
+            "no certificate in the ca file has issued",
+            "put the CA that issued it into the ca file of [tls] here, or on that host those between into the cert file",
+        ),
+        (" was revoked", "on that host: make a new key and sign a certificate for it, if it may come back"),
+        (" has the wrong role", "on that host: sign a certificate with the role donor (annex ca sign, or your PKI)"),
+        (
+            " is of another cluster than ",
+            "correct the address in [[pool.donor]], or sign a certificate of this cluster there",
+        ),
+        ("this port takes TLS only", "set ca, cert and key in [tls] here, or take [tls] away on that host"),
+        ("does its configuration have [tls]", "set ca, cert and key in [tls] on that host, or take [tls] away here"),
+        ("what the peer sent is no TLS", "set ca, cert and key in [tls] on that host, or take [tls] away here"),
+        ("names no annex host", "on that host: sign a certificate with a URI annex://CLUSTER/donor/NAME"),
+        ("certificate", "on that host: sign a new certificate (annex ca sign, or your PKI)"),
+    ];
+    REMEDIES.iter().find(|(part, _)| why.contains(part)).map(|(_, remedy)| *remedy)
+}
+
 fn told(info: &DonorInfo) -> String {
     let state = match info.state {
         DonorState::Connecting => "connecting",
@@ -162,6 +199,10 @@ fn told(info: &DonorInfo) -> String {
 mod tests {
     use super::*;
     use annex_doctor::Outcome;
+    use annex_identity::certificate::CertificateError;
+    use annex_identity::names::Role;
+    use annex_identity::stream::HandshakeError;
+    use annex_identity::verify::PeerError;
     use std::net::TcpListener;
 
     const AROUND: Surroundings = Surroundings { annexd_answers: true, has_rdma: false };
@@ -196,6 +237,48 @@ mod tests {
         assert_eq!(outcome(Some("connecting"), Ok(120), AROUND), Outcome::Warn);
         assert_eq!(outcome(Some("up"), Ok(5000), AROUND), Outcome::Warn);
         assert_eq!(outcome(None, Ok(120), AROUND), Outcome::Warn);
+    }
+
+    /// The remedy was to wait, and no waiting heals a certificate.
+    #[test]
+    fn a_donor_that_tls_keeps_away_fails_with_what_mends_it() {
+        let name = || "annex://c/donor/oak".parse().unwrap();
+        let handshake = "the TLS handshake with the agent at 10.0.0.5:7411 failed: ";
+        let closed = format!("{handshake}{} (does its configuration have [tls]? …)", HandshakeError::Closed);
+        let of = |error: PeerError| format!("{handshake}{error}");
+        for (why, remedy) in [
+            (of(PeerError::Expired { name: name(), ago: 259_200 }), "on that host: sign a new certificate"),
+            (of(PeerError::NotYet { name: name(), left: 9 }), "set the clocks of both hosts"),
+            (of(PeerError::Issuer(name())), "put the CA that issued it into the ca file"),
+            (of(PeerError::Revoked(name())), "on that host: make a new key"),
+            (
+                of(PeerError::Role { name: name(), wanted: Role::Donor }),
+                "on that host: sign a certificate with the role",
+            ),
+            (of(PeerError::Cluster(name(), "d".parse().unwrap())), "correct the address"),
+            (of(PeerError::Unusable { name: name(), why: "…".into() }), "on that host: sign a new certificate"),
+            (of(CertificateError::NoName.into()), "on that host: sign a certificate with a URI"),
+            (closed, "set ca, cert and key in [tls] on that host, or take [tls] away here"),
+            (
+                "it refused: this port takes TLS only: give annexd ca, cert …".into(),
+                "set ca, cert and key in [tls] here",
+            ),
+            (
+                "the control connection to oak failed: the peer does not accept this host's certificate: …".into(),
+                "on that host: journalctl",
+            ),
+        ] {
+            for state in ["connecting", "lost"] {
+                let mut donor = donor(Some(state));
+                donor.info.as_mut().unwrap().why = why.clone();
+                let check = judge(&donor, &Ok(Duration::from_micros(120)), AROUND);
+                let is_told = check.remedy.as_ref().is_some_and(|said| said.starts_with(remedy));
+                assert!(check.outcome == Outcome::Fail && is_told, "{why}: {check:?}");
+            }
+        }
+        for why in ["not reached yet", "it did not answer within 5s", "it is shutting down"] {
+            assert_eq!(tls_remedy(why), None, "{why}");
+        }
     }
 
     #[test]

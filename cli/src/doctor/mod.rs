@@ -19,7 +19,8 @@ mod secrets;
 use crate::failure::Failure;
 use crate::output::show;
 use annex_cli::command::DoctorArgs;
-use annex_doctor::{Host, Report, Role, Subject, checks, rdma, report, userfaultfd};
+use annex_doctor::{Host, Report, Role, Subject, checks, rdma, report, tls, userfaultfd};
+use rustls::pki_types::UnixTime;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -40,6 +41,8 @@ pub fn doctor(args: &DoctorArgs, socket: &Path, json: bool) -> Result<ExitCode, 
     found.add("configuration", file.check());
     if let Some(config) = file.config() {
         found.add("configuration", lints::lints(config, known.len(), has_rdma));
+        let tls = config.tls.clone().into();
+        found.add("configuration", tls::certificate(&tls, annex_identity::names::Role::Client, UnixTime::now()));
     }
     let reached = donors::reach(&donors);
     let surroundings = donors::Surroundings { annexd_answers: status.is_some(), has_rdma };

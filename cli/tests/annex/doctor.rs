@@ -123,6 +123,24 @@ fn without_annexd_all_else_is_checked() {
     }
 }
 
+/// It said that donors show certificates, and annexd could not start without the files.
+#[test]
+fn files_of_tls_that_annexd_would_refuse_fail() {
+    let ward = Ward::new();
+    let file = ward.path("tls.toml");
+    let of = |text: &str| {
+        fs::write(&file, text).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_annex"));
+        command.arg("--socket").arg(ward.path("none.sock")).arg("doctor").arg("--config").arg(&file);
+        Said::of(command.stdin(Stdio::null()).output().unwrap()).out
+    };
+    let missing =
+        of("[tls]\nca = '/nonexistent/ca.pem'\ncert = '/nonexistent/cert.pem'\nkey = '/nonexistent/key.pem'\n");
+    assert!(missing.contains("  FAIL  network: bad [tls]: failed to read /nonexistent/ca.pem"), "{missing}");
+    let half = of("[tls]\ncert = '/nonexistent/cert.pem'\n");
+    assert!(half.contains("  FAIL  network: ca is missing in [tls]"), "{half}");
+}
+
 #[test]
 fn programs_get_json_with_the_same_exit_code() {
     let ward = Ward::new();

@@ -9,6 +9,7 @@
 //! - [`report`]: checks, their numbers, and how they are printed.
 //! - [`host`]: the files of a host; [`all`]: all checks of one.
 //! - [`kernel`], [`userfaultfd`], [`process`], [`memory`], [`rdma`], [`network`]: the checks.
+//! - [`tls`]: the files of `[tls]`, and how long the certificate lasts.
 //! - [`addresses`]: what is to be said of a donor's address by itself.
 
 #![deny(unsafe_code)]
@@ -22,6 +23,7 @@ pub mod network;
 pub mod process;
 pub mod rdma;
 pub mod report;
+pub mod tls;
 #[allow(unsafe_code)]
 pub mod userfaultfd;
 

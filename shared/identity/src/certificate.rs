@@ -17,6 +17,8 @@ use webpki::EndEntityCert;
 pub enum CertificateError {
     #[error("the certificate can't be read: {0}")]
     Unreadable(String),
+    #[error("the certificate has a critical extension that annex does not know")]
+    CriticalExtension,
     #[error("the certificate names no annex host: it has no URI annex://CLUSTER/ROLE/NAME")]
     NoName,
     #[error("the certificate names several annex hosts: {0} and {1}")]
@@ -121,9 +123,23 @@ pub struct Facts {
     pub validity: Validity,
 }
 
+impl fmt::Display for Facts {
+    /// `annex://corp/client/web until 2027-02-26`, as of UTC.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let last = i64::try_from(self.validity.not_after.as_secs()).ok();
+        match last.and_then(|last| time::OffsetDateTime::from_unix_timestamp(last).ok()) {
+            Some(last) => write!(f, "{} until {}", self.name, last.date()),
+            None => write!(f, "{}", self.name),
+        }
+    }
+}
+
 impl Facts {
     pub fn of(certificate: &CertificateDer<'_>) -> Result<Facts, CertificateError> {
-        let parsed = EndEntityCert::try_from(certificate).map_err(|e| CertificateError::Unreadable(e.to_string()))?;
+        let parsed = EndEntityCert::try_from(certificate).map_err(|error| match error {
+            webpki::Error::UnsupportedCriticalExtension => CertificateError::CriticalExtension,
+            other => CertificateError::Unreadable(other.to_string()),
+        })?;
         let mut ours = parsed.valid_uri_names().filter(|uri| Name::is_ours(uri));
         let name = ours.next().ok_or(CertificateError::NoName)?;
         if let Some(second) = ours.next() {
@@ -148,6 +164,7 @@ mod tests {
         let (certificate, key) = pki.issue(&leaf("annex://c/donor/a"));
         let facts = Facts::of(&certificate).unwrap();
         assert_eq!(facts.name.to_string(), "annex://c/donor/a");
+        assert_eq!(facts.to_string(), "annex://c/donor/a until 2027-04-15");
         assert_eq!(facts.key, key.id());
         assert_eq!(facts.validity.life(), 90 * DAY);
         assert!(facts.validity.holds(unix(NOW)) && !facts.validity.holds(unix(NOW + 91 * DAY)));
@@ -162,6 +179,16 @@ mod tests {
         assert!(matches!(facts(&["annex://c/client/b", "annex://c/donor/b"]), Err(CertificateError::SeveralNames(..))));
         assert!(matches!(facts(&["ANNEX://c/client/b"]), Err(CertificateError::BadName(_))));
         assert!(matches!(facts(&["annex://c/client/b", "annex:b"]), Err(CertificateError::SeveralNames(..))));
+    }
+
+    #[test]
+    fn a_critical_extension_that_nobody_knows_is_told_in_words() {
+        let mut params = leaf("annex://c/donor/a");
+        let mut odd = rcgen::CustomExtension::from_oid_content(&[1, 3, 6, 1, 4, 1, 99999, 1], vec![5, 0]);
+        odd.set_criticality(true);
+        params.custom_extensions.push(odd);
+        let (certificate, _) = Pki::new("c").issue(&params);
+        assert_eq!(Facts::of(&certificate), Err(CertificateError::CriticalExtension));
     }
 
     #[test]

@@ -1,7 +1,10 @@
 //! `[tls]` in the configuration of a daemon: which files say who it is, and whom it believes.
 
+use crate::certificate::Facts;
 use crate::identity::{Files, Identity, IdentityError};
 use crate::names::{Name, Role};
+use crate::renewal::Outlook;
+use rustls::pki_types::UnixTime;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -57,10 +60,22 @@ pub fn open(files: Files, wanted: Role) -> Result<Arc<Identity>, TlsConfigError>
     Ok(Arc::new(identity))
 }
 
+/// How this host's certificate stands, in a line: what `check-config` says of a good `[tls]`.
+fn summary(own: &Facts, now: UnixTime) -> String {
+    let warning = Outlook::of(own.validity, now).warning();
+    format!("this host is {own}{}", warning.map(|warning| format!("; {warning}")).unwrap_or_default())
+}
+
+/// The same of the certificate that is in use, now.
+pub fn summary_now(identity: &Identity) -> String {
+    summary(&identity.current().own, UnixTime::now())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::Pki;
+    use crate::certificate::unix;
+    use crate::testing::{DAY, NOW, Pki};
 
     #[test]
     fn all_files_are_given_or_none() {
@@ -71,6 +86,16 @@ mod tests {
         assert!(said(TlsConfig { ca: None, ..whole.clone() }).starts_with("ca is missing in [tls]"));
         assert!(said(TlsConfig { key: None, ..whole.clone() }).starts_with("key is missing"));
         assert!(said(TlsConfig { crl: Some("d".into()), ..TlsConfig::default() }).starts_with("ca is missing"));
+    }
+
+    #[test]
+    fn a_good_certificate_is_told_with_its_name_and_its_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Pki::new("c").files(dir.path(), "annex://c/client/a");
+        let own = open(files, Role::Client).unwrap().current().own.clone();
+        assert_eq!(summary(&own, unix(NOW)), "this host is annex://c/client/a until 2027-04-15");
+        let late = summary(&own, unix(NOW + 80 * DAY));
+        assert!(late.ends_with("until 2027-04-15; the certificate expires in 9 days"), "{late}");
     }
 
     #[test]

@@ -8,11 +8,11 @@
 
 use crate::certificate::{CertificateError, Facts};
 use crate::files::{self, FileError};
-use crate::names::Name;
+use crate::names::{Name, Role};
+use crate::pem::{self, PemError};
 use crate::verify::{Peer, PeerError, Standings, Trust, TrustError};
 use parking_lot::{Mutex, RwLock};
-use rustls::pki_types::pem::{self, PemObject};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
+use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::sign::CertifiedKey;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub enum IdentityError {
     #[error(transparent)]
     File(#[from] FileError),
     #[error("{}: {source}", .path.display())]
-    Pem { path: PathBuf, source: pem::Error },
+    Pem { path: PathBuf, source: PemError },
     #[error("{}: {source}", .path.display())]
     Certificate { path: PathBuf, source: CertificateError },
     #[error("{}: {source}", .path.display())]
@@ -33,8 +33,17 @@ pub enum IdentityError {
     Mismatch { key: PathBuf, certificate: PathBuf },
     #[error("no host would believe {}: {source}", .path.display())]
     Chain { path: PathBuf, source: PeerError },
-    #[error("{} names {new}, and this daemon runs as {old}: restart it to change that", .path.display())]
+    #[error("{} names {new}, and this daemon runs as {old}: {}", .path.display(), to_rename(.old))]
     Renamed { path: PathBuf, old: Box<Name>, new: Box<Name> },
+}
+
+fn to_rename(old: &Name) -> &'static str {
+    match old.role {
+        Role::Donor => "restart it to change that",
+        Role::Client => {
+            "donors keep the pages of its programs for that name alone; detach them, and then restart it to change that"
+        }
+    }
 }
 
 /// Where a daemon's files are.
@@ -77,12 +86,8 @@ pub struct Loaded {
 impl Loaded {
     fn of(files: &Files, contents: &Contents) -> Result<Loaded, IdentityError> {
         files::check_private(&files.key)?;
-        let chain = certificates(&files.certificate, &contents.certificate)?;
-        let leaf = chain
-            .first()
-            .ok_or_else(|| IdentityError::Pem { path: files.certificate.clone(), source: pem::Error::NoItemsFound })?;
-        let in_certificate = |source| IdentityError::Certificate { path: files.certificate.clone(), source };
-        let own = Facts::of(leaf).map_err(in_certificate)?;
+        let (own, chain) = shown(&files.certificate, &contents.certificate)?;
+        let leaf = &chain[0];
         let in_ca = |source| IdentityError::Trust { path: files.ca.clone(), source };
         let cas = certificates(&files.ca, &contents.ca)?;
         // A revoked certificate is taken, or the list that revokes it would not be.
@@ -110,13 +115,27 @@ impl Standings for Own {
 }
 
 fn certificates(path: &Path, bytes: &[u8]) -> Result<Vec<CertificateDer<'static>>, IdentityError> {
-    let read: Result<_, _> = CertificateDer::pem_slice_iter(bytes).collect();
-    read.map_err(|source| IdentityError::Pem { path: path.to_owned(), source })
+    pem::certificates(bytes).map_err(|source| IdentityError::Pem { path: path.to_owned(), source })
+}
+
+/// What this host shows: at least its own certificate.
+fn shown(path: &Path, bytes: &[u8]) -> Result<(Facts, Vec<CertificateDer<'static>>), IdentityError> {
+    let chain = certificates(path, bytes)?;
+    let none = || IdentityError::Pem { path: path.to_owned(), source: PemError::NoCertificate };
+    let own = Facts::of(chain.first().ok_or_else(none)?)
+        .map_err(|source| IdentityError::Certificate { path: path.to_owned(), source })?;
+    Ok((own, chain))
+}
+
+/// What the certificate alone says of this host: for whoever may not read the key. Nothing else is
+/// checked.
+pub fn facts(files: &Files) -> Result<Facts, IdentityError> {
+    Ok(shown(&files.certificate, &files::read(&files.certificate)?)?.0)
 }
 
 fn certified(files: &Files, key: &[u8], chain: Vec<CertificateDer<'static>>) -> Result<CertifiedKey, IdentityError> {
     let unusable = |why: String| IdentityError::Key { path: files.key.clone(), why };
-    let key = PrivateKeyDer::from_pem_slice(key).map_err(|e| unusable(e.to_string()))?;
+    let key = pem::key(key).map_err(|source| IdentityError::Pem { path: files.key.clone(), source })?;
     let provider = rustls::crypto::aws_lc_rs::default_provider();
     let key = provider.key_provider.load_private_key(key).map_err(|e| unusable(e.to_string()))?;
     let certified = CertifiedKey::new(chain, key);
@@ -289,6 +308,44 @@ mod tests {
         assert!(matches!(refused, Err(IdentityError::Chain { .. })), "{refused:?}");
     }
 
+    /// Operators read `missing section end marker: [67, 69, …]` and `no items found`, and did not
+    /// know which file was meant or what was wrong with it.
+    #[test]
+    fn a_file_that_holds_something_else_is_named_with_what_is_missing_in_it() {
+        let host = Host::new();
+        let said = || Identity::open(host.files.clone()).unwrap_err().to_string();
+        let (certificate, key) = [&host.files.certificate, &host.files.key]
+            .map(|path| String::from_utf8(files::read(path).unwrap()).unwrap())
+            .into();
+        for text in ["", &key, &certificate[..certificate.len() / 2]] {
+            host.put(&host.files.certificate, text);
+            let wanted = format!("{}: there is no whole certificate in PEM in it", host.files.certificate.display());
+            assert_eq!(said(), wanted, "{text:?}");
+        }
+        host.put(&host.files.certificate, &certificate);
+        for text in ["", &certificate] {
+            host.put(&host.files.key, text);
+            assert_eq!(said(), format!("{}: there is no key in PEM in it", host.files.key.display()), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn without_the_key_the_certificate_tells_of_itself() {
+        let host = Host::new();
+        std::fs::remove_file(&host.files.key).unwrap();
+        assert_eq!(facts(&host.files).unwrap().name.to_string(), OWN);
+    }
+
+    #[test]
+    fn an_issuer_between_that_is_missing_is_thought_of() {
+        let host = Host::new();
+        let (certificate, key) = host.pki.issuer_between(30).1.issue(&leaf(OWN));
+        host.put(&host.files.key, &key.to_pem());
+        host.put_certificates(&host.files.certificate, &[&certificate]);
+        let said = Identity::open(host.files.clone()).unwrap_err().to_string();
+        assert!(said.ends_with("or those between it and the CA are missing behind it in its cert file"), "{said}");
+    }
+
     #[test]
     fn an_expired_certificate_is_taken() {
         let host = Host::new();
@@ -313,6 +370,16 @@ mod tests {
     }
 
     #[test]
+    fn a_client_is_told_that_its_pages_are_lent_to_its_name() {
+        let of = |old: &str| {
+            let name = |name: &str| Box::new(name.parse().unwrap());
+            IdentityError::Renamed { path: "c".into(), old: name(old), new: name("annex://c/client/z") }.to_string()
+        };
+        assert!(of("annex://c/client/a").ends_with("detach them, and then restart it to change that"));
+        assert!(of("annex://c/donor/a").ends_with("runs as annex://c/donor/a: restart it to change that"));
+    }
+
+    #[test]
     fn a_key_that_others_may_read_is_not_taken() {
         let host = Host::new();
         std::fs::set_permissions(&host.files.key, std::fs::Permissions::from_mode(0o644)).unwrap();
@@ -332,7 +399,7 @@ mod tests {
         assert_eq!(check(), Ok(()));
         host.put(files.revocations.as_ref().unwrap(), &list(&[&own, &peer]));
         assert_eq!(identity.reload().unwrap(), Reloaded::Taken);
-        assert_eq!(check(), Err(PeerError::Revoked));
+        assert_eq!(check(), Err(PeerError::Revoked("annex://c/client/p".parse().unwrap())));
     }
 
     #[test]

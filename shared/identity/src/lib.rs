@@ -8,6 +8,7 @@
 //! - [`key`]: a host's own key, which never leaves the host.
 //! - [`ca`]: issues and revokes certificates, hands out tokens.
 //! - [`token`]: what a host joins with.
+//! - [`pem`]: certificates and keys in PEM, and what is wrong with such a file.
 //! - [`verify`]: whether a peer may be spoken to.
 //! - [`identity`]: a daemon's own certificate and key, read again when the files change.
 //! - [`renewal`]: when a certificate is renewed, and what is said before it expires.
@@ -33,6 +34,7 @@ pub mod identity;
 pub mod join;
 pub mod key;
 pub mod names;
+pub mod pem;
 pub mod renewal;
 pub mod stream;
 #[cfg(any(test, feature = "testing"))]

@@ -11,9 +11,9 @@
 
 use crate::certificate::{CertificateError, Facts, KeyId, Validity};
 use crate::names::{Label, Name, Role};
+use crate::pem;
 use rustls::CertificateError as Tls;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, TrustAnchor, UnixTime};
+use rustls::pki_types::{CertificateDer, TrustAnchor, UnixTime};
 use std::fmt;
 use std::sync::Arc;
 use webpki::{
@@ -29,10 +29,13 @@ pub enum PeerError {
     Cluster(Name, Label),
     #[error("{name} has the wrong role: a {wanted} is expected here")]
     Role { name: Name, wanted: Role },
-    #[error("no certificate in the ca file has issued the certificate of {0}")]
+    #[error(
+        "no certificate in the ca file has issued the certificate of {0}, \
+         or those between it and the CA are missing behind it in its cert file"
+    )]
     Issuer(Name),
-    #[error("the certificate was revoked")]
-    Revoked,
+    #[error("the certificate of {0}, or one between it and the CA, was revoked")]
+    Revoked(Name),
     #[error("the certificate of {name} expired {} ago: renew it, or check the clock", span(*.ago))]
     Expired { name: Name, ago: u64 },
     #[error("the certificate of {name} is valid only in {}: check the clocks of both hosts", span(*.left))]
@@ -112,13 +115,8 @@ impl Trust {
         let bad = |e: &dyn fmt::Display| TrustError::List(e.to_string());
         let mut parsed = Vec::new();
         for file in lists {
-            let before = parsed.len();
-            for list in CertificateRevocationListDer::pem_slice_iter(file) {
-                let list = list.map_err(|e| bad(&e))?;
+            for list in pem::lists(file).map_err(|e| bad(&e))? {
                 parsed.push(OwnedCertRevocationList::from_der(&list).map_err(|e| bad(&e))?.into());
-            }
-            if parsed.len() == before {
-                return Err(TrustError::List("there is none in the file".into()));
             }
         }
         Ok(Trust { anchors, lists: parsed, cluster })
@@ -145,7 +143,7 @@ impl Trust {
         if let Some(wanted) = wanted.filter(|wanted| *wanted != name.role) {
             return Err(PeerError::Role { name: name.clone(), wanted });
         }
-        let told = |error: webpki::Error| told(error, name);
+        let told = |error: webpki::Error| told(error, name, wanted);
         match self.chain(certificate, others, wanted, now) {
             Ok(()) => return Ok(Peer { facts, is_out_of_time: false }),
             Err(error) if !is_of_time(&error) => return Err(told(error)),
@@ -194,13 +192,32 @@ fn is_of_time(error: &webpki::Error) -> bool {
     matches!(error, webpki::Error::CertExpired { .. } | webpki::Error::CertNotValidYet { .. })
 }
 
-fn told(error: webpki::Error, name: &Name) -> PeerError {
+fn told(error: webpki::Error, name: &Name, wanted: Option<Role>) -> PeerError {
     match error {
         webpki::Error::UnknownIssuer
         | webpki::Error::InvalidSignatureForPublicKey
         | webpki::Error::CaUsedAsEndEntity => PeerError::Issuer(name.clone()),
-        webpki::Error::CertRevoked => PeerError::Revoked,
-        other => PeerError::Unusable { name: name.clone(), why: other.to_string() },
+        webpki::Error::CertRevoked => PeerError::Revoked(name.clone()),
+        other => PeerError::Unusable { name: name.clone(), why: in_words(&other, wanted) },
+    }
+}
+
+/// webpki has no words for people. What operators run into gets some here.
+fn in_words(error: &webpki::Error, wanted: Option<Role>) -> String {
+    match (error, wanted) {
+        (webpki::Error::RequiredEkuNotFoundContext(_), Some(Role::Donor)) => {
+            "it is not for TLS servers (extendedKeyUsage serverAuth), which a donor needs".into()
+        }
+        (webpki::Error::RequiredEkuNotFoundContext(_), Some(Role::Client)) => {
+            "it is not for TLS clients (extendedKeyUsage clientAuth), which a client needs".into()
+        }
+        (webpki::Error::RequiredEkuNotFoundContext(_), None) => {
+            "it is not for TLS clients (extendedKeyUsage clientAuth), which a host needs at the CA".into()
+        }
+        (webpki::Error::UnsupportedCriticalExtension, _) => {
+            "one between it and the CA has a critical extension that annex does not know".into()
+        }
+        (other, _) => format!("it breaks a rule of X.509 ({other})"),
     }
 }
 
@@ -317,7 +334,7 @@ mod tests {
         let trust = pki.trust_without(&[&bad]);
         for now in [NOW, NOW + 80 * DAY, NOW + 1000 * DAY] {
             let peer = trust.check(&bad, &[], Some(Role::Client), &Everybody, unix(now));
-            assert_eq!(peer, Err(PeerError::Revoked), "{now}");
+            assert_eq!(peer, Err(PeerError::Revoked("annex://c/client/a".parse().unwrap())), "{now}");
             assert!(trust.check(&good, &[], Some(Role::Client), &Everybody, unix(now)).is_ok());
         }
     }
@@ -345,17 +362,26 @@ mod tests {
         assert!(check(&pki.trust(), &Everybody, NOW + 31 * DAY).unwrap().is_out_of_time);
         assert!(check(&pki.trust(), &Everybody, NOW + 100 * DAY).unwrap().is_out_of_time);
         let trust = pki.trust_without(&[&between]);
-        assert_eq!(check(&trust, &Everybody, NOW + 100 * DAY), Err(PeerError::Revoked));
+        assert!(matches!(check(&trust, &Everybody, NOW + 100 * DAY), Err(PeerError::Revoked(_))));
     }
 
     #[test]
-    fn a_certificate_that_is_no_servers_serves_no_donor() {
+    fn a_certificate_for_another_purpose_is_refused_in_words() {
+        use rcgen::ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
         let pki = Pki::new("c");
-        let mut params = leaf("annex://c/donor/a");
-        params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];
-        let (certificate, _) = pki.issue(&params);
-        let peer = pki.trust().check(&certificate, &[], Some(Role::Donor), &Everybody, unix(NOW));
-        assert!(matches!(peer, Err(PeerError::Unusable { .. })), "{peer:?}");
+        let said = |role: Role, usage| {
+            let mut params = leaf(&format!("annex://c/{role}/a"));
+            params.extended_key_usages = vec![usage];
+            let (certificate, _) = pki.issue(&params);
+            pki.trust().check(&certificate, &[], Some(role), &Everybody, unix(NOW)).unwrap_err().to_string()
+        };
+        let donor = "it is not for TLS servers (extendedKeyUsage serverAuth), which a donor needs";
+        assert_eq!(
+            said(Role::Donor, ClientAuth),
+            format!("the certificate of annex://c/donor/a can't be used: {donor}")
+        );
+        let client = said(Role::Client, ServerAuth);
+        assert!(client.ends_with("TLS clients (extendedKeyUsage clientAuth), which a client needs"), "{client}");
     }
 
     #[test]
