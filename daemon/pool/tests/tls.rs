@@ -136,7 +136,7 @@ fn pages_outlive_a_donor_over_tls_too() {
     assert_eq!(pool.info().lost_extents, 0);
 }
 
-/// Nobody has renewed the donors' certificates, and annexd is restarted: the pages are still theirs.
+/// Nobody has renewed the donors' certificates, and annexd is restarted: its pages are still there.
 #[test]
 fn pages_outlive_an_annexd_while_their_donors_certificates_have_expired() {
     let pki = Pki::new("c");

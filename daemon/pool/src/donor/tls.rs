@@ -1,7 +1,7 @@
 //! What this host shows donors over TLS, and which donors it believes.
 //!
-//! A donor whose certificate has run out is spoken to only if pages may lie with it: if it was spoken
-//! to since this annexd started, or if the annexd before has left pages with that key.
+//! A donor whose certificate has run out is spoken to only if pages may lie with it: if it was
+//! spoken to since this annexd started, or if the annexd before has left pages with that key.
 
 use crate::metadata::extents::KeyMark;
 use annex_fabric::SessionTls;
