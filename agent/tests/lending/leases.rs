@@ -13,7 +13,7 @@ fn a_client_leases_renews_and_returns() {
     let (mut anna, welcome) = Client::greet(agent.addr(), ANNA);
     assert_eq!(welcome.name, "test donor");
     assert_eq!((welcome.slab_size, welcome.capacity_slabs, welcome.free_slabs), (SLAB, 4, 4));
-    assert_eq!(welcome.lease_ttl_ms, 60_000);
+    assert_eq!(welcome.lease_ttl_ms, 120_000);
     let leased = anna.lease(3);
     assert_eq!(leased.len(), 3);
     let slabs: Vec<SlabId> = leased.iter().map(|l| l.slab).collect();
