@@ -235,7 +235,8 @@ fn a_program_that_drops_to_an_ordinary_user_is_paged() {
     let (stress, _, scratch) = for_everyone(&bed);
     let mut command = nobody::command();
     command.arg(stress).args(["--size", "128M", "--seconds", "8", "--dir"]).arg(scratch);
-    bed.run("nobody", "32M", command).wait(3 * MINUTE).succeeded().was_paged(5_000, 2_000).worked_within(SHARE);
+    // How much of it is resident says nothing: it frees, forks and fills all the time.
+    bed.run("nobody", "32M", command).wait(3 * MINUTE).succeeded().was_paged(20_000, 10_000);
 }
 
 #[test]
