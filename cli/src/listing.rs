@@ -208,6 +208,9 @@ fn pool(status: &Status) -> String {
     if pool.backup_lag > 0 {
         text.push_str(&format!(", {} not backed up yet", format_bytes(pool.backup_lag)));
     }
+    if pool.sealed {
+        text.push_str(", sealed");
+    }
     if pool.full {
         text.push_str(", full");
     }

@@ -37,6 +37,9 @@ pub struct Flags {
     /// Copies of every page, 1 to 4 [default: 2]
     #[arg(long, value_name = "COUNT")]
     pub replicas: Option<u8>,
+    /// Encrypt pages and values before they leave this host; with a spill file always [default: no]
+    #[arg(long)]
+    pub seal: bool,
     /// What an app may keep resident unless it is told otherwise [default: 50%]
     #[arg(long, value_name = "LIMIT")]
     pub local: Option<Limit>,

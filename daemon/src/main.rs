@@ -142,6 +142,7 @@ fn configure(flags: Flags) -> Result<Config, Failure> {
     config.metrics.listen = flags.metrics.or(config.metrics.listen);
     config.log = flags.log.unwrap_or(config.log);
     config.pool.replicas = flags.replicas.unwrap_or(config.pool.replicas);
+    config.pool.seal |= flags.seal;
     config.pager.fault_workers = flags.fault_workers.unwrap_or(config.pager.fault_workers);
     config.pager.busy_poll_us = flags.busy_poll_us.unwrap_or(config.pager.busy_poll_us);
     config.pager.wait = flags.wait.map_or(config.pager.wait, WaitFlag::into);

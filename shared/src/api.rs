@@ -388,6 +388,9 @@ pub struct PoolInfo {
     /// touch their pages wait too.
     #[serde(default)]
     pub waiting_extents: u32,
+    /// What is written is encrypted first.
+    #[serde(default)]
+    pub sealed: bool,
     /// Programs get no more of it.
     pub full: bool,
     /// Why it is full and what to do about it, in a sentence; empty if it is not.

@@ -218,7 +218,7 @@ fn a_server_that_lies_is_found_out() {
 
 #[test]
 fn no_acknowledged_write_is_lost_when_annexd_is_killed_again_and_again() {
-    let mut bed = Testbed::builder().donor(Donor::tcp()).donor(Donor::shm()).kv(",cache=1M").start();
+    let mut bed = Testbed::builder().donor(Donor::tcp()).donor(Donor::shm()).seal(true).kv(",cache=1M").start();
     let (socket, numbers) = (bed.kv_socket(), Arc::new(AtomicU64::new(1)));
     let old = write_old(&socket, &numbers);
     let mut answers = 0;

@@ -50,6 +50,9 @@ pub struct PoolConfig {
     pub repair_rate: ByteSize,
     /// Bytes per second that are read to find decayed pages before they are needed; 0 = off.
     pub scrub_rate: ByteSize,
+    /// Whether pages and values are encrypted before they leave this host. With a spill file they
+    /// always are.
+    pub seal: bool,
     /// Whether replicas move from full donors to empty ones, such as a donor that was added.
     pub rebalance: bool,
     /// How long one fabric operation may take before its connection counts as broken.
@@ -83,6 +86,7 @@ impl Default for PoolConfig {
             hedge_after: TimeSpan(Duration::from_millis(2)),
             repair_rate: ByteSize(256 << 20),
             scrub_rate: ByteSize(1 << 20),
+            seal: false,
             rebalance: true,
             op_timeout: TimeSpan(Duration::from_millis(3000)),
             control_timeout: TimeSpan(Duration::from_millis(5000)),

@@ -18,8 +18,6 @@ pub enum PoolError {
     Table(#[from] TableError),
     #[error("failed to set up the pool's tables: {0}")]
     Map(#[from] MapError),
-    #[error("the pool's saved slot table has another size than this version's")]
-    SlotTable,
     #[error("the pool's saved state is damaged: a page is in {0}, which is in no extent")]
     Reference(SlotIdx),
     #[error("donor {0} holds pages of running programs but is not configured any more: add it to [pool] again")]

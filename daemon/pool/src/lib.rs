@@ -24,7 +24,7 @@
 //! # What holds
 //! - A replica that is *live* has every write that was reported done. One that missed a write is
 //!   not read before it got it. (`replicas`)
-//! - No byte reaches the owner of a lane that does not have the checksum of what was last written
+//! - No byte reaches the owner of a lane that does not have the tag of what was last written
 //!   to its slot, unless it asks for a piece of a slot, which it verifies itself.
 //! - A slot is not reused before every operation on it is completed, nor within a lease's time
 //!   after a write to it whose end was never seen.

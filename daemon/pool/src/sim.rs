@@ -14,7 +14,7 @@
 //! alone their memory, or their agents too, which then neither answer nor break off. What was given
 //! up there may still come (`absences`). Reads get company by the real rules (`reads`).
 //!
-//! The model: a slot's content is a number, which stands for its bytes and its checksum. Faults
+//! The model: a slot's content is a number, which stands for its bytes and its tag. Faults
 //! that take a donor or a replica away are dealt only when every extent keeps a live replica within
 //! reach that the book is not about to give up, so nothing that was reported done may ever be lost.
 //! The coordinator is as late as it likes within a moment, but not by seconds: then it knows that
@@ -128,7 +128,7 @@ struct World<'t> {
     quarantine: VecDeque<(Instant, u32)>,
     copying: Option<Copying>,
     references: Vec<u32>,
-    /// The slot table's checksums.
+    /// The slot table's tags.
     sums: Vec<u32>,
     /// What was reported written, by slot; 0 is nothing.
     acknowledged: Vec<u32>,

@@ -57,7 +57,8 @@ fn reads_and_writes_allocate_nothing() {
         transport,
         ..DonorConfig::default()
     };
-    let config = PoolConfig { donors: agents.iter().zip(transports).map(donor).collect(), ..PoolConfig::default() };
+    let config =
+        PoolConfig { donors: agents.iter().zip(transports).map(donor).collect(), seal: true, ..PoolConfig::default() };
     let pool = Pool::start(config, None, PoolState::Fresh).unwrap();
     let mut lane = pool.lane("test", 256).unwrap();
     let mut runs = Vec::with_capacity(64);

@@ -56,7 +56,8 @@ impl Fault {
         }
     }
 
-    /// Three donors, one more than there are replicas: what is lost can be made anew at once.
+    /// Three donors, one more than there are replicas: what is lost can be made anew at once. Pages
+    /// are sealed for every second fault.
     pub(super) fn bed(self) -> Testbed {
         // No page is spoilt on two of them: two replicas outlive one fault.
         const LIES: [&str; 3] = [",corrupt=1/499:even", ",corrupt=1/499:odd", ""];
@@ -75,7 +76,8 @@ impl Fault {
             Fault::DonorPaused | Fault::DonorRecalls | Fault::DonorRemoved | Fault::DonorDrained => "2s",
             _ => "10s",
         };
-        (0..3).fold(Testbed::builder(), |bed, nth| bed.donor(donor(nth).capacity("1G").lease_ttl(ttl))).start()
+        let bed = Testbed::builder().seal(self as u32 % 2 == 0);
+        (0..3).fold(bed, |bed, nth| bed.donor(donor(nth).capacity("1G").lease_ttl(ttl))).start()
     }
 
     /// Does it and undoes it, to another donor each round.

@@ -54,7 +54,7 @@ pub struct Bag {
     pub pages_evicted: u64,
 }
 
-/// Two donors. A short lease: what a dead annexd had under way rests for one and a half times as
+/// Two donors; over TCP pages are sealed. A short lease: what a dead annexd had under way rests for one and a half times as
 /// long.
 pub fn bed(fabric: Fabric) -> Testbed {
     let donor = || match fabric {
@@ -63,7 +63,7 @@ pub fn bed(fabric: Fabric) -> Testbed {
     };
     // Longer than annexd is away on a machine that has a lot else to do.
     let donor = || donor().capacity("1G").lease_ttl("60s");
-    Testbed::builder().donor(donor()).donor(donor()).start()
+    Testbed::builder().donor(donor()).donor(donor()).seal(fabric == Fabric::Tcp).start()
 }
 
 impl Hunt {

@@ -135,6 +135,11 @@ impl Builder {
         self
     }
 
+    /// With pages that are sealed, or not.
+    pub fn seal(self, seals: bool) -> Builder {
+        if seals { self.daemon_arg("--seal") } else { self }
+    }
+
     /// With a spill file of this size in the testbed's directory.
     pub fn spill(mut self, size: &'static str) -> Builder {
         self.spill = Some(size);

@@ -36,7 +36,7 @@ use annex_host::repeated;
 use annex_pool::{Buf, Busy, Part, SlotRun};
 use annex_shared::api::AppState;
 use annex_shared::ids::SlotIdx;
-use annex_shared::page::{PAGE_SIZE, checksum, is_zero};
+use annex_shared::page::{PAGE_SIZE, is_zero};
 use nix::poll::{PollFd, PollFlags, poll};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -213,7 +213,7 @@ fn sort_out(batch: &mut Batch<'_>, moved: Moved, mm: Arc<Mm>, mut buf: Buf) -> R
         .enumerate()
         .map(|(i, m)| {
             let page = &bytes[page_at(i)];
-            let same = m.unwritten && m.copy.is_some_and(|copy| pool.checksum(copy) == checksum(page));
+            let same = m.unwritten && m.copy.is_some_and(|copy| pool.holds(copy, page));
             (is_zero(page), same)
         })
         .collect();
@@ -355,7 +355,7 @@ fn serve_from_staging(batch: &Batch<'_>, (mm, pages): (&Mm, &[ReadPage]), space:
     let Some(at) = pages.iter().find(|page| page.slot == slot).map(|page| page.at) else { return false };
     let mut page = [0u8; PAGE_SIZE];
     let is_read = batch.stub.read_staging(mm, &[(at * PAGE_SIZE as u64, PAGE_SIZE as u64)], &mut page).is_ok();
-    if !is_read || checksum(&page) != shared.pool.checksum(slot) {
+    if !is_read || !shared.pool.holds(slot, &page) {
         return false;
     }
     let is_back = put_back(space, &mut core, fault.page, &page, slot, shared);

@@ -97,6 +97,8 @@ pub(crate) struct PartState {
     pub next: u32,
     pub extent: ExtentId,
     pub run: SlotRun,
+    /// Where its bytes lie in the arena.
+    pub local: usize,
     /// Operations not settled yet.
     pub pending: u32,
     /// The replicas it is written to, each in the generation it had then.

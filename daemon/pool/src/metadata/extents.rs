@@ -1,6 +1,6 @@
 //! The extent table: where the replicas of every extent lie. A memfd, so that it outlives annexd.
 //!
-//! # Layout, version 4 (little-endian, offsets in bytes)
+//! # Layout, version 5 (little-endian, offsets in bytes)
 //! ```text
 //! 0         magic "annexext"                       8
 //! 8         version                                u32
@@ -25,10 +25,8 @@
 //! 16846848  missed bits of entry 0, one per slot of the pool   2^30 bits
 //!           then those of entries 1 to 5
 //! ```
-//! Version 4 says that the slot table beside it is of version 2. Version 3 is version 2 with one
-//! more state of a replica (backup) and a donor that is none (address `spill`). Either becomes
-//! version 4 when it is taken over. Version 1 had 128 bytes per extent, four entries of 24 bytes, a
-//! count of replicas at +4 and no missed bits; `takeover` reads it.
+//! Version 5 says that the slot table beside it is of version 3, version 4 that it is of version 2.
+//! Version 4 becomes version 5 when it is taken over.
 //!
 //! # Order of updates
 //! - *A donor's entry* is written before any replica names it: origin and address first, its length
@@ -50,14 +48,14 @@ use annex_identity::certificate::KeyId;
 use annex_shared::ids::{ClientId, DonorId, ExtentId, Incarnation, SlotIdx};
 use annex_shared::wire::Lease;
 use std::num::NonZero;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"annexext");
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 /// The oldest one that is laid out alike.
-const ALIKE: u32 = 2;
+const ALIKE: u32 = 4;
 pub(crate) const DONORS: usize = 256;
 pub(crate) const DONOR_AT: usize = 4096;
 pub(crate) const DONOR_LEN: usize = 256;
@@ -96,6 +94,8 @@ pub enum TableError {
     Version(u32),
     #[error("the pool's saved state is damaged: {0}")]
     Damaged(&'static str),
+    #[error("the system gave no random numbers for the pool's keys")]
+    Random,
 }
 
 /// The first eight bytes of a donor's key id: enough to tell its key from all others that a CA has
@@ -111,7 +111,7 @@ impl KeyMark {
 }
 
 /// The version in a table's head.
-pub(crate) fn layout_version(map: &Mapped) -> Result<u32, TableError> {
+fn layout_version(map: &Mapped) -> Result<u32, TableError> {
     if map.size() < 4096 || map.u64(0).load(Acquire) != MAGIC {
         return Err(TableError::Magic);
     }
@@ -135,8 +135,12 @@ impl ExtentTable {
         Ok(ExtentTable { map })
     }
 
-    /// Takes a table over that is laid out like those of today. See `takeover` for older ones.
-    pub fn from_map(map: Mapped) -> Result<Self, TableError> {
+    /// Takes the table of the annexd before over.
+    pub fn open(fd: OwnedFd) -> Result<Self, TableError> {
+        Self::from_map(Mapped::open("annex-extents", fd)?)
+    }
+
+    fn from_map(map: Mapped) -> Result<Self, TableError> {
         let table = match layout_version(&map)? {
             ALIKE..=VERSION if map.size() == LEN => ExtentTable { map },
             ALIKE..=VERSION => return Err(TableError::Damaged("its length is not the layout's")),
@@ -356,19 +360,6 @@ impl ExtentTable {
         (0..REPLICA_ENTRIES as u8).for_each(|n| words().for_each(|w| self.missed_word(n, w).store(0, Relaxed)));
         self.map.u32(32).store(0, Relaxed);
     }
-
-    /// For `takeover`: another table's donors and numbers.
-    pub(crate) fn copy_head(&self, from: &Mapped) {
-        for at in [12, 32] {
-            self.map.u32(at).store(from.u32(at).load(Relaxed), Relaxed);
-        }
-        for at in (DONOR_AT..EXTENT_AT).step_by(8) {
-            let word = from.u64(at).load(Relaxed);
-            if word != 0 {
-                self.map.u64(at).store(word, Relaxed);
-            }
-        }
-    }
 }
 
 #[cfg(test)]
@@ -425,7 +416,7 @@ mod tests {
     }
 
     fn reopened(table: &ExtentTable) -> ExtentTable {
-        ExtentTable::from_map(Mapped::open("test", table.fd().try_clone_to_owned().unwrap()).unwrap()).unwrap()
+        ExtentTable::open(table.fd().try_clone_to_owned().unwrap()).unwrap()
     }
 
     #[test]
@@ -490,24 +481,21 @@ mod tests {
         table.publish(ExtentId(0), &[replica(0)]);
         table.begin_return(ExtentId(0));
         table.map.u32(8).store(9, Relaxed);
-        let error =
-            ExtentTable::from_map(Mapped::open("test", table.fd().try_clone_to_owned().unwrap()).unwrap()).unwrap_err();
+        let error = ExtentTable::open(table.fd().try_clone_to_owned().unwrap()).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "the pool's saved state has layout version 9, this annexd knows 4: start the version that wrote it"
+            "the pool's saved state has layout version 9, this annexd knows 5: start the version that wrote it"
         );
         assert_eq!(table.state(ExtentId(0)).load(Relaxed), RETURNING);
     }
 
     #[test]
-    fn tables_of_versions_2_and_3_are_of_the_present_one_once_taken_over() {
-        for older in [2, 3] {
-            let table = ExtentTable::create(ClientId(1)).unwrap();
-            table.fix_slots_per_extent(256);
-            table.publish(ExtentId(0), &[replica(0)]);
-            table.map.u32(8).store(older, Relaxed);
-            let next = reopened(&table);
-            assert_eq!((next.live().count(), next.map.u32(8).load(Relaxed)), (1, VERSION));
-        }
+    fn a_table_of_version_4_is_of_the_present_one_once_taken_over() {
+        let table = ExtentTable::create(ClientId(1)).unwrap();
+        table.fix_slots_per_extent(256);
+        table.publish(ExtentId(0), &[replica(0)]);
+        table.map.u32(8).store(4, Relaxed);
+        let next = reopened(&table);
+        assert_eq!((next.live().count(), next.map.u32(8).load(Relaxed)), (1, VERSION));
     }
 }

@@ -5,8 +5,7 @@
 //! - `replica`: one replica as a value, and its states.
 //! - `replicas`: how a replica changes its state, and what each one lacks. The invariants that keep
 //!   a page from being lost are here.
-//! - `slots`: the slot table, with each slot's checksum and its references.
-//! - `takeover`: the tables of the annexd before, also of older layouts.
+//! - `slots`: the slot table: what vouches for each slot's bytes, and its references.
 //! - `recount`: references counted anew at a take-over.
 //!
 //! Everybody reads both tables without a lock.
@@ -16,4 +15,3 @@ pub(crate) mod recount;
 pub(crate) mod replica;
 pub(crate) mod replicas;
 pub(crate) mod slots;
-pub(crate) mod takeover;

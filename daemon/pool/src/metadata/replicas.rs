@@ -18,7 +18,7 @@
 //! turn it into a syncing one, and counts as one when found at a take-over.
 //!
 //! ## Writes
-//! A lane stores the checksums, then looks at the replicas, then posts to those that are live or
+//! A lane stores the tags, then looks at the replicas, then posts to those that are live or
 //! syncing. When all operations of the write are completed it looks *again*
 //! ([`ExtentTable::settle`]), and marks the slots as missed in every entry that did not take the
 //! write in its present generation, whatever the reason: it failed, it was stale, it was added
@@ -31,7 +31,7 @@
 //! the copying range; clear the bits; then, slot by slot: take a reference (a slot that is free
 //! needs nothing, nor does one whose only write failed: its owner has the bytes back); read it from
 //! a live replica, verified against the slot table; write it to the syncing one alone; see that the
-//! slot's checksum is still that of the bytes written. What failed is marked again; then the range
+//! slot's tag is still that of the bytes written. What failed is marked again; then the range
 //! is cleared. A replica goes live when no bit and no range is left, and a look *after* it went
 //! live finds none either.
 //!
@@ -40,19 +40,19 @@
 //!   holds a reference the slot is not reserved anew, so the only write that can overlap is the
 //!   first one, if it has not been settled yet.
 //! - *w* was settled before the filler cleared the bit: the reference keeps the content, a live
-//!   replica has it, its checksum is stored: the verified read gets it.
+//!   replica has it, its tag is stored: the verified read gets it.
 //! - *w* settles after the bit was cleared, and *j* did not take it: settling sets the bit again,
 //!   and *j* does not go live with it. If *j* went live between the lane's look and its mark, the
 //!   lane finds it live after the mark and turns it back. Either the mark or the state is seen
 //!   first by one of both (sequentially consistent fences between each one's store and load), so at
 //!   least one acts.
 //! - *j* takes *w*, and the filler writes to *s* too. The filler read bytes that matched the
-//!   checksum it saw. If that was *w*'s, both write the same. If it was the one before, from the
-//!   slot's last use, then *w* had not stored its checksum; if it does before the filler's last
+//!   tag it saw. If that was *w*'s, both write the same. If it was the one before, from the
+//!   slot's last use, then *w* had not stored its tag; if it does before the filler's last
 //!   look, the filler marks the slot and copies it again; if after, *w*'s bytes are posted after
 //!   the filler's write was complete, and stay.
-//! - A lane that had looked before *j* was published does not write to it. Its checksum was stored
-//!   before it looked, and the filler looks at checksums after *j* was published: so the filler
+//! - A lane that had looked before *j* was published does not write to it. Its tag was stored
+//!   before it looked, and the filler looks at tags after *j* was published: so the filler
 //!   sees it and its read waits for the content (a mismatch is tried again later). Besides, the
 //!   second look when it settles marks the slot.
 //! - A write of the filler whose end was not seen is like any other: the connection is broken and

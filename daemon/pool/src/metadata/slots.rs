@@ -1,49 +1,69 @@
-//! The slot table: for each 4 KiB place of the pool the checksum of what was last written to it and
-//! how many page records refer to it. A memfd, so that it outlives annexd; and free maps on the
-//! heap, recomputable from it.
+//! The slot table: for each 4 KiB place of the pool what vouches for the bytes that were last
+//! written to it, and how many page records refer to it. A memfd, so that it outlives annexd; and
+//! free maps on the heap, recomputable from it.
 //!
-//! # Layout, version 2 (little-endian)
+//! # Layout, version 3 (little-endian)
 //! ```text
-//! 0        CRC32C of slot 0, 1, 2, …        2^30 × u32
-//! 5.5 GiB  references to slot 0, 1, 2, …    2^30 × 4 bits, low half of a byte first (see `counts`)
+//! 0           magic "annexslt"                          8
+//! 8           key that vouches for pages (see `keys`)   32
+//! 40          key that seals pages                      32
+//! 72          the version that was drawn last           u64
+//! 80          1: pages may be sealed                    u32
+//! 4096        references to slot 0, 1, 2, …             2^30 × 4 bits, low half of a byte first
+//! 512 MiB +   tag of slot 0, 1, 2, …                    2^30 × u64
+//! 8.5 GiB +   version of slot 0, 1, 2, …                2^30 × u64
 //! ```
-//! Sparse: 4.5 bytes per slot of a leased extent, nothing for the rest. A slot number's meaning is
-//! fixed by the extent table.
+//! Sparse: 8.5 bytes per slot of a leased extent, 16.5 if pages are sealed, nothing for the rest. A
+//! slot number's meaning is fixed by the extent table.
 //!
-//! Version 1 had counts of 16 bits from 4 GiB on. A table in which anything lies there, up to 5.5
-//! GiB, is one of version 1: its counts are taken over when it is opened. Those of the last 2^28
-//! slots, of a pool of more than 3 TiB, are not told from counts of version 2. All counts of leased
-//! extents are made anew before they are believed, but which of these slots were in use is not
-//! known then: one may be used again while a WRITE of the annexd before is under way (its checksum
-//! tells), others rest or stay unused in vain.
+//! Version 2 had a CRC32C of 32 bits for each slot, and no keys. [`older`] copies such a table: a
+//! tag whose upper half is all ones is a CRC32C, until its slot is written anew.
 //!
 //! # Meaning of the count
 //! 0 is free. `reserve` makes it 1; every further page record that shares the slot (a forked child)
 //! and every operation in flight adds one.
 //!
+//! # Meaning of the version
+//! 0: the slot's bytes are not sealed. Else they are, under a number that no other write had: it is
+//! drawn, and stands in the table, before anything is encrypted with it. So no kill, no reuse of a
+//! slot and no return of an extent makes one come twice.
+//!
 //! # Order of updates
 //! `reserve` takes the free bit, then stores 1. `release` counts down, and whoever reaches 0 sets
 //! the free bit, then adds to the extent's free count, last. Killed in between: counts are the
 //! truth; the free maps are rebuilt from them, and a slot that no page record names is found by
-//! comparing the counts with the page tables. The checksum is stored before the WRITE is posted and
-//! before any page record names the slot.
+//! comparing the counts with the page tables. Version and tag are stored before the WRITE is posted
+//! and before any page record names the slot.
 
 mod counts;
+mod keys;
+mod older;
 
-use crate::metadata::extents::{ExtentTable, MAX_EXTENTS, SLOT_BITS};
-use annex_host::mapped::{MapError, Mapped};
+use crate::metadata::extents::{ExtentTable, MAX_EXTENTS, SLOT_BITS, TableError};
+use annex_host::failpoint::failpoint;
+use annex_host::mapped::Mapped;
 use annex_shared::ids::{ExtentId, SlotIdx};
+use annex_shared::page::{PAGE_SIZE, checksum};
+use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use counts::Counts;
+use keys::{KEY, PageKeys};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
 const SLOTS: usize = 1 << SLOT_BITS;
-const LEN: usize = SLOTS * 6;
-const COUNTS_AT: usize = LEN - SLOTS / 2;
-/// Where version 1 had its counts.
-const OLD_COUNTS_AT: usize = SLOTS * 4;
+const MAGIC: u64 = u64::from_le_bytes(*b"annexslt");
+const VOUCHING_KEY_AT: usize = 8;
+const SEALING_KEY_AT: usize = VOUCHING_KEY_AT + KEY;
+const DRAWN_AT: usize = 72;
+const SEALED_AT: usize = 80;
+const COUNTS_AT: usize = 4096;
+const TAGS_AT: usize = COUNTS_AT + SLOTS / 2;
+const VERSIONS_AT: usize = TAGS_AT + SLOTS * 8;
+const LEN: usize = VERSIONS_AT + SLOTS * 8;
+/// The upper half of a tag that is a CRC32C.
+const IS_CRC: u64 = 0xffff_ffff << 32;
 /// Free maps are allocated for this many extents at a time.
 const CHUNK: usize = 256;
 
@@ -65,6 +85,11 @@ impl SlotRun {
 pub(crate) struct SlotTable {
     map: Mapped,
     counts: Counts,
+    keys: PageKeys,
+    /// Whether what is written from now on is sealed.
+    seals: bool,
+    /// Whether anything that is in the pool may be sealed.
+    has_sealed: bool,
     free: Box<[OnceLock<Chunk>]>,
 }
 
@@ -83,26 +108,52 @@ struct FreeMap {
 }
 
 impl SlotTable {
-    pub fn create() -> Result<Self, MapError> {
-        Ok(Self::from_map(Mapped::create("annex-slots", LEN)?))
+    pub fn create() -> Result<Self, TableError> {
+        let map = Mapped::create("annex-slots", LEN)?;
+        for at in (VOUCHING_KEY_AT..VOUCHING_KEY_AT + 2 * KEY).step_by(8) {
+            let mut random = [0; 8];
+            SystemRandom::new().fill(&mut random).map_err(|_| TableError::Random)?;
+            map.u64(at).store(u64::from_ne_bytes(random), Relaxed);
+        }
+        map.u64(0).store(MAGIC, Release);
+        Ok(Self::from_map(map))
     }
 
-    /// Maps an existing table. `None` if the descriptor is not of this layout's size.
-    pub fn open(fd: OwnedFd) -> Result<Option<Self>, MapError> {
+    /// Maps an existing table, or a copy of it if it is of version 2.
+    pub fn open(fd: OwnedFd) -> Result<Self, TableError> {
         let map = Mapped::open("annex-slots", fd)?;
-        if map.size() != LEN {
-            return Ok(None);
+        match map.size() {
+            LEN if map.u64(0).load(Acquire) == MAGIC => Ok(Self::from_map(map)),
+            older::LEN => older::copy(&map),
+            _ => Err(TableError::Damaged("its slot table is of no layout that this annexd knows")),
         }
-        let table = Self::from_map(map);
-        if let Err(error) = table.counts.take_over(&table.map, OLD_COUNTS_AT, COUNTS_AT - OLD_COUNTS_AT) {
-            tracing::warn!("failed to give back the memory of the slot table's old counts: {error}");
-        }
-        Ok(Some(table))
     }
 
     fn from_map(map: Mapped) -> Self {
+        let key = |at: usize| {
+            let mut key = [0; KEY];
+            for (i, word) in key.chunks_exact_mut(8).enumerate() {
+                word.copy_from_slice(&map.u64(at + i * 8).load(Relaxed).to_ne_bytes());
+            }
+            key
+        };
+        let keys = PageKeys::new(&key(VOUCHING_KEY_AT), &key(SEALING_KEY_AT));
         let free = (0..MAX_EXTENTS / CHUNK).map(|_| OnceLock::new()).collect();
-        SlotTable { map, counts: Counts::at(COUNTS_AT), free }
+        let has_sealed = map.u32(SEALED_AT).load(Relaxed) != 0;
+        SlotTable { map, counts: Counts::at(COUNTS_AT), keys, seals: false, has_sealed, free }
+    }
+
+    /// Whether pages are sealed that are written from now on.
+    pub fn set_sealing(&mut self, seals: bool) {
+        self.seals = seals;
+        if seals {
+            self.has_sealed = true;
+            self.map.u32(SEALED_AT).store(1, Release);
+        }
+    }
+
+    pub fn seals(&self) -> bool {
+        self.seals
     }
 
     pub fn fd(&self) -> BorrowedFd<'_> {
@@ -121,8 +172,8 @@ impl SlotTable {
             + maps.map(|m| m.words.len() as u64 * 8).sum::<u64>()
     }
 
-    /// Rebuilds an extent's free map from the counts (all free, for a new extent). Its checksums
-    /// take memory as its slots are used: an extent that is held ready takes a ninth of what a full
+    /// Rebuilds an extent's free map from the counts (all free, for a new extent). Its tags
+    /// take memory as its slots are used: an extent that is held ready takes a 17th of what a full
     /// one does.
     pub fn adopt(&self, extent: ExtentId, slots: u32) {
         let map = self.map_of(extent).get_or_init(|| FreeMap {
@@ -164,14 +215,90 @@ impl SlotTable {
         self.map_of(extent).get().map_or(0, |m| m.count.load(Acquire).max(0) as u32)
     }
 
-    #[inline]
-    pub fn checksum(&self, slot: SlotIdx) -> u32 {
-        self.crc(slot).load(Acquire)
+    /// Makes pages ready to be written to a run: seals them if pages are sealed, and vouches for
+    /// them as they are then. Whoever reads one of these slots from now on is content with nothing
+    /// else.
+    pub fn prepare(&self, run: SlotRun, pages: &mut [u8]) {
+        let drawn = if self.seals { self.draw(run.count) } else { 0 };
+        failpoint("versions-drawn");
+        for ((slot, page), i) in run.slots().zip(pages.chunks_exact_mut(PAGE_SIZE)).zip(0..) {
+            let version = if self.seals { drawn + i } else { 0 };
+            if self.has_sealed {
+                self.version(slot).store(version, Relaxed);
+            }
+            if version != 0 {
+                self.keys.turn(version, page);
+                failpoint("page-sealed");
+            }
+            self.tag(slot).store(self.keys.tag(version, page), Release);
+        }
     }
 
+    /// Whether these bytes are those that were last written to a slot, as they lie on donors.
     #[inline]
-    pub fn set_checksum(&self, slot: SlotIdx, crc: u32) {
-        self.crc(slot).store(crc, Release);
+    pub fn is_right(&self, slot: SlotIdx, bytes: &[u8]) -> bool {
+        self.is_right_under(self.version_of(slot), slot, bytes)
+    }
+
+    /// Opens what a donor gave for a slot. False, and nothing done: that is not what was last
+    /// written to it.
+    #[inline]
+    pub fn open_page(&self, slot: SlotIdx, page: &mut [u8]) -> bool {
+        let version = self.version_of(slot);
+        let is_right = self.is_right_under(version, slot, page);
+        if is_right && version != 0 {
+            self.keys.turn(version, page);
+        }
+        is_right
+    }
+
+    /// Whether a page is what was last written to a slot.
+    pub fn holds(&self, slot: SlotIdx, page: &[u8]) -> bool {
+        let version = self.version_of(slot);
+        if version == 0 {
+            return self.is_right_under(version, slot, page);
+        }
+        let mut sealed = [0; PAGE_SIZE];
+        sealed.copy_from_slice(page);
+        self.keys.turn(version, &mut sealed);
+        self.is_right_under(version, slot, &sealed)
+    }
+
+    /// Undoes what [`SlotTable::prepare`] did to pages: they are as they were given.
+    pub fn take_back(&self, run: SlotRun, pages: &mut [u8]) {
+        for (slot, page) in run.slots().zip(pages.chunks_exact_mut(PAGE_SIZE)) {
+            match self.version_of(slot) {
+                0 => {}
+                version => self.keys.turn(version, page),
+            }
+        }
+    }
+
+    /// Whether a slot's bytes can be read only as a whole.
+    #[inline]
+    pub fn is_sealed(&self, slot: SlotIdx) -> bool {
+        self.version_of(slot) != 0
+    }
+
+    /// The tag is of one version: of two that are mixed up by a write nothing is right.
+    #[inline]
+    fn is_right_under(&self, version: u64, slot: SlotIdx, bytes: &[u8]) -> bool {
+        let tag = self.tag(slot).load(Acquire);
+        if tag & IS_CRC == IS_CRC {
+            return version == 0 && checksum(bytes) == tag as u32;
+        }
+        self.keys.tag(version, bytes) == tag
+    }
+
+    /// The first of so many versions that nobody has drawn yet.
+    fn draw(&self, count: u32) -> u64 {
+        self.map.u64(DRAWN_AT).fetch_add(count.into(), Relaxed) + 1
+    }
+
+    /// 0 without a look, and without memory for it, while no page was ever sealed.
+    #[inline]
+    fn version_of(&self, slot: SlotIdx) -> u64 {
+        if self.has_sealed { self.version(slot).load(Acquire) } else { 0 }
     }
 
     /// Which of the 64 slots from `64 * word` on are in use.
@@ -233,10 +360,11 @@ impl SlotTable {
         Some(SlotRun { first: SlotIdx(extent.0 * slots + at), count: len })
     }
 
-    /// Where an extent's checksums and counts lie: (offset, length) of each.
-    fn ranges(extent: ExtentId, slots: u32) -> [(usize, usize); 2] {
+    /// Where an extent's counts, tags and versions lie: (offset, length) of each.
+    fn ranges(extent: ExtentId, slots: u32) -> [(usize, usize); 3] {
         let (first, slots) = (extent.0 as usize * slots as usize, slots as usize);
-        [(first * 4, slots * 4), (COUNTS_AT + first / 2, slots / 2)]
+        let words = |at| (at + first * 8, slots * 8);
+        [(COUNTS_AT + first / 2, slots / 2), words(TAGS_AT), words(VERSIONS_AT)]
     }
 
     fn map_of(&self, extent: ExtentId) -> &OnceLock<FreeMap> {
@@ -252,8 +380,13 @@ impl SlotTable {
     }
 
     #[inline]
-    fn crc(&self, slot: SlotIdx) -> &AtomicU32 {
-        self.map.u32((slot.0 as usize & (SLOTS - 1)) * 4)
+    fn tag(&self, slot: SlotIdx) -> &AtomicU64 {
+        self.map.u64(TAGS_AT + (slot.0 as usize & (SLOTS - 1)) * 8)
+    }
+
+    #[inline]
+    fn version(&self, slot: SlotIdx) -> &AtomicU64 {
+        self.map.u64(VERSIONS_AT + (slot.0 as usize & (SLOTS - 1)) * 8)
     }
 }
 
@@ -337,19 +470,77 @@ mod tests {
         assert_eq!(slots.free_count(ExtentId(0)), PER_EXTENT);
     }
 
+    /// What a donor gives for a slot is nothing but what was written to it: no page with the same
+    /// CRC32C, no page of another slot, none of another day; sealed or not.
     #[test]
-    fn a_table_of_version_1_is_taken_over() {
-        let (_, slots) = tables();
-        slots.take(ExtentId(1), PER_EXTENT, 3).unwrap();
-        let old = Mapped::create("annex-slots", LEN).unwrap();
-        for (slot, count) in [(PER_EXTENT, 1), (PER_EXTENT + 1, 900), (PER_EXTENT + 2, 2)] {
-            old.u16(OLD_COUNTS_AT + slot as usize * 2).store(count, Relaxed);
-            old.u32(slot as usize * 4).store(slot, Relaxed);
+    fn no_other_page_is_right() {
+        for seals in [false, true] {
+            let (_, mut slots) = tables();
+            slots.set_sealing(seals);
+            let run = slots.take(ExtentId(1), PER_EXTENT, 2).unwrap();
+            let [slot, other] = [run.first, SlotIdx(run.first.0 + 1)];
+            let write = |slot: SlotIdx, byte: u8| {
+                let mut page = [byte; PAGE_SIZE];
+                slots.prepare(SlotRun { first: slot, count: 1 }, &mut page);
+                page
+            };
+            let others = write(other, 2);
+            let yesterdays = write(slot, 1);
+            let todays = write(slot, 3);
+            assert!(slots.is_right(slot, &todays));
+            assert_eq!(todays == [3; PAGE_SIZE], !seals);
+
+            // The generator of CRC32C with its 33 bits, reflected: added to any page it leaves the
+            // sum as it was.
+            let mut forged = todays;
+            let generator = 0x1_05ec_76f1u64.to_le_bytes();
+            forged[100..108].iter_mut().zip(generator).for_each(|(byte, g)| *byte ^= g);
+            assert!(forged != todays && checksum(&forged) == checksum(&todays));
+            for wrong in [forged, others, yesterdays, [0; PAGE_SIZE]] {
+                assert!(!slots.is_right(slot, &wrong));
+                let mut opened = wrong;
+                assert!(!slots.open_page(slot, &mut opened) && opened == wrong);
+            }
+            let mut opened = todays;
+            assert!(slots.open_page(slot, &mut opened) && opened == [3; PAGE_SIZE]);
+            assert!(slots.holds(slot, &[3; PAGE_SIZE]) && !slots.holds(slot, &[1; PAGE_SIZE]));
         }
-        let table = SlotTable::open(old.fd().try_clone_to_owned().unwrap()).unwrap().unwrap();
-        table.adopt(ExtentId(1), PER_EXTENT);
-        assert_eq!(table.free_count(ExtentId(1)), slots.free_count(ExtentId(1)));
-        assert_eq!(table.checksum(SlotIdx(PER_EXTENT + 1)), PER_EXTENT + 1);
+    }
+
+    /// Two pages sealed under one version would give away how they differ.
+    #[test]
+    fn no_two_writes_are_sealed_alike() {
+        let (_, mut slots) = tables();
+        let mut seen = std::collections::HashSet::new();
+        for round in 0..4 {
+            slots.set_sealing(true);
+            let run = slots.take(ExtentId(1), PER_EXTENT, 8).unwrap();
+            for _ in 0..2 {
+                let mut pages = vec![0; 8 * PAGE_SIZE];
+                slots.prepare(run, &mut pages);
+                assert!(pages.chunks_exact(16).all(|block| seen.insert(block.to_owned())), "round {round}");
+                slots.take_back(run, &mut pages);
+                assert!(pages.iter().all(|byte| *byte == 0));
+            }
+            run.slots().for_each(|slot| slots.set_references(slot, 0));
+            slots.abandon(ExtentId(1), PER_EXTENT);
+            // The annexd before was killed.
+            slots = SlotTable::open(slots.fd().try_clone_to_owned().unwrap()).unwrap();
+            slots.adopt(ExtentId(1), PER_EXTENT);
+        }
+    }
+
+    #[test]
+    fn pages_sealed_before_are_opened_by_an_annexd_that_seals_none() {
+        let (_, mut slots) = tables();
+        slots.set_sealing(true);
+        let run = slots.take(ExtentId(1), PER_EXTENT, 1).unwrap();
+        let mut page = [9; PAGE_SIZE];
+        slots.prepare(run, &mut page);
+        let next = SlotTable::open(slots.fd().try_clone_to_owned().unwrap()).unwrap();
+        assert!(next.open_page(run.first, &mut page) && page == [9; PAGE_SIZE]);
+        next.prepare(run, &mut page);
+        assert!(page == [9; PAGE_SIZE] && next.open_page(run.first, &mut page));
     }
 
     #[test]
@@ -360,15 +551,15 @@ mod tests {
         slots.adopt(ExtentId(3), 16384);
         let ready = slots.resident();
         let run = slots.take(ExtentId(3), 16384, 16384).unwrap();
-        run.slots().for_each(|s| slots.set_checksum(s, 7));
+        slots.prepare(run, &mut vec![7; run.count as usize * PAGE_SIZE]);
         run.slots().for_each(|s| assert!(slots.release(&extents, s)));
         let used = slots.resident();
         slots.abandon(ExtentId(3), 16384);
-        assert_eq!([ready, used].map(|bytes| bytes - slots.resident()), [16384 / 2, 16384 * 9 / 2]);
+        assert_eq!([ready, used].map(|bytes| bytes - slots.resident()), [16384 / 2, 16384 * 17 / 2]);
         assert_eq!(slots.free_count(ExtentId(3)), 0);
         slots.adopt(ExtentId(3), 16384);
         assert_eq!(slots.free_count(ExtentId(3)), 16384);
-        assert_eq!(slots.checksum(run.first), 0);
+        assert!(!slots.is_right(run.first, &[7; PAGE_SIZE]));
     }
 
     proptest! {
@@ -388,7 +579,7 @@ mod tests {
                     prop_assert!(slots.release(&extents, slot));
                 }
             }
-            let next = SlotTable::open(slots.fd().try_clone_to_owned().unwrap()).unwrap().unwrap();
+            let next = SlotTable::open(slots.fd().try_clone_to_owned().unwrap()).unwrap();
             next.adopt(ExtentId(1), PER_EXTENT);
             prop_assert_eq!(next.free_count(ExtentId(1)), PER_EXTENT - held.len() as u32);
             prop_assert_eq!(next.free_count(ExtentId(1)), slots.free_count(ExtentId(1)));

@@ -109,6 +109,7 @@ impl Pool {
                 _ => {}
             }
         }
+        info.sealed = self.core.slots.seals();
         self.tell_repair(&mut info);
         // What is kept for the KV API is no room for programs.
         info.full = self.core.is_full() || self.is_kept_for_kv();

@@ -31,7 +31,6 @@ use crate::io::lane::Lane;
 use crate::metadata::extents::{ExtentTable, SPILL};
 use crate::metadata::recount::{References, recount};
 use crate::metadata::slots::SlotTable;
-use crate::metadata::takeover;
 use crate::spill::{Spill, WithSpill, as_donor};
 use annex_shared::api::DonorState;
 use annex_shared::ids::ClientId;
@@ -79,15 +78,17 @@ impl Pool {
     ) -> Result<Arc<Pool>, PoolError> {
         config.check()?;
         let taken_over = matches!(state, PoolState::Saved { .. });
-        let (extents, slots, unsettled) = match state {
+        let (extents, mut slots, unsettled) = match state {
             PoolState::Fresh => (ExtentTable::create(ClientId(rand::random()))?, SlotTable::create()?, Vec::new()),
             PoolState::Saved { extents, slots, references } => {
-                let extents = takeover::open(extents)?;
-                let slots = SlotTable::open(slots)?.ok_or(PoolError::SlotTable)?;
+                let extents = ExtentTable::open(extents)?;
+                let slots = SlotTable::open(slots)?;
                 let unsettled = recount(&extents, &slots, references)?;
                 (extents, slots, unsettled)
             }
         };
+        // A file outlives programs and machines: nothing lies there in clear.
+        slots.set_sealing(config.seal || spill.is_some());
         let donors = Self::name_donors(&config, &extents, spill.is_some())?;
         dialer.know(extents.keys());
         let mut spill_id = None;

@@ -103,9 +103,9 @@ impl Pool {
         self.core.extents.slots_per_extent().unwrap_or(0)
     }
 
-    /// CRC32C of what was last written to the slot.
-    pub fn checksum(&self, slot: SlotIdx) -> u32 {
-        self.core.slots.checksum(slot)
+    /// Whether a page is what was last written to the slot.
+    pub fn holds(&self, slot: SlotIdx, page: &[u8]) -> bool {
+        self.core.slots.holds(slot, page)
     }
 
     /// Whether a slot that is freed now can be taken again: some extent has a replica that takes

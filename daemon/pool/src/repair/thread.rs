@@ -4,10 +4,10 @@
 //! in `replicas`.
 //!
 //! *Healing* rewrites a live replica's page from another one's. Like filling it holds a reference,
-//! takes verified bytes only, and looks at the checksum again afterwards. A page whose write is
+//! takes verified bytes only, and looks at the tag again afterwards. A page whose write is
 //! just under way can look decayed, so it is looked at again some time later before it is
 //! rewritten. A rewrite beside a slower write still brings the same bytes as the write, or, if the
-//! checksum changed meanwhile, is repeated.
+//! tag changed meanwhile, is repeated.
 
 use crate::coordinator::news::News;
 use crate::core::PoolCore;
@@ -21,7 +21,7 @@ use annex_host::events::{self, EventKind, POOL};
 use annex_host::repeated;
 use annex_host::sentinel::Sentinel;
 use annex_shared::ids::SlotIdx;
-use annex_shared::page::{PAGE_SIZE, checksum};
+use annex_shared::page::PAGE_SIZE;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -341,15 +341,16 @@ impl Repair {
             self.lane.free(read.buf);
             return Ok(Err(error));
         }
-        let sums: Vec<u32> = self.lane.bytes(&read.buf).chunks_exact(PAGE_SIZE).map(checksum).collect();
         if let Err(busy) = self.lane.heal(run, index, generation, read.buf, 0) {
             self.lane.free(busy.0);
             return Ok(Err(IoError::Lost));
         }
         let written = self.one()?;
+        let pages = run.slots().zip(self.lane.bytes(&written.buf).chunks_exact(PAGE_SIZE));
+        let changed =
+            pages.filter(|(slot, page)| !self.core.slots.is_right(*slot, page)).map(|(slot, _)| slot).collect();
         self.lane.free(written.buf);
-        let changed = run.slots().zip(sums).filter(|(slot, sum)| self.core.slots.checksum(*slot) != *sum);
-        Ok(written.result.map(|()| changed.map(|(slot, _)| slot).collect()))
+        Ok(written.result.map(|()| changed))
     }
 
     fn release(&self, slots: &[SlotIdx]) {

@@ -2,7 +2,7 @@
 //! is one replica only.
 //!
 //! It is driven like a donor, over a [`Link`] that ends in this process: slabs are ranges of the
-//! file (`fabric::file`), with leases, checksums, replicas, repair and listings like all others.
+//! file (`fabric::file`), with leases, tags, replicas, repair and listings like all others.
 //! What is special about it is when it is chosen (`book::last_tier`) and that it is read last.
 //!
 //! # The file

@@ -191,4 +191,12 @@ impl Agent {
     pub fn rot(&self) {
         self.with(|s| s.slabs.values_mut().for_each(|(_, b)| b.iter_mut().step_by(PAGE_SIZE).for_each(|x| *x ^= 0x40)));
     }
+
+    /// All pages of all slabs that were ever written, slab by slab.
+    pub fn with_pages(&self, mut see: impl FnMut(&mut [u8])) {
+        self.with(|s| {
+            let pages = s.slabs.values_mut().flat_map(|(_, bytes)| bytes.chunks_exact_mut(PAGE_SIZE));
+            pages.filter(|page| page.iter().any(|byte| *byte != 0)).for_each(&mut see);
+        });
+    }
 }

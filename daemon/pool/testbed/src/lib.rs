@@ -59,6 +59,7 @@ impl Bed {
             idle_return: TimeSpan(Duration::from_millis(100)),
             scrub_rate: ByteSize(0),
             rebalance: false,
+            seal: seals(),
             ..PoolConfig::default()
         };
         change(&mut config);
@@ -94,6 +95,12 @@ impl Bed {
     pub fn lane(&self) -> Lane {
         self.pool.lane("test", 256).unwrap()
     }
+}
+
+/// Whether pages are sealed: in test programs whose names begin so.
+pub fn seals() -> bool {
+    let program = std::env::current_exe().unwrap();
+    program.file_name().unwrap().to_string_lossy().starts_with("sealed")
 }
 
 /// Waits for something to become true, for a minute at most.

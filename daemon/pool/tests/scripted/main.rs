@@ -97,6 +97,94 @@ fn wrong_bytes_make_the_other_replica_answer() {
     assert_eq!(bed.pool.donors()[0].checksum_errors, 0);
 }
 
+/// Another page with the same CRC32C.
+fn forge(page: &mut [u8]) {
+    // Its generator with all 33 bits, reflected: added anywhere it leaves the sum as it was.
+    let generator = 0x1_05ec_76f1u64.to_le_bytes();
+    page[64..72].iter_mut().zip(generator).for_each(|(byte, g)| *byte ^= g);
+}
+
+#[test]
+fn a_forged_page_makes_the_other_replica_answer() {
+    let bed = Bed::new(&[8, 8], 2);
+    let mut lane = bed.lane();
+    let runs = bed.reserve(32);
+    write(&mut lane, &runs, 1).unwrap();
+    bed.agents[1].with_pages(forge);
+    for run in runs.iter().cycle().take(100) {
+        assert_eq!(read(&mut lane, *run, 1), Ok(true));
+    }
+    bed.agents[0].with_pages(forge);
+    assert_eq!(read(&mut lane, runs[0], 1), Err(IoError::Corrupt));
+}
+
+#[test]
+fn a_donor_that_gives_yesterdays_page_or_anothers_makes_the_other_replica_answer() {
+    let bed = Bed::new(&[8, 8], 2);
+    let mut lane = bed.lane();
+    let runs = bed.reserve(2);
+    write(&mut lane, &runs, 1).unwrap();
+    let mut yesterdays = Vec::new();
+    bed.agents[1].with_pages(|page| yesterdays.push(page.to_vec()));
+    write(&mut lane, &runs, 2).unwrap();
+    let mut old = yesterdays.iter();
+    bed.agents[1].with_pages(|page| page.copy_from_slice(old.next().unwrap()));
+    for _ in 0..20 {
+        assert_eq!(read(&mut lane, runs[0], 2), Ok(true));
+    }
+    write(&mut lane, &runs, 3).unwrap();
+    let mut first = None;
+    bed.agents[1].with_pages(|page| page.copy_from_slice(first.get_or_insert_with(|| page.to_vec())));
+    for _ in 0..20 {
+        assert_eq!(read(&mut lane, runs[0], 3), Ok(true));
+    }
+}
+
+#[test]
+fn donors_see_pages_only_if_they_are_not_sealed() {
+    let bed = Bed::new(&[8, 8], 2);
+    let mut lane = bed.lane();
+    let runs = bed.reserve(2);
+    write(&mut lane, &runs, 1).unwrap();
+    for agent in &bed.agents {
+        let mut seen = 0;
+        let slots = || runs.iter().flat_map(|run| run.slots());
+        agent.with_pages(|page| seen += slots().filter(|slot| is_filled(page, slot.0, 1)).count());
+        assert_eq!(seen, if annex_pool_testbed::seals() { 0 } else { 2 });
+    }
+}
+
+#[test]
+fn a_piece_of_a_slot_is_what_was_written_there() {
+    let bed = Bed::new(&[8, 8], 2);
+    let mut lane = bed.lane();
+    let runs = bed.reserve(1);
+    write(&mut lane, &runs, 1).unwrap();
+    let slot = runs[0].first;
+    let mut page = [0; PAGE_SIZE];
+    annex_pool_testbed::fill(&mut page, slot.0, 1);
+    let buf = lane.alloc(1).unwrap();
+    lane.read_piece(slot, 100..228, buf, 1).unwrap();
+    let done = finish(&mut lane, 1).remove(0);
+    assert!(done.result.is_ok() && lane.bytes(&done.buf)[100..228] == page[100..228]);
+    bed.agents.iter().for_each(|agent| agent.near(true));
+    assert_eq!(lane.read_now(slot, 100..228, |piece| Some(*piece == page[100..228])), Some(true));
+}
+
+/// Whoever writes the same bytes to other slots then, as the log of the KV API does.
+#[test]
+fn after_a_write_that_failed_the_buffer_is_as_it_was() {
+    let bed = Bed::new(&[8, 8], 2);
+    let mut lane = bed.lane();
+    let runs = bed.reserve(2);
+    bed.agents.iter().for_each(|agent| agent.script(|_| Fate::Fail(ErrorKind::RemoteAccess)));
+    post_write(&mut lane, &runs, 1, 1);
+    let done = finish(&mut lane, 1).remove(0);
+    assert!(done.result.is_err());
+    let pages = lane.bytes(&done.buf).chunks_exact(PAGE_SIZE);
+    assert!(runs.iter().flat_map(|run| run.slots()).zip(pages).all(|(slot, page)| is_filled(page, slot.0, 1)));
+}
+
 #[test]
 fn a_page_that_is_wrong_is_not_given_here_and_now() {
     let bed = Bed::new(&[8], 1);

@@ -1,7 +1,7 @@
 //! A lane: one thread's way into the pool. It owns an arena of page buffers and one fabric endpoint
 //! per donor.
 //!
-//! A *read* goes to one replica, the fastest live one, and every page's CRC32C is compared with the
+//! A *read* goes to one replica, the fastest live one, and every page's tag is compared with the
 //! slot table before the owner may see it. A failed attempt or a wrong page makes the next
 //! replica's turn, from the first page that is not verified yet; one that is slow gets company
 //! (`hedge`). The spill file is asked last. Only when every live replica failed several times is
@@ -148,9 +148,9 @@ impl Lane {
         self.read_as(run, buf, token, Some(index), None)
     }
 
-    /// Reads some bytes of a slot, and does not verify them: for those that carry a checksum of
-    /// their own. If it is wrong, [`Lane::read`] brings the slot from a replica that has it right.
-    /// The bytes lie in the buffer where they lie in the slot.
+    /// Reads some bytes of a slot, and does not verify them unless they are sealed: for those that
+    /// carry a checksum of their own. If it is wrong, [`Lane::read`] brings the slot from a replica
+    /// that has it right. The bytes lie in the buffer where they lie in the slot.
     pub fn read_piece(&mut self, slot: SlotIdx, piece: Range<u32>, buf: Buf, token: u64) -> Result<(), Busy> {
         if piece.is_empty() || piece.end > PAGE_SIZE as u32 {
             self.state.finished.push(Done { token, buf, result: Err(IoError::Misuse) });
@@ -184,8 +184,8 @@ impl Lane {
     }
 
     /// Writes parts of a buffer to slots that the caller has reserved and that nobody reads yet, on
-    /// all live replicas. The slots' checksums are computed and stored here; the slots are retained
-    /// until it is done.
+    /// all live replicas. The slots' tags are computed and stored here; the slots are retained
+    /// until it is done. If it fails, the buffer comes back as it was; if not, it may hold anything.
     pub fn write(&mut self, parts: &[Part], buf: Buf, token: u64) -> Result<(), Busy> {
         self.state.buffers.own(&buf);
         let chunks = |p: &Part| p.run.count.div_ceil(MAX_OP_PAGES) as usize;
@@ -235,7 +235,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Wrong bytes are not told to the repair thread: this is its own lane.
+    /// Wrong bytes are not told to the repair thread, nor sealed pages opened: this is its own lane.
     pub(crate) fn keep_quiet(&mut self) {
         self.state.reports = false;
     }

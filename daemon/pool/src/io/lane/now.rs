@@ -9,9 +9,12 @@ use crate::metadata::replica::{Replica, ReplicaState};
 use crate::metadata::slots::SlotRun;
 use annex_fabric::{Op, OpKind};
 use annex_shared::ids::{RemoteAddr, SlotIdx};
-use annex_shared::page::{PAGE_SIZE, checksum};
+use annex_shared::page::PAGE_SIZE;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
+
+/// A whole page.
+const PAGE: Range<u32> = 0..PAGE_SIZE as u32;
 
 /// See [`super::Lane::read_now`].
 pub(super) fn read_now<T>(
@@ -23,10 +26,13 @@ pub(super) fn read_now<T>(
     if piece.is_empty() || piece.end > PAGE_SIZE as u32 {
         return None;
     }
+    let bytes = piece.start as usize..piece.end as usize;
+    if lane.core.slots.is_sealed(slot) {
+        return read_page_now(lane, slot, |page| take(&page[bytes]));
+    }
     let buf = lane.buffers.alloc(1)?;
-    let from = piece.start as usize;
-    let read = read_into(lane, slot, &piece, buf.page() * PAGE_SIZE + from);
-    let taken = read.and_then(|()| take(&lane.buffers.bytes(&buf)[from..piece.end as usize]));
+    let read = read_into(lane, slot, &piece, buf.page() * PAGE_SIZE + bytes.start);
+    let taken = read.and_then(|()| take(&lane.buffers.bytes(&buf)[bytes]));
     lane.buffers.give_back(buf);
     taken
 }
@@ -38,8 +44,12 @@ pub(super) fn read_page_now<T>(
     slot: SlotIdx,
     take: impl FnOnce(&[u8]) -> Option<T>,
 ) -> Option<T> {
-    let wanted = lane.core.slots.checksum(slot);
-    read_now(lane, slot, 0..PAGE_SIZE as u32, |page| if checksum(page) == wanted { take(page) } else { None })
+    let mut buf = lane.buffers.alloc(1)?;
+    let read = read_into(lane, slot, &PAGE, buf.page() * PAGE_SIZE);
+    let page = lane.buffers.bytes_mut(&mut buf);
+    let taken = read.filter(|()| lane.core.slots.open_page(slot, page)).and_then(|()| take(page));
+    lane.buffers.give_back(buf);
+    taken
 }
 
 fn read_into(lane: &mut LaneState, slot: SlotIdx, piece: &Range<u32>, local: usize) -> Option<()> {

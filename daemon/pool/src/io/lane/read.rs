@@ -12,7 +12,7 @@ use crate::metadata::replica::{REPLICA_ENTRIES, Replica, ReplicaState, Replicas}
 use crate::repair::task::Task;
 use annex_fabric::ErrorKind;
 use annex_shared::ids::{ExtentId, RemoteAddr, SlotIdx};
-use annex_shared::page::{PAGE_SIZE, checksum};
+use annex_shared::page::PAGE_SIZE;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
@@ -66,8 +66,9 @@ pub(super) fn attempt(lane: &mut LaneState, job: u32, read: &ReadWork, now: Inst
         },
     };
     let pages = (read.run.count - read.at).min(MAX_OP_PAGES);
-    // A disk is read by whole pages.
-    let piece = read.piece.filter(|_| !lane.core.is_spill(replica.donor));
+    // A disk is read by whole pages, and a sealed page is opened as a whole.
+    let is_whole = lane.core.is_spill(replica.donor) || lane.core.slots.is_sealed(read.run.first);
+    let piece = read.piece.filter(|_| !is_whole);
     let (from, len) = piece.unwrap_or((0, pages * PAGE_SIZE as u32));
     let pending = Pending {
         direction: Direction::Read,
@@ -160,21 +161,19 @@ pub(super) fn best<'a>(
     asked.choose(open.map(candidate), is_probe)
 }
 
-/// Checks what a READ brought and goes on from the first bad page.
+/// Checks what a READ brought, opens it, and goes on from the first bad page.
 pub(super) fn verify(lane: &mut LaneState, op: Pending, now: Instant) {
     let Work::Read(read) = lane.jobs[op.job].work else { return };
-    if read.piece.is_some() {
+    if read.piece.is_some() && op.len < PAGE_SIZE as u32 {
         spare::adopt(lane, &op);
         return finish_read(lane, op.job, Ok(()));
     }
     let pages = op.len / PAGE_SIZE as u32;
     // SAFETY: the READ into this range is complete, and the job holds the buffer, so nothing
     // else moves it.
-    let bytes = unsafe { lane.buffers.arena.bytes(op.local, op.len as usize) };
+    let bytes = unsafe { lane.buffers.arena.bytes_mut(op.local, op.len as usize) };
     let first = read.run.first.0 + read.at;
-    let wanted = |i: u32| lane.core.slots.checksum(SlotIdx(first + i));
-    let good =
-        (0..pages).zip(bytes.chunks_exact(PAGE_SIZE)).take_while(|(i, page)| checksum(page) == wanted(*i)).count();
+    let good = take_in(lane, SlotIdx(first), bytes);
     if good > 0 {
         spare::adopt(lane, &op);
     } else {
@@ -201,6 +200,22 @@ pub(super) fn verify(lane: &mut LaneState, op: Pending, now: Instant) {
         report(lane, SlotIdx(first + good as u32), &op);
     }
     read_on(lane, op.job, now);
+}
+
+/// How many pages from the first on are those that were written. They are opened, but for the
+/// repair thread, which copies pages as they lie on donors.
+fn take_in(lane: &LaneState, first: SlotIdx, pages: &mut [u8]) -> usize {
+    let slots = &lane.core.slots;
+    let is_good = |(slot, page): &mut (u32, &mut [u8])| match lane.reports {
+        true => slots.open_page(SlotIdx(*slot), page),
+        false => slots.is_right(SlotIdx(*slot), page),
+    };
+    let mut pages = (first.0..).zip(pages.chunks_exact_mut(PAGE_SIZE));
+    let mut good = 0;
+    while pages.next().is_some_and(|mut page| is_good(&mut page)) {
+        good += 1;
+    }
+    good
 }
 
 /// Has the repair thread look at a replica's page.

@@ -12,7 +12,7 @@ use crate::metadata::replicas::Took;
 use crate::metadata::slots::SlotRun;
 use annex_fabric::ErrorKind;
 use annex_shared::ids::{ExtentId, RemoteAddr};
-use annex_shared::page::{PAGE_SIZE, checksum};
+use annex_shared::page::PAGE_SIZE;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::fence;
 use std::time::{Duration, Instant};
@@ -29,17 +29,15 @@ const RETRY_AFTER: Duration = Duration::from_millis(1);
 pub(super) fn write_part(lane: &mut LaneState, job: u32, run: SlotRun, local: usize, now: Instant) {
     let Some((extent, offset)) = lane.one_extent(run) else { return };
     // SAFETY: the job holds the buffer and nothing was posted on this range yet.
-    let bytes = unsafe { lane.buffers.arena.bytes(local, run.count as usize * PAGE_SIZE) };
-    for (slot, page) in run.slots().zip(bytes.chunks_exact(PAGE_SIZE)) {
-        lane.core.slots.set_checksum(slot, checksum(page));
-    }
-    // Who fills a replica that is published after this look sees the new checksums. See
+    let pages = unsafe { lane.buffers.arena.bytes_mut(local, run.count as usize * PAGE_SIZE) };
+    lane.core.slots.prepare(run, pages);
+    // Who fills a replica that is published after this look sees the new tags. See
     // `replicas`.
     fence(SeqCst);
-    let Some(part) = new_part(lane, job, extent, run) else { return };
+    let Some(part) = new_part(lane, job, extent, run, local) else { return };
     if let Some(replicas) = lane.core.extents.replicas(extent) {
         for (n, replica) in replicas.iter().filter(|(_, r)| r.state.is_written()) {
-            post_part(lane, part, n, replica, offset, local, now);
+            post_part(lane, part, n, replica, offset, now);
         }
     }
     settle(lane, part, None);
@@ -55,24 +53,25 @@ pub(super) fn heal_part(
     now: Instant,
 ) {
     let Some((extent, at)) = lane.one_extent(run) else { return };
-    let Some(part) = new_part(lane, job, extent, run) else { return };
+    let Some(part) = new_part(lane, job, extent, run, local) else { return };
     lane.parts[part].heals = true;
     let replica = lane.core.extents.replica(extent, index);
     if replica.state.is_there() && replica.generation == generation {
-        post_part(lane, part, index, &replica, at, local, now);
+        post_part(lane, part, index, &replica, at, now);
     }
     settle(lane, part, None);
 }
 
 /// One more operation is counted as pending, for the caller to settle when it has added all:
 /// the part must not settle before.
-fn new_part(lane: &mut LaneState, job: u32, extent: ExtentId, run: SlotRun) -> Option<u32> {
+fn new_part(lane: &mut LaneState, job: u32, extent: ExtentId, run: SlotRun, local: usize) -> Option<u32> {
     let Work::Write(work) = &mut lane.jobs[job].work else { return None };
     let part = lane.parts.insert(PartState {
         job,
         next: work.parts,
         extent,
         run,
+        local,
         pending: 1,
         to: [None; REPLICA_ENTRIES],
         done: [0; REPLICA_ENTRIES],
@@ -85,8 +84,8 @@ fn new_part(lane: &mut LaneState, job: u32, extent: ExtentId, run: SlotRun) -> O
 }
 
 /// Posts all of a part to one replica. `first` is the offset of its first slot in the extent.
-fn post_part(lane: &mut LaneState, part: u32, n: u8, replica: &Replica, first: u32, local: usize, now: Instant) {
-    let PartState { job, extent, run, chunks, .. } = lane.parts[part];
+fn post_part(lane: &mut LaneState, part: u32, n: u8, replica: &Replica, first: u32, now: Instant) {
+    let PartState { job, extent, run, chunks, local, .. } = lane.parts[part];
     lane.parts[part].to[usize::from(n)] = Some(replica.generation);
     for chunk in 0..u32::from(chunks) {
         let at = chunk * MAX_OP_PAGES;
@@ -199,6 +198,11 @@ pub(super) fn settle(lane: &mut LaneState, part: u32, done_on: Option<u8>) {
     let Work::Write(work) = job.work else { return };
     let mut next = work.parts;
     while let Some(part) = lane.parts.remove(next) {
+        if work.error.is_some() && !part.heals {
+            // SAFETY: all operations of the job are completed, and it still holds the buffer.
+            let pages = unsafe { lane.buffers.arena.bytes_mut(part.local, part.run.count as usize * PAGE_SIZE) };
+            lane.core.slots.take_back(part.run, pages);
+        }
         // A write that was swept away may still reach the donor. Its slots are kept from reuse
         // until it can't any more.
         match part.unknown {

@@ -7,7 +7,7 @@
 //! whether they are the present ones. The search goes as deep as each case says.
 //!
 //! # Covered
-//! Two writes at a time, with checksum, first look, each operation's end and second look as steps
+//! Two writes at a time, with tag, first look, each operation's end and second look as steps
 //! of their own, and operations that fail, or are carried out without their end being seen; a donor
 //! that goes out of reach and comes back with its bytes, with its bytes under new keys, or without
 //! them; replicas that leave, are lost, are synced again, resume, are added anew or move elsewhere;
@@ -43,7 +43,7 @@ type Words = [u64; 6];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// A lane stores the checksum of a write to this slot.
+    /// A lane stores the tag of a write to this slot.
     Begin(usize),
     /// It looks at the replicas and posts.
     Look(usize),

@@ -14,7 +14,7 @@ use annex_shared::ids::SlotIdx;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::atomic::AtomicU8;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use std::sync::atomic::Ordering::{AcqRel, Acquire};
 
 const MANY: u8 = 15;
 
@@ -137,27 +137,13 @@ impl Counts {
             }
         }
     }
-
-    /// Takes the counts of a table of version 1 over: 16 bits each, `len` bytes from `old` on.
-    /// Killed in the middle of it, it is done again: what was there goes last.
-    pub fn take_over(&self, map: &Mapped, old: usize, len: usize) -> std::io::Result<()> {
-        let pages = map.touched(old, len);
-        for page in &pages {
-            for at in (*page..*page + annex_shared::page::PAGE_SIZE).step_by(2) {
-                let count = map.u16(at).load(Relaxed);
-                if count > 0 {
-                    self.set(map, SlotIdx(((at - old) / 2) as u32), count.into());
-                }
-            }
-        }
-        if pages.is_empty() { Ok(()) } else { map.punch(old, len) }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::Ordering::Relaxed;
     use std::time::Duration;
 
     fn counts() -> (Mapped, Counts) {
@@ -242,22 +228,5 @@ mod tests {
             assert!(counted);
         });
         assert_eq!([begun, neighbour].map(|slot| counts.of(&map, slot)), [0, 3]);
-    }
-
-    #[test]
-    fn counts_of_16_bits_are_taken_over_once_however_often_that_is_begun() {
-        let (map, counts) = counts();
-        let old = 64 << 10;
-        let olds = [(0, 1), (1, 14), (2, 15), (3, 900), (5000, 2)];
-        olds.iter().for_each(|(slot, count)| map.u16(old + slot * 2).store(*count, Relaxed));
-        // Killed when half of it was done.
-        counts.set(&map, SlotIdx(0), 1);
-        Counts::at(4096).take_over(&map, old, 64 << 10).unwrap();
-        let found = |counts: &Counts| olds.map(|(slot, _)| counts.of(&map, SlotIdx(slot as u32)).min(15));
-        assert_eq!(found(&counts), [1, 14, 15, 15, 2]);
-        assert!(map.touched(old, 64 << 10).is_empty() && counts.is_free(&map, SlotIdx(4)));
-        counts.set(&map, SlotIdx(0), 3);
-        counts.take_over(&map, old, 64 << 10).unwrap();
-        assert_eq!(found(&counts)[0], 3);
     }
 }
