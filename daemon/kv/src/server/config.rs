@@ -8,6 +8,7 @@ use super::client::Client;
 use super::parameters::{self, Kind, Parameter};
 use crate::call::Failure;
 use std::cell::{Cell, RefCell};
+use std::fmt::Display;
 use std::time::Duration;
 
 /// Values that are read all the time.
@@ -168,7 +169,7 @@ impl Config {
 
     fn refresh(&self) {
         let number = |name: &str| self.value(name).parse::<i64>().unwrap_or(0);
-        let unsigned = |name: &str| u64::try_from(number(name)).unwrap_or(0);
+        let unsigned = |name: &str| self.value(name).parse::<u64>().unwrap_or(0);
         let live = &self.live;
         live.max_bulk.set(unsigned("proto-max-bulk-len"));
         live.max_query.set(unsigned("client-query-buffer-limit"));
@@ -214,26 +215,31 @@ impl Kind {
             Kind::Integer(least, most) => {
                 let number = crate::text::integer::parse(text.as_bytes());
                 let number = number.ok_or("argument couldn't be parsed into an integer")?;
-                within(i128::from(number), *least, *most)
+                within(number, *least, *most)
             }
             Kind::Clamped(least, most) => {
                 let number = crate::text::integer::parse(text.as_bytes());
                 let number = number.ok_or("argument couldn't be parsed into an integer")?;
-                within(i128::from(number), 0, i64::from(i32::MAX))?;
+                within(number, 0, i64::from(i32::MAX))?;
                 Ok(number.clamp(*least, *most).to_string())
             }
             Kind::Memory(least, most) => {
                 let number = parameters::memory(text).ok_or("argument must be a memory value")?;
-                within(i128::from(number), *least, *most)
+                within(number, *least, *most)
             }
-            Kind::MemoryOrPercent => match text.strip_suffix('%').map(str::parse::<u64>) {
-                Some(Ok(percent @ 0..=100)) => Ok(format!("{percent}%")),
-                Some(_) => Err("argument must be a memory or percent value".into()),
-                None => parameters::memory(text)
-                    .filter(|bytes| *bytes <= i64::MAX as u64)
-                    .map(|bytes| bytes.to_string())
-                    .ok_or_else(|| "argument must be a memory or percent value".into()),
-            },
+            Kind::MemoryOrPercent => {
+                let percent = text.strip_suffix('%').and_then(|text| crate::text::integer::parse(text.as_bytes()));
+                // To Redis a size beyond the greatest number is a negative one, and so a percentage.
+                let number = match percent.filter(|percent| *percent >= 0) {
+                    Some(percent) => -percent,
+                    None => parameters::memory(text).ok_or("argument must be a memory or percent value")? as i64,
+                };
+                match number {
+                    ..-100 => Err("percentage argument must be less or equal to 100".into()),
+                    ..0 => Ok(format!("{}%", -number)),
+                    bytes => Ok(bytes.to_string()),
+                }
+            }
             Kind::Enum(names) => {
                 let text = parameters::c_string(text);
                 let found = names.iter().find(|name| name.eq_ignore_ascii_case(text));
@@ -250,8 +256,8 @@ impl Kind {
     }
 }
 
-fn within(number: i128, least: i64, most: i64) -> Result<String, String> {
-    if number < i128::from(least) || number > i128::from(most) {
+fn within<T: PartialOrd + Display>(number: T, least: T, most: T) -> Result<String, String> {
+    if number < least || number > most {
         return Err(format!("argument must be between {least} and {most} inclusive"));
     }
     Ok(number.to_string())

@@ -15,7 +15,7 @@ pub enum Kind {
     /// The same; any number from 0 on may be given, and becomes the nearest of these.
     Clamped(i64, i64),
     /// Least and most, with a unit.
-    Memory(i64, i64),
+    Memory(u64, u64),
     /// The same, or a part of `maxmemory`.
     MemoryOrPercent,
     Enum(&'static [&'static str]),
@@ -28,9 +28,11 @@ pub enum Kind {
 
 const INT: i64 = i32::MAX as i64;
 const LONG: i64 = i64::MAX;
-const MEGABYTE: i64 = 1 << 20;
+const MEGABYTE: u64 = 1 << 20;
 /// Bytes of the longest string there can be.
-const LONGEST: i64 = 512 * MEGABYTE;
+const LONGEST: u64 = 512 * MEGABYTE;
+/// Of a number with a unit: so many digits are no number.
+const MOST_DIGITS: usize = 128;
 const NOT_ON_DISK: &str = "values live in the memory of other machines, nothing is written to disk";
 const NO_REPLICAS: &str = "replication is the pool's, not a Redis server's";
 const LISTENING: &str = "the server is listening already";
@@ -58,7 +60,7 @@ const fn immutable(name: &'static str, default: &'static str, kind: Kind) -> Par
 
 pub static TABLE: &[Parameter] = &[
     // The storage engine's.
-    plain("maxmemory", "0", Kind::Memory(0, LONG)),
+    plain("maxmemory", "0", Kind::Memory(0, u64::MAX)),
     plain("maxmemory-policy", "noeviction", Kind::Enum(POLICIES)),
     plain("maxmemory-samples", "5", Kind::Integer(1, INT)),
     plain("maxmemory-eviction-tenacity", "10", Kind::Integer(0, 100)),
@@ -76,7 +78,7 @@ pub static TABLE: &[Parameter] = &[
     plain("requirepass", "", Kind::Text),
     plain("protected-mode", "yes", Kind::Bool),
     plain("proto-max-bulk-len", "536870912", Kind::Memory(MEGABYTE, LONGEST)),
-    plain("client-query-buffer-limit", "1073741824", Kind::Memory(MEGABYTE, LONG)),
+    plain("client-query-buffer-limit", "1073741824", Kind::Memory(MEGABYTE, LONG as u64)),
     plain(
         "client-output-buffer-limit",
         "normal 0 0 0 slave 268435456 67108864 60 pubsub 33554432 8388608 60",
@@ -130,7 +132,7 @@ pub static TABLE: &[Parameter] = &[
     plain("rdbcompression", "no", Kind::Bool),
     immutable("rdbchecksum", "no", Kind::Bool),
     plain("notify-keyspace-events", "", Kind::Fixed(NO_NOTIFICATIONS)),
-    plain("repl-backlog-size", "1048576", Kind::Memory(1, LONG)),
+    plain("repl-backlog-size", "1048576", Kind::Memory(1, LONG as u64)),
     plain("repl-timeout", "60", Kind::Integer(1, INT)),
     plain("min-replicas-to-write", "0", Kind::Fixed(NO_REPLICAS)),
     plain("replica-read-only", "yes", Kind::Bool),
@@ -149,7 +151,8 @@ pub fn c_string(text: &str) -> &str {
     text.split_once('\0').map_or(text, |(seen, _)| seen)
 }
 
-/// A number with a unit as Redis reads it: `k` is 1000, `kb` 1024, and no digits are 0.
+/// A number with a unit as Redis reads it: `k` is 1000, `kb` 1024, and no digits are 0. A number
+/// that is too great is the greatest there is, and one with its unit what is left of it in 64 bits.
 pub fn memory(text: &str) -> Option<u64> {
     let text = c_string(text);
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
@@ -164,8 +167,11 @@ pub fn memory(text: &str) -> Option<u64> {
         "gb" => 1 << 30,
         _ => return None,
     };
-    let number = if number.is_empty() { 0 } else { number.parse::<u64>().ok()? };
-    number.checked_mul(factor)
+    if digits >= MOST_DIGITS {
+        return None;
+    }
+    let number = if number.is_empty() { 0 } else { number.parse::<u64>().unwrap_or(u64::MAX) };
+    Some(number.wrapping_mul(factor))
 }
 
 /// `class hard soft seconds`, for any of the classes; the others stay as they were.
