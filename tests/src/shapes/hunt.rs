@@ -13,7 +13,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// Beyond its time a program verifies everything and ends. Longer than this it hangs.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Kill {
@@ -83,7 +83,11 @@ impl Hunt {
                 return Err(self.finding(bed, &job, seed, &format!("it hangs: {:?}\n{stacks}", bed.app("shapes"))));
             }
             std::thread::sleep(Duration::from_millis(20 + dice.below(400) as u64));
-            self.kill_one(bed, seed, &mut dice, bag);
+            // On a machine that has a lot else to do an annexd may be killed each time before it
+            // has served a fault. That is no hang: in the end it is let be.
+            if started.elapsed() < over / 2 {
+                self.kill_one(bed, seed, &mut dice, bag);
+            }
         }
         let (said, complained) = (job.process.stdout(), job.process.stderr());
         let status = job.process.wait(PATIENCE);
