@@ -16,8 +16,9 @@ use crate::control::{self, HELLO_TIMEOUT};
 use crate::lender::{Lender, ResumeError};
 use crate::local;
 use crate::metrics::{self, Open};
-use crate::opening::{self, OpeningError, Purpose};
+use crate::opening::{self, Opened, OpeningError, Purpose};
 use crate::places::{Place, Places, Role};
+use crate::port::{Port, PortError};
 use crate::pressure::HostMemory;
 use crate::slab::SlabError;
 use crate::sockets::bind_private;
@@ -26,7 +27,6 @@ use crate::targets::{self, SlabAccess};
 use annex_host::repeated;
 use annex_identity::config::TlsConfigError;
 use annex_identity::identity::Identity;
-use annex_identity::tls::session_server;
 use annex_metrics::Exporter;
 use annex_shared::api::format_bytes;
 use annex_shared::ids::Incarnation;
@@ -36,8 +36,6 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::{setsockopt, sockopt};
-use rustls::ServerConfig;
-use rustls::time_provider::DefaultTimeProvider;
 use std::fs;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -87,8 +85,8 @@ pub enum StartError {
     Thread(#[source] io::Error),
     #[error(transparent)]
     Identity(#[from] TlsConfigError),
-    #[error("failed to set up TLS: {0}")]
-    Tls(#[from] rustls::Error),
+    #[error(transparent)]
+    Port(#[from] PortError),
 }
 
 /// What the threads share.
@@ -97,7 +95,7 @@ struct Core {
     boot_id: String,
     places: Arc<Places>,
     /// All of the TCP port is TLS then.
-    tls: Option<Arc<ServerConfig>>,
+    tls: Option<Port>,
     is_stopping: AtomicBool,
     /// Readable once the accepting thread is to stop.
     wake: EventFd,
@@ -120,6 +118,7 @@ impl Agent {
         let terms = config.resolve(&host, &host_name()?)?;
         raise_limits();
         let identity = terms.identity()?;
+        let ca = terms.open_ca(identity.as_deref()).map_err(PortError::from)?;
 
         let address = terms.listen;
         let listener = TcpListener::bind(address)
@@ -138,7 +137,7 @@ impl Agent {
         let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
             .map_err(|e| StartError::Thread(e.into()))?;
         let places = Arc::new(Places::new(lender.terms().max_connections));
-        let tls = identity.as_ref().map(|identity| secure(identity, &lender)).transpose()?;
+        let tls = identity.as_ref().map(|identity| Port::open(identity, ca, &lender, addr)).transpose()?;
         let core = Arc::new(Core {
             lender,
             boot_id: boot_id.trim().to_owned(),
@@ -167,7 +166,11 @@ impl Agent {
             terms.name,
             terms.capacity_slabs,
             format_bytes(terms.slab_size),
-            if core.tls.is_some() { "TLS only" } else { "not encrypted" },
+            match &core.tls {
+                None => "not encrypted",
+                Some(Port { signer: None, .. }) => "TLS only",
+                Some(Port { signer: Some(_), .. }) => "TLS only; hosts join here",
+            },
             terms
                 .shm_socket
                 .as_ref()
@@ -338,13 +341,6 @@ fn raise_limits() {
     }
 }
 
-/// The port's TLS. Who holds leases is let in also with a certificate that has run out.
-fn secure(identity: &Arc<Identity>, lender: &Lender) -> Result<Arc<ServerConfig>, StartError> {
-    annex_identity::watch::start(identity).map_err(StartError::Thread)?;
-    let standings = lender.connections().lane_keys().clone();
-    Ok(session_server(identity, standings, Arc::new(DefaultTimeProvider))?)
-}
-
 /// Makes the whole capacity if so configured, else one slab, so that a host where none can be made
 /// is known now.
 fn stock(lender: &Lender, host: &HostMemory) -> Result<(), StartError> {
@@ -512,7 +508,8 @@ fn serve_tcp(core: &Core, place: &Place, stream: TcpStream, peer: SocketAddr) {
         .map_err(|e| OpeningError::Preamble(PreambleError::Io(e)))
         .and_then(|()| opening::open(stream, core.tls.as_ref(), core.lender.connections().lane_keys(), hello_by));
     let (stream, purpose) = match opened {
-        Ok(opened) => opened,
+        Ok(Opened::For(purpose, stream)) => (stream, purpose),
+        Ok(Opened::Signed(name)) => return info!("{peer} has a certificate for {name} from here"),
         Err(OpeningError::Nothing) => return debug!("{peer} came and went"),
         Err(OpeningError::Refused(reason)) => return info!("a connection of {peer} was refused: {reason}"),
         Err(e) => {
@@ -585,7 +582,9 @@ fn serve_shm(core: &Core, place: &Place, mut stream: UnixStream) {
 pub fn check(config: Config) -> Result<Option<Arc<Identity>>, StartError> {
     let host = HostMemory::now().map_err(|source| StartError::Host { what: "memory", source })?;
     let terms = config.resolve(&host, &host_name()?)?;
-    Ok(terms.identity()?)
+    let identity = terms.identity()?;
+    terms.open_ca(identity.as_deref()).map_err(PortError::from)?;
+    Ok(identity)
 }
 
 fn host_name() -> Result<String, StartError> {

@@ -7,9 +7,12 @@
 use crate::hugepages::{HUGE_PAGE, Hugepages};
 use crate::pressure::{Host, HostMemory};
 use annex_fabric::verbs::DeviceChoice;
+use annex_identity::ca::Ca;
 use annex_identity::config::{TlsConfig, TlsConfigError};
 use annex_identity::identity::{Files, Identity};
+use annex_identity::join::signer::{SignerError, open_ca};
 use annex_identity::names;
+use annex_identity::token::Address;
 use annex_metrics::MetricsConfig;
 use annex_shared::api::format_bytes;
 use annex_shared::config::{ByteSize, ConfigError, TimeSpan};
@@ -71,6 +74,7 @@ pub struct Config {
     /// Failure-domain labels, such as `rack = "r7"`.
     pub labels: BTreeMap<String, String>,
     pub tls: TlsConfig,
+    pub ca: CaConfig,
     pub verbs: VerbsConfig,
     pub metrics: MetricsConfig,
     /// Where this host's memory is looked at; tests look elsewhere.
@@ -100,11 +104,20 @@ impl Default for Config {
             max_connections: 1024,
             labels: BTreeMap::new(),
             tls: TlsConfig::default(),
+            ca: CaConfig::default(),
             verbs: VerbsConfig::default(),
             metrics: MetricsConfig::default(),
             host: Host::default(),
         }
     }
+}
+
+/// `[ca]`: a CA of `annex ca` on this host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CaConfig {
+    /// Its folder: hosts join at this agent, and renew their certificates. Absent: it signs none.
+    pub dir: Option<PathBuf>,
 }
 
 /// `[verbs]`: RDMA.
@@ -173,6 +186,10 @@ pub enum BadConfig {
     NoHugepages { need: u64 },
     #[error("name '{0}' is too long: 64 bytes at most")]
     Name(String),
+    #[error(
+        "dir is set in [ca], and hosts join over TLS only: set ca, cert and key in [tls] too (annex ca issue makes them)"
+    )]
+    CaWithoutTls,
 }
 
 /// What the agent lends and how, final.
@@ -203,6 +220,10 @@ pub struct Terms {
     pub max_connections: usize,
     /// `None`: nothing is encrypted.
     pub tls: Option<Files>,
+    /// Where the certificate is renewed. `None`: at this agent itself if it signs, else nowhere.
+    pub renew: Option<Address>,
+    /// The CA's folder. `None`: this agent signs nothing.
+    pub ca: Option<PathBuf>,
     pub labels: BTreeMap<String, String>,
     /// `None`: RDMA is not offered.
     pub verbs: Option<DeviceChoice>,
@@ -215,6 +236,11 @@ impl Terms {
     /// Who this donor is, if there is to be TLS.
     pub fn identity(&self) -> Result<Option<Arc<Identity>>, TlsConfigError> {
         self.tls.clone().map(|files| annex_identity::config::open(files, names::Role::Donor)).transpose()
+    }
+
+    /// The CA for which it signs.
+    pub fn open_ca(&self, identity: Option<&Identity>) -> Result<Option<Ca>, SignerError> {
+        self.ca.as_deref().zip(identity).map(|(dir, identity)| open_ca(dir, identity)).transpose()
     }
 }
 
@@ -241,6 +267,9 @@ impl Config {
         let tls = self.tls.files()?;
         if !self.listen.ip().is_loopback() && !self.insecure && tls.is_none() {
             return Err(BadConfig::Exposed(self.listen));
+        }
+        if self.ca.dir.is_some() && tls.is_none() {
+            return Err(BadConfig::CaWithoutTls);
         }
         let slab = self.slab_size.0;
         let unit = if self.hugepages == Hugepages::Off { 4096 } else { HUGE_PAGE };
@@ -298,6 +327,8 @@ impl Config {
             keeper: (!self.keeper.as_os_str().is_empty()).then_some(self.keeper),
             max_connections: self.max_connections as usize,
             tls,
+            renew: self.tls.renew,
+            ca: self.ca.dir,
             labels: self.labels,
             verbs: self.verbs.choice(),
             metrics: self.metrics.listen,
@@ -360,9 +391,16 @@ mod tests {
             resolve(|c| (c.listen, c.tls.ca) = (open, Some("/ca".into()))).unwrap_err(),
             "cert is missing in [tls]: give ca, cert and key, or none of them"
         );
-        let whole = || TlsConfig { ca: Some("a".into()), cert: Some("b".into()), key: Some("c".into()), crl: None };
+        let whole = || TlsConfig {
+            ca: Some("a".into()),
+            cert: Some("b".into()),
+            key: Some("c".into()),
+            ..TlsConfig::default()
+        };
         assert!(resolve(|c| (c.listen, c.tls) = (open, whole())).is_ok());
         assert!(resolve(|c| (c.listen, c.insecure) = ("0.0.0.0:1".parse().unwrap(), true)).is_ok());
+        assert!(no(|c| c.ca.dir = Some("/ca".into())).starts_with("dir is set in [ca], and hosts join over TLS only"));
+        assert!(resolve(|c| (c.ca.dir, c.tls) = (Some("/ca".into()), whole())).is_ok());
     }
 
     #[test]

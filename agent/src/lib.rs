@@ -10,6 +10,7 @@
 //! - [`recall`]: when it wants memory back, and whose; pure.
 //! - [`control`]: what is said on a control connection; [`controls`]: all that are open.
 //! - [`places`]: who may have a connection; [`opening`]: until it is known what it is for.
+//! - [`port`]: what the TCP port is with TLS, and hosts that join.
 //! - [`local`]: the administrator's API: status, draining.
 //! - [`doctor`]: what keeps this machine from lending.
 //! - [`metrics`]: what Prometheus is shown.
@@ -31,6 +32,7 @@ pub mod local;
 pub mod metrics;
 pub mod opening;
 pub mod places;
+pub mod port;
 pub mod pressure;
 pub mod recall;
 pub mod slab;

@@ -5,14 +5,16 @@
 //! preamble and what follows, however slowly the bytes come. How many may be at it at once is in
 //! [`crate::places`].
 
+use crate::port::Port;
 use crate::targets::{Caller, LaneKeys};
+use annex_identity::hello::Hello;
+use annex_identity::join::answer::AnswerError;
+use annex_identity::names::Name;
 use annex_identity::stream::{HandshakeError, Stream};
 use annex_shared::preamble::{AdmitError, LaneProof, Preamble, PreambleError, TLS_HANDSHAKE, write_answer};
 use annex_shared::wire::{Event, Frames, Refusal, Request, write_frame};
-use rustls::ServerConfig;
 use std::io;
 use std::net::TcpStream;
-use std::sync::Arc;
 use std::time::Instant;
 
 /// Bytes of the hello of a peer that is refused.
@@ -35,6 +37,10 @@ pub enum OpeningError {
     Refused(AdmitError),
     #[error("it asked for shm, which needs the agent's Unix socket")]
     Shm,
+    #[error("it wants a certificate, and this agent signs none: set dir in [ca], or name another agent there")]
+    SignsNothing,
+    #[error(transparent)]
+    Answer(#[from] AnswerError),
 }
 
 impl OpeningError {
@@ -46,6 +52,7 @@ impl OpeningError {
             OpeningError::Preamble(PreambleError::Tls) => Some("with TLS"),
             OpeningError::Handshake(_) => Some("in its TLS handshake"),
             OpeningError::OtherProof => Some("with another kind's proof"),
+            OpeningError::SignsNothing | OpeningError::Answer(_) => Some("of a host that joins"),
             _ => None,
         }
     }
@@ -67,17 +74,27 @@ pub enum Purpose {
     Verbs(Caller),
 }
 
+/// What became of a connection.
+pub enum Opened {
+    For(Purpose, Stream),
+    /// A host has joined or renewed its certificate, and that was all.
+    Signed(Name),
+}
+
 /// Reads the preamble, inside TLS if there is a configuration for it. What a caller has shown is
-/// then to be held against the leases.
-pub fn open(
-    socket: TcpStream,
-    tls: Option<&Arc<ServerConfig>>,
-    keys: &LaneKeys,
-    by: Instant,
-) -> Result<(Stream, Purpose), OpeningError> {
+/// then to be held against the leases. A host that joins is answered here: it gets no further.
+pub fn open(socket: TcpStream, tls: Option<&Port>, keys: &LaneKeys, by: Instant) -> Result<Opened, OpeningError> {
     let stream = match tls {
         None => Stream::plain(socket),
-        Some(tls) => secure(socket, tls, by)?,
+        Some(port) => match (hello(socket, by)?, &port.signer) {
+            (hello, Some(signer)) if hello.wants_to_join() => return Ok(Opened::Signed(signer.serve(hello)?)),
+            (hello, None) if hello.wants_to_join() => {
+                // Which refuses it in words of TLS.
+                let _ = hello.session(&port.session);
+                return Err(OpeningError::SignsNothing);
+            }
+            (hello, _) => hello.session(&port.session)?,
+        },
     };
     let preamble = Preamble::read_from(&mut stream.until(by))?;
     let purpose = match (preamble, stream.is_tls()) {
@@ -92,7 +109,7 @@ pub fn open(
         }
     };
     match purpose {
-        Ok(purpose) => Ok((stream, purpose)),
+        Ok(purpose) => Ok(Opened::For(purpose, stream)),
         Err((answer, error)) => {
             // A peer that is gone already needs none.
             let _ = write_answer(&mut &stream, Err(answer));
@@ -108,7 +125,7 @@ fn verify(stream: &Stream, keys: &LaneKeys, shown: &LaneProof) -> Result<Caller,
     caller.map_err(|reason| (reason, OpeningError::Refused(reason)))
 }
 
-fn secure(socket: TcpStream, tls: &Arc<ServerConfig>, by: Instant) -> Result<Stream, OpeningError> {
+fn hello(socket: TcpStream, by: Instant) -> Result<Hello, OpeningError> {
     let mut first = [0];
     let left = by.saturating_duration_since(Instant::now());
     if left.is_zero() {
@@ -117,7 +134,7 @@ fn secure(socket: TcpStream, tls: &Arc<ServerConfig>, by: Instant) -> Result<Str
     let peeked = socket.set_read_timeout(Some(left)).and_then(|()| socket.peek(&mut first));
     match peeked.map_err(PreambleError::Io)? {
         0 => Err(OpeningError::Nothing),
-        _ if first[0] == TLS_HANDSHAKE => Ok(Stream::accept(socket, tls, by)?),
+        _ if first[0] == TLS_HANDSHAKE => Ok(Hello::read(socket, by)?),
         _ => {
             tell_plain(&Stream::plain(socket), by);
             Err(OpeningError::Plain)

@@ -3,11 +3,15 @@
 
 use crate::command::{CaArgs, CaCommand};
 use crate::failure::Failure;
+use crate::host_files::HostFiles;
 use crate::output::show;
 use crate::table::{Column, draw};
 use annex_identity::ca::registry::{Issued, Registry, TokenRecord};
-use annex_identity::ca::{Ca, Signed, to_pem};
+use annex_identity::ca::{Ca, CaError, Signed, to_pem};
 use annex_identity::files;
+use annex_identity::join::ask::Joined;
+use annex_identity::key::Key;
+use annex_identity::names::Role;
 use annex_identity::verify::span;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateSigningRequestDer, UnixTime};
@@ -24,7 +28,7 @@ pub fn ca(args: &CaArgs, json: bool) -> Result<(), Failure> {
                 let dir = made.dir.display();
                 format!(
                     "made a CA for cluster {} in {dir}\n\
-                     every host needs {dir}/ca.pem; whoever has {dir}/ca-key.pem can be any host\n",
+                     whoever has {dir}/ca-key.pem can be any host: keep a copy where nobody else reads it\n",
                     made.cluster
                 )
             })
@@ -33,6 +37,19 @@ pub fn ca(args: &CaArgs, json: bool) -> Result<(), Failure> {
             let ca = Ca::open(&args.dir)?;
             let token = ca.token(*role, name.clone(), valid.0, addresses.clone(), now)?;
             show(json, &Handed { token: token.reveal() }, |handed| format!("{}\n", handed.token))
+        }
+        CaCommand::Issue { role, name, files } => {
+            let (ca, files) = (Ca::open(&args.dir)?, HostFiles::of(files)?);
+            files.prepare()?;
+            let key = Key::generate().map_err(CaError::Key)?;
+            let Signed { name, certificate, ca: issuer } =
+                ca.sign(*role, name.clone(), &key.request().map_err(CaError::Key)?, now)?;
+            let joined = Joined { name, certificate, ca: issuer };
+            files.save(&joined, &key).map_err(|why| Failure::Unsaved { host: joined.name.clone(), why })?;
+            // An agent beside the CA signs for it, and renews its own certificate there.
+            let dir = std::path::absolute(&args.dir).unwrap_or_else(|_| args.dir.clone());
+            let dir = (*role == Role::Donor).then_some(dir.as_path());
+            show(json, &files.made(&joined, None, dir)?, |made| made.text())
         }
         CaCommand::Sign { csr, role, name } => {
             let request = read_request(csr)?;
@@ -99,7 +116,7 @@ struct Listing<'a> {
 /// A token, without what finds it in the registry.
 #[derive(Serialize)]
 struct Open<'a> {
-    role: annex_identity::names::Role,
+    role: Role,
     host: &'a str,
     expires: u64,
 }

@@ -100,10 +100,38 @@ pub enum Command {
         #[command(subcommand)]
         change: Option<DonorsCommand>,
     },
+    /// Get this host's certificate with a token of `annex ca token`
+    ///
+    /// Makes a key, which never leaves this host, and asks the agent beside the CA. The token tells
+    /// what this host becomes: a donor or a client. A host that is both joins twice, each time with
+    /// a token of its own and into a folder of its own, such as --to /etc/annex/tls/client.
+    Join(JoinArgs),
     /// Issue and revoke the certificates by which hosts know each other
     ///
     /// Works on a folder of this host. annexd is not asked.
     Ca(CaArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct JoinArgs {
+    /// What `annex ca token` has printed; - reads it from standard input
+    pub token: String,
+    #[command(flatten)]
+    pub files: CaFiles,
+    /// Ask there; may be repeated [default: where the token says]
+    #[arg(long = "address", value_name = "HOST:PORT")]
+    pub addresses: Vec<Address>,
+}
+
+/// Where a host's key and certificates go.
+#[derive(Debug, Args)]
+pub struct CaFiles {
+    /// The folder for key.pem, cert.pem and ca.pem
+    #[arg(long, value_name = "DIR", default_value = "/etc/annex/tls")]
+    pub to: PathBuf,
+    /// Replace the files that are there
+    #[arg(long)]
+    pub replace: bool,
 }
 
 #[derive(Debug, Args)]
@@ -138,6 +166,19 @@ pub enum CaCommand {
         /// given]
         #[arg(long = "address", required = true, value_name = "HOST:PORT")]
         addresses: Vec<Address>,
+    },
+    /// Make a key and a certificate for this host itself
+    ///
+    /// Other hosts join with a token, at the agent of this one.
+    Issue {
+        /// What the host may do: donor or client [default: none, one must be given]
+        #[arg(long)]
+        role: Role,
+        /// What to call the host [default: none, one must be given]
+        #[arg(long)]
+        name: Label,
+        #[command(flatten)]
+        files: CaFiles,
     },
     /// Sign a request for a certificate (CSR) and print the certificate
     Sign {

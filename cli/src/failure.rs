@@ -4,6 +4,9 @@ use annex_cli::command::{CANNOT_RUN, USAGE};
 use annex_identity::ca::CaError;
 use annex_identity::ca::registry::Refusal;
 use annex_identity::files::FileError;
+use annex_identity::join::ask::JoinError;
+use annex_identity::names::Name;
+use annex_identity::token::{Address, TokenError};
 use annex_shared::api::{ApiError, ErrorCode};
 use annex_shared::printable::{printable, printable_json};
 use std::io;
@@ -44,12 +47,35 @@ pub enum Failure {
     Setup(#[source] io::Error),
     #[error(transparent)]
     Ca(#[from] CaError),
+    #[error(transparent)]
+    Token(#[from] TokenError),
+    #[error("failed to read the token from standard input: {0}")]
+    Input(#[source] io::Error),
+    #[error("failed to join at {at}: {why}")]
+    Join { at: Address, why: JoinError },
+    #[error("failed to join: {}", each(.0))]
+    JoinNowhere(Vec<(Address, JoinError)>),
+    #[error("failed to make files in {}: {source}", .dir.display())]
+    HostFiles { dir: PathBuf, source: io::Error },
+    #[error(
+        "there is a file {} already{}",
+        .path.display(),
+        .holder.as_ref().map_or_else(String::new, |holder| format!(", and this host is {holder} by it"))
+    )]
+    HostFilesExist { path: PathBuf, holder: Option<String> },
+    #[error("{host} has a certificate now, and it could not be kept: {why}")]
+    Unsaved { host: Name, why: FileError },
     #[error("failed to write the bundle {}: {source}", .path.display())]
     Bundle { path: PathBuf, source: io::Error },
     #[error("there is a file {} already, and a bundle replaces none", .path.display())]
     BundleExists { path: PathBuf },
     #[error("failed to read the request {}: {why}", .path.display())]
     Csr { path: PathBuf, why: String },
+}
+
+/// What each of several addresses has led to.
+fn each(failures: &[(Address, JoinError)]) -> String {
+    failures.iter().map(|(at, why)| format!("{at}: {why}")).collect::<Vec<_>>().join("; ")
 }
 
 impl Failure {
@@ -71,16 +97,27 @@ impl Failure {
                     ErrorCode::BadRequest
                 }
             },
-            Failure::ZeroByte | Failure::Csr { .. } | Failure::NotTerminal(_) | Failure::BundleExists { .. } => {
-                ErrorCode::BadRequest
+            Failure::ZeroByte
+            | Failure::Csr { .. }
+            | Failure::NotTerminal(_)
+            | Failure::BundleExists { .. }
+            | Failure::Token(_)
+            | Failure::HostFilesExist { .. }
+            | Failure::Join { why: JoinError::Refused(_), .. } => ErrorCode::BadRequest,
+            Failure::Join { .. } | Failure::JoinNowhere(_) => ErrorCode::Unavailable,
+            Failure::HostFiles { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
+                ErrorCode::Forbidden
             }
             Failure::Bundle { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => ErrorCode::Forbidden,
             Failure::Connect { .. }
             | Failure::Bundle { .. }
             | Failure::Garbled(_)
+            | Failure::HostFiles { .. }
+            | Failure::Input(_)
             | Failure::Output(_)
             | Failure::Setup(_)
             | Failure::Terminal(_)
+            | Failure::Unsaved { .. }
             | Failure::Workload { .. } => ErrorCode::Internal,
         }
     }
@@ -97,6 +134,17 @@ impl Failure {
             Failure::NotTerminal(_) => "annex top --once prints one frame as text".into(),
             Failure::Bundle { .. } => "nothing is left of it; give --bundle a file elsewhere".into(),
             Failure::BundleExists { .. } => "give --bundle another name, or remove that file".into(),
+            Failure::Join { why: JoinError::Unreached(_), .. } | Failure::JoinNowhere(_) => {
+                "start the agent beside the CA, open its port to this host, or name another way there with --address"
+                    .into()
+            }
+            Failure::HostFiles { .. } => "run it as root, or give another folder with --to".into(),
+            Failure::HostFilesExist { .. } => {
+                "give another folder with --to (a host that is donor and client has two), or --replace".into()
+            }
+            Failure::Unsaved { host, .. } => {
+                format!("mend that, annex ca revoke {} beside the CA, and join with a new token", host.host)
+            }
             Failure::Ca(CaError::Exists(_)) => "use it, or give another folder with --dir".into(),
             _ => String::new(),
         }

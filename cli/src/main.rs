@@ -9,7 +9,8 @@
 //! - [`interrupt`]: what SIGINT means while annexd goes on.
 //! - [`mod@bench`]: measures this host with the donors it has.
 //! - [`listing`]: `apps`, `slabs`, `donors` and `status` as tables; [`table`] draws them.
-//! - [`ca`]: a CA's folder. The one command that does not speak to annexd.
+//! - [`mod@join`]: this host's first certificate; [`host_files`]: where it goes.
+//! - [`ca`]: a CA's folder. Neither speaks to annexd.
 //! - [`mod@doctor`]: looks for what is wrong, and works without annexd.
 //! - [`mod@top`]: the same live, what hurts most first.
 //! - [`output`]: prints what annexd answered.
@@ -22,7 +23,9 @@ mod detach;
 mod doctor;
 mod events;
 mod failure;
+mod host_files;
 mod interrupt;
+mod join;
 mod listing;
 mod output;
 mod run;
@@ -76,6 +79,7 @@ fn dispatch(cli: &Cli) -> Result<ExitCode, Failure> {
         Command::Events(args) => events::events(&client, args, cli.json),
         Command::Bench(args) => bench::bench(&client, args, &cli.socket, cli.json),
         Command::BenchPattern(args) => bench::pattern(args),
+        Command::Join(args) => join::join(args, cli.json),
         Command::Ca(args) => ca::ca(args, cli.json),
         Command::Kv => show(cli.json, &client.kv()?, |kv| listing::kv(kv, listing::width())),
         Command::Slabs => show(cli.json, &client.slabs()?, |slabs| listing::slabs(slabs)),

@@ -139,6 +139,7 @@ fn configure(flags: Flags) -> Result<Config, Failure> {
     config.takeover_wait = flags.takeover_wait.unwrap_or(config.takeover_wait);
     config.pool.takeover_wait = config.takeover_wait;
     config.pool.tls = config.tls.files().map_err(unusable)?;
+    config.pool.renew = config.tls.renew.clone();
     config.metrics.listen = flags.metrics.or(config.metrics.listen);
     config.log = flags.log.unwrap_or(config.log);
     config.pool.replicas = flags.replicas.unwrap_or(config.pool.replicas);

@@ -12,6 +12,9 @@ use crate::flags::Settings;
 use crate::local::{self, CallError, Status};
 use crate::pressure::HostMemory;
 use annex_doctor::{Check, Host, Report, Role, Subject, checks, network, process, tls};
+use annex_identity::ca::CaError;
+use annex_identity::files::FileError;
+use annex_identity::join::signer::{SignerError, open_ca};
 use annex_identity::names;
 use annex_shared::api::format_bytes;
 use lints::HostState;
@@ -94,7 +97,32 @@ fn configuration(
     let mut checks = vec![Check::ok(NAME, from)];
     checks.extend(lints::lints(&terms, &machine));
     checks.extend(tls);
+    checks.extend(ca(&terms));
     checks
+}
+
+/// Whether hosts can join. A `[tls]` that can't be used has been told of.
+fn ca(terms: &Terms) -> Option<Check> {
+    const NAME: &str = "ca";
+    let (dir, identity) = (terms.ca.as_deref()?, terms.identity().ok()??);
+    Some(match open_ca(dir, &identity) {
+        Ok(ca) => {
+            Check::ok(NAME, format!("hosts of cluster {} join here, with the CA in {}", ca.cluster(), dir.display()))
+        }
+        Err(SignerError::Ca(CaError::File(FileError::Read { source, .. })))
+            if source.kind() == io::ErrorKind::PermissionDenied =>
+        {
+            Check::warn(
+                NAME,
+                format!("unknown: failed to read {}", dir.display()),
+                "run it as root: sudo annex-agent doctor",
+            )
+        }
+        Err(error @ SignerError::OtherCa { .. }) => {
+            Check::fail(NAME, error.to_string(), "annex ca issue --role donor --name NAME makes one of that CA")
+        }
+        Err(error) => Check::fail(NAME, error.to_string(), "name the folder of a CA as dir in [ca], or take dir away"),
+    })
 }
 
 fn is_denied(error: &annex_shared::config::ConfigError) -> bool {

@@ -34,11 +34,13 @@ pub struct Tls {
     pub cert: Option<PathBuf>,
     pub key: Option<PathBuf>,
     pub crl: Option<PathBuf>,
+    /// annexd refuses one that is no address.
+    pub renew: Option<String>,
 }
 
 impl From<Tls> for TlsConfig {
-    fn from(Tls { ca, cert, key, crl }: Tls) -> TlsConfig {
-        TlsConfig { ca, cert, key, crl }
+    fn from(Tls { ca, cert, key, crl, renew }: Tls) -> TlsConfig {
+        TlsConfig { ca, cert, key, crl, renew: renew.and_then(|address| address.parse().ok()) }
     }
 }
 

@@ -3,6 +3,7 @@
 use annex_fabric::faulty::{FaultPlan, PlanError};
 use annex_fabric::verbs::DeviceChoice;
 use annex_identity::identity::Files;
+use annex_identity::token::Address;
 use annex_shared::config::{ByteSize, TimeSpan};
 use annex_shared::donor::DonorSpec;
 pub use annex_shared::donor::TransportChoice;
@@ -68,6 +69,9 @@ pub struct PoolConfig {
     /// annexd's own `[tls]`: all connections to donors over TCP are TLS then.
     #[serde(skip)]
     pub tls: Option<Files>,
+    /// Where its certificate is renewed, if anywhere.
+    #[serde(skip)]
+    pub renew: Option<Address>,
 }
 
 impl Default for PoolConfig {
@@ -93,6 +97,7 @@ impl Default for PoolConfig {
             idle_return: TimeSpan(Duration::from_millis(10_000)),
             takeover_wait: TimeSpan(Duration::ZERO),
             tls: None,
+            renew: None,
         }
     }
 }

@@ -31,7 +31,7 @@ fn host(pki: &Pki, uri: &str) -> Host {
 
 fn agent(host: &Host, is_tls: bool) -> Agent {
     let Files { ca, certificate, key, .. } = host.files.clone();
-    let tls = TlsConfig { ca: Some(ca), cert: Some(certificate), key: Some(key), crl: None };
+    let tls = TlsConfig { ca: Some(ca), cert: Some(certificate), key: Some(key), ..TlsConfig::default() };
     let config = Config {
         listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
         capacity: Some(ByteSize(64 * SLAB)),

@@ -6,6 +6,7 @@ use annex_identity::files::FileError;
 use annex_identity::identity::{Files, IdentityError, facts};
 use annex_identity::names::Role;
 use annex_identity::renewal::Outlook;
+use annex_identity::token::Address;
 use annex_identity::verify::{Nobody, PeerError};
 use rustls::pki_types::UnixTime;
 use std::io::ErrorKind;
@@ -15,9 +16,25 @@ const NAME: &str = "network";
 
 /// `None`: there is no `[tls]`. The role is that of the daemon on this host.
 pub fn certificate(tls: &TlsConfig, role: Role, now: UnixTime) -> Option<Check> {
-    match tls.files() {
-        Ok(files) => files.map(|files| judge(files, role, now)),
-        Err(error) => Some(bad(&error, role)),
+    let check = match tls.files() {
+        Ok(files) => judge(files?, role, now),
+        Err(error) => bad(&error, role),
+    };
+    Some(match &tls.renew {
+        Some(address) => with_renewal(check, address),
+        None => check,
+    })
+}
+
+/// What has to be signed anew renews by itself, if it is not too late for that.
+fn with_renewal(check: Check, address: &Address) -> Check {
+    match &check.remedy {
+        Some(remedy) if remedy.starts_with(SIGN) => {
+            let remedy = format!("the daemon's log says why it is not renewed at {address}; or {remedy}");
+            Check { remedy: Some(remedy), ..check }
+        }
+        Some(_) => check,
+        None => Check { message: format!("{}, renewed at {address}", check.message), ..check },
     }
 }
 
@@ -117,8 +134,10 @@ fn peer_remedy(error: &PeerError, role: Role) -> String {
     }
 }
 
+const SIGN: &str = "sign a new certificate for this host";
+
 fn sign(role: Role) -> String {
-    format!("sign a new certificate for this host: annex ca sign CSR --role {role} --name NAME, or your PKI")
+    format!("{SIGN}: annex ca sign CSR --role {role} --name NAME, or your PKI")
 }
 
 #[cfg(test)]
@@ -150,6 +169,7 @@ mod tests {
                 cert: Some(self.files.certificate.clone()),
                 key: Some(self.files.key.clone()),
                 crl: self.files.revocations.clone(),
+                renew: None,
             }
         }
 
@@ -209,6 +229,19 @@ mod tests {
         assert!(over.outcome == Outcome::Fail && over.message.contains("expired 3 days ago"), "{over:?}");
         assert!(over.remedy.unwrap().starts_with("sign a new certificate"));
         assert_eq!(host.check(NOW - 2 * DAY).outcome, Outcome::Fail);
+    }
+
+    #[test]
+    fn where_it_is_renewed_is_told_and_that_its_log_says_why_it_was_not() {
+        let host = Host::new();
+        let config = TlsConfig { renew: "ca.example:7411".parse().ok(), ..host.config() };
+        let check = |now| certificate(&config, Role::Client, unix(now)).unwrap();
+        assert!(check(NOW).message.ends_with("until 2027-04-15, renewed at ca.example:7411"), "{:?}", check(NOW));
+        let remedy = check(NOW + 70 * DAY).remedy.unwrap();
+        assert!(
+            remedy.starts_with("the daemon's log says why it is not renewed at ca.example:7411; or sign"),
+            "{remedy}"
+        );
     }
 
     #[test]

@@ -4,6 +4,7 @@ use crate::certificate::Facts;
 use crate::identity::{Files, Identity, IdentityError};
 use crate::names::{Name, Role};
 use crate::renewal::Outlook;
+use crate::token::Address;
 use rustls::pki_types::UnixTime;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -21,6 +22,8 @@ pub struct TlsConfig {
     pub key: Option<PathBuf>,
     /// Revocation lists.
     pub crl: Option<PathBuf>,
+    /// The agent beside the CA, at which the certificate is renewed. Absent: it is not.
+    pub renew: Option<Address>,
 }
 
 /// A daemon can't have the identity that it is configured for.
@@ -37,8 +40,8 @@ pub enum TlsConfigError {
 impl TlsConfig {
     /// `None`: there is no TLS.
     pub fn files(&self) -> Result<Option<Files>, TlsConfigError> {
-        let TlsConfig { ca, cert, key, crl } = self.clone();
-        if (&ca, &cert, &key, &crl) == (&None, &None, &None, &None) {
+        let TlsConfig { ca, cert, key, crl, .. } = self.clone();
+        if *self == TlsConfig::default() {
             return Ok(None);
         }
         Ok(Some(Files {
@@ -80,12 +83,15 @@ mod tests {
     #[test]
     fn all_files_are_given_or_none() {
         assert!(TlsConfig::default().files().unwrap().is_none());
-        let whole = TlsConfig { ca: Some("a".into()), cert: Some("b".into()), key: Some("c".into()), crl: None };
+        let whole =
+            TlsConfig { ca: Some("a".into()), cert: Some("b".into()), key: Some("c".into()), ..TlsConfig::default() };
         assert_eq!(whole.files().unwrap().unwrap().certificate, PathBuf::from("b"));
         let said = |config: TlsConfig| config.files().unwrap_err().to_string();
         assert!(said(TlsConfig { ca: None, ..whole.clone() }).starts_with("ca is missing in [tls]"));
         assert!(said(TlsConfig { key: None, ..whole.clone() }).starts_with("key is missing"));
         assert!(said(TlsConfig { crl: Some("d".into()), ..TlsConfig::default() }).starts_with("ca is missing"));
+        let renew = "ca.example:7411".parse().ok();
+        assert!(said(TlsConfig { renew, ..TlsConfig::default() }).starts_with("ca is missing"));
     }
 
     #[test]

@@ -44,34 +44,74 @@ pub fn read(path: &Path) -> Result<Vec<u8>, FileError> {
     read().map_err(|source| FileError::Read { path: path.to_owned(), source })
 }
 
+/// A file that is to be written.
+#[derive(Clone, Copy, Debug)]
+pub struct Content<'a> {
+    pub path: &'a Path,
+    pub bytes: &'a [u8],
+    pub secrecy: Secrecy,
+}
+
 /// Writes a file beside its place and moves it there. After a crash the old or the new one is
 /// there, never a part.
 pub fn write(path: &Path, bytes: &[u8], secrecy: Secrecy) -> Result<(), FileError> {
-    write_whole(path, bytes, secrecy).map_err(|source| FileError::Write { path: path.to_owned(), source })
+    write_together(&[Content { path, bytes, secrecy }])
 }
 
-fn write_whole(path: &Path, bytes: &[u8], secrecy: Secrecy) -> io::Result<()> {
-    let name = path.file_name().ok_or(io::ErrorKind::InvalidFilename)?;
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut beside = std::ffi::OsString::from(".");
-    beside.push(name);
-    beside.push(format!(".{}", std::process::id()));
-    let beside = dir.join(beside);
-    match fs::remove_file(&beside) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-        _ => {}
+/// Writes several files in the same way. None is moved to its place before all are written: a full
+/// disk or a folder that may not be written to changes nothing.
+pub fn write_together(contents: &[Content<'_>]) -> Result<(), FileError> {
+    let told = |path: &Path, source| FileError::Write { path: path.to_owned(), source };
+    let mut written = Vec::new();
+    for content in contents {
+        written.push(Beside::write(content).map_err(|source| told(content.path, source))?);
     }
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(secrecy.mode()).open(&beside)?;
-    let written = file
-        .set_permissions(Permissions::from_mode(secrecy.mode()))
-        .and_then(|()| file.write_all(bytes))
-        .and_then(|()| file.sync_all())
-        .and_then(|()| fs::rename(&beside, path));
-    if written.is_err() {
-        let _ = fs::remove_file(&beside);
+    for (content, beside) in contents.iter().zip(written) {
+        beside.replace(content.path).map_err(|source| told(content.path, source))?;
     }
-    written?;
-    File::open(dir)?.sync_all()
+    Ok(())
+}
+
+/// A whole file that is not in its place yet; removed if it never gets there.
+struct Beside {
+    path: PathBuf,
+}
+
+impl Beside {
+    fn write(content: &Content<'_>) -> io::Result<Beside> {
+        let name = content.path.file_name().ok_or(io::ErrorKind::InvalidFilename)?;
+        let mut hidden = std::ffi::OsString::from(".");
+        hidden.push(name);
+        hidden.push(format!(".{}", std::process::id()));
+        let path = folder(content.path).join(hidden);
+        match fs::remove_file(&path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+        let mode = content.secrecy.mode();
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&path)?;
+        let beside = Beside { path };
+        file.set_permissions(Permissions::from_mode(mode))?;
+        file.write_all(content.bytes)?;
+        file.sync_all()?;
+        Ok(beside)
+    }
+
+    fn replace(self, path: &Path) -> io::Result<()> {
+        fs::rename(&self.path, path)?;
+        File::open(folder(path))?.sync_all()
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        // Gone already once it was moved.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+fn folder(path: &Path) -> &Path {
+    path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// Makes a folder for its owner alone. One that is there must be so already.
@@ -144,6 +184,21 @@ mod tests {
         fs::write(path.join("x"), "").unwrap();
         assert!(write(&path, b"new", Secrecy::Private).is_err());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn of_several_files_none_changes_if_one_can_not_be_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let (one, two) = (dir.path().join("one"), dir.path().join("missing/two"));
+        fs::write(&one, "old").unwrap();
+        let content = |path| Content { path, bytes: b"new", secrecy: Secrecy::Public };
+        let refused = write_together(&[content(&one), content(&two)]).unwrap_err();
+        assert!(refused.to_string().contains("missing/two"), "{refused}");
+        assert_eq!(read(&one).unwrap(), b"old");
+        fs::create_dir(dir.path().join("missing")).unwrap();
+        write_together(&[content(&one), content(&two)]).unwrap();
+        assert_eq!((read(&one).unwrap(), read(&two).unwrap()), (b"new".to_vec(), b"new".to_vec()));
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2, "nothing is left beside them");
     }
 
     #[test]

@@ -106,7 +106,7 @@ impl Loaded {
 
 /// The time does not matter for what this host shows itself.
 #[derive(Debug)]
-struct Own;
+pub(crate) struct Own;
 
 impl Standings for Own {
     fn holds(&self, _: &crate::certificate::KeyId) -> bool {

@@ -12,8 +12,10 @@
 //! - [`verify`]: whether a peer may be spoken to.
 //! - [`identity`]: a daemon's own certificate and key, read again when the files change.
 //! - [`renewal`]: when a certificate is renewed, and what is said before it expires.
+//! - [`renewer`]: the thread that does it.
 //! - [`tls`]: the TLS configuration of every socket.
 //! - [`stream`]: a connection, plain or TLS.
+//! - [`hello`]: what a peer wants from an agent's port.
 //! - [`config`]: `[tls]` in a daemon's configuration.
 //! - [`watch`]: looks at the files, and says in the log how they stand.
 //! - [`exporter`]: how a data connection shows that it belongs to a control session.
@@ -30,12 +32,14 @@ pub mod certificate;
 pub mod config;
 pub mod exporter;
 pub mod files;
+pub mod hello;
 pub mod identity;
 pub mod join;
 pub mod key;
 pub mod names;
 pub mod pem;
 pub mod renewal;
+pub mod renewer;
 pub mod stream;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

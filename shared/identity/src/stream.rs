@@ -20,7 +20,7 @@ use crate::tls::{SESSION, any_server, check_protocol, peer, reason};
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, sendmsg};
 use parking_lot::{Mutex, MutexGuard};
-use rustls::{ClientConfig, ClientConnection, Connection, Error, ServerConfig, ServerConnection};
+use rustls::{ClientConfig, ClientConnection, Connection, Error, ServerConnection};
 use std::fmt;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -86,13 +86,12 @@ impl Stream {
         Stream { socket, tls: None }
     }
 
-    /// An agent's side of a handshake, which ends until then.
+    /// An agent's side of a handshake, which ends until then: see [`crate::hello`].
     ///
     /// # Errors
     /// The peer was told why, as far as TLS has words for it.
-    pub fn accept(socket: TcpStream, config: &Arc<ServerConfig>, by: Instant) -> Result<Stream, HandshakeError> {
-        let session = Connection::Server(ServerConnection::new(config.clone())?);
-        Stream::shake_hands(&socket, session, by)
+    pub(crate) fn accept(socket: TcpStream, session: ServerConnection, by: Instant) -> Result<Stream, HandshakeError> {
+        Stream::shake_hands(&socket, Connection::Server(session), by)
             .inspect_err(|_| bid_farewell(&socket))
             .map(|tls| Stream { socket, tls: Some(Box::new(tls)) })
     }
@@ -374,12 +373,12 @@ impl Write for Now<'_> {
     }
 }
 
-fn left(by: Instant) -> Result<Duration, HandshakeError> {
+pub(crate) fn left(by: Instant) -> Result<Duration, HandshakeError> {
     let left = by.saturating_duration_since(Instant::now());
     if left.is_zero() { Err(HandshakeError::TimedOut) } else { Ok(left) }
 }
 
-fn of_time(error: io::Error) -> HandshakeError {
+pub(crate) fn of_time(error: io::Error) -> HandshakeError {
     match error.kind() {
         ErrorKind::WouldBlock | ErrorKind::TimedOut => HandshakeError::TimedOut,
         ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => HandshakeError::Closed,
@@ -389,7 +388,7 @@ fn of_time(error: io::Error) -> HandshakeError {
 
 /// Lets a peer that was refused read why. A socket that is closed while bytes of the peer lie in it
 /// resets the connection, and the alert is lost with it.
-fn bid_farewell(mut socket: &TcpStream) {
+pub(crate) fn bid_farewell(mut socket: &TcpStream) {
     let until = Instant::now() + FAREWELL;
     let (mut dropped, mut buffer) = (0, [0; 4096]);
     let _ = socket.shutdown(Shutdown::Write);

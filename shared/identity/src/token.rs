@@ -40,8 +40,29 @@ pub enum TokenError {
 }
 
 /// Where the agent beside the CA listens.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct Address(String);
+
+impl TryFrom<String> for Address {
+    type Error = TokenError;
+
+    fn try_from(text: String) -> Result<Address, TokenError> {
+        text.parse()
+    }
+}
+
+impl From<Address> for String {
+    fn from(address: Address) -> String {
+        address.0
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
 
 impl Address {
     pub fn as_str(&self) -> &str {

@@ -558,6 +558,11 @@ impl Turn {
         Turn::take(Company::Nobody)
     }
 
+    /// A part of it, for a test that starts daemons by itself.
+    pub fn shared() -> Turn {
+        Turn::take(Company::Another)
+    }
+
     fn take(company: Company) -> Turn {
         let part = |nth| {
             let path = std::env::temp_dir().join(format!("annex-testbed-{nth}.lock"));

@@ -188,7 +188,7 @@ pub(crate) struct NetDialer {
 impl NetDialer {
     pub fn new(config: &PoolConfig) -> Result<Self, TlsError> {
         Ok(NetDialer {
-            tls: config.tls.clone().map(DonorTls::open).transpose()?,
+            tls: config.tls.clone().map(|files| DonorTls::open(files, config.renew.clone())).transpose()?,
             control_timeout: config.control_timeout.0,
             op_timeout: config.op_timeout.0,
             verbs: config.verbs.clone(),

@@ -9,8 +9,10 @@ use annex_identity::certificate::KeyId;
 use annex_identity::config::{TlsConfigError, open};
 use annex_identity::identity::Files;
 use annex_identity::names::Role;
+use annex_identity::renewer;
 use annex_identity::stream::{HandshakeError, Stream};
 use annex_identity::tls::session_client;
+use annex_identity::token::Address;
 use annex_identity::verify::Standings;
 use annex_identity::watch;
 use parking_lot::Mutex;
@@ -28,7 +30,7 @@ pub enum TlsError {
     Config(#[from] TlsConfigError),
     #[error("failed to set up TLS: {0}")]
     Setup(#[from] rustls::Error),
-    #[error("failed to start the thread that looks at the files of [tls]: {0}")]
+    #[error("failed to start a thread that looks after the files of [tls]: {0}")]
     Thread(#[from] std::io::Error),
 }
 
@@ -49,9 +51,11 @@ impl Standings for Known {
 }
 
 impl DonorTls {
-    pub fn open(files: Files) -> Result<DonorTls, TlsError> {
+    /// `renew` is where the certificate is renewed, if anywhere.
+    pub fn open(files: Files, renew: Option<Address>) -> Result<DonorTls, TlsError> {
         let identity = open(files, Role::Client)?;
         watch::start(&identity)?;
+        renew.map(|from| renewer::start(&identity, from)).transpose()?;
         let known = Arc::new(Known::default());
         let config = session_client(&identity, known.clone(), Arc::new(DefaultTimeProvider))?;
         Ok(DonorTls { config, known })

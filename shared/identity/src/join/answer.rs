@@ -5,11 +5,11 @@ use crate::certificate::Facts;
 use crate::join::bounded::{Bounded, Timed};
 use crate::join::protocol::{Answer, Request, receive, send};
 use crate::names::Name;
+use crate::stream::HandshakeError;
 use crate::tls;
 use rustls::time_provider::TimeProvider;
-use rustls::{ServerConfig, ServerConnection, Stream};
+use rustls::{ServerConnection, Stream};
 use std::io;
-use std::sync::Arc;
 use std::time::Duration;
 
 #[derive(Debug, thiserror::Error)]
@@ -22,20 +22,21 @@ pub enum AnswerError {
     Refused(#[source] CaError),
     #[error("a host would renew, and has shown no certificate")]
     NoCertificate,
+    #[error("a host that joins has begun no TLS: {0}")]
+    Handshake(#[from] HandshakeError),
     #[error("this host's clock can't be read")]
     Clock,
 }
 
-/// Serves one host. `config` is that of [`tls::join_server`].
+/// Serves one host. The configuration of its connection is that of [`tls::join_server`].
 pub fn answer<S: Timed>(
     stream: S,
-    config: Arc<ServerConfig>,
+    mut connection: ServerConnection,
     ca: &Ca,
     clock: &dyn TimeProvider,
     limit: Duration,
 ) -> Result<Name, AnswerError> {
     let mut stream = Bounded::new(stream, limit);
-    let mut connection = ServerConnection::new(config)?;
     let request = {
         let mut tls = Stream::new(&mut connection, &mut stream);
         receive(&mut tls)?

@@ -2,31 +2,40 @@
 
 use crate::ca::to_pem;
 use crate::certificate::{Facts, sha256};
-use crate::files::{self, FileError, Secrecy};
+use crate::files::{self, Content, FileError, Secrecy};
 use crate::identity::{Files, Identity};
 use crate::join::bounded::{Bounded, Timed};
 use crate::join::protocol::{Answer, Request, receive, send};
 use crate::key::{Key, KeyError};
 use crate::names::{Name, Role};
 use crate::tls;
-use crate::token::Token;
+use crate::token::{Address, Token};
 use crate::verify::{Nobody, PeerError, Standings, Trust};
 use rustls::client::ResolvesClientCert;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject};
 use rustls::sign::CertifiedKey;
 use rustls::time_provider::TimeProvider;
-use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, Error, SignatureScheme, Stream};
+use rustls::{AlertDescription, ClientConfig, ClientConnection, DigitallySignedStruct, Error, SignatureScheme, Stream};
 use std::io;
+use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
-    #[error("the CA's agent can't be spoken to: {}", tls::io_reason(.0))]
+    #[error("nothing answers there: {0}")]
+    Unreached(#[source] io::Error),
+    #[error("the agent there ended the connection: has it [tls]?")]
+    Closed,
+    #[error("the agent there signs no certificates: name the one beside the CA, with dir in [ca] of its agent.toml")]
+    SignsNothing,
+    #[error("the agent there can't be spoken to: {}", tls::io_reason(.0))]
     Connection(#[source] io::Error),
-    #[error("the CA's agent can't be spoken to: {}", tls::reason(.0))]
+    #[error("the agent there can't be spoken to: {}", tls::reason(.0))]
     Tls(#[from] Error),
+    #[error("the answer was lost: {}", tls::io_reason(.0))]
+    Lost(#[source] io::Error),
     #[error("the CA refused: {0}")]
     Refused(String),
     #[error("the CA's answer can't be used: {0}")]
@@ -39,9 +48,27 @@ pub enum JoinError {
     File(#[from] FileError),
 }
 
-impl From<io::Error> for JoinError {
-    fn from(error: io::Error) -> JoinError {
-        JoinError::Connection(error)
+impl JoinError {
+    /// Of the handshake: nothing was asked for yet.
+    fn of_handshake(error: io::Error) -> JoinError {
+        let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>());
+        if let Some(Error::AlertReceived(AlertDescription::NoApplicationProtocol)) = inner {
+            return JoinError::SignsNothing;
+        }
+        match error.kind() {
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
+                JoinError::Closed
+            }
+            _ => JoinError::Connection(error),
+        }
+    }
+
+    /// Of what follows: the CA may have signed all the same.
+    fn of_answer(error: io::Error) -> JoinError {
+        match error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) {
+            Some(alert @ Error::AlertReceived(_)) => JoinError::Tls(alert.clone()),
+            _ => JoinError::Lost(error),
+        }
     }
 }
 
@@ -68,15 +95,30 @@ impl Joined {
     /// Writes the files of a host that has joined. The certificate comes last: it makes the others
     /// count.
     pub fn save(&self, files: &Files, key: &Key) -> Result<(), FileError> {
-        files::write(&files.key, key.to_pem().as_bytes(), Secrecy::Private)?;
-        files::write(&files.ca, to_pem(&self.ca).as_bytes(), Secrecy::Public)?;
-        self.save_renewed(files)
+        let (key, ca, certificate) = (key.to_pem(), to_pem(&self.ca), to_pem(&self.certificate));
+        files::write_together(&[
+            Content { path: &files.key, bytes: key.as_bytes(), secrecy: Secrecy::Private },
+            Content { path: &files.ca, bytes: ca.as_bytes(), secrecy: Secrecy::Public },
+            Content { path: &files.certificate, bytes: certificate.as_bytes(), secrecy: Secrecy::Public },
+        ])
     }
 
     /// After a renewal the key and the CA are those before: one file changes, at once.
     pub fn save_renewed(&self, files: &Files) -> Result<(), FileError> {
         files::write(&files.certificate, to_pem(&self.certificate).as_bytes(), Secrecy::Public)
     }
+}
+
+/// Connects to one of the places that an address stands for.
+pub fn dial(address: &Address, limit: Duration) -> Result<TcpStream, JoinError> {
+    let mut failure = io::Error::from(io::ErrorKind::NotFound);
+    for place in address.as_str().to_socket_addrs().map_err(JoinError::Unreached)? {
+        match TcpStream::connect_timeout(&place, limit) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => failure = error,
+        }
+    }
+    Err(JoinError::Unreached(failure))
 }
 
 /// Joins with a token over a connection to one of its addresses.
@@ -127,12 +169,11 @@ fn exchange<S: Timed>(
     let mut connection = ClientConnection::new(config, tls::any_server())?;
     // The handshake first, and alone: nothing is said before the server is known.
     while connection.is_handshaking() {
-        connection.complete_io(&mut stream)?;
+        connection.complete_io(&mut stream).map_err(JoinError::of_handshake)?;
     }
     tls::check_protocol(&connection, tls::JOIN)?;
     let mut tls = Stream::new(&mut connection, &mut stream);
-    send(&mut tls, request)?;
-    match receive(&mut tls)? {
+    match send(&mut tls, request).and_then(|()| receive(&mut tls)).map_err(JoinError::of_answer)? {
         Answer::Signed { certificate, ca } => Ok((certificate.into(), ca.into())),
         Answer::Refused(why) => Err(JoinError::Refused(annex_shared::printable::printable(&why).into_owned())),
     }

@@ -15,6 +15,12 @@ pub trait Timed: Read + Write {
 
 impl Timed for TcpStream {
     fn set_timeout(&mut self, limit: Duration) -> io::Result<()> {
+        (&*self).set_timeout(limit)
+    }
+}
+
+impl Timed for &TcpStream {
+    fn set_timeout(&mut self, limit: Duration) -> io::Result<()> {
         self.set_read_timeout(Some(limit))?;
         self.set_write_timeout(Some(limit))
     }

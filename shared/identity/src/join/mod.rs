@@ -19,11 +19,13 @@
 //! - [`protocol`]: the messages.
 //! - [`ask`]: the side of the host that joins or renews.
 //! - [`answer`]: the side of the CA.
+//! - [`signer`]: the agent beside the CA.
 
 pub mod answer;
 pub mod ask;
 pub mod bounded;
 pub mod protocol;
+pub mod signer;
 
 #[cfg(test)]
 mod tests;

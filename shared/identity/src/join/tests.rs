@@ -11,6 +11,7 @@ use crate::testing::{Clock, DAY, Everybody, NOW};
 use crate::tls;
 use crate::token::{Secret, Token};
 use crate::verify::{Nobody, Standings};
+use rustls::ServerConnection;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -71,7 +72,7 @@ impl Beside {
         let issuer = self.ca.certificate().clone();
         let config = tls::join_server(&self.identity, issuer, self.standings.clone(), self.clock.clone()).unwrap();
         std::thread::scope(|scope| {
-            let served = scope.spawn(|| answer(near, config, &self.ca, &*self.clock, limit));
+            let served = scope.spawn(|| answer(near, ServerConnection::new(config)?, &self.ca, &*self.clock, limit));
             let asked = ask(far);
             (asked, served.join().unwrap())
         })

@@ -1,8 +1,10 @@
 use super::*;
+use crate::hello::Hello;
 use crate::identity::Identity;
 use crate::testing::{Clock, NOW, Pki};
 use crate::tls::{session_client, session_server};
 use crate::verify::Nobody;
+use rustls::ServerConfig;
 use std::net::TcpListener;
 use std::thread;
 
@@ -32,6 +34,10 @@ fn ends(client: &Pki, server: &Pki) -> Ends {
     }
 }
 
+fn accept(socket: TcpStream, config: &Arc<ServerConfig>, by: Instant) -> Result<Stream, HandshakeError> {
+    Hello::read(socket, by)?.session(config)
+}
+
 fn sockets() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -43,7 +49,7 @@ fn pair() -> (Stream, Stream) {
     let pki = Pki::new("c");
     let ends = ends(&pki, &pki);
     let (ours, theirs) = sockets();
-    let server = thread::spawn(move || Stream::accept(theirs, &ends.server, soon()).unwrap());
+    let server = thread::spawn(move || accept(theirs, &ends.server, soon()).unwrap());
     let client = Stream::connect(ours, &ends.client, soon()).unwrap();
     (client, server.join().unwrap())
 }
@@ -184,7 +190,7 @@ fn a_silent_peer_costs_no_more_than_its_time() {
     let ends = ends(&pki, &pki);
     let (_ours, theirs) = sockets();
     let began = Instant::now();
-    let refused = Stream::accept(theirs, &ends.server, Instant::now() + Duration::from_millis(200)).unwrap_err();
+    let refused = accept(theirs, &ends.server, Instant::now() + Duration::from_millis(200)).unwrap_err();
     assert!(matches!(refused, HandshakeError::TimedOut), "{refused}");
     assert!(began.elapsed() < Duration::from_secs(5));
 }
@@ -202,7 +208,7 @@ fn a_client_that_is_refused_reads_why() {
         session_client(&Arc::new(Identity::open(files).unwrap()), Arc::new(Nobody), Arc::new(Clock::at(NOW))).unwrap()
     };
     let (client, server) = sockets();
-    let server = thread::spawn(move || Stream::accept(server, &ends.server, soon()).unwrap_err().to_string());
+    let server = thread::spawn(move || accept(server, &ends.server, soon()).unwrap_err().to_string());
     let client = Stream::connect(client, &believing, soon()).unwrap();
     (&client).write_all(&[0; 200]).unwrap();
     let said = loop {
@@ -223,7 +229,7 @@ fn what_is_no_tls_is_said_to_be_none() {
     let ends = ends(&pki, &pki);
     let (client, server) = sockets();
     client.write_all_raw(b"annex\0\0\0\x04\0\x01\0\0\0\0\0");
-    let refused = thread::spawn(move || Stream::accept(server, &ends.server, soon()).unwrap_err().to_string());
+    let refused = thread::spawn(move || accept(server, &ends.server, soon()).unwrap_err().to_string());
     client.shutdown(Shutdown::Write).unwrap();
     assert_eq!(refused.join().unwrap(), "what the peer sent is no TLS");
 }
