@@ -5,14 +5,16 @@
 //! in which every number is checked and final; the rest of the agent knows only those.
 
 use crate::hugepages::{HUGE_PAGE, Hugepages};
+use crate::lease::Limits;
 use crate::pressure::{Host, HostMemory};
 use annex_fabric::verbs::DeviceChoice;
+use annex_host::log;
 use annex_identity::config::{TlsConfig, TlsConfigError};
 use annex_identity::identity::{Files, Identity};
 use annex_identity::names;
 use annex_metrics::MetricsConfig;
 use annex_shared::api::format_bytes;
-use annex_shared::config::{ByteSize, ConfigError, TimeSpan};
+use annex_shared::config::{ByteSize, ConfigError, LogFormat, TimeSpan};
 use annex_shared::wire::AGENT_PORT;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -20,6 +22,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+
+/// The most slabs that the agent's unit lets it keep (`FileDescriptorStoreMax=`).
+const KEPT_SLABS: u32 = 16384;
 
 /// Where clients on the same host find the agent's memory, unless configured.
 pub const SHM_SOCKET: &str = "/run/annex/agent.sock";
@@ -70,6 +75,10 @@ pub struct Config {
     pub max_connections: u32,
     /// Failure-domain labels, such as `rack = "r7"`.
     pub labels: BTreeMap<String, String>,
+    /// What is logged, as tracing's filters are written: `info`, `warn`, `annex_agent=debug`.
+    pub log: String,
+    /// How; the journal's way under systemd and text elsewhere if absent.
+    pub log_format: Option<LogFormat>,
     pub tls: TlsConfig,
     pub verbs: VerbsConfig,
     pub metrics: MetricsConfig,
@@ -99,6 +108,8 @@ impl Default for Config {
             keeper: PathBuf::new(),
             max_connections: 1024,
             labels: BTreeMap::new(),
+            log: "info".to_owned(),
+            log_format: None,
             tls: TlsConfig::default(),
             verbs: VerbsConfig::default(),
             metrics: MetricsConfig::default(),
@@ -173,6 +184,8 @@ pub enum BadConfig {
     NoHugepages { need: u64 },
     #[error("name '{0}' is too long: 64 bytes at most")]
     Name(String),
+    #[error(transparent)]
+    Log(#[from] log::FilterError),
 }
 
 /// What the agent lends and how, final.
@@ -182,6 +195,8 @@ pub struct Terms {
     pub name: String,
     pub slab_size: u64,
     pub capacity_slabs: u32,
+    /// What `capacity_slabs` can be raised to while the agent runs.
+    pub most_slabs: u32,
     pub per_client_slabs: u32,
     pub headroom: u64,
     pub hugepages: Hugepages,
@@ -204,6 +219,8 @@ pub struct Terms {
     /// `None`: nothing is encrypted.
     pub tls: Option<Files>,
     pub labels: BTreeMap<String, String>,
+    pub log: String,
+    pub log_format: Option<LogFormat>,
     /// `None`: RDMA is not offered.
     pub verbs: Option<DeviceChoice>,
     /// Where metrics are shown.
@@ -212,6 +229,16 @@ pub struct Terms {
 }
 
 impl Terms {
+    /// What the lease book goes by.
+    pub fn limits(&self) -> Limits {
+        Limits {
+            capacity: self.capacity_slabs,
+            per_client: self.per_client_slabs,
+            ttl: self.lease_ttl,
+            keep: self.keep_slabs,
+        }
+    }
+
     /// Who this donor is, if there is to be TLS.
     pub fn identity(&self) -> Result<Option<Arc<Identity>>, TlsConfigError> {
         self.tls.clone().map(|files| annex_identity::config::open(files, names::Role::Donor)).transpose()
@@ -270,6 +297,7 @@ impl Config {
         if self.hugepages == Hugepages::TwoMib && host.huge_total == 0 {
             return Err(BadConfig::NoHugepages { need: capacity / HUGE_PAGE });
         }
+        log::filter(&self.log)?;
         let (control_socket, control_is_default) = (self.control_path(), self.control_socket.is_none());
         let name = self.name.unwrap_or_else(|| host_name.to_owned());
         if name.len() > 64 {
@@ -283,6 +311,7 @@ impl Config {
             name,
             slab_size: slab,
             capacity_slabs,
+            most_slabs: slabs(host.total).min(KEPT_SLABS).max(capacity_slabs),
             per_client_slabs: slabs(per_client).min(capacity_slabs),
             headroom: self.headroom.map_or((512 << 20).max(host.total / 20), |h| h.0),
             hugepages: self.hugepages,
@@ -299,6 +328,8 @@ impl Config {
             max_connections: self.max_connections as usize,
             tls,
             labels: self.labels,
+            log: self.log,
+            log_format: self.log_format,
             verbs: self.verbs.choice(),
             metrics: self.metrics.listen,
             host: self.host,
