@@ -20,6 +20,8 @@ use crate::opening::{self, Opened, OpeningError, Purpose};
 use crate::places::{Place, Places, Role};
 use crate::port::{Port, PortError};
 use crate::pressure::HostMemory;
+use crate::reload::{self, Reloaded};
+use crate::rlimits;
 use crate::slab::SlabError;
 use crate::sockets::bind_private;
 use crate::store::{Store, StoreError};
@@ -34,14 +36,13 @@ use annex_shared::preamble::{AdmitError, Preamble, PreambleError, Proof, write_a
 use annex_shared::wire::Event;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::{setsockopt, sockopt};
 use std::fs;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -116,7 +117,7 @@ impl Agent {
         let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id")
             .map_err(|source| StartError::Host { what: "boot id", source })?;
         let terms = config.resolve(&host, &host_name()?)?;
-        raise_limits();
+        rlimits::raise();
         let identity = terms.identity()?;
         let ca = terms.open_ca(identity.as_deref()).map_err(PortError::from)?;
 
@@ -188,8 +189,17 @@ impl Agent {
     }
 
     /// Its Unix socket, if it offers shm.
-    pub fn shm_socket(&self) -> Option<&Path> {
-        self.core.lender.terms().shm_socket.as_deref().filter(|_| self.core.lender.offers_shm())
+    pub fn shm_socket(&self) -> Option<PathBuf> {
+        self.core.lender.terms().shm_socket.clone().filter(|_| self.core.lender.offers_shm())
+    }
+
+    /// Takes another configuration, as far as that can be done while it runs.
+    ///
+    /// # Errors
+    /// The configuration can't work on this machine. Nothing of it is taken then.
+    pub fn reload(&self, config: Config) -> Result<Reloaded, StartError> {
+        let host = config.host.memory().map_err(|source| StartError::Host { what: "memory", source })?;
+        Ok(reload::take(&self.core.lender, &self.core.places, config, &host, &host_name()?)?)
     }
 
     /// Drawn at start; tells this run from any other.
@@ -236,7 +246,7 @@ impl Agent {
         // For good: nobody is to go on with what is revoked.
         self.core.lender.forget();
         self.close_connections();
-        let control = self.core.lender.terms().control_socket.as_deref().filter(|_| self.has_control);
+        let control = self.core.lender.terms().control_socket.clone().filter(|_| self.has_control);
         for path in self.shm_socket().into_iter().chain(control) {
             // What matters is that no client finds it any more; an error means somebody else
             // removed it.
@@ -323,22 +333,6 @@ fn metrics_of(core: &Core, address: SocketAddr) -> String {
     let open =
         Open { control: lender.controls().count(), data: connections.count(), buffers: connections.budget().given() };
     metrics::snapshot(&local::status(lender, &address.to_string()), open).text()
-}
-
-/// Locked memory and descriptors, as far as the hard limits and privileges allow. What is still
-/// missing shows when the first slab is locked, with a message of its own.
-fn raise_limits() {
-    if setrlimit(Resource::RLIMIT_MEMLOCK, libc::RLIM_INFINITY, libc::RLIM_INFINITY).is_err()
-        && let Ok((_, hard)) = getrlimit(Resource::RLIMIT_MEMLOCK)
-        && let Err(e) = setrlimit(Resource::RLIMIT_MEMLOCK, hard, hard)
-    {
-        debug!("the limit on locked memory stays: {e}");
-    }
-    if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
-        && let Err(e) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
-    {
-        debug!("the limit on open files stays: {e}");
-    }
 }
 
 /// Makes the whole capacity if so configured, else one slab, so that a host where none can be made
@@ -538,8 +532,8 @@ fn serve_tcp(core: &Core, place: &Place, stream: TcpStream, peer: SocketAddr) {
             Err(e) => info!("a data connection of {peer} ended: {e}"),
         },
         Purpose::Verbs(caller) => {
-            let choice = lender.terms().verbs.as_ref();
-            match targets::verbs::serve(stream, &caller, lender, connections, choice) {
+            let terms = lender.terms();
+            match targets::verbs::serve(stream, &caller, lender, connections, terms.verbs.as_ref()) {
                 Ok(()) => debug!("an RDMA control connection of {peer} was closed"),
                 Err(e) => info!("an RDMA control connection of {peer} ended: {e}"),
             }

@@ -5,8 +5,10 @@
 //! in which every number is checked and final; the rest of the agent knows only those.
 
 use crate::hugepages::{HUGE_PAGE, Hugepages};
+use crate::lease::Limits;
 use crate::pressure::{Host, HostMemory};
 use annex_fabric::verbs::DeviceChoice;
+use annex_host::log;
 use annex_identity::ca::Ca;
 use annex_identity::config::{TlsConfig, TlsConfigError};
 use annex_identity::identity::{Files, Identity};
@@ -15,7 +17,7 @@ use annex_identity::names;
 use annex_identity::token::Address;
 use annex_metrics::MetricsConfig;
 use annex_shared::api::format_bytes;
-use annex_shared::config::{ByteSize, ConfigError, TimeSpan};
+use annex_shared::config::{ByteSize, ConfigError, LogFormat, TimeSpan};
 use annex_shared::wire::AGENT_PORT;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -23,6 +25,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+
+/// The most slabs that the agent's unit lets it keep (`FileDescriptorStoreMax=`).
+const KEPT_SLABS: u32 = 16384;
 
 /// Where clients on the same host find the agent's memory, unless configured.
 pub const SHM_SOCKET: &str = "/run/annex/agent.sock";
@@ -73,6 +78,10 @@ pub struct Config {
     pub max_connections: u32,
     /// Failure-domain labels, such as `rack = "r7"`.
     pub labels: BTreeMap<String, String>,
+    /// What is logged, as tracing's filters are written: `info`, `warn`, `annex_agent=debug`.
+    pub log: String,
+    /// How; the journal's way under systemd and text elsewhere if absent.
+    pub log_format: Option<LogFormat>,
     pub tls: TlsConfig,
     pub ca: CaConfig,
     pub verbs: VerbsConfig,
@@ -103,6 +112,8 @@ impl Default for Config {
             keeper: PathBuf::new(),
             max_connections: 1024,
             labels: BTreeMap::new(),
+            log: "info".to_owned(),
+            log_format: None,
             tls: TlsConfig::default(),
             ca: CaConfig::default(),
             verbs: VerbsConfig::default(),
@@ -190,6 +201,8 @@ pub enum BadConfig {
         "dir is set in [ca], and hosts join over TLS only: set ca, cert and key in [tls] too (annex ca issue makes them)"
     )]
     CaWithoutTls,
+    #[error(transparent)]
+    Log(#[from] log::FilterError),
 }
 
 /// What the agent lends and how, final.
@@ -199,6 +212,8 @@ pub struct Terms {
     pub name: String,
     pub slab_size: u64,
     pub capacity_slabs: u32,
+    /// What `capacity_slabs` can be raised to while the agent runs.
+    pub most_slabs: u32,
     pub per_client_slabs: u32,
     pub headroom: u64,
     pub hugepages: Hugepages,
@@ -225,6 +240,8 @@ pub struct Terms {
     /// The CA's folder. `None`: this agent signs nothing.
     pub ca: Option<PathBuf>,
     pub labels: BTreeMap<String, String>,
+    pub log: String,
+    pub log_format: Option<LogFormat>,
     /// `None`: RDMA is not offered.
     pub verbs: Option<DeviceChoice>,
     /// Where metrics are shown.
@@ -233,6 +250,16 @@ pub struct Terms {
 }
 
 impl Terms {
+    /// What the lease book goes by.
+    pub fn limits(&self) -> Limits {
+        Limits {
+            capacity: self.capacity_slabs,
+            per_client: self.per_client_slabs,
+            ttl: self.lease_ttl,
+            keep: self.keep_slabs,
+        }
+    }
+
     /// Who this donor is, if there is to be TLS.
     pub fn identity(&self) -> Result<Option<Arc<Identity>>, TlsConfigError> {
         self.tls.clone().map(|files| annex_identity::config::open(files, names::Role::Donor)).transpose()
@@ -299,6 +326,7 @@ impl Config {
         if self.hugepages == Hugepages::TwoMib && host.huge_total == 0 {
             return Err(BadConfig::NoHugepages { need: capacity / HUGE_PAGE });
         }
+        log::filter(&self.log)?;
         let (control_socket, control_is_default) = (self.control_path(), self.control_socket.is_none());
         let name = self.name.unwrap_or_else(|| host_name.to_owned());
         if name.len() > 64 {
@@ -312,6 +340,7 @@ impl Config {
             name,
             slab_size: slab,
             capacity_slabs,
+            most_slabs: slabs(host.total).min(KEPT_SLABS).max(capacity_slabs),
             per_client_slabs: slabs(per_client).min(capacity_slabs),
             headroom: self.headroom.map_or((512 << 20).max(host.total / 20), |h| h.0),
             hugepages: self.hugepages,
@@ -330,6 +359,8 @@ impl Config {
             renew: self.tls.renew,
             ca: self.ca.dir,
             labels: self.labels,
+            log: self.log,
+            log_format: self.log_format,
             verbs: self.verbs.choice(),
             metrics: self.metrics.listen,
             host: self.host,

@@ -4,7 +4,7 @@
 use crate::config::{BadConfig, Config};
 use crate::hugepages::Hugepages;
 use crate::store;
-use annex_shared::config::{ByteSize, TimeSpan};
+use annex_shared::config::{ByteSize, LogFormat, TimeSpan};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Parser, Subcommand};
 use std::net::SocketAddr;
@@ -18,9 +18,6 @@ pub struct Flags {
     pub command: Option<Command>,
     #[command(flatten)]
     pub set: Settings,
-    /// What to log: error, warn, info, debug, trace, or a filter such as `annex_agent=debug`
-    #[arg(long, default_value = "info", value_name = "LEVEL")]
-    pub log: String,
 }
 
 #[derive(Debug, Subcommand)]
@@ -66,7 +63,7 @@ pub enum Command {
 }
 
 /// Each overrides the configuration file's key of the same name.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 pub struct Settings {
     /// Configuration file (TOML) [default: none]
     #[arg(long, global = true, value_name = "FILE")]
@@ -129,6 +126,14 @@ pub struct Settings {
     /// Failure-domain label, such as rack=r7; may be repeated [default: none]
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = parse_label)]
     pub labels: Vec<(String, String)>,
+    /// What to log: error, warn, info, debug, trace, or a filter such as `annex_agent=debug`
+    /// [default: info]
+    #[arg(long, value_name = "LEVEL")]
+    pub log: Option<String>,
+    /// How to log: text, or json (an object a line) [default: the journal's way under systemd, else
+    /// text]
+    #[arg(long, value_name = "FORMAT")]
+    pub log_format: Option<LogFormat>,
 }
 
 fn parse_label(text: &str) -> Result<(String, String), String> {
@@ -164,6 +169,8 @@ impl Settings {
         config.control_socket = self.control_socket.or(config.control_socket);
         config.keeper = self.keeper.unwrap_or(config.keeper);
         config.metrics.listen = self.metrics.or(config.metrics.listen);
+        config.log = self.log.unwrap_or(config.log);
+        config.log_format = self.log_format.or(config.log_format);
         config.max_connections = self.max_connections.unwrap_or(config.max_connections);
         Ok(config)
     }
@@ -211,6 +218,7 @@ mod tests {
         assert_eq!(told("grace").parse(), Ok(config.grace));
         assert_eq!(PathBuf::from(told("shm-socket")), config.shm_socket);
         assert_eq!(told("max-connections"), config.max_connections.to_string());
+        assert_eq!(told("log"), config.log);
         let of_machine = [
             "config",
             "name",
@@ -222,6 +230,7 @@ mod tests {
             "keeper",
             "label",
             "metrics",
+            "log-format",
         ];
         for option in of_machine {
             told(option);

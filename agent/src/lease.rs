@@ -135,6 +135,13 @@ impl Book {
         book
     }
 
+    /// Other limits from now on. Leases stay as they are, also those over a lowered capacity.
+    pub fn set_limits(&mut self, limits: Limits) {
+        self.limits = limits;
+        self.slabs.set_capacity(limits.capacity);
+        self.trim(limits.keep);
+    }
+
     /// What is to be done since the last call. Ask after every event, before anyone else does.
     pub fn take_actions(&mut self) -> Vec<Action> {
         std::mem::take(&mut self.actions)
@@ -230,7 +237,7 @@ impl Book {
         if allowed == 0 {
             return Err(LeaseError::Refused(Refusal::ClientLimit { limit: self.limits.per_client }));
         }
-        let want = count.min(allowed).min(LEASE_CHUNK) as usize;
+        let want = count.min(allowed).min(LEASE_CHUNK).min(self.lendable()) as usize;
 
         let mut grant = Grant::default();
         for slab in self.slabs.find(Place::Spare, want, &gone) {
@@ -249,11 +256,11 @@ impl Book {
     }
 
     fn why_not(&self, room: Room) -> LeaseError {
-        if self.slabs.tally.vacant > 0 {
+        if self.lendable() > 0 && self.slabs.tally.vacant > 0 {
             let Room { available_mib, headroom_mib, .. } = room;
             return LeaseError::Refused(Refusal::HostPressure { available_mib, headroom_mib });
         }
-        if self.is_cleaning() {
+        if self.lendable() > 0 && self.is_cleaning() {
             return LeaseError::Cleaning;
         }
         LeaseError::Refused(Refusal::Full { capacity: self.limits.capacity })
@@ -316,6 +323,9 @@ impl Book {
     pub fn cleaned(&mut self, slab: SlabId, has_memory: bool) {
         if let Some(Place::Cleaning { .. }) = self.slabs.place(slab) {
             self.slabs.set(slab, if has_memory { Place::Spare } else { Place::Vacant });
+            if has_memory && slab.0 >= self.limits.capacity {
+                self.trim(self.limits.keep);
+            }
         }
     }
 
@@ -360,10 +370,12 @@ impl Book {
         pending.map(|c| c.deadline).chain(self.recalls.values().copied()).min()
     }
 
-    /// Gives the memory of all spare slabs but `keep` back to the host.
+    /// Gives the memory of all spare slabs but `keep`, and of those over the capacity, back to the
+    /// host.
     pub fn trim(&mut self, keep: u32) {
         let spare = self.slabs.find(Place::Spare, usize::MAX, &BTreeSet::new());
-        for slab in spare.into_iter().skip(keep as usize) {
+        let kept = spare.iter().take(keep as usize).take_while(|slab| slab.0 < self.limits.capacity).count();
+        for slab in spare.into_iter().skip(kept) {
             self.slabs.set(slab, Place::Cleaning { keep: false });
             self.actions.push(Action::Trim { slab });
         }
@@ -405,7 +417,7 @@ impl Book {
         if self.closing || self.draining {
             return 0;
         }
-        self.slabs.tally.spare + self.slabs.tally.vacant.min(self.unspoken(room))
+        (self.slabs.tally.spare + self.slabs.tally.vacant.min(self.unspoken(room))).min(self.lendable())
     }
 
     /// Slabs lent now.
@@ -429,6 +441,11 @@ impl Book {
     /// Free slabs that have memory.
     pub fn spare(&self) -> u32 {
         self.slabs.tally.spare
+    }
+
+    /// What the capacity leaves to lend. What is lent over a lowered capacity counts, too.
+    fn lendable(&self) -> u32 {
+        self.limits.capacity.saturating_sub(self.slabs.tally.lent + self.slabs.tally.filling)
     }
 
     /// Room that no filling slab is about to take.

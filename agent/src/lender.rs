@@ -31,7 +31,7 @@
 use crate::config::Terms;
 use crate::controls::Controls;
 use crate::lease::{
-    Action, Book, ConnectionId, Grant, Greeting, LeaseError, Limits, Machine, Moment, SavedLease, Superseded, View,
+    Action, Book, ConnectionId, Grant, Greeting, LeaseError, Machine, Moment, SavedLease, Superseded, View,
 };
 use crate::pressure::Room;
 use crate::recall::{self, Candidate, Verdict, Watch};
@@ -57,6 +57,7 @@ use tracing::{debug, error, info, warn};
 mod chores;
 mod memory;
 mod pressed;
+mod reload;
 mod resume;
 
 use memory::{Chore, Slot};
@@ -95,7 +96,8 @@ struct Books {
 
 /// Lends slabs; the heart of an agent.
 pub struct Lender {
-    terms: Terms,
+    /// Replaced whole when the configuration is read again.
+    terms: RwLock<Arc<Terms>>,
     incarnation: Incarnation,
     books: Mutex<Books>,
     /// Signalled after every event.
@@ -122,12 +124,7 @@ impl Lender {
         store: Store,
         found: Found,
     ) -> Result<Lender, ResumeError> {
-        let limits = Limits {
-            capacity: terms.capacity_slabs,
-            per_client: terms.per_client_slabs,
-            ttl: terms.lease_ttl,
-            keep: terms.keep_slabs,
-        };
+        let limits = terms.limits();
         let inherited = resume::take_over(&terms, &store, found)?;
         let now = Moment(monotonic_ns());
         let connections = Connections::new();
@@ -157,7 +154,7 @@ impl Lender {
             connections,
             controls: Controls::default(),
             warned_small: AtomicBool::new(false),
-            terms,
+            terms: RwLock::new(Arc::new(terms)),
         };
         for (slab, memory) in inherited.memory {
             lender.install(slab, memory);
@@ -167,8 +164,8 @@ impl Lender {
         Ok(lender)
     }
 
-    pub fn terms(&self) -> &Terms {
-        &self.terms
+    pub fn terms(&self) -> Arc<Terms> {
+        self.terms.read().clone()
     }
 
     pub fn incarnation(&self) -> Incarnation {
@@ -177,7 +174,8 @@ impl Lender {
 
     /// Whether RDMA is offered, as far as can be told now.
     pub fn verbs_offer(&self) -> VerbsOffer {
-        let Some(choice) = &self.terms.verbs else {
+        let terms = self.terms();
+        let Some(choice) = &terms.verbs else {
             return VerbsOffer::No("it is switched off there (enabled = false in [verbs])".to_owned());
         };
         match Device::open(choice) {
@@ -202,7 +200,7 @@ impl Lender {
 
     /// Allocates `slabs` slabs before anyone asks.
     pub fn stock(&self, slabs: u32) -> Result<(), SlabError> {
-        for slab in (0..self.terms.capacity_slabs).map(SlabId) {
+        for slab in (0..self.terms().capacity_slabs).map(SlabId) {
             let books = self.books.lock();
             let (is_vacant, is_enough) = (books.book.is_vacant(slab), books.book.with_memory() >= slabs);
             drop(books);
@@ -237,7 +235,7 @@ impl Lender {
                     self.wait_while(CLEANING_PATIENCE, Book::is_cleaning);
                 }
                 Err(LeaseError::Cleaning) => {
-                    return Err(LeaseError::Refused(Refusal::Full { capacity: self.terms.capacity_slabs }));
+                    return Err(LeaseError::Refused(Refusal::Full { capacity: self.terms().capacity_slabs }));
                 }
                 Err(e) => return Err(e),
                 Ok(grant) => break (grant, room),
@@ -267,7 +265,7 @@ impl Lender {
         self.with_book(|book, now| book.disconnected(client, connection, now));
     }
 
-    /// All slabs, in whatever state.
+    /// All slabs that there are or may be, in whatever state: the capacity can be raised to that.
     pub fn slabs(&self) -> u32 {
         self.slots.len() as u32
     }
@@ -478,7 +476,7 @@ impl Lender {
             }
             Action::Lapse { client, slabs } => warn!(
                 "client {client} renewed nothing for {} ms: its {slabs} slabs are taken back",
-                self.terms.lease_ttl.as_millis()
+                self.terms().lease_ttl.as_millis()
             ),
             Action::Forget { client } => {
                 info!("client {client} is gone");

@@ -7,6 +7,7 @@
 //! - [`lender`]: the lease book joined to slabs, keys and the lease board.
 //! - [`store`]: what of it outlives the agent, and where.
 //! - [`pressure`]: what the host can spare.
+//! - [`reload`]: the configuration read again.
 //! - [`recall`]: when it wants memory back, and whose; pure.
 //! - [`control`]: what is said on a control connection; [`controls`]: all that are open.
 //! - [`places`]: who may have a connection; [`opening`]: until it is known what it is for.
@@ -15,6 +16,7 @@
 //! - [`doctor`]: what keeps this machine from lending.
 //! - [`metrics`]: what Prometheus is shown.
 //! - [`targets`]: data connections.
+//! - [`rlimits`]: what the kernel lets the agent have.
 //! - [`agent`]: sockets and threads around all that.
 //!
 //! The library side exists so that tests can run an agent in their own process.
@@ -35,6 +37,8 @@ pub mod places;
 pub mod port;
 pub mod pressure;
 pub mod recall;
+pub mod reload;
+pub mod rlimits;
 pub mod slab;
 pub mod sockets;
 pub mod store;

@@ -3,9 +3,8 @@
 use annex_agent::flags::{Command, Flags, Settings};
 use annex_agent::{Agent, Config, doctor, local, store};
 use annex_doctor::report;
-use annex_host::failpoint;
+use annex_host::{failpoint, log};
 use annex_identity::config as tls;
-use annex_shared::config::check_log_filter;
 use annex_shared::printable::{printable, printable_json, printable_lines};
 use anyhow::Context;
 use clap::Parser;
@@ -13,12 +12,11 @@ use nix::errno::Errno;
 use nix::sys::mman::{MlockAllFlags, mlockall};
 use nix::sys::signal::{SigSet, Signal};
 use sd_notify::NotifyState;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 use tracing::{error, info, warn};
-use tracing_subscriber::EnvFilter;
 
 /// How often systemd's status line is looked at.
 const STATUS_PERIOD: Duration = Duration::from_secs(5);
@@ -34,31 +32,32 @@ fn main() -> ExitCode {
 }
 
 fn run(flags: Flags) -> anyhow::Result<ExitCode> {
-    check_log_filter(&flags.log).map_err(told).context("bad --log")?;
-    let filter = EnvFilter::try_new(&flags.log).context("bad --log")?;
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
-    // The journal has its own clock.
-    match std::env::var_os("JOURNAL_STREAM") {
-        Some(_) => log.with_ansi(false).without_time().init(),
-        None => log.with_ansi(std::io::stderr().is_terminal()).init(),
-    }
+    // Before any thread starts, so that all inherit it and the signals come to the wait below.
+    let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGUSR2, Signal::SIGHUP]);
     if let Some(command) = flags.command {
+        let filter = log::filter(flags.set.log.as_deref().unwrap_or("info")).map_err(told)?;
+        log::Log::start(filter, flags.set.log_format);
         return ask(command, flags.set);
     }
-    failpoint::arm()?;
-    let config = flags.set.over_file().map_err(told)?;
-
-    // Before any thread starts, so that all inherit it and the signals come to the wait below.
-    let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGUSR2]);
     signals.thread_block().context("failed to block signals")?;
+    let config = flags.set.clone().over_file().map_err(told)?;
+    let log = log::Log::start(log::filter(&config.log).map_err(told)?, config.log_format);
+    failpoint::arm()?;
     let agent = Agent::start(config).map_err(told)?;
     stay_in_memory();
     notify(&[NotifyState::Ready, NotifyState::Status(&agent.summary())]);
 
-    let signal = wait(&signals, &agent)?;
+    let signal = loop {
+        match wait(&signals, &agent)? {
+            Signal::SIGHUP => reload(&agent, flags.set.clone(), &log),
+            signal => break signal,
+        }
+    };
     info!("{signal}: stopping");
     notify(&[NotifyState::Stopping]);
-    // A second signal ends it at once.
+    // A second signal ends it at once; one that asks for the configuration to be read does not.
+    let mut signals = signals;
+    signals.remove(Signal::SIGHUP);
     signals.thread_unblock().context("failed to unblock signals")?;
     if signal == Signal::SIGUSR2 && agent.can_hand_over() {
         info!("stopped; the leases wait for the next agent");
@@ -67,6 +66,29 @@ fn run(flags: Flags) -> anyhow::Result<ExitCode> {
     agent.shutdown();
     info!("stopped");
     Ok(ExitCode::SUCCESS)
+}
+
+/// Reads the configuration again. One that won't do changes nothing.
+fn reload(agent: &Agent, set: Settings, log: &log::Log) {
+    let mut states = vec![NotifyState::Reloading];
+    states.extend(NotifyState::monotonic_usec_now());
+    notify(&states);
+    let filter = |text: &str| log::filter(text).map_err(|e| e.to_string());
+    let reloaded = set.over_file().map_err(|e| e.to_string()).and_then(|config| {
+        let reloaded = agent.reload(config).map_err(|e| e.to_string())?;
+        Ok((filter(&reloaded.log)?, reloaded))
+    });
+    match reloaded {
+        Ok((filter, reloaded)) => {
+            info!("configuration reloaded: {}", reloaded.summary());
+            for key in &reloaded.waiting {
+                warn!("{key} has changed: restart annex-agent for it");
+            }
+            log.set_filter(filter);
+        }
+        Err(e) => error!("the configuration is refused, and the one before goes on: {}", printable_lines(&e)),
+    }
+    notify(&[NotifyState::Ready, NotifyState::Status(&agent.summary())]);
 }
 
 /// Everything but being an agent.

@@ -24,7 +24,7 @@ use std::hash::Hash;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Connections that have not said who they are.
 pub const OPENING: usize = 64;
@@ -36,7 +36,7 @@ const ENDING: usize = 64;
 /// All connections.
 #[derive(Debug)]
 pub struct Places {
-    most: usize,
+    most: AtomicUsize,
     taken: Mutex<BTreeMap<u64, Taken>>,
     last: AtomicU64,
 }
@@ -69,12 +69,17 @@ pub struct Place {
 impl Places {
     /// For so many admitted connections.
     pub fn new(most: usize) -> Places {
-        Places { most, taken: Mutex::default(), last: AtomicU64::new(0) }
+        Places { most: AtomicUsize::new(most), taken: Mutex::default(), last: AtomicU64::new(0) }
+    }
+
+    /// For so many from now on. Those that are open stay.
+    pub fn set_most(&self, most: usize) {
+        self.most.store(most, Ordering::Relaxed);
     }
 
     /// True while nothing more is to be accepted.
     pub fn is_crowded(&self) -> bool {
-        self.taken.lock().len() >= self.most + OPENING + ENDING
+        self.taken.lock().len() >= self.most.load(Ordering::Relaxed) + OPENING + ENDING
     }
 
     /// A place for a connection that was just accepted. `socket` is a duplicate of its own.
@@ -99,7 +104,7 @@ impl Place {
     /// Admits the connection of a client. `holders` are those that hold leases; asked only if
     /// places are short. False if there is no place for it.
     pub fn admit(&self, client: ClientId, role: Role, holders: impl FnOnce() -> HashSet<ClientId>) -> bool {
-        let most = self.places.most;
+        let most = self.places.most.load(Ordering::Relaxed);
         let most_guests = (most / 2).max(1);
         let mut taken = self.places.taken.lock();
         if let Some(own) = taken.get_mut(&self.number) {

@@ -62,6 +62,11 @@ impl Watch {
         Watch { headroom, slab_size, is_pressed: false, calm_since: None }
     }
 
+    /// From the next look on this is to stay available.
+    pub fn set_headroom(&mut self, headroom: u64) {
+        self.headroom = headroom;
+    }
+
     /// True while nothing may be lent.
     pub fn is_pressed(&self) -> bool {
         self.is_pressed

@@ -19,13 +19,14 @@
 //! size = "8G"
 //! ```
 
+use annex_host::log;
 use annex_identity::config::{TlsConfig, TlsConfigError};
 use annex_kv::KvConfig;
 use annex_metrics::MetricsConfig;
 use annex_pager::{PagerConfig, UsersConfig};
 use annex_pool::{PoolConfig, SpillConfig};
 use annex_shared::api::{Limit, SOCKET};
-use annex_shared::config::{ByteSize, ConfigError as FileError, LogLevelError, TimeSpan, check_log_filter, load};
+use annex_shared::config::{ByteSize, ConfigError as FileError, LogFormat, TimeSpan, load};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -46,6 +47,8 @@ pub struct Config {
     pub local: Limit,
     /// What is logged, as tracing's filters are written: `info`, `warn`, `annex_pool=debug`.
     pub log: String,
+    /// How; the journal's way under systemd and text elsewhere if absent.
+    pub log_format: Option<LogFormat>,
     /// Should annexd be killed, how long its programs wait for the next one before they are ended.
     pub takeover_wait: TimeSpan,
     /// Who this host is to donors, and whom it believes.
@@ -64,6 +67,7 @@ impl Default for Config {
             socket: SOCKET.into(),
             local: Limit::Percent(50),
             log: "info".into(),
+            log_format: None,
             takeover_wait: TimeSpan(Duration::from_secs(60)),
             tls: TlsConfig::default(),
             pool: PoolConfig::default(),
@@ -101,10 +105,8 @@ pub enum ConfigError {
     TooFewDonors { donors: usize, replicas: u8 },
     #[error("socket is empty: give a path such as {SOCKET}")]
     NoSocket,
-    #[error("bad log filter '{filter}': {source}")]
-    LogLevel { filter: String, source: LogLevelError },
-    #[error("bad log filter '{filter}': {source}; give a level (info, debug) or target=level pairs")]
-    Log { filter: String, source: tracing_subscriber::filter::ParseError },
+    #[error(transparent)]
+    Log(#[from] log::FilterError),
 }
 
 impl Config {
@@ -133,7 +135,8 @@ impl Config {
         if self.socket.as_os_str().is_empty() {
             return Err(ConfigError::NoSocket);
         }
-        self.log_filter().map(drop)
+        log::filter(&self.log)?;
+        Ok(())
     }
 
     /// Refuses what annexd starts with, but can't put a page anywhere with. Donors may come at run
@@ -145,12 +148,6 @@ impl Config {
             return Err(ConfigError::TooFewDonors { donors, replicas });
         }
         Ok(())
-    }
-
-    pub fn log_filter(&self) -> Result<tracing_subscriber::EnvFilter, ConfigError> {
-        check_log_filter(&self.log).map_err(|source| ConfigError::LogLevel { filter: self.log.clone(), source })?;
-        tracing_subscriber::EnvFilter::try_new(&self.log)
-            .map_err(|source| ConfigError::Log { filter: self.log.clone(), source })
     }
 }
 

@@ -5,7 +5,7 @@ use crate::config::SpillFlag;
 use annex_kv::KvFlag;
 use annex_pager::Wait;
 use annex_shared::api::Limit;
-use annex_shared::config::TimeSpan;
+use annex_shared::config::{LogFormat, TimeSpan};
 use annex_shared::donor::DonorSpec;
 use clap::{Parser, Subcommand};
 use std::net::SocketAddr;
@@ -67,6 +67,10 @@ pub struct Flags {
     /// [default: info]
     #[arg(long, value_name = "LEVEL")]
     pub log: Option<String>,
+    /// How to log: text, or json (an object a line) [default: the journal's way under systemd, else
+    /// text]
+    #[arg(long, value_name = "FORMAT")]
+    pub log_format: Option<LogFormat>,
 }
 
 #[derive(Debug, Subcommand)]

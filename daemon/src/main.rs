@@ -6,7 +6,7 @@ use annex_daemon::control::pool::RunningPool;
 use annex_daemon::control::{Apps, BindError, Control, ControlSocket, Donors, Operators, host, server, stop, watchdog};
 use annex_daemon::flags::{Command, Flags, WaitFlag};
 use annex_host::fd_keeper::{self, FdKeeper, Inheritance, Kept};
-use annex_host::{event, events, failpoint};
+use annex_host::{event, events, failpoint, log};
 use annex_identity::config::{open, summary_now};
 use annex_identity::names::Role;
 use annex_kv::store::LogPageTable;
@@ -23,7 +23,7 @@ use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use sd_notify::NotifyState;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -142,6 +142,7 @@ fn configure(flags: Flags) -> Result<Config, Failure> {
     config.pool.renew = config.tls.renew.clone();
     config.metrics.listen = flags.metrics.or(config.metrics.listen);
     config.log = flags.log.unwrap_or(config.log);
+    config.log_format = flags.log_format.or(config.log_format);
     config.pool.replicas = flags.replicas.unwrap_or(config.pool.replicas);
     config.pool.seal |= flags.seal;
     config.pager.fault_workers = flags.fault_workers.unwrap_or(config.pager.fault_workers);
@@ -166,7 +167,7 @@ fn hide_passwords(flags: &[KvFlag]) -> Option<String> {
 fn run(flags: Flags, hidden: Option<String>) -> Result<(), Failure> {
     let take_over = flags.take_over;
     let config = configure(flags)?;
-    start_log(&config)?;
+    log::Log::start(log::filter(&config.log).map_err(unusable)?, config.log_format);
     hidden.inspect(|said| tracing::warn!("{said}"));
     host::check().map_err(unusable)?;
     // Before the annexd that runs is asked to go.
@@ -258,17 +259,6 @@ fn hand_over() -> ! {
     // SAFETY: ends the process; nothing here needs to be taken down, and no destructor may let go
     // of what programs depend on.
     unsafe { libc::_exit(0) }
-}
-
-fn start_log(config: &Config) -> Result<(), Failure> {
-    let filter = config.log_filter().map_err(unusable)?;
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
-    // The journal has its own clock.
-    match std::env::var_os("JOURNAL_STREAM") {
-        Some(_) => log.with_ansi(false).without_time().init(),
-        None => log.with_ansi(std::io::stderr().is_terminal()).init(),
-    }
-    Ok(())
 }
 
 fn announce(socket: &ControlSocket, pool: &dyn Donors) {

@@ -201,6 +201,20 @@ fn a_hang_up_or_a_stray_signal_does_not_end_it() {
 }
 
 #[test]
+fn its_log_can_be_json_with_the_fields_of_an_event() {
+    let mut annexd = Running::start_with(&["--log-format", "json"]);
+    let log = annexd.rest();
+    let line = log.lines().find(|line| line.contains("ready on")).unwrap_or_else(|| panic!("{log}"));
+    let line: serde_json::Value = serde_json::from_str(line).unwrap();
+    assert_eq!(
+        (&line["level"], &line["event"], &line["subject"]),
+        (&"INFO".into(), &"started".into(), &"annexd".into())
+    );
+    assert!(line["timestamp"].is_string() && line["target"].is_string(), "{line}");
+    assert!(line["message"].as_str().unwrap().starts_with("ready on "), "{line}");
+}
+
+#[test]
 fn a_second_annexd_names_the_first() {
     let first = Running::start();
     let output = annexd().arg("--socket").arg(&first.socket).output().unwrap();

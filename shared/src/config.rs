@@ -281,6 +281,33 @@ pub fn check_log_filter(filter: &str) -> Result<(), LogLevelError> {
     Ok(())
 }
 
+/// How the log is written where it is not left to the daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// A line of text each.
+    Text,
+    /// A JSON object on a line each.
+    Json,
+}
+
+/// There is no such format.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no log format '{0}': give text or json")]
+pub struct LogFormatError(String);
+
+impl FromStr for LogFormat {
+    type Err = LogFormatError;
+
+    fn from_str(text: &str) -> Result<LogFormat, LogFormatError> {
+        match text {
+            "text" => Ok(LogFormat::Text),
+            "json" => Ok(LogFormat::Json),
+            _ => Err(LogFormatError(text.to_owned())),
+        }
+    }
+}
+
 /// A number of bytes, read as `64M`, `2GiB` or a plain number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ByteSize(pub u64);

@@ -23,7 +23,7 @@ pub(super) enum Place {
     Cleaning {
         keep: bool,
     },
-    /// Over the capacity, which was larger when it was lent: it is given back and not lent again.
+    /// Over the capacity, which was larger once: it has no memory and is not lent.
     Retired,
 }
 
@@ -53,7 +53,7 @@ impl Tally {
     }
 }
 
-/// All slabs. Those from `capacity` on were lent by an agent that had more.
+/// All slabs. Those from `capacity` on were there when it was larger.
 #[derive(Clone)]
 pub(super) struct Slabs {
     capacity: u32,
@@ -68,6 +68,19 @@ impl Slabs {
             capacity,
             places: vec![Place::Vacant; capacity as usize],
             tally: Tally { vacant: capacity, ..Tally::default() },
+        }
+    }
+
+    /// So many are to be lent from now on.
+    pub fn set_capacity(&mut self, capacity: u32) {
+        self.capacity = capacity;
+        if let Some(last) = capacity.checked_sub(1) {
+            self.reach(SlabId(last));
+        }
+        for index in 0..self.places.len() {
+            if matches!(self.places[index], Place::Vacant | Place::Retired) {
+                self.set(SlabId(index as u32), Place::Vacant);
+            }
         }
     }
 

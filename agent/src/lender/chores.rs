@@ -49,8 +49,9 @@ impl Lender {
     /// Fresh memory for a slab, kept in the store and not in its place yet.
     fn make(&self, id: SlabId) -> Result<Memory, SlabError> {
         // Fits: a slab is at most 1 GiB.
-        let slab = Slab::create(self.terms.slab_size as usize, self.terms.hugepages)?;
-        if self.terms.hugepages == Hugepages::Auto
+        let terms = self.terms();
+        let slab = Slab::create(terms.slab_size as usize, terms.hugepages)?;
+        if terms.hugepages == Hugepages::Auto
             && slab.pages() == Pages::Small
             && !self.warned_small.swap(true, Ordering::Relaxed)
         {

@@ -11,10 +11,11 @@ use tracing::{error, info};
 impl Lender {
     /// New slabs that this host has memory for now.
     pub(super) fn room(&self) -> Room {
-        let none = Room { slabs: 0, available_mib: 0, headroom_mib: self.terms.headroom >> 20 };
-        match self.terms.host.memory() {
+        let terms = self.terms();
+        let none = Room { slabs: 0, available_mib: 0, headroom_mib: terms.headroom >> 20 };
+        match terms.host.memory() {
             Ok(host) => {
-                let room = host.room(self.terms.slab_size, self.terms.headroom, self.terms.hugepages);
+                let room = host.room(terms.slab_size, terms.headroom, terms.hugepages);
                 if self.books.lock().watch.is_pressed() { Room { slabs: 0, ..room } } else { room }
             }
             Err(e) => {
@@ -28,12 +29,14 @@ impl Lender {
     pub(super) fn must_look(&self, books: &Books) -> bool {
         // Prefaulted memory and huge pages are set aside for lending: giving them back would help
         // nobody.
-        let is_set_aside = self.terms.prefault || self.terms.hugepages == Hugepages::TwoMib;
+        let terms = self.terms();
+        let is_set_aside = terms.prefault || terms.hugepages == Hugepages::TwoMib;
         !is_set_aside && (books.book.with_memory() > 0 || books.watch.is_pressed())
     }
 
     pub(super) fn relieve_pressure(&self) {
-        let Ok(sample) = self.terms.host.sample() else { return };
+        let terms = self.terms();
+        let Ok(sample) = terms.host.sample() else { return };
         let now = Moment(monotonic_ns());
         let mut books = self.books.lock();
         let coming = books.book.coming();
@@ -55,7 +58,7 @@ impl Lender {
             let mut wanted = recall::order(self.candidates(), now);
             wanted.truncate(recall as usize);
             if !wanted.is_empty() {
-                let within = self.terms.recall_deadline;
+                let within = terms.recall_deadline;
                 info!("{} slabs are recalled, to be returned within {} ms", wanted.len(), within.as_millis());
                 self.with_book(|book, now| book.recall(&wanted, within, now));
             }

@@ -33,7 +33,7 @@ pub(super) struct Inheritance {
     pub(super) board: Board,
     pub(super) saved: Saved,
     pub(super) memory: Vec<(SlabId, Memory)>,
-    /// Places that are needed: the capacity, or more if more was lent.
+    /// Places that there are: for the capacity, for what is lent over it, and for more to come.
     pub(super) slots: u32,
 }
 
@@ -47,7 +47,9 @@ pub(super) fn take_over(terms: &Terms, store: &Store, mut found: Found) -> Resul
         }
     };
     let needed = saved.leases.iter().map(|l| l.slab.0 + 1).max().unwrap_or(0).max(terms.capacity_slabs);
-    let board = board(store, found.remove(BOARD).unwrap_or_default(), needed).map_err(ResumeError::Board)?;
+    let boards = found.remove(BOARD).unwrap_or_default();
+    let board = board(store, boards, needed, terms.most_slabs).map_err(ResumeError::Board)?;
+    let slots = board.slots();
 
     let mut memory = HashMap::new();
     for (name, fds) in found {
@@ -89,11 +91,12 @@ pub(super) fn take_over(terms: &Terms, store: &Store, mut found: Found) -> Resul
     if taken > 0 {
         info!("{taken} lent slabs are taken over from {}", store.what());
     }
-    Ok(Inheritance { state, board, saved, memory: memory.into_iter().collect(), slots: needed })
+    Ok(Inheritance { state, board, saved, memory: memory.into_iter().collect(), slots })
 }
 
-/// The board, with every old lease on it revoked; another one if it is too small.
-fn board(store: &Store, found: Vec<OwnedFd>, slots: u32) -> io::Result<Board> {
+/// The board, with every old lease on it revoked; another one, for `most` slabs, if it is too
+/// small.
+fn board(store: &Store, found: Vec<OwnedFd>, slots: u32, most: u32) -> io::Result<Board> {
     let mut fits = None;
     for fd in found {
         let old = Board::reopen(fd)?;
@@ -105,7 +108,7 @@ fn board(store: &Store, found: Vec<OwnedFd>, slots: u32) -> io::Result<Board> {
     match fits {
         Some(board) => Ok(board),
         None => {
-            let board = Board::create(slots)?;
+            let board = Board::create(slots.max(most))?;
             store.keep(BOARD, board.own_fd());
             Ok(board)
         }

@@ -1,5 +1,6 @@
 //! What a daemon needs of its own host.
 //!
+//! - [`log`]: where a daemon's log goes, and in which form.
 //! - [`mapped`]: tables in memfds, whose bytes outlive the daemon.
 //! - [`events`]: what happened, kept for `annex events`.
 //! - [`fd_keeper`]: who keeps descriptors while the daemon is away.
@@ -17,6 +18,7 @@ pub mod failpoint;
 pub mod fd_keeper;
 pub mod heap;
 pub mod latency;
+pub mod log;
 pub mod mapped;
 pub mod pidfd;
 pub mod priority;

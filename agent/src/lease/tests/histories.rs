@@ -43,6 +43,10 @@ enum Step {
     Drain {
         on: bool,
     },
+    /// The configuration is read again.
+    Capacity {
+        slabs: u32,
+    },
     /// The agent is killed and another one goes on.
     Restart,
 }
@@ -62,6 +66,7 @@ fn steps() -> impl Strategy<Value = Step> {
         1 => Just(Step::Restart),
         2 => (0..6u32, 0..4000u64).prop_map(|(slab, ms)| Step::Recall { slab, ms }),
         1 => any::<bool>().prop_map(|on| Step::Drain { on }),
+        1 => (1..9u32).prop_map(|slabs| Step::Capacity { slabs }),
     ]
 }
 
@@ -138,9 +143,9 @@ proptest! {
 
     #[test]
     fn any_history_lends_each_slab_once_clean_and_within_its_time(history in prop::collection::vec(steps(), 1..80)) {
-        const CAPACITY: u32 = 6;
         const PER_CLIENT: u32 = 4;
-        let mut book = book(CAPACITY, PER_CLIENT, 2);
+        let mut capacity = 6;
+        let mut book = book(capacity, PER_CLIENT, 2);
         let mut observer = Observer::default();
         let mut now = at(0.0);
         let mut connections: HashMap<u64, u64> = HashMap::new();
@@ -163,10 +168,13 @@ proptest! {
                 }
                 Step::Lease { client, count, room } => {
                     let room = Room { slabs: room, available_mib: 1, headroom_mib: 1 };
+                    let before = book.lent() + book.slabs.tally.filling;
                     if let Ok(grant) = book.lease(ClientId(client), of(client), count, room, now) {
                         prop_assert!(grant.leased.len() + grant.to_fill.len() <= count as usize);
                         prop_assert!(filling.len() + grant.to_fill.len() <= (room.slabs as usize).max(filling.len()));
                         filling.extend(grant.to_fill);
+                        let after = book.lent() + book.slabs.tally.filling;
+                        prop_assert!(after <= capacity.max(before), "{after} slabs of {capacity} are lent");
                     }
                 }
                 Step::Filled { ok } => {
@@ -196,10 +204,14 @@ proptest! {
                 Step::Recall { slab, ms } => book.recall(&[SlabId(slab)], Duration::from_millis(ms), now),
                 Step::Drain { on: true } => book.drain(Duration::from_secs(3), now),
                 Step::Drain { on: false } => book.stop_draining(),
+                Step::Capacity { slabs } => {
+                    capacity = slabs;
+                    book.set_limits(Limits { capacity, per_client: PER_CLIENT, ttl: TTL, keep: 2 });
+                }
                 Step::Restart => {
                     let before = observer.open.clone();
                     restarts += 1;
-                    let limits = Limits { capacity: CAPACITY, per_client: PER_CLIENT, ttl: TTL, keep: 2 };
+                    let limits = Limits { capacity, per_client: PER_CLIENT, ttl: TTL, keep: 2 };
                     let draw = counting_from(restarts << 16);
                     book = Book::resume(limits, Incarnation(1000 + restarts), draw, observer.saved(), now);
                     observer.watch(book.take_actions());
@@ -239,6 +251,6 @@ proptest! {
             book.cleaned(slab, keep);
         }
         book.stop_draining();
-        prop_assert_eq!(book.free(PLENTY), CAPACITY);
+        prop_assert_eq!(book.free(PLENTY), capacity);
     }
 }

@@ -398,6 +398,50 @@ fn slabs_over_a_smaller_capacity_are_held_and_not_lent_again() {
 }
 
 #[test]
+fn a_lowered_capacity_takes_nothing_away_and_lends_no_more_than_it_says() {
+    let mut book = book(4, 4, 2);
+    let limits = |capacity| Limits { capacity, per_client: 4, ttl: TTL, keep: 2 };
+    book.hello(ANNA, home(), conn(1), at(0.0)).unwrap();
+    book.hello(BERT, home(), conn(2), at(0.0)).unwrap();
+    assert_eq!(lease(&mut book, ANNA, 1, 3, at(0.0)).unwrap().len(), 3);
+    book.set_limits(limits(2));
+    assert_eq!(book.renew(ANNA, conn(1), at(1.0)).unwrap().len(), 3);
+    assert_eq!(refusal(lease(&mut book, BERT, 2, 1, at(1.0))), Refusal::Full { capacity: 2 });
+    // Number 0 is below the capacity, and number 2, which stays lent, is not.
+    book.give_back(ANNA, conn(1), &[SlabId(0)], at(1.0)).unwrap();
+    clean(&mut book);
+    assert_eq!(refusal(lease(&mut book, BERT, 2, 1, at(1.0))), Refusal::Full { capacity: 2 });
+    book.give_back(ANNA, conn(1), &[SlabId(2)], at(1.0)).unwrap();
+    clean(&mut book);
+    assert_eq!(lease(&mut book, BERT, 2, 4, at(1.0)).unwrap().len(), 1);
+    book.set_limits(limits(6));
+    assert_eq!(book.free(PLENTY), 4);
+    assert_eq!(lease(&mut book, BERT, 2, 4, at(1.0)).unwrap().len(), 3, "up to its own limit");
+}
+
+#[test]
+fn free_memory_over_a_lowered_capacity_goes_back_to_the_host() {
+    let mut book = book(3, 3, 3);
+    (0..3).for_each(|slab| book.stocked(SlabId(slab)));
+    book.set_limits(Limits { capacity: 1, per_client: 1, ttl: TTL, keep: 3 });
+    assert_eq!(book.take_actions(), [Action::Trim { slab: SlabId(1) }, Action::Trim { slab: SlabId(2) }]);
+    assert_eq!((book.spare(), book.free(PLENTY)), (1, 1));
+}
+
+/// Its memory was to be kept when the cleaning began.
+#[test]
+fn a_slab_that_is_cleaned_while_the_capacity_falls_is_not_kept() {
+    let mut book = book(2, 2, 2);
+    book.hello(ANNA, home(), conn(1), at(0.0)).unwrap();
+    lease(&mut book, ANNA, 1, 2, at(0.0)).unwrap();
+    book.give_back(ANNA, conn(1), &[SlabId(1)], at(0.0)).unwrap();
+    book.take_actions();
+    book.set_limits(Limits { capacity: 1, per_client: 1, ttl: TTL, keep: 2 });
+    book.cleaned(SlabId(1), true);
+    assert_eq!(book.take_actions(), [Action::Trim { slab: SlabId(1) }]);
+}
+
+#[test]
 fn claims_without_leases_and_leases_without_claims_are_not_taken_over() {
     let mut saved = annas(&[]);
     saved.leases.push(SavedLease { slab: SlabId(0), client: BERT, number: LeaseNumber(6) });
