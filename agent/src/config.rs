@@ -4,6 +4,7 @@
 //! [`Config`] is as written. [`Config::resolve`] holds it against the machine and gives [`Terms`],
 //! in which every number is checked and final; the rest of the agent knows only those.
 
+use crate::access::AccessConfig;
 use crate::hugepages::{HUGE_PAGE, Hugepages};
 use crate::lease::Limits;
 use crate::pressure::{Host, HostMemory};
@@ -84,6 +85,7 @@ pub struct Config {
     pub log_format: Option<LogFormat>,
     pub tls: TlsConfig,
     pub ca: CaConfig,
+    pub access: AccessConfig,
     pub verbs: VerbsConfig,
     pub metrics: MetricsConfig,
     /// Where this host's memory is looked at; tests look elsewhere.
@@ -116,6 +118,7 @@ impl Default for Config {
             log_format: None,
             tls: TlsConfig::default(),
             ca: CaConfig::default(),
+            access: AccessConfig::default(),
             verbs: VerbsConfig::default(),
             metrics: MetricsConfig::default(),
             host: Host::default(),
@@ -201,6 +204,12 @@ pub enum BadConfig {
         "dir is set in [ca], and hosts join over TLS only: set ca, cert and key in [tls] too (annex ca issue makes them)"
     )]
     CaWithoutTls,
+    #[error(
+        "[access] goes by the names in clients' certificates, and there are none without TLS: set ca, cert and key in [tls] too"
+    )]
+    AccessWithoutTls,
+    #[error("per_client in [access] has {} for a name, less than one slab ({}): set clients, if it is to get nothing", format_bytes(*.limit), format_bytes(*.slab))]
+    AccessUnderSlab { limit: u64, slab: u64 },
     #[error(transparent)]
     Log(#[from] log::FilterError),
 }
@@ -239,6 +248,7 @@ pub struct Terms {
     pub renew: Option<Address>,
     /// The CA's folder. `None`: this agent signs nothing.
     pub ca: Option<PathBuf>,
+    pub access: AccessConfig,
     pub labels: BTreeMap<String, String>,
     pub log: String,
     pub log_format: Option<LogFormat>,
@@ -250,6 +260,11 @@ pub struct Terms {
 }
 
 impl Terms {
+    /// The most slabs that the clients of a name may hold, if it is not `per_client`.
+    pub fn share_of(&self, name: &str) -> Option<u32> {
+        self.access.limit(name).map(|bytes| u32::try_from(bytes / self.slab_size).unwrap_or(u32::MAX))
+    }
+
     /// What the lease book goes by.
     pub fn limits(&self) -> Limits {
         Limits {
@@ -314,6 +329,12 @@ impl Config {
         if per_client < slab {
             return Err(BadConfig::PerClientUnderSlab { limit: per_client, slab });
         }
+        if !self.access.is_open() && tls.is_none() {
+            return Err(BadConfig::AccessWithoutTls);
+        }
+        if let Some(limit) = self.access.per_client.values().map(|limit| limit.0).find(|limit| *limit < slab) {
+            return Err(BadConfig::AccessUnderSlab { limit, slab });
+        }
         if !(Duration::from_millis(100)..=Duration::from_secs(3600)).contains(&self.lease_ttl.0) {
             return Err(BadConfig::LeaseTtl(self.lease_ttl));
         }
@@ -358,6 +379,7 @@ impl Config {
             tls,
             renew: self.tls.renew,
             ca: self.ca.dir,
+            access: self.access,
             labels: self.labels,
             log: self.log,
             log_format: self.log_format,

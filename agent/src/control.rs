@@ -97,6 +97,7 @@ impl Session<'_> {
             return Err(ControlError::Crowded);
         }
         let tls = stream.session()?;
+        let name = tls.as_ref().map(|tls| tls.peer.name.host.to_string());
         let client = match self.greet(hello, tls.as_ref().map(|tls| &tls.peer)) {
             Ok((client, welcome)) => {
                 // Before the client knows of its session: then its data connections come.
@@ -122,7 +123,7 @@ impl Session<'_> {
             let mut recalls = self.lender.recalls(client).into_iter();
             recalls.try_for_each(|recall| self.link.send(&recall)).map_err(ControlError::Frame)
         });
-        let outcome = outcome.and_then(|()| self.answer_all(client, opening.onto(stream)));
+        let outcome = outcome.and_then(|()| self.answer_all(client, name.as_deref(), opening.onto(stream)));
         self.lender.disconnected(client, self.id);
         outcome
     }
@@ -144,6 +145,13 @@ impl Session<'_> {
         }
         if slab_size != 0 && slab_size != terms.slab_size {
             return Err(Refusal::SlabSize { agent: terms.slab_size, client: slab_size });
+        }
+        // Who has pages here comes back to them, whatever has become of `[access]`.
+        if let Some(peer) = peer
+            && !terms.access.admits(peer.name.host.as_str())
+            && !self.lender.holders().contains(&client)
+        {
+            return Err(Refusal::NotAllowed { name: peer.name.host.to_string() });
         }
         let is_same_host = boot_id == self.boot_id;
         let shm_socket = terms.shm_socket.as_ref().filter(|_| is_same_host && self.lender.offers_shm());
@@ -175,14 +183,19 @@ impl Session<'_> {
         Ok((client, welcome))
     }
 
-    fn answer_all(&self, client: ClientId, mut frames: Frames<&Stream>) -> Result<(), ControlError> {
+    fn answer_all(
+        &self,
+        client: ClientId,
+        name: Option<&str>,
+        mut frames: Frames<&Stream>,
+    ) -> Result<(), ControlError> {
         let silence = LEAST_SILENCE.max(self.lender.terms().lease_ttl * 3);
         frames.stream().socket().set_read_timeout(Some(silence))?;
         // The longest request returns all slabs that there are.
         frames = frames.at_most(HELLO_LIMIT + SLAB_LIMIT * self.lender.slabs());
         loop {
             let request = frames.read::<Request>()?.ok_or(ControlError::Silent(silence))?;
-            let answer = self.answer(client, request)?;
+            let answer = self.answer(client, name, request)?;
             self.link.send(&answer)?;
             if let Event::Refused(refusal @ Refusal::Malformed(_)) = answer {
                 return Err(ControlError::Refused(refusal));
@@ -190,10 +203,10 @@ impl Session<'_> {
         }
     }
 
-    fn answer(&self, client: ClientId, request: Request) -> Result<Event, Superseded> {
+    fn answer(&self, client: ClientId, name: Option<&str>, request: Request) -> Result<Event, Superseded> {
         Ok(match request {
             Request::Hello { .. } => Event::Refused(Refusal::Malformed("a second hello".to_owned())),
-            Request::Lease { count } => match self.lender.lease(client, self.id, count) {
+            Request::Lease { count } => match self.lender.lease(client, self.id, name, count) {
                 Ok(slabs) => Event::Leased { slabs },
                 Err(LeaseError::Refused(refusal)) => Event::Refused(refusal),
                 Err(LeaseError::Superseded(e)) => return Err(e),

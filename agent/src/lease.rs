@@ -204,12 +204,14 @@ impl Book {
         Ok(Greeting { session, held, resumed, seen, until: deadline })
     }
 
-    /// A client wants up to `count` slabs; `room` says how many the host has memory for.
+    /// A client wants up to `count` slabs, and may hold `share`, `per_client` unless given, together
+    /// with all others that showed a certificate of its name; `room` says how many the host has memory for.
     pub fn lease(
         &mut self,
         client: ClientId,
         connection: ConnectionId,
         count: u32,
+        share: Option<u32>,
         room: Room,
         now: Moment,
     ) -> Result<Grant, LeaseError> {
@@ -232,10 +234,13 @@ impl Book {
             claim.base = None;
             gone.clone_from(&claim.gone);
         }
-        let held = self.claims[&client].held.len() as u32 + self.slabs.filling_for(client);
-        let allowed = self.limits.per_client.saturating_sub(held);
+        let machine = &self.claims[&client].machine;
+        let of_it = self.claims.iter().filter(|(id, claim)| **id == client || claim.machine.is_same_holder(machine));
+        let held: u32 = of_it.map(|(id, claim)| claim.held.len() as u32 + self.slabs.filling_for(*id)).sum();
+        let share = share.unwrap_or(self.limits.per_client);
+        let allowed = share.saturating_sub(held);
         if allowed == 0 {
-            return Err(LeaseError::Refused(Refusal::ClientLimit { limit: self.limits.per_client }));
+            return Err(LeaseError::Refused(Refusal::ClientLimit { limit: share }));
         }
         let want = count.min(allowed).min(LEASE_CHUNK).min(self.lendable()) as usize;
 

@@ -225,12 +225,24 @@ impl Lender {
         Ok(greeting)
     }
 
-    /// Lends up to `count` slabs, making memory for them where there is none.
-    pub fn lease(&self, client: ClientId, connection: ConnectionId, count: u32) -> Result<Vec<Lease>, LeaseError> {
+    /// Lends up to `count` slabs, making memory for them where there is none. `name` is that of the
+    /// client's certificate.
+    pub fn lease(
+        &self,
+        client: ClientId,
+        connection: ConnectionId,
+        name: Option<&str>,
+        count: u32,
+    ) -> Result<Vec<Lease>, LeaseError> {
         let started = Instant::now();
+        let terms = self.terms();
+        if let Some(name) = name.filter(|name| !terms.access.admits(name)) {
+            return Err(LeaseError::Refused(Refusal::NotAllowed { name: name.to_owned() }));
+        }
+        let share = name.and_then(|name| terms.share_of(name));
         let (Grant { mut leased, to_fill }, room) = loop {
             let room = self.room();
-            match self.with_book(|book, now| book.lease(client, connection, count, room, now)) {
+            match self.with_book(|book, now| book.lease(client, connection, count, share, room, now)) {
                 Err(LeaseError::Cleaning) if started.elapsed() < CLEANING_PATIENCE => {
                     self.wait_while(CLEANING_PATIENCE, Book::is_cleaning);
                 }

@@ -1,6 +1,7 @@
 //! annex-agent: lends slabs of locked memory to clients.
 //!
 //! - [`flags`]: the command line.
+//! - [`access`]: who may borrow; pure.
 //! - [`config`]: the file and the flags, held against the machine.
 //! - [`slab`]: one slab's memory; [`hugepages`]: its pages' size.
 //! - [`lease`]: who holds which slab until when; pure.
@@ -21,6 +22,7 @@
 //!
 //! The library side exists so that tests can run an agent in their own process.
 
+pub mod access;
 pub mod agent;
 pub mod config;
 pub mod control;

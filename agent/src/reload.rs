@@ -3,7 +3,7 @@
 //!
 //! A configuration that can't work is refused whole. Of one that can, these keys are taken at once:
 //! `capacity`, `per_client`, `headroom`, `spare_slabs`, `recall_deadline`, `grace`,
-//! `max_connections` and `log`. All others are what clients were told, or what stands open, and
+//! `max_connections`, `[access]` and `log`. All others are what clients were told, or what stands open, and
 //! need a restart, which costs nobody anything either.
 //!
 //! Leases go on whatever changes. What is lent over a lowered capacity stays lent until its client
@@ -94,6 +94,9 @@ pub fn take(
     if next.max_connections != before.max_connections {
         reloaded.note("max_connections", before.max_connections, next.max_connections);
     }
+    if next.access != before.access {
+        reloaded.note("[access]", before.access.summary(), next.access.summary());
+    }
     if next.log != before.log {
         reloaded.note("log", &before.log, &next.log);
     }
@@ -106,6 +109,7 @@ pub fn take(
         recall_deadline: next.recall_deadline,
         grace: next.grace,
         max_connections: next.max_connections,
+        access: next.access,
         log: next.log,
         ..(*before).clone()
     });
@@ -141,6 +145,7 @@ fn changed_for_the_next(before: &Terms, asked: &Terms) -> Vec<&'static str> {
         recall_deadline: _,
         grace: _,
         max_connections: _,
+        access: _,
         log: _,
         shm_is_default: _,
         control_is_default: _,

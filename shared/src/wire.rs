@@ -204,6 +204,11 @@ pub enum Refusal {
     Malformed(#[serde(deserialize_with = "received")] String),
     #[error("is being drained for maintenance")]
     Draining,
+    #[error("does not lend to {name}: [access] in its configuration names who may borrow")]
+    NotAllowed {
+        #[serde(deserialize_with = "received")]
+        name: String,
+    },
 }
 
 /// `host` is a machine's name or, where clients show certificates, that of the certificate.

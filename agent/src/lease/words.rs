@@ -42,6 +42,12 @@ pub struct Holder {
 }
 
 impl Machine {
+    /// Whether both showed a certificate of the same name.
+    pub fn is_same_holder(&self, other: &Machine) -> bool {
+        let name = |machine: &Machine| machine.holder.as_ref().map(|holder| holder.name.clone());
+        self.holder.is_some() && name(self) == name(other)
+    }
+
     /// Why the other one is not this client; `None`: it is. Names are compared if both have one:
     /// TLS may have come or gone with a restart.
     pub fn other_than(&self, other: &Machine) -> Option<&str> {

@@ -45,7 +45,7 @@ impl Rig {
     }
 
     fn lease(&self, client: ClientId) -> Lease {
-        self.lender.lease(client, CONNECTION, 1).unwrap()[0]
+        self.lender.lease(client, CONNECTION, None, 1).unwrap()[0]
     }
 
     fn give_back(&self, client: ClientId, lease: Lease) {
@@ -237,7 +237,7 @@ fn under_churn_nobody_sees_another_s_bytes() {
                 rig.hello(me);
                 let mut round = 0;
                 while round < ROUNDS {
-                    let Ok(leased) = lender.lease(me, CONNECTION, 1) else {
+                    let Ok(leased) = lender.lease(me, CONNECTION, None, 1) else {
                         assert!(Instant::now() < deadline, "client {n} gets no slab any more");
                         thread::yield_now();
                         continue;

@@ -13,6 +13,8 @@ use annex_identity::{ca, files};
 use annex_shared::ids::{ClientId, RemoteAddr, Rkey};
 use annex_shared::preamble::Preamble;
 use annex_shared::wire::{Event, FrameError, Frames, Lease, Request, VERSION, Welcome, write_frame};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use rustls::ClientConfig;
 use rustls::time_provider::DefaultTimeProvider;
 use std::fs;
@@ -46,7 +48,7 @@ pub struct Donor {
     pub addr: SocketAddr,
     log: Arc<Mutex<Vec<String>>>,
     pub files: Option<Files>,
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
 impl Donor {
@@ -57,6 +59,11 @@ impl Donor {
 
     /// With a revocation list, too.
     pub fn with_list(pki: &Pki, list: Option<&[u8]>) -> Donor {
+        Donor::with(pki, list, "")
+    }
+
+    /// With more lines of configuration at its end.
+    pub fn with(pki: &Pki, list: Option<&[u8]>, more: &str) -> Donor {
         let dir = tempfile::tempdir().unwrap();
         let mut files = pki.files_of(dir.path(), &leaf_now("annex://c/donor/oak", 30));
         if let Some(list) = list {
@@ -64,14 +71,14 @@ impl Donor {
             fs::write(&path, list).unwrap();
             files.revocations = Some(path);
         }
-        Donor::start(dir, Some(files))
+        Donor::start(dir, Some(files), more)
     }
 
     pub fn plain() -> Donor {
-        Donor::start(tempfile::tempdir().unwrap(), None)
+        Donor::start(tempfile::tempdir().unwrap(), None, "")
     }
 
-    fn start(dir: tempfile::TempDir, files: Option<Files>) -> Donor {
+    fn start(dir: tempfile::TempDir, files: Option<Files>, more: &str) -> Donor {
         let config = dir.path().join("agent.toml");
         let mut text =
             "capacity = '8M'\nslab_size = '1M'\nheadroom = 0\nshm_socket = ''\ncontrol_socket = ''\n".to_owned();
@@ -80,7 +87,7 @@ impl Donor {
             text += &format!("[tls]\nca = '{ca}'\ncert = '{certificate}'\nkey = '{key}'\n");
             text += &revocations.as_ref().map_or_else(String::new, |list| format!("crl = '{}'\n", list.display()));
         }
-        fs::write(&config, text).unwrap();
+        fs::write(&config, text + more).unwrap();
         let mut child = Command::new(env!("CARGO_BIN_EXE_annex-agent"))
             .args(["--listen", "127.0.0.1:0", "--config", config.to_str().unwrap()])
             .stdin(Stdio::null())
@@ -93,12 +100,22 @@ impl Donor {
         let log = Arc::new(Mutex::new(Vec::new()));
         let to = log.clone();
         std::thread::spawn(move || lines.for_each(|line| to.lock().unwrap().push(line)));
-        Donor { child, addr, log, files, _dir: dir }
+        Donor { child, addr, log, files, dir }
     }
 
     /// Waits until the log has these words.
     pub fn says(&self, words: &str) {
         wait_until(words, || self.lines_with(words) > 0);
+    }
+
+    /// Has it read its configuration again, with `from` replaced by `to`.
+    pub fn reload(&self, from: &str, to: &str) {
+        let config = self.dir.path().join("agent.toml");
+        let text = fs::read_to_string(&config).unwrap();
+        assert!(text.contains(from), "{text}");
+        fs::write(&config, text.replace(from, to)).unwrap();
+        kill(Pid::from_raw(self.child.id() as i32), Signal::SIGHUP).unwrap();
+        self.says("configuration reloaded");
     }
 
     pub fn lines_with(&self, words: &str) -> usize {

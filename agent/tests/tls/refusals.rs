@@ -5,7 +5,8 @@ use annex_identity::ca::to_pem;
 use annex_identity::key::Key;
 use annex_identity::stream::Stream;
 use annex_identity::testing::{Pki, leaf_now};
-use annex_shared::wire::{Event, Refusal};
+use annex_shared::ids::ClientId;
+use annex_shared::wire::{Event, Refusal, Request};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
@@ -49,6 +50,42 @@ fn another_client_with_her_id() {
     assert_eq!(host, "annex://c/client/anna");
     let mut lane = Lane::open(donor.addr, ANNA, &welcome, Some(anna.tls(&control))).unwrap();
     lane.round_trip(lease.rkey, &noise(4096), 4096).unwrap();
+}
+
+#[test]
+fn a_client_whom_the_configuration_does_not_name() {
+    let pki = Pki::new("c");
+    let access = "[access]\nclients = ['web-*']\n[access.per_client]\n'web-2' = '2M'\n";
+    let donor = Donor::with(&pki, None, access);
+    let host = |name: &str| Host::new(&pki, &pki, &leaf_now(&format!("annex://c/client/{name}"), 30));
+    let hello = |host: &Host, id| Control::new(host.connect(donor.addr).unwrap()).hello(id);
+    let refused = |said: &_| matches!(said, Ok(Event::Refused(Refusal::NotAllowed { name })) if name == "anna");
+    let said = hello(&host("anna"), ANNA);
+    assert!(refused(&said), "{said:?}");
+    donor.says("this donor does not lend to anna: [access] in its configuration names who may borrow");
+
+    // The share is the name's, whatever ids it says hello with.
+    let web = host("web-2");
+    let mut controls = [ANNA, ClientId(ANNA.0 + 1)].map(|id| {
+        let mut control = Control::new(web.connect(donor.addr).unwrap());
+        let lease = control.settle(id).1;
+        (control, lease)
+    });
+    for (control, _) in &mut controls {
+        let more = control.ask(&Request::Lease { count: 1 });
+        assert!(matches!(more, Ok(Event::Refused(Refusal::ClientLimit { limit: 2 }))), "{more:?}");
+    }
+
+    // Who has pages there comes back to them, and gets no more.
+    donor.reload("web-*", "db");
+    drop(controls);
+    let mut control = Control::new(web.connect(donor.addr).unwrap());
+    let said = control.hello(ANNA);
+    assert!(matches!(&said, Ok(Event::Welcome(welcome)) if welcome.held.len() == 1), "{said:?}");
+    let more = control.ask(&Request::Lease { count: 1 });
+    assert!(matches!(&more, Ok(Event::Refused(Refusal::NotAllowed { name })) if name == "web-2"), "{more:?}");
+    let newcomer = hello(&web, ClientId(ANNA.0 + 2));
+    assert!(matches!(newcomer, Ok(Event::Refused(Refusal::NotAllowed { .. }))), "{newcomer:?}");
 }
 
 #[test]

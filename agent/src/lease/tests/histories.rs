@@ -169,7 +169,7 @@ proptest! {
                 Step::Lease { client, count, room } => {
                     let room = Room { slabs: room, available_mib: 1, headroom_mib: 1 };
                     let before = book.lent() + book.slabs.tally.filling;
-                    if let Ok(grant) = book.lease(ClientId(client), of(client), count, room, now) {
+                    if let Ok(grant) = book.lease(ClientId(client), of(client), count, None, room, now) {
                         prop_assert!(grant.leased.len() + grant.to_fill.len() <= count as usize);
                         prop_assert!(filling.len() + grant.to_fill.len() <= (room.slabs as usize).max(filling.len()));
                         filling.extend(grant.to_fill);

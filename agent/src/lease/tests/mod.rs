@@ -5,11 +5,13 @@ mod handover;
 mod histories;
 
 use super::*;
+use annex_identity::certificate::KeyId;
 use std::time::Duration;
 
 const TTL: Duration = Duration::from_secs(10);
 const ANNA: ClientId = ClientId(1);
 const BERT: ClientId = ClientId(2);
+const CLEO: ClientId = ClientId(3);
 const INCARNATION: Incarnation = Incarnation(77);
 const NEXT: Incarnation = Incarnation(78);
 const PLENTY: Room = Room { slabs: 1000, available_mib: 9000, headroom_mib: 500 };
@@ -62,7 +64,7 @@ fn lease(
     count: u32,
     now: Moment,
 ) -> Result<Vec<Lease>, LeaseError> {
-    let Grant { mut leased, to_fill } = book.lease(client, conn(connection), count, PLENTY, now)?;
+    let Grant { mut leased, to_fill } = book.lease(client, conn(connection), count, None, PLENTY, now)?;
     leased.extend(to_fill.into_iter().filter_map(|slab| book.filled(slab, true, now)));
     Ok(leased)
 }
@@ -196,7 +198,7 @@ fn each_limit_refuses_with_its_own_reason() {
     let mut book = book(3, 2, 0);
     book.hello(ANNA, home(), conn(1), at(0.0)).unwrap();
     book.hello(BERT, home(), conn(2), at(0.0)).unwrap();
-    let pressed = book.lease(ANNA, conn(1), 1, TIGHT, at(0.0));
+    let pressed = book.lease(ANNA, conn(1), 1, None, TIGHT, at(0.0));
     assert_eq!(refusal(pressed), Refusal::HostPressure { available_mib: 400, headroom_mib: 500 });
     assert_eq!(lease(&mut book, ANNA, 1, 9, at(0.0)).unwrap().len(), 2);
     assert_eq!(refusal(lease(&mut book, ANNA, 1, 1, at(0.0))), Refusal::ClientLimit { limit: 2 });
@@ -226,7 +228,7 @@ fn a_slab_is_not_lent_again_before_it_is_clean() {
 fn memory_made_for_a_connection_that_broke_is_not_lent_behind_its_back() {
     let mut book = book(4, 4, 1);
     book.hello(ANNA, home(), conn(1), at(0.0)).unwrap();
-    let grant = book.lease(ANNA, conn(1), 1, PLENTY, at(0.0)).unwrap();
+    let grant = book.lease(ANNA, conn(1), 1, None, PLENTY, at(0.0)).unwrap();
     book.hello(ANNA, home(), conn(2), at(0.5)).unwrap();
     assert_eq!(book.filled(grant.to_fill[0], true, at(1.0)), None);
     assert_eq!((book.lent(), book.spare()), (0, 1));
@@ -236,7 +238,7 @@ fn memory_made_for_a_connection_that_broke_is_not_lent_behind_its_back() {
 fn memory_that_could_not_be_made_leaves_the_slab_free() {
     let mut book = book(1, 1, 1);
     book.hello(ANNA, home(), conn(1), at(0.0)).unwrap();
-    let grant = book.lease(ANNA, conn(1), 1, PLENTY, at(0.0)).unwrap();
+    let grant = book.lease(ANNA, conn(1), 1, None, PLENTY, at(0.0)).unwrap();
     assert_eq!(book.free(PLENTY), 0);
     assert_eq!(book.filled(grant.to_fill[0], false, at(0.0)), None);
     assert_eq!(book.free(PLENTY), 1);
@@ -397,6 +399,28 @@ fn slabs_over_a_smaller_capacity_are_held_and_not_lent_again() {
     assert_eq!(lease(&mut book, ANNA, 1, 9, at(20.0)).unwrap().len(), 1);
 }
 
+/// Whoever has one certificate may say hello under many ids.
+#[test]
+fn clients_with_one_name_have_one_share() {
+    let mut book = book(9, 9, 0);
+    let named = |host: &str, name: &str| Machine {
+        holder: Some(Holder { name: name.to_owned(), key: KeyId::from([7; 32]) }),
+        host: host.to_owned(),
+        ..home()
+    };
+    book.hello(ANNA, named("one", "annex://c/client/web"), conn(1), at(0.0)).unwrap();
+    book.hello(BERT, named("two", "annex://c/client/web"), conn(2), at(0.0)).unwrap();
+    book.hello(CLEO, named("three", "annex://c/client/db"), conn(3), at(0.0)).unwrap();
+    let mut got = |client, connection, count| {
+        let grant = book.lease(client, conn(connection), count, Some(3), PLENTY, at(0.0));
+        grant.map(|grant| grant.to_fill.len()).map_err(|error| format!("{error:?}"))
+    };
+    assert_eq!(got(ANNA, 1, 2), Ok(2));
+    assert_eq!(got(BERT, 2, 2), Ok(1));
+    assert!(got(ANNA, 1, 1).is_err_and(|error| error.contains("ClientLimit { limit: 3 }")));
+    assert_eq!(got(CLEO, 3, 9), Ok(3));
+}
+
 #[test]
 fn a_lowered_capacity_takes_nothing_away_and_lends_no_more_than_it_says() {
     let mut book = book(4, 4, 2);
@@ -511,7 +535,7 @@ fn a_donor_that_is_drained_lends_nothing_until_that_is_called_off() {
     clean(&mut book);
     book.drain(Duration::from_secs(5), at(1.0));
     assert_eq!(recalls(&clean(&mut book)), [(conn(1), lent.iter().map(|l| l.slab).collect(), at(6.0))]);
-    assert_eq!(refusal(book.lease(ANNA, conn(1), 1, PLENTY, at(2.0))), Refusal::Draining);
+    assert_eq!(refusal(book.lease(ANNA, conn(1), 1, None, PLENTY, at(2.0))), Refusal::Draining);
     assert_eq!(book.free(PLENTY), 0);
     book.drain(Duration::from_secs(5), at(4.0));
     book.tick(at(8.0));

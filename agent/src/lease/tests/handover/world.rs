@@ -323,7 +323,8 @@ impl World {
                 Err(_) => Answer::Nothing,
             },
             Request::Lease => {
-                match self.book.lease(client, connection, 1, Room { slabs: self.limits.capacity, ..PLENTY }, now) {
+                match self.book.lease(client, connection, 1, None, Room { slabs: self.limits.capacity, ..PLENTY }, now)
+                {
                     Ok(grant) => Answer::Leased(grant.leased),
                     Err(LeaseError::Superseded(_)) => Answer::Superseded,
                     Err(_) => Answer::Nothing,
