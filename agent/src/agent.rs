@@ -102,6 +102,13 @@ struct Core {
     wake: EventFd,
 }
 
+impl Core {
+    /// Who this donor is to clients; `None` without TLS.
+    fn identity(&self) -> Option<&Identity> {
+        self.tls.as_ref().map(|port| port.identity.as_ref())
+    }
+}
+
 /// A running agent. Dropping it is like [`Agent::kill`].
 pub struct Agent {
     core: Arc<Core>,
@@ -332,7 +339,7 @@ fn metrics_of(core: &Core, address: SocketAddr) -> String {
     let (lender, connections) = (&core.lender, core.lender.connections());
     let open =
         Open { control: lender.controls().count(), data: connections.count(), buffers: connections.budget().given() };
-    metrics::snapshot(&local::status(lender, &address.to_string()), open).text()
+    metrics::snapshot(&local::status(lender, &address.to_string(), core.identity()), open).text()
 }
 
 /// Makes the whole capacity if so configured, else one slab, so that a host where none can be made
@@ -411,7 +418,7 @@ fn accept(core: &Arc<Core>, doors: &Doors) {
             Some(Ok((stream, _))) => {
                 let addr = addr.to_string();
                 start(core, "agent-local", move |core| {
-                    if let Err(e) = local::serve(stream, &core.lender, &addr) {
+                    if let Err(e) = local::serve(stream, &core.lender, &addr, core.identity()) {
                         debug!("a connection on the control socket ended: {e}");
                     }
                 });

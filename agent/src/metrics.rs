@@ -21,6 +21,7 @@ pub mod catalogue {
         AVAILABLE = Gauge "annex_agent_host_available_bytes" [] "memory that this host has available";
         HEADROOM = Gauge "annex_agent_host_headroom_bytes" [] "memory that stays available for this host";
         STALL = Gauge "annex_agent_host_stall_ratio" [] "share of the last ten seconds in which some program waited for memory";
+        CERTIFICATE = Gauge "annex_agent_certificate_expiry_timestamp_seconds" ["name"] "when this host's certificate expires, in seconds since 1970; absent without [tls]";
         PRESSED = Gauge "annex_agent_pressed" [] "1 while this host is short of memory, and slabs are recalled";
         DRAINING = Gauge "annex_agent_draining" [] "1 while the donor is being drained";
     }
@@ -53,6 +54,9 @@ pub fn snapshot(status: &Status, open: Open) -> Snapshot {
     all.add(&c::CONNECTIONS, &["control"], open.control);
     all.add(&c::CONNECTIONS, &["data"], open.data);
     all.add(&c::BUFFERS, &[], open.buffers);
+    if let Some(certificate) = &status.certificate {
+        all.add(&c::CERTIFICATE, &[&certificate.name], certificate.expires);
+    }
     let pressure = &status.pressure;
     all.add(&c::AVAILABLE, &[], pressure.available);
     all.add(&c::HEADROOM, &[], pressure.headroom);

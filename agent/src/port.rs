@@ -28,6 +28,7 @@ pub enum PortError {
 #[derive(Debug)]
 pub struct Port {
     pub session: Arc<ServerConfig>,
+    pub identity: Arc<Identity>,
     /// `None`: nobody joins here.
     pub signer: Option<Signer>,
 }
@@ -50,6 +51,6 @@ impl Port {
         let (standings, clock) = (lender.connections().lane_keys().clone(), Arc::new(DefaultTimeProvider));
         let session = session_server(identity, standings.clone(), clock.clone())?;
         let signer = ca.map(|ca| Signer::new(ca, identity, standings, clock)).transpose()?;
-        Ok(Port { session, signer })
+        Ok(Port { session, identity: identity.clone(), signer })
     }
 }

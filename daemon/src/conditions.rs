@@ -22,17 +22,28 @@ pub struct Besides {
 /// Everything that is so, at least one thing.
 pub fn conditions(status: &Status, besides: &Besides) -> Vec<Condition> {
     let mut list = List(Vec::new());
+    let mut soon = None;
     let pool = &status.pool;
     judge_copies(&mut list, status);
     if pool.full {
         list.degraded(ConditionKind::Full, format!("full: {}; programs keep their pages until then", pool.lack));
     }
     judge_donors(&mut list, status);
+    if let Some(certificate) = status.certificate.as_ref().filter(|certificate| !certificate.warning.is_empty()) {
+        let message = format!("{}: {}", certificate.name, certificate.warning);
+        match certificate.is_invalid {
+            true => list.degraded(ConditionKind::CertificateExpires, message),
+            false => soon = Some(message),
+        }
+    }
     if let Some(what) = &besides.stalled {
         list.degraded(ConditionKind::Stalled, format!("stalled: {what}"));
     }
     if list.0.is_empty() {
         list.note(ConditionKind::Healthy, format!("healthy: {}", whole(status)));
+    }
+    if let Some(message) = soon {
+        list.note(ConditionKind::CertificateExpires, message);
     }
     for why in &besides.stopped {
         list.note(ConditionKind::AppStopped, why.clone());
@@ -54,7 +65,11 @@ pub fn conditions(status: &Status, besides: &Besides) -> Vec<Condition> {
             format!("{n} extents have two copies on one host or rack: add a donor elsewhere"),
         );
     }
-    let bare: Vec<&str> = status.donors.iter().filter(|d| is_bare(d)).map(|d| d.name.as_str()).collect();
+    // RDMA is agreed on inside TLS if there is any, and what is sealed needs no more.
+    let is_closed =
+        |d: &DonorInfo| pool.sealed && status.certificate.is_some() && d.transport == Some(Transport::Verbs);
+    let bare: Vec<&str> =
+        status.donors.iter().filter(|d| is_bare(d) && !is_closed(d)).map(|d| d.name.as_str()).collect();
     if !bare.is_empty() {
         let names = bare.join(", ");
         list.note(
@@ -186,6 +201,7 @@ fn is_bare(donor: &DonorInfo) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use annex_shared::api::CertificateInfo;
     use serde_json::{Value, json};
 
     fn donor(name: &str, state: &str) -> Value {
@@ -296,6 +312,45 @@ mod tests {
         assert_eq!(kinds(&donors), ["healthy", "insecure"]);
         donors[0]["encrypted"] = json!(true);
         assert_eq!(kinds(&donors), ["healthy"]);
+    }
+
+    #[test]
+    fn a_certificate_that_expires_is_noted_and_one_that_has_expired_counts() {
+        let with = |warning: &str, is_invalid: bool| {
+            let mut status = judged(&up(), json!({}), &Besides::default());
+            status.certificate = Some(CertificateInfo {
+                name: "annex://c/client/web".into(),
+                expires: 0,
+                summary: String::new(),
+                warning: warning.into(),
+                is_invalid,
+            });
+            status.conditions = conditions(&status, &Besides::default());
+            let kinds: Vec<&str> = status.conditions.iter().map(|c| c.kind.name()).collect();
+            (kinds.join(" "), status.severity().exit_code(), status.conditions.last().unwrap().message.clone())
+        };
+        assert_eq!(with("", false).0, "healthy");
+        let (kinds, code, message) = with("the certificate expires in 13 days", false);
+        assert_eq!((kinds.as_str(), code), ("healthy certificate_expires", 0));
+        assert_eq!(message, "annex://c/client/web: the certificate expires in 13 days");
+        let (kinds, code, _) = with("the certificate expired 3 days ago", true);
+        assert_eq!((kinds.as_str(), code), ("certificate_expires", 1));
+    }
+
+    #[test]
+    fn sealed_pages_may_go_over_rdma_that_was_agreed_on_inside_tls() {
+        let mut donors = json!([donor("d1", "up"), donor("d2", "up")]);
+        donors[0]["address"] = json!("10.0.0.5:1");
+        donors[0]["transport"] = json!("verbs");
+        let is_insecure = |sealed: bool, has_tls: bool| {
+            let mut status = judged(&donors, json!({"sealed": sealed}), &Besides::default());
+            let name = "annex://c/client/web".to_owned();
+            let (summary, warning) = (String::new(), String::new());
+            let certificate = CertificateInfo { name, expires: 0, summary, warning, is_invalid: false };
+            status.certificate = has_tls.then_some(certificate);
+            conditions(&status, &Besides::default()).iter().any(|c| c.kind == ConditionKind::Insecure)
+        };
+        assert_eq!([is_insecure(true, true), is_insecure(true, false), is_insecure(false, true)], [false, true, true]);
     }
 
     #[test]

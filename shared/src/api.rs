@@ -178,6 +178,9 @@ pub struct Status {
     pub donors: Vec<DonorInfo>,
     pub pool: PoolInfo,
     pub workers: WorkersInfo,
+    /// This host's certificate; absent without `[tls]`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<CertificateInfo>,
     /// Memory annexd itself uses for each evicted page, in bytes; absent while nothing is evicted.
     pub overhead_per_page: Option<f64>,
     /// annexd's own CPU time since start, in seconds.
@@ -372,6 +375,21 @@ pub enum DonorState {
     Up,
     /// Was up; its replicas are lost.
     Lost,
+}
+
+/// A host's certificate.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CertificateInfo {
+    /// `annex://CLUSTER/ROLE/NAME`.
+    pub name: String,
+    /// In seconds since 1970.
+    pub expires: u64,
+    /// Both, as `annex://corp/client/web until 2027-02-26`.
+    pub summary: String,
+    /// What is to be known of it, such as that it expires soon; empty if nothing is.
+    pub warning: String,
+    /// It opens nothing new now.
+    pub is_invalid: bool,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

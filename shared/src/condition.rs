@@ -76,6 +76,8 @@ kinds! {
     DonorAway = "donor_away",
     /// Fewer donors are up than pages have copies.
     TooFewDonors = "too_few_donors",
+    /// This host's certificate expires soon, or is not valid.
+    CertificateExpires = "certificate_expires",
     /// A worker makes no progress: programs may stand still.
     Stalled = "stalled",
     /// annexd ended a program lately, since its memory could not be vouched for.

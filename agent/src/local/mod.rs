@@ -18,6 +18,7 @@ pub use client::{CallError, call};
 pub use server::{serve, status};
 pub use show::{drain, print_status};
 
+use annex_shared::api::CertificateInfo;
 use annex_shared::ids::SlabId;
 use serde::{Deserialize, Serialize};
 
@@ -33,6 +34,9 @@ pub struct Status {
     pub rdma: String,
     /// What keeps the memory while the agent is restarted.
     pub kept_by: String,
+    /// Absent without `[tls]`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<CertificateInfo>,
     pub draining: bool,
     /// It has been told to stop.
     pub closing: bool,
@@ -102,6 +106,7 @@ impl Status {
             shm_socket: None,
             rdma: "no RDMA device here".into(),
             kept_by: "systemd's descriptor store".into(),
+            certificate: None,
             draining: false,
             closing: false,
             pressure: Pressure { pressed: false, available: 3 << 30, headroom: 1 << 30, stall_percent: None },

@@ -5,7 +5,9 @@ use crate::lease::Moment;
 use crate::lender::Lender;
 use crate::pressure::Sample;
 use annex_fabric::shm::monotonic_ns;
+use annex_identity::identity::Identity;
 use nix::sys::socket::{getsockopt, sockopt};
+use rustls::pki_types::UnixTime;
 use serde::Serialize;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -26,8 +28,9 @@ enum Route {
     StopDraining,
 }
 
-/// Serves one connection. `address` is where the agent listens for clients.
-pub fn serve(mut stream: UnixStream, lender: &Lender, address: &str) -> io::Result<()> {
+/// Serves one connection. `address` is where the agent listens for clients, `identity` who it is to
+/// them.
+pub fn serve(mut stream: UnixStream, lender: &Lender, address: &str, identity: Option<&Identity>) -> io::Result<()> {
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
@@ -49,7 +52,7 @@ pub fn serve(mut stream: UnixStream, lender: &Lender, address: &str) -> io::Resu
                     lender.stop_draining();
                 }
             }
-            answer(&mut stream, "200 OK", &status(lender, address))
+            answer(&mut stream, "200 OK", &status(lender, address, identity))
         }
     }
 }
@@ -100,7 +103,7 @@ fn answer(stream: &mut UnixStream, status: &str, body: &impl Serialize) -> io::R
 }
 
 /// The agent as it sees itself.
-pub fn status(lender: &Lender, address: &str) -> Status {
+pub fn status(lender: &Lender, address: &str, identity: Option<&Identity>) -> Status {
     let terms = lender.terms();
     let view = lender.view();
     let now = Moment(monotonic_ns());
@@ -122,6 +125,7 @@ pub fn status(lender: &Lender, address: &str) -> Status {
         rdma: lender.verbs_offer().to_string(),
         shm_socket: terms.shm_socket.as_ref().filter(|_| lender.offers_shm()).map(|p| p.display().to_string()),
         kept_by: lender.store().what().to_owned(),
+        certificate: identity.map(|identity| identity.certificate(UnixTime::now())),
         draining: view.is_draining,
         closing: lender.is_closing(),
         pressure: Pressure {

@@ -1,7 +1,7 @@
 //! What `annex-agent status` and `annex-agent drain` print.
 
 use super::{CallError, Status, call};
-use annex_shared::api::format_bytes;
+use annex_shared::api::{CertificateInfo, format_bytes};
 use annex_shared::printable::printable;
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};
@@ -46,6 +46,9 @@ fn render(status: &Status) -> String {
     };
     line("donor", format!("{} on {}, {state}", status.name, status.address));
     line("restart", format!("{} keeps its memory", status.kept_by));
+    if let Some(CertificateInfo { summary, warning, .. }) = &status.certificate {
+        line("TLS", if warning.is_empty() { summary.clone() } else { format!("{summary}: {warning}") });
+    }
     line("RDMA", status.rdma.clone());
     let s = &status.slabs;
     let of = |slabs: u32| format_bytes(u64::from(slabs) * status.slab_size);
@@ -148,12 +151,20 @@ mod tests {
                 leases_end_in_ms: 8500,
                 recalled: vec![Recalled { slab: SlabId(1), revoked_in_ms: 29_000 }],
             }],
+            certificate: Some(CertificateInfo {
+                name: "annex://corp/donor/oak".into(),
+                expires: 1_772_150_400,
+                summary: "annex://corp/donor/oak until 2026-02-27".into(),
+                warning: "the certificate expires in 13 days".into(),
+                is_invalid: false,
+            }),
             ..sample
         };
         assert_eq!(
             render(&status),
             "donor     oak on 10.0.0.5:7411, being drained\n\
              restart   systemd's descriptor store keeps its memory\n\
+             TLS       annex://corp/donor/oak until 2026-02-27: the certificate expires in 13 days\n\
              RDMA      no RDMA device here\n\
              lent      128 MiB of 1 GiB (2 of 16 slabs)\n\
              recalled  64 MiB (1 slabs)\n\

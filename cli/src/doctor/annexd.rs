@@ -107,6 +107,9 @@ fn remedy(kind: ConditionKind) -> &'static str {
         ConditionKind::TooFewDonors => "bring donors back or add one, or set replicas lower in [pool]",
         ConditionKind::Stalled => "journalctl -u annexd; systemctl restart annexd keeps programs and their pages",
         ConditionKind::KvUnavailable => "free the address, or set another listen in [kv]",
+        ConditionKind::CertificateExpires => {
+            "renew it (docs/operations.md, Certificates); with renew in [tls] see the log for why that fails"
+        }
         ConditionKind::Crowded => "add donors on other hosts, or label donors with their racks",
         ConditionKind::Insecure => "set [tls] here and on the donors (docs/operations.md)",
         ConditionKind::Healthy | ConditionKind::AppStopped | ConditionKind::Spilled => "annex events tells more",

@@ -32,7 +32,9 @@ pub use socket::{BindError, ControlSocket};
 pub use annex_pager::control::{Apps, Caller};
 
 use annex_kv::Kv;
-use annex_shared::api::{ApiError, DonorInfo, DonorRequest, KvInfo, PoolInfo, SlabInfo, TransportInfo};
+use annex_shared::api::{
+    ApiError, CertificateInfo, DonorInfo, DonorRequest, KvInfo, PoolInfo, SlabInfo, TransportInfo,
+};
 
 /// What the control plane asks of the KV API.
 pub trait Keys: Send + Sync + 'static {
@@ -61,6 +63,8 @@ pub trait Donors: Send + Sync + 'static {
     fn traffic(&self) -> Vec<TransportInfo>;
     fn slabs(&self) -> Vec<SlabInfo>;
     fn info(&self) -> PoolInfo;
+    /// This host's certificate; `None` without `[tls]`.
+    fn certificate(&self) -> Option<CertificateInfo>;
     fn warnings(&self) -> Vec<String>;
     /// Whether enough donors are up to take pages; the error names those that are missing and why.
     fn is_usable(&self) -> Result<(), ApiError>;

@@ -2,7 +2,9 @@
 
 use super::Donors;
 use annex_pool::{DonorError, Pool, PoolError};
-use annex_shared::api::{ApiError, DonorInfo, DonorRequest, ErrorCode, PoolInfo, SlabInfo, TransportInfo};
+use annex_shared::api::{
+    ApiError, CertificateInfo, DonorInfo, DonorRequest, ErrorCode, PoolInfo, SlabInfo, TransportInfo,
+};
 use annex_shared::donor::DonorSpec;
 use std::net::ToSocketAddrs;
 use std::sync::Arc;
@@ -38,6 +40,10 @@ impl Donors for RunningPool {
 
     fn info(&self) -> PoolInfo {
         self.pool.info()
+    }
+
+    fn certificate(&self) -> Option<CertificateInfo> {
+        self.pool.certificate()
     }
 
     fn warnings(&self) -> Vec<String> {

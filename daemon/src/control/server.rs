@@ -170,6 +170,7 @@ impl Control {
             replicas: self.pool.replicas(),
             donors: self.pool.donors(),
             pool: self.pool.info(),
+            certificate: self.pool.certificate(),
             workers: self.apps.workers(),
             overhead_per_page: (evicted_pages > 0).then(|| overhead as f64 / evicted_pages as f64),
             cpu_s: super::host::cpu_seconds(),

@@ -7,6 +7,7 @@ annex_metrics::catalogue! {
     HEALTH = Gauge "annexd_health" [] "what annex status --check exits with: 0 healthy, 1 degraded, 2 critical";
     CONDITION = Gauge "annexd_condition" ["condition"] "1 while the condition is so, else 0";
     EVENTS = Counter "annexd_events_total" ["event"] "events that annex events tells of";
+    CERTIFICATE = Gauge "annexd_certificate_expiry_timestamp_seconds" ["name"] "when this host's certificate expires, in seconds since 1970; absent without [tls]";
     FAULT_WORKERS = Gauge "annexd_fault_workers" [] "threads that answer page faults";
     EVICTORS = Gauge "annexd_evictors" [] "threads that evict";
 

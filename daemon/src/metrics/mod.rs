@@ -52,6 +52,9 @@ fn daemon(all: &mut Snapshot, status: &Status) {
     for kind in ConditionKind::ALL {
         all.add(&c::CONDITION, &[kind.name()], status.conditions.iter().any(|condition| condition.kind == *kind));
     }
+    if let Some(certificate) = &status.certificate {
+        all.add(&c::CERTIFICATE, &[&certificate.name], certificate.expires);
+    }
     all.add(&c::FAULT_WORKERS, &[], status.workers.fault_workers);
     all.add(&c::EVICTORS, &[], status.workers.evictors);
 }

@@ -3,8 +3,9 @@
 
 use annex_daemon::control::{Apps, Caller, Donors};
 use annex_shared::api::{
-    ApiError, AppInfo, AppState, AttachRequest, DonorInfo, DonorRequest, DonorState, ErrorCode, Faults, Limit,
-    OperationInfo, PoolInfo, Progress, RegionRequest, SlabInfo, Target, TransportInfo, UserInfo, WorkersInfo,
+    ApiError, AppInfo, AppState, AttachRequest, CertificateInfo, DonorInfo, DonorRequest, DonorState, ErrorCode,
+    Faults, Limit, OperationInfo, PoolInfo, Progress, RegionRequest, SlabInfo, Target, TransportInfo, UserInfo,
+    WorkersInfo,
 };
 use annex_shared::transport::Transport;
 use parking_lot::Mutex;
@@ -376,6 +377,10 @@ impl Donors for ScriptedDonors {
             transport: Some(Transport::Tcp),
             state: "live".into(),
         }]
+    }
+
+    fn certificate(&self) -> Option<CertificateInfo> {
+        None
     }
 
     fn info(&self) -> PoolInfo {

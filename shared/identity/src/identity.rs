@@ -10,7 +10,9 @@ use crate::certificate::{CertificateError, Facts};
 use crate::files::{self, FileError};
 use crate::names::{Name, Role};
 use crate::pem::{self, PemError};
+use crate::renewal::Outlook;
 use crate::verify::{Peer, PeerError, Standings, Trust, TrustError};
+use annex_shared::api::CertificateInfo;
 use parking_lot::{Mutex, RwLock};
 use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::sign::CertifiedKey;
@@ -172,6 +174,19 @@ impl Identity {
 
     pub fn current(&self) -> Arc<Loaded> {
         self.current.read().clone()
+    }
+
+    /// The certificate, as status and metrics tell of it.
+    pub fn certificate(&self, now: UnixTime) -> CertificateInfo {
+        let own = self.current().own.clone();
+        let outlook = Outlook::of(own.validity, now);
+        CertificateInfo {
+            name: own.name.to_string(),
+            expires: own.validity.not_after.as_secs(),
+            summary: own.to_string(),
+            warning: outlook.warning().unwrap_or_default(),
+            is_invalid: matches!(outlook, Outlook::Expired(_) | Outlook::NotYet(_)),
+        }
     }
 
     /// Looks at the files. A daemon calls it every few seconds. After an error the files before

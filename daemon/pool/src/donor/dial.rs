@@ -10,6 +10,7 @@ use annex_fabric::shm::{PrepareError, ShmConnector};
 use annex_fabric::tcp::TcpConnector;
 use annex_fabric::verbs::{self, Counts, DeviceChoice, Dial, MemoryRegion, RegisterError, VerbsConnector, VerbsError};
 use annex_fabric::{Arena, ConnectError, Connector, Endpoint, SessionTls, Transport};
+use annex_identity::identity::Identity;
 use annex_identity::stream::{HandshakeError, Stream};
 use annex_shared::ids::{ClientId, Rkey};
 use annex_shared::preamble::{Preamble, Proof};
@@ -97,6 +98,11 @@ pub trait Dialer: Send + Sync {
 
     /// Pages may lie with donors that have these keys, whatever the dates of their certificates.
     fn know(&self, _keys: Vec<KeyMark>) {}
+
+    /// Who this host is to donors; `None` without TLS.
+    fn identity(&self) -> Option<Arc<Identity>> {
+        None
+    }
 
     /// The fabric to a donor that said welcome.
     fn fabric(&self, to: &Welcomed<'_>) -> Result<Fabric, DialError>;
@@ -199,6 +205,10 @@ impl NetDialer {
 impl Dialer for NetDialer {
     fn know(&self, keys: Vec<KeyMark>) {
         self.tls.iter().for_each(|tls| tls.know(keys.iter().copied()));
+    }
+
+    fn identity(&self) -> Option<Arc<Identity>> {
+        self.tls.as_ref().map(DonorTls::identity)
     }
 
     fn dial(&self, donor: &DonorConfig, client: ClientId, slab_size: u64) -> Result<Dialed, DialError> {

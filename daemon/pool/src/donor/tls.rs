@@ -7,7 +7,7 @@ use crate::metadata::extents::KeyMark;
 use annex_fabric::SessionTls;
 use annex_identity::certificate::KeyId;
 use annex_identity::config::{TlsConfigError, open};
-use annex_identity::identity::Files;
+use annex_identity::identity::{Files, Identity};
 use annex_identity::names::Role;
 use annex_identity::renewer;
 use annex_identity::stream::{HandshakeError, Stream};
@@ -36,6 +36,7 @@ pub enum TlsError {
 
 /// For all connections to donors.
 pub(crate) struct DonorTls {
+    identity: Arc<Identity>,
     config: Arc<ClientConfig>,
     known: Arc<Known>,
 }
@@ -58,7 +59,11 @@ impl DonorTls {
         renew.map(|from| renewer::start(&identity, from)).transpose()?;
         let known = Arc::new(Known::default());
         let config = session_client(&identity, known.clone(), Arc::new(DefaultTimeProvider))?;
-        Ok(DonorTls { config, known })
+        Ok(DonorTls { identity, config, known })
+    }
+
+    pub fn identity(&self) -> Arc<Identity> {
+        self.identity.clone()
     }
 
     /// Makes a control connection of a socket.

@@ -3,9 +3,10 @@
 use super::Pool;
 use crate::donor::traffic::Traffic;
 use crate::donor::view::Donor;
-use annex_shared::api::{DonorInfo, PoolInfo, SlabInfo, TransportInfo};
+use annex_shared::api::{CertificateInfo, DonorInfo, PoolInfo, SlabInfo, TransportInfo};
 use annex_shared::ids::{ExtentId, SlotIdx};
 use annex_shared::page::PAGE_SIZE;
+use rustls::pki_types::UnixTime;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -89,6 +90,11 @@ impl Pool {
             }
         }
         slabs
+    }
+
+    /// This host's certificate; `None` without `[tls]`.
+    pub fn certificate(&self) -> Option<CertificateInfo> {
+        self.identity.as_ref().map(|identity| identity.certificate(UnixTime::now()))
     }
 
     pub fn info(&self) -> PoolInfo {

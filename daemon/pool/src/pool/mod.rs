@@ -32,6 +32,7 @@ use crate::metadata::extents::{ExtentTable, SPILL};
 use crate::metadata::recount::{References, recount};
 use crate::metadata::slots::SlotTable;
 use crate::spill::{Spill, WithSpill, as_donor};
+use annex_identity::identity::Identity;
 use annex_shared::api::DonorState;
 use annex_shared::ids::ClientId;
 use parking_lot::Mutex;
@@ -59,6 +60,7 @@ pub struct Pool {
     threads: Mutex<Vec<JoinHandle<()>>>,
     taken_over: bool,
     shares: shares::Shares,
+    identity: Option<Arc<Identity>>,
 }
 
 impl Pool {
@@ -91,6 +93,7 @@ impl Pool {
         slots.set_sealing(config.seal || spill.is_some());
         let donors = Self::name_donors(&config, &extents, spill.is_some())?;
         dialer.know(extents.keys());
+        let identity = dialer.identity();
         let mut spill_id = None;
         if let Some(spill) = spill {
             let id = extents.spill().ok_or(ConfigError::TooManyDonors(config.donors.len() + 1))?;
@@ -110,7 +113,8 @@ impl Pool {
         let threads = coordinator::thread::start(&core, dialer, news, tasks)?;
         // A write that was under way when the annexd before ended may arrive yet.
         unsettled.into_iter().for_each(|run| core.tell(News::Discard(run)));
-        let pool = Arc::new(Pool { core, threads: Mutex::new(threads), taken_over, shares: shares::Shares::default() });
+        let (threads, shares) = (Mutex::new(threads), shares::Shares::default());
+        let pool = Arc::new(Pool { core, threads, taken_over, shares, identity });
         if !taken_over {
             // Programs stand still meanwhile if there are any already; what they need waits for its
             // donor alone.

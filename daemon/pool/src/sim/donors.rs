@@ -219,7 +219,7 @@ impl World<'_> {
 
     fn lease(&mut self, donor: usize, client: ClientId, connection: ConnectionId, now: Moment) -> Option<Lease> {
         let d = &mut self.donors[donor];
-        let grant = d.leases.lease(client, connection, 1, ROOM, now);
+        let grant = d.leases.lease(client, connection, 1, None, ROOM, now);
         self.obey(donor);
         let grant = grant.ok()?;
         if let Some(lease) = grant.leased.first() {
