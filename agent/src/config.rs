@@ -19,7 +19,7 @@ use annex_identity::token::Address;
 use annex_metrics::MetricsConfig;
 use annex_shared::api::format_bytes;
 use annex_shared::config::{ByteSize, ConfigError, LogFormat, TimeSpan};
-use annex_shared::wire::AGENT_PORT;
+use annex_shared::wire::{AGENT_PORT, Refusal};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -260,9 +260,15 @@ pub struct Terms {
 }
 
 impl Terms {
-    /// The most slabs that the clients of a name may hold, if it is not `per_client`.
-    pub fn share_of(&self, name: &str) -> Option<u32> {
-        self.access.limit(name).map(|bytes| u32::try_from(bytes / self.slab_size).unwrap_or(u32::MAX))
+    /// The most slabs that the clients of a name may hold, if it is not `per_client`; a refusal if
+    /// they may hold none.
+    pub fn share_of(&self, name: Option<&str>) -> Result<Option<u32>, Refusal> {
+        let Some(name) = name else { return Ok(None) };
+        if !self.access.admits(name) {
+            return Err(Refusal::NotAllowed { name: name.to_owned() });
+        }
+        let slabs = |bytes| u32::try_from(bytes / self.slab_size).unwrap_or(u32::MAX);
+        Ok(self.access.limit(name).map(slabs))
     }
 
     /// What the lease book goes by.

@@ -147,11 +147,10 @@ impl Session<'_> {
             return Err(Refusal::SlabSize { agent: terms.slab_size, client: slab_size });
         }
         // Who has pages here comes back to them, whatever has become of `[access]`.
-        if let Some(peer) = peer
-            && !terms.access.admits(peer.name.host.as_str())
+        if let Err(refusal) = terms.share_of(peer.map(|peer| peer.name.host.as_str()))
             && !self.lender.holders().contains(&client)
         {
-            return Err(Refusal::NotAllowed { name: peer.name.host.to_string() });
+            return Err(refusal);
         }
         let is_same_host = boot_id == self.boot_id;
         let shm_socket = terms.shm_socket.as_ref().filter(|_| is_same_host && self.lender.offers_shm());

@@ -204,8 +204,8 @@ impl Book {
         Ok(Greeting { session, held, resumed, seen, until: deadline })
     }
 
-    /// A client wants up to `count` slabs, and may hold `share`, `per_client` unless given, together
-    /// with all others that showed a certificate of its name; `room` says how many the host has memory for.
+    /// A client wants up to `count` slabs. With all others that showed a certificate of its name it
+    /// may hold `share`, `per_client` unless given. `room` says how many the host has memory for.
     pub fn lease(
         &mut self,
         client: ClientId,

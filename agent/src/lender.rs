@@ -235,11 +235,7 @@ impl Lender {
         count: u32,
     ) -> Result<Vec<Lease>, LeaseError> {
         let started = Instant::now();
-        let terms = self.terms();
-        if let Some(name) = name.filter(|name| !terms.access.admits(name)) {
-            return Err(LeaseError::Refused(Refusal::NotAllowed { name: name.to_owned() }));
-        }
-        let share = name.and_then(|name| terms.share_of(name));
+        let share = self.terms().share_of(name).map_err(LeaseError::Refused)?;
         let (Grant { mut leased, to_fill }, room) = loop {
             let room = self.room();
             match self.with_book(|book, now| book.lease(client, connection, count, share, room, now)) {

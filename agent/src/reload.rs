@@ -3,8 +3,8 @@
 //!
 //! A configuration that can't work is refused whole. Of one that can, these keys are taken at once:
 //! `capacity`, `per_client`, `headroom`, `spare_slabs`, `recall_deadline`, `grace`,
-//! `max_connections`, `[access]` and `log`. All others are what clients were told, or what stands open, and
-//! need a restart, which costs nobody anything either.
+//! `max_connections`, `[access]` and `log`. All others are what clients were told, or what stands
+//! open, and need a restart, which costs nobody anything either.
 //!
 //! Leases go on whatever changes. What is lent over a lowered capacity stays lent until its client
 //! returns it; nothing else is lent meanwhile.

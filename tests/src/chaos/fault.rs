@@ -76,7 +76,7 @@ impl Fault {
             Fault::DonorPaused | Fault::DonorRecalls | Fault::DonorRemoved | Fault::DonorDrained => "2s",
             _ => "10s",
         };
-        let bed = Testbed::builder().seal(self as u32 % 2 == 0);
+        let bed = Testbed::builder().seal((self as u32).is_multiple_of(2));
         (0..3).fold(bed, |bed, nth| bed.donor(donor(nth).capacity("1G").lease_ttl(ttl))).start()
     }
 

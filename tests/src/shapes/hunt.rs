@@ -54,8 +54,8 @@ pub struct Bag {
     pub pages_evicted: u64,
 }
 
-/// Two donors; over TCP pages are sealed. A short lease: what a dead annexd had under way rests for one and a half times as
-/// long.
+/// Two donors; over TCP pages are sealed. A short lease: what a dead annexd had under way rests for
+/// one and a half times as long.
 pub fn bed(fabric: Fabric) -> Testbed {
     let donor = || match fabric {
         Fabric::Shm => Donor::shm(),

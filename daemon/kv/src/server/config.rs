@@ -229,14 +229,14 @@ impl Kind {
             }
             Kind::MemoryOrPercent => {
                 let percent = text.strip_suffix('%').and_then(|text| crate::text::integer::parse(text.as_bytes()));
-                // To Redis a size beyond the greatest number is a negative one, and so a percentage.
+                // To Redis a size beyond the greatest number is negative, and so a percentage.
                 let number = match percent.filter(|percent| *percent >= 0) {
                     Some(percent) => -percent,
                     None => parameters::memory(text).ok_or("argument must be a memory or percent value")? as i64,
                 };
                 match number {
                     ..-100 => Err("percentage argument must be less or equal to 100".into()),
-                    ..0 => Ok(format!("{}%", -number)),
+                    -100..0 => Ok(format!("{}%", -number)),
                     bytes => Ok(bytes.to_string()),
                 }
             }

@@ -12,7 +12,7 @@ use rustls::time_provider::TimeProvider;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// An agent can't sign. `Display` follows "bad [ca]: ".
+/// An agent can't sign. `Display` follows `bad [ca]: `.
 #[derive(Debug, thiserror::Error)]
 pub enum SignerError {
     #[error(transparent)]

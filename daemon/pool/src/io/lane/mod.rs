@@ -185,7 +185,8 @@ impl Lane {
 
     /// Writes parts of a buffer to slots that the caller has reserved and that nobody reads yet, on
     /// all live replicas. The slots' tags are computed and stored here; the slots are retained
-    /// until it is done. If it fails, the buffer comes back as it was; if not, it may hold anything.
+    /// until it is done. If it fails, the buffer comes back as it was. If not, it may hold
+    /// anything.
     pub fn write(&mut self, parts: &[Part], buf: Buf, token: u64) -> Result<(), Busy> {
         self.state.buffers.own(&buf);
         let chunks = |p: &Part| p.run.count.div_ceil(MAX_OP_PAGES) as usize;
@@ -235,7 +236,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Wrong bytes are not told to the repair thread, nor sealed pages opened: this is its own lane.
+    /// Wrong bytes are not told to the repair thread, nor sealed pages opened: this is its lane.
     pub(crate) fn keep_quiet(&mut self) {
         self.state.reports = false;
     }

@@ -3,23 +3,20 @@
 //! # Vouching
 //! A tag is the first 64 bits of AES-256-GMAC over what lies on the donors. Tags stay in annexd: a
 //! donor sees none, so it can only guess at other bytes with the same tag, and is right less often
-//! than once in 2^55 times (a page is 257 blocks to GHASH). Since a tag is looked up by slot, a page of another
-//! slot or of another day is as wrong as a forged one. That no tag is ever shown is also what makes
-//! it safe that all unsealed pages are vouched for under one nonce.
+//! than once in 2^55 times (a page is 257 blocks to GHASH). Since a tag is looked up by slot, a
+//! page of another slot or of another day is as wrong as a forged one. That no tag is ever shown is
+//! also what makes it safe that all unsealed pages are vouched for under one nonce.
 //!
 //! # Sealing
 //! AES-256 in counter mode, from a block that begins with the write's version. A version is drawn
 //! for each write of each page, never again in the pool's life, and is the nonce of the page's tag
 //! too: encrypted, then vouched for.
 
-use super::IS_CRC;
+use super::layout::{IS_CRC, KEY};
 use annex_shared::page::PAGE_SIZE;
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use aws_lc_rs::cipher::{AES_256, EncryptingKey, EncryptionContext, UnboundCipherKey};
 use aws_lc_rs::iv::FixedLength;
-
-/// Bytes of a key.
-pub(super) const KEY: usize = 32;
 
 /// See the module's header.
 pub(super) struct PageKeys {
