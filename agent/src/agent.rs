@@ -409,7 +409,7 @@ fn accept(core: &Arc<Core>, doors: &Doors) {
         match poll(&mut waits, PollTimeout::NONE) {
             Ok(_) | Err(nix::errno::Errno::EINTR) => {}
             Err(e) => {
-                error!("failed to wait for connections: {e}");
+                repeated!(ERROR, "failed to wait for connections" of "", "failed to wait for connections: {e}");
                 thread::sleep(Duration::from_secs(1));
             }
         }
@@ -512,19 +512,20 @@ fn serve_tcp(core: &Core, place: &Place, stream: TcpStream, peer: SocketAddr) {
         Ok(Opened::For(purpose, stream)) => (stream, purpose),
         Ok(Opened::Signed(name)) => return info!("{peer} has a certificate for {name} from here"),
         Err(OpeningError::Nothing) => return debug!("{peer} came and went"),
-        Err(OpeningError::Refused(reason)) => return info!("a connection of {peer} was refused: {reason}"),
+        Err(OpeningError::Refused(reason)) => return refused(&peer, &reason),
         Err(e) => {
             return match e.about_tls() {
                 Some(what) => repeated!(WARN, "a connection was dropped" of what,
                     "a connection from {peer} was dropped: {e}"),
-                None => info!("a connection from {peer} was dropped: {e}"),
+                None => repeated!(INFO, "a connection was dropped" of &peer.ip().to_string(),
+                    "a connection from {peer} was dropped: {e}"),
             };
         }
     };
     if let Purpose::Data(caller) | Purpose::Verbs(caller) = &purpose
         && let Err(reason) = admit(core, place, &caller.proof)
     {
-        info!("a connection of {peer} was refused: {reason}");
+        refused(&peer, &reason);
         let _ = write_answer(&mut &stream, Err(reason));
         return;
     }
@@ -548,6 +549,12 @@ fn serve_tcp(core: &Core, place: &Place, stream: TcpStream, peer: SocketAddr) {
     }
 }
 
+/// A client that was shut out comes again and again.
+fn refused(peer: &SocketAddr, reason: &AdmitError) {
+    repeated!(INFO, "a connection was refused" of &peer.ip().to_string(),
+        "a connection of {peer} was refused: {reason}");
+}
+
 fn serve_shm(core: &Core, place: &Place, mut stream: UnixStream) {
     let opened = stream
         .set_nonblocking(false)
@@ -557,7 +564,7 @@ fn serve_shm(core: &Core, place: &Place, mut stream: UnixStream) {
     if let Ok(Preamble::Shm(proof)) = &opened
         && let Err(reason) = admit(core, place, proof)
     {
-        info!("an shm connection was refused: {reason}");
+        repeated!(INFO, "an shm connection was refused" of "", "an shm connection was refused: {reason}");
         let _ = write_answer(&mut stream, Err(reason));
         return;
     }

@@ -3,6 +3,7 @@
 use annex_agent::flags::{Command, Flags, Settings};
 use annex_agent::{Agent, Config, doctor, local, store};
 use annex_doctor::report;
+use annex_host::repeats::say_counts;
 use annex_host::{failpoint, log};
 use annex_identity::config as tls;
 use annex_shared::printable::{printable, printable_json, printable_lines};
@@ -15,7 +16,7 @@ use sd_notify::NotifyState;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
 
 /// How often systemd's status line is looked at.
@@ -156,6 +157,7 @@ fn wait(signals: &SigSet, agent: &Agent) -> anyhow::Result<Signal> {
             Err(Errno::EAGAIN | Errno::EINTR) => {}
             Err(e) => return Err(e).context("failed to wait for a signal"),
         }
+        say_counts(Instant::now());
         // An agent that hangs is not to be reported alive: systemd then ends it, and the next one
         // goes on with its leases.
         if !agent.is_alive(every) {

@@ -3,7 +3,9 @@
 
 use annex_daemon::config::{Config, DEFAULT_FILE};
 use annex_daemon::control::pool::RunningPool;
-use annex_daemon::control::{Apps, BindError, Control, ControlSocket, Donors, Operators, host, server, stop, watchdog};
+use annex_daemon::control::{
+    Apps, BindError, Control, ControlSocket, Donors, Operators, host, running, server, stop, watchdog,
+};
 use annex_daemon::flags::{Command, Flags, WaitFlag};
 use annex_host::fd_keeper::{self, FdKeeper, Inheritance, Kept};
 use annex_host::{event, events, failpoint, log};
@@ -89,10 +91,15 @@ fn check_config(file: Option<PathBuf>, mut flags: Flags) -> Result<(), Failure> 
         let (file, config) = (file.display(), config.display());
         return Err(unusable(anyhow::anyhow!("two files to check, {file} and --config {config}: name one of them")));
     }
+    // Another file than the one that annexd would start with is about another annexd.
+    let is_for_here = file.is_none();
     flags.config = file.or(flags.config);
     let named = flags.config.clone();
     let config = configure(flags)?;
     config.check_completeness().map_err(unusable)?;
+    if is_for_here {
+        running::check(&config, main_process()).map_err(unusable)?;
+    }
     let host = check_identity(&config)?.map_or_else(String::new, |host| format!("; {host}"));
     let (donors, replicas) = (config.pool.donors.len(), config.pool.replicas);
     let said = match named {
@@ -107,6 +114,11 @@ fn check_config(file: Option<PathBuf>, mut flags: Flags) -> Result<(), Failure> 
         }
     };
     say(&said)
+}
+
+/// The annexd of the unit that this command runs for, which systemd names in its environment.
+fn main_process() -> Option<i32> {
+    std::env::var("MAINPID").ok()?.parse().ok()
 }
 
 /// Whether the files of `[tls]` are good, and who this host is by them.
@@ -176,6 +188,7 @@ fn run(flags: Flags, hidden: Option<String>) -> Result<(), Failure> {
     // Before anything is built up: a second annexd must not even talk to the donors.
     let socket = match ControlSocket::bind(&config.socket) {
         Err(BindError::AlreadyRunning { pid: Some(pid), .. }) if take_over => {
+            running::check(&config, None).map_err(unusable)?;
             replace(pid)?;
             ControlSocket::bind(&config.socket)
         }
@@ -364,7 +377,7 @@ fn start(config: &Config, keeper: Arc<FdKeeper>) -> Result<Running, Failure> {
     let resume = matches!(state, PoolState::Saved { .. });
     let spill = Spill::open(&config.spill, kept, resume, config.pool.op_timeout.0).map_err(unusable)?;
     let pool = Pool::start(config.pool.clone(), spill.clone(), state).map_err(|error| match error {
-        PoolError::Config(_) | PoolError::DonorMissing(_) | PoolError::SpillMissing => unusable(error),
+        PoolError::Config(_) | PoolError::SpillMissing => unusable(error),
         other => Failure::Other(other.into()),
     })?;
     if let Some(spill) = &spill {

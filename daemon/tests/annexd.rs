@@ -27,7 +27,7 @@ struct Running {
     child: Child,
     socket: PathBuf,
     notices: UnixDatagram,
-    _dir: tempfile::TempDir,
+    _dir: Option<tempfile::TempDir>,
 }
 
 impl Running {
@@ -38,14 +38,24 @@ impl Running {
 
     fn start_with(args: &[&str]) -> Running {
         let dir = tempfile::tempdir().unwrap();
-        let socket = dir.path().join("annexd.sock");
-        let notify = dir.path().join("notify.sock");
+        let donor = dead_address();
+        let args = [&["--donor", &donor, "--log", "info"], args].concat();
+        let mut running = Running::start_in(dir.path(), &args);
+        running._dir = Some(dir);
+        running
+    }
+
+    /// With its socket in this folder.
+    fn start_in(dir: &Path, args: &[&str]) -> Running {
+        let socket = dir.join("annexd.sock");
+        let notify = dir.join("notify.sock");
+        let _ = fs::remove_file(&notify);
         let notices = UnixDatagram::bind(&notify).unwrap();
         notices.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut command = annexd();
-        command.arg("--socket").arg(&socket).args(["--donor", &dead_address(), "--log", "info"]).args(args);
+        command.arg("--socket").arg(&socket).args(args);
         let child = command.env("NOTIFY_SOCKET", &notify).spawn().unwrap();
-        let mut running = Running { child, socket, notices, _dir: dir };
+        let mut running = Running { child, socket, notices, _dir: None };
         running.wait_for_notice("READY=1");
         running
     }
@@ -198,6 +208,57 @@ fn a_hang_up_or_a_stray_signal_does_not_end_it() {
     assert_eq!(annexd.status()["pid"], annexd.child.id());
     annexd.signal(Signal::SIGINT);
     assert_eq!(annexd.end().status.code(), Some(0));
+}
+
+/// What `systemctl reload annexd` does: the next annexd reads the file as it is then.
+#[test]
+fn a_take_over_takes_the_changed_file_and_a_broken_one_ends_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("annexd.toml");
+    let path = file.to_str().unwrap();
+    let donor = |name: &str| format!("[[pool.donor]]\naddress = '{}'\nname = '{name}'\n", dead_address());
+    let names = |annexd: &Running| {
+        let status = annexd.status();
+        let names = status["donors"].as_array().unwrap().iter().map(|donor| donor["name"].as_str().unwrap().to_owned());
+        names.collect::<Vec<String>>()
+    };
+    let write = |text: &str, donors: &[&str]| {
+        fs::write(&file, text.to_owned() + &donors.iter().map(|name| donor(name)).collect::<String>()).unwrap();
+    };
+    write("[pool]\nreplicas = 1\nstart_wait = '0s'\n", &["stays", "goes"]);
+    let mut first = Running::start_in(dir.path(), &["--config", path]);
+    assert_eq!((names(&first), &first.status()["replicas"]), (vec!["stays".into(), "goes".into()], &1.into()));
+
+    write("log = 'debug'\n[pool]\nreplicas = 2\nstart_wait = '0s'\n", &["stays", "comes"]);
+    let mut second = Running::start_in(dir.path(), &["--config", path, "--take-over"]);
+    assert_eq!(first.child.wait().unwrap().code(), Some(0));
+    assert_eq!((names(&second), &second.status()["replicas"]), (vec!["stays".into(), "comes".into()], &2.into()));
+
+    for text in ["[pool]\nreplicsa = 2\n", "[tls]\nca = '/nonexistent'\ncert = '/nonexistent'\nkey = '/nonexistent'\n"]
+    {
+        write(text, &[]);
+        let refused = annexd().arg("--socket").arg(&second.socket).args(["--config", path, "--take-over"]).output();
+        assert_eq!(refused.unwrap().status.code(), Some(78), "{text}");
+    }
+    assert_eq!(second.status()["pid"], second.child.id());
+    assert!(second.rest().contains(" DEBUG "), "the level is that of the changed file");
+}
+
+/// systemd runs it before it has annexd hand over.
+#[test]
+fn check_config_refuses_a_socket_where_the_next_annexd_would_not_find_the_one_that_runs() {
+    let annexd_that_runs = Running::start();
+    let check = |socket: &Path| {
+        let mut command = annexd();
+        command.arg("--socket").arg(socket).arg("check-config").env("MAINPID", annexd_that_runs.child.id().to_string());
+        command.output().unwrap()
+    };
+    let good = check(&annexd_that_runs.socket);
+    assert_eq!(good.status.code(), Some(0), "{}", text(&good.stderr));
+    let refused = check(&annexd_that_runs.socket.with_file_name("other.sock"));
+    let said = text(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(78), "{said}");
+    assert!(said.contains("does not listen there"), "{said}");
 }
 
 #[test]

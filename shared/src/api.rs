@@ -24,6 +24,7 @@ use crate::condition::{Condition, ConditionKind, Severity};
 use crate::donor::TransportChoice;
 use crate::transport::Transport;
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 
 pub use crate::limit::{LEAST_BARE_LIMIT, Limit, LimitError, format_bytes, format_seconds, parse_bytes};
 
@@ -451,6 +452,9 @@ pub struct PoolInfo {
     /// Bytes that lie in the spill file because too few donors have room for them or are up.
     #[serde(default)]
     pub spilled: u64,
+    /// The spill file, if pages lie there.
+    #[serde(default)]
+    pub spill_file: Option<PathBuf>,
     /// Bytes that the backups in the spill file do not have yet.
     #[serde(default)]
     pub backup_lag: u64,

@@ -9,6 +9,7 @@ use crate::store::SlabName;
 use annex_fabric::ErrorKind;
 use annex_fabric::shm::monotonic_ns;
 use annex_host::failpoint::failpoint;
+use annex_host::repeated;
 use annex_shared::ids::{ClientId, Rkey, SlabId};
 use parking_lot::RwLockWriteGuard;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,7 +38,8 @@ impl Lender {
     }
 
     pub(super) fn fill_or_log(&self, slab: SlabId) -> bool {
-        self.fill(slab).inspect_err(|e| error!("{slab} gets no memory: {e}")).is_ok()
+        let say = |e: &SlabError| repeated!(ERROR, "a slab gets no memory" of "", "{slab} gets no memory: {e}");
+        self.fill(slab).inspect_err(say).is_ok()
     }
 
     pub(super) fn fill(&self, id: SlabId) -> Result<(), SlabError> {

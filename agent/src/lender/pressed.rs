@@ -3,10 +3,11 @@
 use super::{Books, Candidate, Event, Lender, Moment, Room, Verdict, monotonic_ns, recall};
 use crate::hugepages::Hugepages;
 use crate::slab::Pages;
+use annex_host::repeated;
 use annex_shared::ids::{ClientId, SlabId};
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
-use tracing::{error, info};
+use tracing::info;
 
 impl Lender {
     /// New slabs that this host has memory for now.
@@ -19,7 +20,8 @@ impl Lender {
                 if self.books.lock().watch.is_pressed() { Room { slabs: 0, ..room } } else { room }
             }
             Err(e) => {
-                error!("failed to see how much memory is free, so no new slab is lent: {e}");
+                repeated!(ERROR, "failed to see how much memory is free" of "",
+                    "failed to see how much memory is free, so no new slab is lent: {e}");
                 none
             }
         }

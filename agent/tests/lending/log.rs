@@ -1,9 +1,12 @@
 //! Where the log goes: text, JSON, or systemd's journal.
 
 use crate::program::program;
+use annex_shared::ids::{ClientId, Incarnation, SessionKey};
+use annex_shared::preamble::{Preamble, Proof, read_answer};
 use nix::sys::stat::fstat;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, PipeReader};
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -119,4 +122,26 @@ fn a_journal_that_can_not_be_reached_costs_a_warning() {
     let warning = line_with("the journal can't be reached", &mut lines);
     assert!(warning.starts_with(" WARN ") && warning.ends_with("the log goes to stderr"), "{warning}");
     line_with(" lends up to ", lines);
+}
+
+/// A client that was shut out filled the log: it comes again every 3 s at most.
+#[test]
+fn refusals_of_one_host_are_said_once_and_counted() {
+    let mut child = program().args(QUIET).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let _agent = Running(child);
+    let line = lines.by_ref().find(|line| line.contains(" lends up to ")).unwrap();
+    let addr: SocketAddr = line.split(" on ").nth(1).unwrap().split(',').next().unwrap().parse().unwrap();
+    let proof = Proof { client: ClientId(1), incarnation: Incarnation(2), session: SessionKey(3) };
+    for _ in 0..20 {
+        let mut stream = TcpStream::connect(addr).unwrap();
+        Preamble::Data(proof).write_to(&mut stream).unwrap();
+        assert!(read_answer(&mut stream).is_err());
+    }
+    let mut said = 0;
+    let count = lines
+        .inspect(|line| said += u32::from(line.contains("a connection of 127.0.0.1")))
+        .find(|l| l.contains(" more in "));
+    assert!(count.unwrap().contains("127.0.0.1: a connection was refused: 19 more in the last"));
+    assert_eq!(said, 1);
 }

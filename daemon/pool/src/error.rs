@@ -20,8 +20,6 @@ pub enum PoolError {
     Map(#[from] MapError),
     #[error("the pool's saved state is damaged: a page is in {0}, which is in no extent")]
     Reference(SlotIdx),
-    #[error("donor {0} holds pages of running programs but is not configured any more: add it to [pool] again")]
-    DonorMissing(String),
     #[error("the spill file holds pages of running programs but is not configured any more: add [spill] again")]
     SpillMissing,
     #[error("failed to start the pool's thread {name}: {source}")]

@@ -8,6 +8,7 @@
 //!   call of a trait below.
 //! - `progress`: the answer of a long operation, line by line.
 //! - [`pool`]: the pool as seen from here.
+//! - [`running`]: the annexd that runs, as its successor sees it.
 //! - [`stop`]: the orderly stop, which brings every page back before annexd goes.
 //! - [`host`]: what annexd needs of its host, checked and set up at start.
 //!
@@ -20,6 +21,7 @@ pub mod access;
 pub mod host;
 pub mod pool;
 mod progress;
+pub mod running;
 pub mod server;
 pub mod socket;
 pub mod stop;

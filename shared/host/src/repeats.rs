@@ -2,13 +2,11 @@
 //! are counted.
 //!
 //! A donor that goes fails each page that is read from it. The log then says the first failure,
-//! and
-//! "509 more in the last 10 s" once for each period in which there were more.
+//! and "509 more in the last 10 s" once for each period in which there were more.
 //!
 //! [`repeated!`](crate::repeated) is for whoever logs. What it decides by is [`Repeats`], which
-//! reads no clock. Somebody calls
-//! [`say_counts`] every second or so; without that, a count is said with the next line of its
-//! kind.
+//! reads no clock. Somebody calls [`say_counts`] every few seconds; without that, a count is said
+//! with the next line of its kind.
 
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -128,7 +126,8 @@ impl Place {
         let line = sentence(self.what, count);
         match self.level {
             Level::ERROR => tracing::error!("{line}"),
-            _ => tracing::warn!("{line}"),
+            Level::WARN => tracing::warn!("{line}"),
+            _ => tracing::info!("{line}"),
         }
     }
 }
@@ -148,8 +147,7 @@ pub fn say_counts(now: Instant) {
 }
 
 /// `repeated!(WARN, "failed to read a page" of name, …)` logs `…` as `tracing::event!` does, the
-/// first time about `name`. Lines
-/// that follow within [`PERIOD`] are counted.
+/// first time about `name`. Lines that follow within [`PERIOD`] are counted.
 #[macro_export]
 macro_rules! repeated {
     ($level:ident, $what:literal of $of:expr, $($line:tt)+) => {{

@@ -311,7 +311,8 @@ impl Coordinator {
                     Action::Abandon(donor) => {
                         if let Some(donor) = self.core.donor(donor) {
                             let mut view = donor.view.lock();
-                            if view.state != DonorState::Up {
+                            // Each attempt to reach it that fails begins another absence.
+                            if view.state == DonorState::Connecting {
                                 view.state = DonorState::Lost;
                                 let (name, why) = (&view.name, &view.why);
                                 event!(WARN, DonorLost of name, "donor {name} counts as lost: {why}");

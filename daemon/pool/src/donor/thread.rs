@@ -22,6 +22,7 @@ use annex_shared::wire::{Event, Lease, Request, Welcome};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -91,6 +92,7 @@ impl DonorThread {
             want: BTreeSet::new(),
             replaced: None,
             was_up: false,
+            away: None,
             fallback: None,
         };
         let thread = std::thread::Builder::new().name(name.clone()).spawn(move || keep.run()).map_err(fail)?;
@@ -114,6 +116,17 @@ impl DonorThread {
     }
 }
 
+impl fmt::Display for Away {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (seconds, attempts) = (self.since.elapsed().as_secs(), self.attempts);
+        match attempts {
+            0 => Ok(()),
+            1 => write!(f, "; one attempt had failed in {seconds} s"),
+            _ => write!(f, "; {attempts} attempts had failed in {seconds} s"),
+        }
+    }
+}
+
 struct Keep {
     core: Arc<PoolCore>,
     id: DonorId,
@@ -132,6 +145,8 @@ struct Keep {
     replaced: Option<Instant>,
     /// It has been up before.
     was_up: bool,
+    /// Set while attempts to connect fail.
+    away: Option<Away>,
     /// Set while the connection makes do with TCP.
     fallback: Option<Fallback>,
 }
@@ -141,6 +156,16 @@ struct Fallback {
     welcome: Welcome,
     pause: Duration,
     look_at: Instant,
+}
+
+/// Reasons that are said of one absence.
+const REASONS: usize = 16;
+
+/// Attempts to connect that failed, one after the other. Each reason is said once.
+struct Away {
+    since: Instant,
+    attempts: u32,
+    said: BTreeSet<String>,
 }
 
 struct Connection {
@@ -260,9 +285,12 @@ impl Keep {
         let capacity = welcome.capacity_slabs;
         let name = config.name.clone().unwrap_or_else(|| welcome.name.clone());
         let (at, why) = (&config.address, &fabric.why);
+        let after = self.away.take().map_or_else(String::new, |away| away.to_string());
         match self.was_up {
-            false => event!(INFO, DonorUp of &name, "donor {name} at {at} is up over {transport}: {why}"),
-            true => event!(INFO, DonorBack of &name, "donor {name} at {at} is up again, over {transport}: {why}"),
+            false => event!(INFO, DonorUp of &name, "donor {name} at {at} is up over {transport}: {why}{after}"),
+            true => {
+                event!(INFO, DonorBack of &name, "donor {name} at {at} is up again, over {transport}: {why}{after}")
+            }
         }
         self.was_up = true;
         let said = DonorUp {
@@ -480,13 +508,18 @@ impl Keep {
         self.path.take_if(|path| !path.is_alive());
         self.session.failed(Instant::now(), rand::random());
         let why = error.to_string();
+        let is_first = self.away.is_none();
+        let fresh = || Away { since: Instant::now(), attempts: 0, said: BTreeSet::new() };
+        let away = self.away.get_or_insert_with(fresh);
+        away.attempts += u32::from(!had);
+        let is_news = away.said.len() < REASONS && away.said.insert(why.clone());
         self.view(|view| {
             if view.state == DonorState::Up {
                 view.state = DonorState::Connecting;
             }
-            match had {
+            match had && is_first {
                 true => event!(WARN, DonorAway of &view.name, "donor {}: {why}", view.name),
-                false if view.why != why => tracing::warn!("donor {}: {why}", view.name),
+                false if is_news => tracing::warn!("donor {}: {why}", view.name),
                 false => {}
             }
             view.why = why;

@@ -117,6 +117,8 @@ impl Pool {
         }
         info.sealed = self.core.slots.seals();
         self.tell_repair(&mut info);
+        let is_spilled_to = self.core.spill.is_some_and(|id| !self.core.extents.leases(id).is_empty());
+        info.spill_file = self.spill_path.clone().filter(|_| is_spilled_to);
         // What is kept for the KV API is no room for programs.
         info.full = self.core.is_full() || self.is_kept_for_kv();
         if info.full {

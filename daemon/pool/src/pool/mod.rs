@@ -34,9 +34,12 @@ use crate::metadata::slots::SlotTable;
 use crate::spill::{Spill, WithSpill, as_donor};
 use annex_identity::identity::Identity;
 use annex_shared::api::DonorState;
+use annex_shared::config::ByteSize;
 use annex_shared::ids::ClientId;
+use annex_shared::page::PAGE_SIZE;
 use parking_lot::Mutex;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::atomic::Ordering::Release;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -61,6 +64,7 @@ pub struct Pool {
     taken_over: bool,
     shares: shares::Shares,
     identity: Option<Arc<Identity>>,
+    spill_path: Option<PathBuf>,
 }
 
 impl Pool {
@@ -78,6 +82,7 @@ impl Pool {
         state: PoolState<'_>,
         mut dialer: Arc<dyn Dialer>,
     ) -> Result<Arc<Pool>, PoolError> {
+        let mut config = config;
         config.check()?;
         let taken_over = matches!(state, PoolState::Saved { .. });
         let (extents, mut slots, unsettled) = match state {
@@ -91,14 +96,15 @@ impl Pool {
         };
         // A file outlives programs and machines: nothing lies there in clear.
         slots.set_sealing(config.seal || spill.is_some());
-        let donors = Self::name_donors(&config, &extents, spill.is_some())?;
+        keep_slab_size(&mut config, &extents);
+        let (donors, leaving) = Self::name_donors(&config, &extents, spill.is_some())?;
         dialer.know(extents.keys());
         let identity = dialer.identity();
-        let mut spill_id = None;
+        let (mut spill_id, mut spill_path) = (None, None);
         if let Some(spill) = spill {
             let id = extents.spill().ok_or(ConfigError::TooManyDonors(config.donors.len() + 1))?;
             spill.inherit(extents.leases(id));
-            spill_id = Some(id);
+            (spill_id, spill_path) = (Some(id), Some(spill.path().to_owned()));
             dialer = Arc::new(WithSpill { donors: dialer, spill });
         }
         let (coordinator, news) = mpsc::channel();
@@ -114,7 +120,8 @@ impl Pool {
         // A write that was under way when the annexd before ended may arrive yet.
         unsettled.into_iter().for_each(|run| core.tell(News::Discard(run)));
         let (threads, shares) = (Mutex::new(threads), shares::Shares::default());
-        let pool = Arc::new(Pool { core, threads, taken_over, shares, identity });
+        let pool = Arc::new(Pool { core, threads, taken_over, shares, identity, spill_path });
+        leaving.into_iter().for_each(|donor| pool.empty(donor));
         if !taken_over {
             // Programs stand still meanwhile if there are any already; what they need waits for its
             // donor alone.
@@ -181,25 +188,58 @@ impl Pool {
         }
     }
 
+    /// Does without a donor that the configuration names no more, as soon as what lies there is
+    /// elsewhere.
+    fn empty(&self, address: String) {
+        match self.remove_donor(&address) {
+            Ok(_) => tracing::warn!("donor {address} is not configured any more: its pages move to other donors"),
+            Err(error) => tracing::warn!("donor {address} is not configured any more, and stays: {error}"),
+        }
+    }
+
     /// Gives every configured donor its number, the one it had before if there are saved tables.
-    fn name_donors(config: &PoolConfig, extents: &ExtentTable, has_spill: bool) -> Result<Vec<Donor>, PoolError> {
+    /// Also those that are not configured any more and have pages.
+    fn name_donors(
+        config: &PoolConfig,
+        extents: &ExtentTable,
+        has_spill: bool,
+    ) -> Result<(Vec<Donor>, Vec<String>), PoolError> {
         for donor in &config.donors {
             extents.donor(&donor.address, false).ok_or(ConfigError::TooManyDonors(config.donors.len()))?;
         }
         // Numbered, and listed, after those that were there first.
         let spill = if has_spill { extents.spill() } else { None };
-        let mut donors = Vec::new();
+        let (mut donors, mut leaving) = (Vec::new(), Vec::new());
         for (id, address) in extents.donors() {
             let configured = config.donors.iter().find(|d| d.address == address).cloned();
             let added = || DonorConfig { address: address.clone(), ..DonorConfig::default() };
             let known = configured.or_else(|| extents.is_added_at_run_time(id).then(added));
             let known = if spill == Some(id) { Some(as_donor()) } else { known };
-            if known.is_none() && !extents.leases(id).is_empty() {
-                return Err(if address == SPILL { PoolError::SpillMissing } else { PoolError::DonorMissing(address) });
-            }
+            let known = match known {
+                None if extents.leases(id).is_empty() => None,
+                None if address == SPILL => return Err(PoolError::SpillMissing),
+                None => {
+                    leaving.push(address.clone());
+                    Some(added())
+                }
+                known => known,
+            };
             donors.push(Donor::new(id, address, known));
         }
-        Ok(donors)
+        Ok((donors, leaving))
+    }
+}
+
+/// Pages lie in slabs of the size that they were put there with.
+fn keep_slab_size(config: &mut PoolConfig, extents: &ExtentTable) {
+    let configured = config.slab_size;
+    let Some(slots) = extents.slots_per_extent() else { return };
+    let size = ByteSize(u64::from(slots) * PAGE_SIZE as u64);
+    if configured.0 != 0 && configured != size {
+        tracing::warn!(
+            "slab_size = {configured} in [pool] is for later: pages lie in slabs of {size}, until annexd is stopped"
+        );
+        config.slab_size = size;
     }
 }
 

@@ -52,6 +52,8 @@ pub struct State {
     pub hears: Vec<Arc<EventFd>>,
     pub endpoints: Vec<Arc<EventFd>>,
     pub hellos: u32,
+    /// Attempts to reach it, also while it can't be.
+    pub dialed: u32,
 }
 
 impl State {
@@ -82,6 +84,7 @@ impl Agent {
             hears: Vec::new(),
             endpoints: Vec::new(),
             hellos: 0,
+            dialed: 0,
         })))
     }
 

@@ -38,6 +38,7 @@ impl Dialer for Donors {
         let agent = self.agent(donor);
         let heard = Arc::new(EventFd::from_flags(EfdFlags::EFD_NONBLOCK).unwrap());
         let mut state = agent.0.lock();
+        state.dialed += 1;
         if !state.reachable {
             return Err(unreachable(&donor.address));
         }

@@ -3,10 +3,12 @@
 
 use super::donor_of;
 use annex_fabric::ErrorKind;
+use annex_host::events::{self, Ring};
 use annex_pool::{IoError, SlotRun};
 use annex_pool_testbed::{Bed, Fate, SLOTS, eventually, finish, post_write, read, write};
 use annex_shared::api::{DonorState, Limit};
 use annex_shared::config::{ByteSize, TimeSpan};
+use annex_shared::event::EventKind;
 use annex_shared::page::PAGE_SIZE;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -42,6 +44,32 @@ fn a_lost_replica_is_made_anew_while_pages_come_and_go() {
     let second = (0..3).find(|d| *d != victim).unwrap();
     bed.agents[second].cut();
     assert!(kept.iter().all(|r| read(&mut lane, *r, 1) == Ok(true)));
+}
+
+/// Every 5 s the log said of a donor that stayed away that it counts as lost.
+#[test]
+fn a_donor_that_stays_away_is_said_to_be_lost_once() {
+    const NAME: &str = "stays-away";
+    events::keep_in(Ring::create().unwrap());
+    let of = |kind| events::after(0).into_iter().filter(move |e| e.kind == kind && e.subject == NAME);
+    let said = |kind| of(kind).map(|event| event.count).sum::<u32>();
+    let bed = Bed::with(&[8, 8], 2, |c| {
+        c.donors[0].name = Some(NAME.into());
+        c.away_after = TimeSpan(Duration::from_millis(5));
+        c.lost_after = TimeSpan(Duration::from_millis(10));
+    });
+    bed.agents[0].cut();
+    eventually("it counts as lost", || said(EventKind::DonorLost) > 0);
+    let before = bed.agents[0].with(|agent| agent.dialed);
+    eventually("it is dialed again and again", || bed.agents[0].with(|agent| agent.dialed) >= before + 5);
+    assert_eq!(said(EventKind::DonorLost), 1);
+    bed.agents[0].mend();
+    eventually("it is back", || said(EventKind::DonorBack) > 0);
+    let back = of(EventKind::DonorBack).next().unwrap();
+    assert!(back.cause.contains(" attempts had failed in "), "{}", back.cause);
+    // Gone again, that is news.
+    bed.agents[0].cut();
+    eventually("it counts as lost again", || said(EventKind::DonorLost) == 2);
 }
 
 #[test]

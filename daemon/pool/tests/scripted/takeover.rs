@@ -1,7 +1,10 @@
 //! The next annexd starts on the tables of the last one.
 
-use annex_pool::{Pool, PoolError, PoolState, References};
-use annex_pool_testbed::{Bed, SLOTS, read, write};
+use super::donor_of;
+use annex_pool::{DonorConfig, Pool, PoolError, PoolState, References};
+use annex_pool_testbed::{Bed, SLOTS, eventually, read, write};
+use annex_shared::api::DonorState;
+use annex_shared::config::ByteSize;
 use annex_shared::ids::SlotIdx;
 use annex_shared::page::PAGE_SIZE;
 use std::os::fd::BorrowedFd;
@@ -60,13 +63,80 @@ fn saved<'a>(bed: &Bed, references: References<'a>) -> PoolState<'a> {
     PoolState::Saved { extents: copy(extents), slots: copy(slots), references }
 }
 
+/// It was refused, when the annexd before had ended already.
 #[test]
-fn a_take_over_without_a_donor_that_holds_pages_is_refused() {
+fn a_donor_that_the_next_annexd_is_not_told_of_is_emptied_first() {
+    let bed = Bed::new(&[8, 8, 8], 2);
+    let mut lane = bed.lane();
+    let runs = bed.reserve(100);
+    write(&mut lane, &runs, 1).unwrap();
+    drop(lane);
+    let leaver = donor_of(&bed, runs[0], 0);
+    bed.pool.leave();
+    let mut config = bed.config.clone();
+    config.donors.remove(leaver);
+    let references = |each: &mut dyn FnMut(SlotIdx)| runs.iter().flat_map(|run| run.slots()).for_each(each);
+    let next = Pool::start_with(config, None, saved(&bed, &references), bed.dialer()).unwrap();
+    eventually("the donor is empty", || bed.agents[leaver].lent() == 0 && next.donors().len() == 2);
+    eventually("every extent is whole", || next.info().degraded_extents == 0);
+    let mut lane = next.lane("test", 256).unwrap();
+    assert!(runs.iter().all(|r| read(&mut lane, *r, 1) == Ok(true)));
+}
+
+/// With too few others its pages have nowhere to go.
+#[test]
+fn a_donor_that_is_needed_stays_though_the_next_annexd_is_not_told_of_it() {
     let bed = Bed::new(&[8, 8], 2);
-    bed.reserve(1);
+    let mut lane = bed.lane();
+    let runs = bed.reserve(10);
+    write(&mut lane, &runs, 1).unwrap();
+    drop(lane);
     bed.pool.leave();
     let mut config = bed.config.clone();
     config.donors.pop();
-    let error = Pool::start_with(config, None, saved(&bed, &|_| ()), bed.dialer()).err().unwrap();
-    assert!(error.to_string().contains("donor d1:1 holds pages"), "{error}");
+    let references = |each: &mut dyn FnMut(SlotIdx)| runs.iter().flat_map(|run| run.slots()).for_each(each);
+    let next = Pool::start_with(config, None, saved(&bed, &references), bed.dialer()).unwrap();
+    assert_eq!(next.donors().len(), 2);
+    eventually("both are up", || next.donors().iter().all(|donor| donor.state == DonorState::Up));
+    bed.agents[0].cut();
+    let mut lane = next.lane("test", 256).unwrap();
+    assert!(runs.iter().all(|r| read(&mut lane, *r, 1) == Ok(true)), "from the one that was not named");
+}
+
+/// All donors were refused then, and with them their pages.
+#[test]
+fn another_slab_size_is_for_later() {
+    let bed = Bed::new(&[8, 8], 2);
+    let mut lane = bed.lane();
+    let runs = bed.reserve(10);
+    write(&mut lane, &runs, 1).unwrap();
+    drop(lane);
+    bed.pool.leave();
+    let mut config = bed.config.clone();
+    config.slab_size = ByteSize(16 << 20);
+    let references = |each: &mut dyn FnMut(SlotIdx)| runs.iter().flat_map(|run| run.slots()).for_each(each);
+    let next = Pool::start_with(config, None, saved(&bed, &references), bed.dialer()).unwrap();
+    eventually("both are up", || next.donors().iter().all(|donor| donor.state == DonorState::Up));
+    let mut lane = next.lane("test", 256).unwrap();
+    assert!(runs.iter().all(|r| read(&mut lane, *r, 1) == Ok(true)));
+}
+
+/// One more copy, and one more donor for it.
+#[test]
+fn a_take_over_takes_more_replicas_and_more_donors() {
+    let bed = Bed::with(&[8, 8], 1, |config| drop(config.donors.pop()));
+    let mut lane = bed.lane();
+    let runs = bed.reserve(10);
+    write(&mut lane, &runs, 1).unwrap();
+    drop(lane);
+    bed.pool.leave();
+    let mut config = bed.config.clone();
+    config.replicas = 2;
+    config.donors.push(DonorConfig { address: "d1:1".into(), ..DonorConfig::default() });
+    let references = |each: &mut dyn FnMut(SlotIdx)| runs.iter().flat_map(|run| run.slots()).for_each(each);
+    let next = Pool::start_with(config, None, saved(&bed, &references), bed.dialer()).unwrap();
+    eventually("there are two copies", || next.info().degraded_extents == 0 && bed.agents[1].lent() > 0);
+    bed.agents[0].cut();
+    let mut lane = next.lane("test", 256).unwrap();
+    assert!(runs.iter().all(|r| read(&mut lane, *r, 1) == Ok(true)));
 }
