@@ -52,7 +52,9 @@ impl OpeningError {
             OpeningError::Preamble(PreambleError::Tls) => Some("with TLS"),
             OpeningError::Handshake(_) => Some("in its TLS handshake"),
             OpeningError::OtherProof => Some("with another kind's proof"),
-            OpeningError::SignsNothing | OpeningError::Answer(_) => Some("of a host that joins"),
+            OpeningError::SignsNothing => Some("of a host that wants to join"),
+            OpeningError::Answer(AnswerError::Refused(_)) => Some("of a host that may not join"),
+            OpeningError::Answer(_) => Some("of a host that joins"),
             _ => None,
         }
     }

@@ -285,7 +285,6 @@ fn an_agent_does_not_start_with_a_ca_that_is_not_its_own() {
 /// 64 of the 90 days have gone: more than two thirds, also for whoever is late on purpose.
 #[test]
 fn daemons_renew_their_certificates_at_the_agent_beside_the_ca() {
-    let _turn = Turn::shared();
     let site = Site::new();
     let old = 64;
     let (oak_files, oak_lines) = site.issued(Role::Donor, "oak", old);

@@ -1,6 +1,12 @@
 //! What the program says of a configuration with `[tls]`, without being an agent.
 
+use annex_identity::ca::Ca;
+use annex_identity::identity::Files;
+use annex_identity::join::ask::Joined;
+use annex_identity::key::Key;
+use annex_identity::names::Role;
 use annex_identity::testing::{Pki, leaf_now};
+use rustls::pki_types::UnixTime;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -60,4 +66,29 @@ fn doctor_fails_a_certificate_that_has_expired_and_a_key_that_others_may_read() 
     std::fs::set_permissions(host.path("key.pem"), std::fs::Permissions::from_mode(0o644)).unwrap();
     let open = host.doctor();
     assert!(open.contains("FAIL  network: bad [tls]: others than its owner may read"), "{open}");
+}
+
+#[test]
+fn doctor_tells_whether_hosts_can_join() {
+    let host = Host::new(60);
+    let with_ca = |dir: &std::path::Path| {
+        let file = host.path("agent.toml");
+        let text = std::fs::read_to_string(&file).unwrap();
+        let text = text.split("[ca]").next().unwrap();
+        std::fs::write(&file, format!("{text}[ca]\ndir = '{}'\n", dir.display())).unwrap();
+        host.doctor()
+    };
+    let none = with_ca(&host.path("none"));
+    assert!(none.contains("FAIL  ca: there is no CA in"), "{none}");
+    let dir = host.path("ca");
+    let ca = Ca::init(&dir, "c".parse().unwrap(), UnixTime::now()).unwrap();
+    let other = with_ca(&dir);
+    assert!(other.contains("FAIL  ca: this host's own certificate is not of the CA in"), "{other}");
+    let key = Key::generate().unwrap();
+    let signed = ca.sign(Role::Donor, "oak".parse().unwrap(), &key.request().unwrap(), UnixTime::now()).unwrap();
+    let path = |name| host.path(name);
+    let files = Files { ca: path("ca.pem"), certificate: path("cert.pem"), key: path("key.pem"), revocations: None };
+    Joined { name: signed.name, certificate: signed.certificate, ca: signed.ca }.save(&files, &key).unwrap();
+    let good = with_ca(&dir);
+    assert!(good.contains("ok    ca: hosts of cluster c join here, with the CA in"), "{good}");
 }

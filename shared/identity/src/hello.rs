@@ -76,3 +76,66 @@ fn refuse(socket: &TcpStream, (error, mut alert): (Error, AcceptedAlert)) -> Han
     bid_farewell(socket);
     error.into()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::identity::Identity;
+    use crate::testing::{Clock, NOW, Pki};
+    use crate::tls::{any_server, join_server, renew_client, session_client};
+    use crate::verify::Nobody;
+    use rustls::{ClientConfig, ClientConnection};
+    use std::net::TcpListener;
+
+    struct Bench {
+        pki: Pki,
+        dir: tempfile::TempDir,
+        clock: Arc<Clock>,
+    }
+
+    impl Bench {
+        fn new() -> Bench {
+            let (pki, dir) = (Pki::new("c"), tempfile::tempdir().unwrap());
+            Bench { pki, dir, clock: Arc::new(Clock::at(NOW)) }
+        }
+
+        fn identity(&self, uri: &str) -> Arc<Identity> {
+            Arc::new(Identity::open(self.pki.files(self.dir.path(), uri)).unwrap())
+        }
+
+        /// What a peer with this configuration says first, and the peer's socket.
+        fn hello(&self, config: Arc<ClientConfig>, by: Instant) -> (Result<Hello, HandshakeError>, TcpStream) {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            ClientConnection::new(config, any_server()).unwrap().write_tls(&mut &client).unwrap();
+            (Hello::read(listener.accept().unwrap().0, by), client)
+        }
+    }
+
+    #[test]
+    fn a_hello_tells_a_host_that_joins_from_one_that_wants_a_session() {
+        let bench = Bench::new();
+        let client = bench.identity("annex://c/client/a");
+        let by = Instant::now() + Duration::from_secs(60);
+        let session = session_client(&client, Arc::new(Nobody), bench.clock.clone()).unwrap();
+        assert!(!bench.hello(session, by).0.unwrap().wants_to_join());
+        let join = renew_client(&client, Arc::new(Nobody), bench.clock.clone()).unwrap();
+        assert!(bench.hello(join, by).0.unwrap().wants_to_join());
+    }
+
+    /// One that joins has no more time than one that wants a session.
+    #[test]
+    fn what_answers_it_gets_the_time_that_is_left() {
+        let bench = Bench::new();
+        let config =
+            || renew_client(&bench.identity("annex://c/client/a"), Arc::new(Nobody), bench.clock.clone()).unwrap();
+        let late = bench.hello(config(), Instant::now()).0;
+        assert!(matches!(late, Err(HandshakeError::TimedOut)));
+        let limit = Duration::from_secs(60);
+        let (hello, _client) = bench.hello(config(), Instant::now() + limit);
+        let donor = bench.identity("annex://c/donor/b");
+        let server = join_server(&donor, bench.pki.certificate(), Arc::new(Nobody), bench.clock.clone());
+        let given = hello.unwrap().answer(&server.unwrap(), |_, _, left| Ok::<_, HandshakeError>(left));
+        assert!(given.unwrap() <= limit);
+    }
+}
