@@ -103,7 +103,6 @@ struct Core {
 }
 
 impl Core {
-    /// Who this donor is to clients; `None` without TLS.
     fn identity(&self) -> Option<&Identity> {
         self.tls.as_ref().map(|port| port.identity.as_ref())
     }
