@@ -45,10 +45,11 @@ use annex_host::failpoint::failpoint;
 use annex_host::mapped::Mapped;
 use annex_shared::ids::{ExtentId, SlotIdx};
 use annex_shared::page::{PAGE_SIZE, checksum};
-use aws_lc_rs::rand::{SecureRandom, SystemRandom};
+use aws_lc_rs::rand;
 use counts::Counts;
 use keys::PageKeys;
-use layout::*;
+use layout::{COUNTS_AT, DRAWN_AT, IS_CRC, KEY, LEN, MAGIC, SEALED_AT, SEALING_KEY_AT, SLOTS};
+use layout::{TAGS_AT, VERSIONS_AT, VOUCHING_KEY_AT};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -102,7 +103,7 @@ impl SlotTable {
         let map = Mapped::create("annex-slots", LEN)?;
         for at in (VOUCHING_KEY_AT..VOUCHING_KEY_AT + 2 * KEY).step_by(8) {
             let mut random = [0; 8];
-            SystemRandom::new().fill(&mut random).map_err(|_| TableError::Random)?;
+            rand::fill(&mut random).map_err(|_| TableError::Random)?;
             map.u64(at).store(u64::from_ne_bytes(random), Relaxed);
         }
         map.u64(0).store(MAGIC, Release);
@@ -213,10 +214,10 @@ impl SlotTable {
     /// them as they are then. Whoever reads one of these slots from now on is content with nothing
     /// else.
     pub fn prepare(&self, run: SlotRun, pages: &mut [u8]) {
-        let drawn = if self.seals { self.draw(run.count) } else { 0 };
+        let drawn = self.seals.then(|| self.draw(run.count));
         failpoint("versions-drawn");
         for ((slot, page), i) in run.slots().zip(pages.chunks_exact_mut(PAGE_SIZE)).zip(0..) {
-            let version = if self.seals { drawn + i } else { 0 };
+            let version = drawn.map_or(0, |first| first + i);
             if self.has_sealed {
                 self.version(slot).store(version, Relaxed);
             }
