@@ -51,7 +51,9 @@ fn value(text: &str, series: &str) -> f64 {
 
 #[test]
 fn a_donor_that_goes_and_comes_is_told_of_after_a_kill_of_annexd_too() {
-    let mut bed = Testbed::builder().donor(Donor::tcp()).donor(Donor::tcp()).donor(Donor::tcp()).start();
+    // Small slabs, so that each donor has pages.
+    let donor = || Donor::tcp().agent_args(&["--slab-size", "4M"]);
+    let mut bed = Testbed::builder().donor(donor()).donor(donor()).donor(donor()).start();
     let mut job = bed.run("told", "32M", filler("96"));
     job.wait_says("forked", 2 * MINUTE);
     bed.wait_app("told", MINUTE, |app| app.evicted > 40 << 20);

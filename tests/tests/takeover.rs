@@ -277,6 +277,27 @@ fn annexd_killed_as_a_change_ends_a_batch_leaves_the_change_in_force() {
     assert!(deaths >= 2 && summary["wrong"] == 0, "{deaths} deaths: {summary}");
 }
 
+/// The journal of messages said on and on then that its first one is applied. The next annexd, killed
+/// in turn, left there one that was not, and pages came back that the program had thrown away.
+#[test]
+fn annexd_killed_between_a_change_and_its_next_read_forgets_no_later_change() {
+    let mut bed = bed([Donor::shm(), Donor::shm()]);
+    let mut discards = Command::new("python3");
+    discards.arg(bins::script("discards.py")).arg("64");
+    let mut job = bed.run("survivor", "12M", discards);
+    job.wait_says("filled", 2 * MINUTE);
+    bed.wait_app("survivor", MINUTE, |app| app.evicted > 40 << 20);
+    job.signal(Signal::SIGUSR1);
+    for _ in 0..10 {
+        for point in ["change-committed:1", "change-applied:1"] {
+            bed.start_again(Some(point));
+            assert!(bed.annexd.wait(MINUTE).is_some(), "annexd did not come by {point}: {}", bed.annexd_logs());
+        }
+    }
+    bed.start_again(None);
+    job.wait(2 * MINUTE).succeeded();
+}
+
 #[test]
 fn a_program_that_ends_while_there_is_no_annexd_leaves_nothing_behind() {
     let mut bed = bed([Donor::shm(), Donor::shm()]);

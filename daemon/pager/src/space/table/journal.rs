@@ -29,6 +29,8 @@ impl Table {
 
     /// The journal is empty again: all its messages are applied.
     pub fn clear_journal(&self, messages: usize) {
+        // By its place in the journal: the next message to come there may be another FORK.
+        self.forked();
         for i in 0..messages {
             // SAFETY: the journal has room for JOURNAL_MESSAGES.
             unsafe { self.journal().add(i).cast::<u8>().write_volatile(0) };
@@ -101,6 +103,19 @@ mod tests {
         assert_eq!(successor.unapplied().iter().map(|(i, m)| (*i, m.event)).collect::<Vec<_>>(), [(1, 0x16)]);
         successor.clear_journal(2);
         assert!(reopened(&successor).unapplied().is_empty());
+    }
+
+    #[test]
+    fn a_child_that_was_made_is_not_half_made_when_the_journal_is_empty() {
+        let mut table = Table::new(1, 2).unwrap();
+        table.begin();
+        table.forking(77, 0);
+        assert_eq!(reopened(&table).half_forked(), Some(77));
+        table.commit(1);
+        let successor = reopened(&table);
+        assert_eq!(successor.half_forked(), None);
+        successor.clear_journal(super::super::JOURNAL_MESSAGES);
+        assert_eq!(reopened(&successor).half_forked(), None, "the next annexd would make it again, and drop what it has");
     }
 
     #[test]
