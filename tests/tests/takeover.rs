@@ -7,6 +7,8 @@ use annex_tests::programs::suites::java;
 use annex_tests::redis::{self, Client, Values, Verdict};
 use annex_tests::testbed::{Donor, Job, Testbed, bins, directory, wait_for};
 use nix::sys::signal::Signal;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
@@ -135,6 +137,61 @@ fn annexd_killed_at_each_step_loses_no_page() {
             goes_on(&bed, &mut job, &format!("after deaths at {before} and {point}"));
         }
     }
+    ends_well(&bed, job);
+}
+
+/// Each annexd dies at a point of its own, before it has undone what the one before it left:
+/// `ANNEX_KILLS` such deaths in all, by `ANNEX_SEED`.
+#[test]
+fn annexd_killed_before_it_has_mended_what_a_kill_left_loses_no_page() {
+    const POINTS: [&str; 23] = [
+        "adopted",
+        "batch-concluded",
+        "batch-moved",
+        "batch-planned",
+        "batch-written",
+        "bequeathed",
+        "better-noted",
+        "caught-up",
+        "change-applied",
+        "change-committed",
+        "child-followed",
+        "moves-begin",
+        "moves-given-up",
+        "moves-interrupted",
+        "moves-rung",
+        "page-copied",
+        "page-put-back",
+        "record-flipped",
+        "rolled-back",
+        "stub-goes",
+        "stub-gone",
+        "stub-placed",
+        "userfaultfd-kept",
+    ];
+    let clock = || std::time::UNIX_EPOCH.elapsed().map_or(1, |time| time.as_nanos() as u64);
+    let seed = std::env::var("ANNEX_SEED").map_or_else(|_| clock(), |seed| seed.parse().expect("a number"));
+    println!("ANNEX_SEED={seed}");
+    let mut dice = StdRng::seed_from_u64(seed);
+    let mut bed = bed([Donor::tcp(), Donor::shm()]);
+    let mut job = paged(&bed, seed);
+    let (mut deaths, mut chains) = (0, 0);
+    while deaths < kills(30) {
+        bed.annexd.kill();
+        let mut chain = Vec::new();
+        for _ in 0..dice.random_range(2..=5) {
+            let point = format!("{}:{}", POINTS[dice.random_range(0..POINTS.len())], dice.random_range(1..=3));
+            bed.start_again(Some(&point));
+            // A point that nothing comes by, as things are: killed there, wherever it is.
+            let died = bed.annexd.wait(Duration::from_millis(dice.random_range(100..=1000))).is_some();
+            chain.push(if died { point } else { "anywhere".into() });
+            deaths += 1;
+        }
+        bed.start_again(None);
+        goes_on(&bed, &mut job, &format!("after deaths at {}", chain.join(", ")));
+        chains += 1;
+    }
+    println!("{deaths} deaths in {chains} chains");
     ends_well(&bed, job);
 }
 
