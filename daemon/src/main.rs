@@ -100,6 +100,7 @@ fn check_config(file: Option<PathBuf>, mut flags: Flags) -> Result<(), Failure> 
     if is_for_here {
         running::check(&config, main_process()).map_err(unusable)?;
     }
+    check_kv(&config)?;
     let host = check_identity(&config)?.map_or_else(String::new, |host| format!("; {host}"));
     let (donors, replicas) = (config.pool.donors.len(), config.pool.replicas);
     let said = match named {
@@ -126,6 +127,14 @@ fn check_identity(config: &Config) -> Result<Option<String>, Failure> {
     let Some(files) = config.pool.tls.clone() else { return Ok(None) };
     let identity = open(files, Role::Client).map_err(unusable)?;
     Ok(Some(summary_now(&identity)))
+}
+
+/// Whether the files for the KV API's TLS are good.
+fn check_kv(config: &Config) -> Result<(), Failure> {
+    if !config.kv.enabled {
+        return Ok(());
+    }
+    config.kv.tls().map(drop).map_err(|error| unusable(annex_kv::KvError::from(error)))
 }
 
 /// Prints a line. A reader that has gone away has seen enough.
@@ -184,6 +193,7 @@ fn run(flags: Flags, hidden: Option<String>) -> Result<(), Failure> {
     host::check().map_err(unusable)?;
     // Before the annexd that runs is asked to go.
     check_identity(&config)?;
+    check_kv(&config)?;
     let shortcomings = host::settle_in().map_err(unusable)?;
     // Before anything is built up: a second annexd must not even talk to the donors.
     let socket = match ControlSocket::bind(&config.socket) {

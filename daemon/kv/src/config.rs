@@ -5,6 +5,10 @@
 //! enabled = true
 //! listen = ["127.0.0.1:6379"]     # without a password only loopback may connect (protected mode)
 //! socket = "/run/annex/kv.sock"
+//! tls_listen = ["0.0.0.0:6380"]   # TLS 1.3
+//! tls_cert = "/etc/annex/kv.pem"
+//! tls_key = "/etc/annex/kv.key"
+//! tls_clients = "/etc/annex/kv-clients.pem" # CAs, by one of which clients have a certificate
 //! memory = "20G"                  # of records, one replica counted; 0: what the pool has
 //! policy = "allkeys-lru"
 //! password_file = "/etc/annex/kv.password"
@@ -15,6 +19,7 @@
 //! ```
 
 use super::store::Policy;
+use annex_identity::service::{Service, ServiceError, ServiceFiles};
 use annex_shared::api::Limit;
 use annex_shared::config::ByteSize;
 use serde::{Deserialize, Serialize};
@@ -35,6 +40,14 @@ pub struct KvConfig {
     pub socket: Option<PathBuf>,
     /// The socket's permissions, in octal.
     pub socket_mode: String,
+    /// Addresses and ports to listen on for TLS.
+    pub tls_listen: Vec<SocketAddr>,
+    /// The certificate that is shown there, and behind it what stands between it and its CA.
+    pub tls_cert: Option<PathBuf>,
+    /// The certificate's key. Nobody but its owner may read the file.
+    pub tls_key: Option<PathBuf>,
+    /// The CAs by one of which clients there have a certificate. Absent: they need none.
+    pub tls_clients: Option<PathBuf>,
     /// What clients must give to AUTH.
     pub password: Option<String>,
     /// A file whose first line is that.
@@ -69,6 +82,10 @@ impl Default for KvConfig {
             listen: vec![SocketAddr::from(([127, 0, 0, 1], 6379))],
             socket: None,
             socket_mode: "0700".into(),
+            tls_listen: Vec::new(),
+            tls_cert: None,
+            tls_key: None,
+            tls_clients: None,
             password: None,
             password_file: None,
             max_clients: 10_000,
@@ -86,8 +103,10 @@ impl Default for KvConfig {
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    #[error("[kv] is enabled and has neither an address to listen on nor a socket: give listen or socket")]
+    #[error("[kv] is enabled and has neither an address to listen on nor a socket: give listen, tls_listen or socket")]
     Nowhere,
+    #[error("[kv] has {has} and no {lacks}: TLS needs tls_listen, tls_cert and tls_key")]
+    Tls { has: &'static str, lacks: &'static str },
     #[error("policy '{0}' in [kv] is none of {names}", names = Policy::names().collect::<Vec<_>>().join(", "))]
     Policy(String),
     #[error("socket_mode '{0}' in [kv] is not an octal number such as 0770")]
@@ -115,9 +134,10 @@ pub enum PasswordError {
 
 impl KvConfig {
     pub fn check(&self) -> Result<(), ConfigError> {
-        if self.enabled && self.listen.is_empty() && self.socket.is_none() {
+        if self.enabled && self.listen.is_empty() && self.tls_listen.is_empty() && self.socket.is_none() {
             return Err(ConfigError::Nowhere);
         }
+        self.check_tls()?;
         if self.max_clients == 0 {
             return Err(ConfigError::NoClients);
         }
@@ -141,6 +161,28 @@ impl KvConfig {
         self.mode().map(drop)
     }
 
+    fn check_tls(&self) -> Result<(), ConfigError> {
+        let keys = [
+            ("tls_listen", !self.tls_listen.is_empty()),
+            ("tls_cert", self.tls_cert.is_some()),
+            ("tls_key", self.tls_key.is_some()),
+        ];
+        let clients = ("tls_clients", self.tls_clients.is_some());
+        let has = keys.iter().chain([&clients]).find(|(_, is_there)| *is_there);
+        match (has, keys.iter().find(|(_, is_there)| !is_there)) {
+            (Some((has, _)), Some((lacks, _))) => Err(ConfigError::Tls { has, lacks }),
+            _ => Ok(()),
+        }
+    }
+
+    /// What is shown to clients over TLS, if there is TLS.
+    pub fn tls(&self) -> Result<Option<Service>, ServiceError> {
+        let files = self.tls_cert.clone().zip(self.tls_key.clone());
+        let files =
+            files.map(|(certificate, key)| ServiceFiles { certificate, key, clients: self.tls_clients.clone() });
+        files.map(Service::open).transpose()
+    }
+
     /// What clients must give to AUTH, from wherever it stands.
     pub fn secret(&self) -> Result<Option<String>, PasswordError> {
         let Some(path) = self.password_file.clone() else { return Ok(self.password.clone()) };
@@ -161,8 +203,8 @@ impl KvConfig {
 }
 
 /// `--kv WHERE[,KEY=VALUE]…`, with the keys `memory`, `min`, `max`, `policy`, `cache`,
-/// `password_file`, `password`, `client_memory`, `debug` and `io_threads`.
-/// WHERE is HOST:PORT or a socket's path.
+/// `password_file`, `password`, `client_memory`, `debug`, `io_threads`, and for TLS at WHERE
+/// `tls_cert`, `tls_key` and `tls_clients`. WHERE is HOST:PORT or a socket's path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvFlag(pub KvConfig);
 
@@ -171,7 +213,7 @@ pub enum KvFlagError {
     #[error("'{0}' is neither IP:PORT nor the path of a socket")]
     Where(String),
     #[error(
-        "'{0}' is not KEY=VALUE with memory, min, max, policy, cache, password_file, password, client_memory, debug or io_threads as the key"
+        "'{0}' is not KEY=VALUE with memory, min, max, policy, cache, password_file, password, client_memory, debug, io_threads, tls_cert, tls_key or tls_clients as the key"
     )]
     Key(String),
     #[error("'{value}' is no good as {key}: {why}")]
@@ -201,6 +243,9 @@ impl FromStr for KvFlag {
                 "max" => config.pool_max = share()?,
                 "cache" => config.cache = size()?,
                 "policy" => config.policy = value.into(),
+                "tls_cert" => config.tls_cert = Some(value.into()),
+                "tls_key" => config.tls_key = Some(value.into()),
+                "tls_clients" => config.tls_clients = Some(value.into()),
                 "password" => config.password = Some(value.into()),
                 "password_file" => config.password_file = Some(value.into()),
                 "client_memory" => config.client_memory = size()?,
@@ -209,17 +254,24 @@ impl FromStr for KvFlag {
                 _ => return Err(KvFlagError::Key(word.into())),
             }
         }
+        if config.tls_cert.is_some() {
+            config.tls_listen = std::mem::take(&mut config.listen);
+        }
         Ok(KvFlag(config))
     }
 }
 
 impl KvFlag {
-    /// Listens where any of the flags says; the rest is as the last one says.
+    /// Listens where any of the flags says; the rest is as the last one says, and of TLS as the last
+    /// one that has it.
     pub fn together(flags: Vec<KvFlag>) -> Option<KvConfig> {
         let listen: Vec<SocketAddr> = flags.iter().flat_map(|flag| flag.0.listen.clone()).collect();
+        let tls_listen: Vec<SocketAddr> = flags.iter().flat_map(|flag| flag.0.tls_listen.clone()).collect();
         let socket = flags.iter().rev().find_map(|flag| flag.0.socket.clone());
+        let tls = flags.iter().rev().find(|flag| flag.0.tls_cert.is_some()).map(|flag| flag.0.clone());
+        let KvConfig { tls_cert, tls_key, tls_clients, .. } = tls.unwrap_or_default();
         let last = flags.into_iter().next_back()?;
-        Some(KvConfig { listen, socket, ..last.0 })
+        Some(KvConfig { listen, socket, tls_listen, tls_cert, tls_key, tls_clients, ..last.0 })
     }
 }
 
@@ -241,6 +293,11 @@ mod tests {
         assert_eq!(config.io_threads, Some(2));
         assert_eq!((config.enabled, config.policy.as_str()), (true, "allkeys-lru"));
         let refused = |flag: &str| flag.parse::<KvFlag>().unwrap_err();
+        let with_tls = ["127.0.0.1:7001,tls_cert=/c,tls_key=/k", "127.0.0.1:7000"];
+        let config = KvFlag::together(with_tls.map(|flag| flag.parse().unwrap()).to_vec()).unwrap();
+        assert_eq!(config.tls_listen, ["127.0.0.1:7001".parse().unwrap()]);
+        assert_eq!((config.check(), config.tls_cert), (Ok(()), Some("/c".into())));
+        assert_eq!(config.listen, ["127.0.0.1:7000".parse().unwrap()]);
         assert_eq!(refused("localhost"), KvFlagError::Where("localhost".into()));
         assert_eq!(refused("127.0.0.1:1,size=1"), KvFlagError::Key("size=1".into()));
         assert!(matches!(refused("127.0.0.1:1,memory=many"), KvFlagError::Value { .. }));
@@ -269,6 +326,12 @@ mod tests {
         assert_eq!(KvConfig::default().check(), Ok(()));
         assert_eq!(refused(|c| c.listen.clear()), ConfigError::Nowhere);
         assert_eq!(refused(|c| c.max_clients = 0), ConfigError::NoClients);
+        let no_key = |c: &mut KvConfig| (c.tls_listen, c.tls_cert) = (c.listen.clone(), Some("/c".into()));
+        assert_eq!(refused(no_key), ConfigError::Tls { has: "tls_listen", lacks: "tls_key" });
+        assert_eq!(
+            refused(|c| c.tls_clients = Some("/c".into())),
+            ConfigError::Tls { has: "tls_clients", lacks: "tls_listen" }
+        );
         let both = |c: &mut KvConfig| (c.password, c.password_file) = (Some("x".into()), Some("/y".into()));
         assert_eq!(refused(both), ConfigError::TwoPasswords);
         assert_eq!(refused(|c| c.socket_mode = "rwx".into()), ConfigError::Mode("rwx".into()));

@@ -16,6 +16,7 @@
 //! - [`text`]: what needs no store; `arguments`: what all commands read alike.
 //! - `turn`: how long requests leave each other the thread; `blocking`: what is done on another
 //!   one.
+//! - `tls`: connections that are enciphered.
 //!
 //! [`service`] is the thread that all of it runs on, and its start and end; `sections` is what it
 //! adds to INFO.
@@ -41,6 +42,7 @@ pub mod session;
 pub mod spec;
 pub mod store;
 pub mod text;
+mod tls;
 mod turn;
 
 pub use config::{ConfigError, KvConfig, KvFlag};

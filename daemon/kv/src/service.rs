@@ -7,11 +7,14 @@ use super::sections;
 use super::server::{Config, Facts, Hooks, IoThreads, Server};
 use super::session;
 use super::store::{LogPageTable, OpenError, Policy, Settings, Stats, Store};
+use super::tls::Termination;
+use annex_identity::service::ServiceError;
 use annex_pool::{Pool, Terms};
 use annex_shared::api::KvInfo;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -35,6 +38,8 @@ pub enum KvError {
     Thread(io::Error),
     #[error(transparent)]
     Password(#[from] PasswordError),
+    #[error("bad TLS files in [kv]: {0}")]
+    Tls(#[from] ServiceError),
     #[error(transparent)]
     Store(#[from] OpenError),
     #[error("the KV API's thread ended as it started")]
@@ -96,6 +101,7 @@ impl Kv {
     /// over, commands on keys are answered with LOADING.
     pub fn start(config: &KvConfig, pool: Arc<Pool>, table: Arc<LogPageTable>) -> Result<Kv, KvError> {
         let config = KvConfig { password: config.secret()?, ..config.clone() };
+        let tls = config.tls()?.map(Termination::start).transpose().map_err(KvError::Thread)?;
         let terms = Terms { min: config.pool_min, max: config.pool_max };
         pool.divide(terms, table.log_pages().count() as u64);
         let stop = Arc::new(Notify::new());
@@ -109,7 +115,7 @@ impl Kv {
         let thread = {
             let (pool, table) = (pool.clone(), table.clone());
             let (stop, report, endpoints) = (stop.clone(), report.clone(), endpoints.clone());
-            let run = move || run(&config, (pool, table), &stop, &report, &endpoints, &ready);
+            let run = move || run(&config, tls, (pool, table), &stop, &report, &endpoints, &ready);
             std::thread::Builder::new().name("annex-kv".into()).spawn(run).map_err(KvError::Thread)?
         };
         is_ready.recv().map_err(|_| KvError::Ended)??;
@@ -166,6 +172,7 @@ type Ready = mpsc::Sender<Result<(), KvError>>;
 
 fn run(
     config: &KvConfig,
+    tls: Option<Termination>,
     (pool, table): (Arc<Pool>, Arc<LogPageTable>),
     stop: &Notify,
     report: &Arc<Mutex<Report>>,
@@ -181,6 +188,7 @@ fn run(
         Ok(started) => started,
         Err(error) => return drop(ready.send(Err(KvError::Thread(error)))),
     };
+    let tls = tls.map(Rc::new);
     LocalSet::new().block_on(&runtime, async {
         let of_donors = pool.clone();
         let store = match open(config, pool, table) {
@@ -194,7 +202,7 @@ fn run(
             Server::new(store.clone(), session::commands(), settings_of(config), hooks(&store, of_donors), io_threads);
         follow(&server.config, &store);
         tokio::task::spawn_local(keep_reporting(Rc::downgrade(&server), report.clone()));
-        serve(server, listeners(config, endpoints), stop.notified()).await;
+        serve(server, listeners(config, tls.as_ref(), endpoints), stop.notified()).await;
     });
 }
 
@@ -220,11 +228,20 @@ fn open(config: &KvConfig, pool: Arc<Pool>, table: Arc<LogPageTable>) -> Result<
 
 /// Each of the sockets, as soon as it can be had: programs depend on annexd whether or not its KV
 /// API finds its port free.
-fn listeners(config: &KvConfig, endpoints: &Arc<Endpoints>) -> Vec<Pin<Box<dyn Future<Output = Listener>>>> {
+fn listeners(
+    config: &KvConfig,
+    tls: Option<&Rc<Termination>>,
+    endpoints: &Arc<Endpoints>,
+) -> Vec<Pin<Box<dyn Future<Output = Listener>>>> {
     let mut listeners: Vec<Pin<Box<dyn Future<Output = Listener>>>> = Vec::new();
     for address in config.listen.clone() {
         let bind = move || std::future::ready(Listener::tcp(address));
-        listeners.push(Box::pin(tried(address.to_string(), endpoints.clone(), bind)));
+        listeners.push(Box::pin(tried((address.to_string(), ""), endpoints.clone(), bind)));
+    }
+    for (address, tls) in config.tls_listen.iter().zip(std::iter::repeat(tls).flatten()) {
+        let (address, tls) = (*address, tls.clone());
+        let bind = move || std::future::ready(Listener::tls(address, &tls));
+        listeners.push(Box::pin(tried((address.to_string(), " (TLS)"), endpoints.clone(), bind)));
     }
     if let Some(path) = config.socket.clone() {
         // The configuration was checked.
@@ -234,13 +251,14 @@ fn listeners(config: &KvConfig, endpoints: &Arc<Endpoints>) -> Vec<Pin<Box<dyn F
             let path = path.clone();
             async move { Listener::unix(&path, mode).await }
         };
-        listeners.push(Box::pin(tried(endpoint, endpoints.clone(), bind)));
+        listeners.push(Box::pin(tried((endpoint, ""), endpoints.clone(), bind)));
     }
     listeners
 }
 
+/// `how` stands behind the address wherever it is shown.
 async fn tried<F: Future<Output = Result<Listener, BindError>>>(
-    endpoint: String,
+    (endpoint, how): (String, &str),
     endpoints: Arc<Endpoints>,
     open: impl Fn() -> F,
 ) -> Listener {
@@ -249,7 +267,7 @@ async fn tried<F: Future<Output = Result<Listener, BindError>>>(
         match open().await {
             Ok(listener) => {
                 // The port may have been left to the system.
-                let bound = listener.address().map_or(endpoint.clone(), |address| address.to_string());
+                let bound = listener.address().map_or(endpoint.clone(), |address| format!("{address}{how}"));
                 tracing::info!("the KV API listens on {bound}");
                 endpoints.set(&endpoint, Ok(bound));
                 return listener;
@@ -272,11 +290,12 @@ async fn tried<F: Future<Output = Result<Listener, BindError>>>(
 fn settings_of(config: &KvConfig) -> Config {
     let settings = Config::default();
     let addresses: Vec<String> = config.listen.iter().map(|address| address.ip().to_string()).collect();
-    let port = config.listen.first().map_or(0, |address| address.port());
+    let port_of = |listen: &[SocketAddr]| listen.first().map_or(0, SocketAddr::port).to_string();
     let socket = config.socket.as_ref().map(|path| path.display().to_string());
     for (name, value) in [
         ("bind", addresses.join(" ")),
-        ("port", port.to_string()),
+        ("port", port_of(&config.listen)),
+        ("tls-port", port_of(&config.tls_listen)),
         ("unixsocket", socket.unwrap_or_default()),
         ("requirepass", config.password.clone().unwrap_or_default()),
         ("maxclients", config.max_clients.to_string()),

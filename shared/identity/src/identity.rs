@@ -101,7 +101,7 @@ impl Loaded {
         let in_lists =
             |source| IdentityError::Trust { path: files.revocations.as_ref().unwrap_or(&files.ca).clone(), source };
         let trust = Trust::new(&cas, &contents.revocations, own.name.cluster.clone()).map_err(in_lists)?;
-        let certified = Arc::new(certified(files, &contents.key, chain)?);
+        let certified = Arc::new(certified((&files.certificate, chain), (&files.key, &contents.key))?);
         Ok(Loaded { own, trust, certified })
     }
 }
@@ -116,7 +116,7 @@ impl Standings for Own {
     }
 }
 
-fn certificates(path: &Path, bytes: &[u8]) -> Result<Vec<CertificateDer<'static>>, IdentityError> {
+pub(crate) fn certificates(path: &Path, bytes: &[u8]) -> Result<Vec<CertificateDer<'static>>, IdentityError> {
     pem::certificates(bytes).map_err(|source| IdentityError::Pem { path: path.to_owned(), source })
 }
 
@@ -135,14 +135,18 @@ pub fn facts(files: &Files) -> Result<Facts, IdentityError> {
     Ok(shown(&files.certificate, &files::read(&files.certificate)?)?.0)
 }
 
-fn certified(files: &Files, key: &[u8], chain: Vec<CertificateDer<'static>>) -> Result<CertifiedKey, IdentityError> {
-    let unusable = |why: String| IdentityError::Key { path: files.key.clone(), why };
-    let key = pem::key(key).map_err(|source| IdentityError::Pem { path: files.key.clone(), source })?;
+/// A certificate's chain and its key, each with the file that it is from: a pair, or an error.
+pub(crate) fn certified(
+    (certificate, chain): (&Path, Vec<CertificateDer<'static>>),
+    (path, key): (&Path, &[u8]),
+) -> Result<CertifiedKey, IdentityError> {
+    let unusable = |why: String| IdentityError::Key { path: path.to_owned(), why };
+    let key = pem::key(key).map_err(|source| IdentityError::Pem { path: path.to_owned(), source })?;
     let provider = rustls::crypto::aws_lc_rs::default_provider();
     let key = provider.key_provider.load_private_key(key).map_err(|e| unusable(e.to_string()))?;
     let certified = CertifiedKey::new(chain, key);
     // Also if rustls can't tell: a pair is taken only if it is known to be one.
-    let mismatch = |_| IdentityError::Mismatch { key: files.key.clone(), certificate: files.certificate.clone() };
+    let mismatch = |_| IdentityError::Mismatch { key: path.to_owned(), certificate: certificate.to_owned() };
     certified.keys_match().map_err(mismatch)?;
     Ok(certified)
 }

@@ -14,6 +14,7 @@
 //! - [`renewal`]: when a certificate is renewed, and what is said before it expires.
 //! - [`renewer`]: the thread that does it.
 //! - [`tls`]: the TLS configuration of every socket.
+//! - [`service`]: TLS for clients that are no hosts of ours: a server's certificate of any PKI.
 //! - [`stream`]: a connection, plain or TLS.
 //! - [`hello`]: what a peer wants from an agent's port.
 //! - [`config`]: `[tls]` in a daemon's configuration.
@@ -40,6 +41,7 @@ pub mod names;
 pub mod pem;
 pub mod renewal;
 pub mod renewer;
+pub mod service;
 pub mod stream;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

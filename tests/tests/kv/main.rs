@@ -10,6 +10,7 @@ mod shares;
 mod stopping;
 mod streaming;
 mod support;
+mod tls;
 
 use nix::sys::signal::Signal;
 use redis::Commands;

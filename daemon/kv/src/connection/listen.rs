@@ -2,6 +2,7 @@
 
 use super::task;
 use crate::server::{Address, Client, Origin, Server, Statistics, Stream};
+use crate::tls::{Terminated, Termination};
 use crate::turn;
 use annex_host::repeated;
 use std::fs::Permissions;
@@ -64,19 +65,18 @@ pub enum Listener {
     Tcp(TcpListener),
     /// The path is removed when the listener goes.
     Unix(UnixListener, PathBuf),
+    /// What comes in is deciphered by others.
+    Tls(Terminated),
 }
 
 impl Listener {
     pub fn tcp(address: SocketAddr) -> Result<Listener, BindError> {
-        let bind = || {
-            let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-            socket.set_reuseaddr(true)?;
-            // Connections inherit it: one whose client's host is gone ends some day.
-            socket.set_keepalive(true)?;
-            socket.bind(address)?;
-            socket.listen(BACKLOG)
-        };
-        bind().map(Listener::Tcp).map_err(|source| BindError::Tcp { address, source })
+        bind(address).map(Listener::Tcp).map_err(|source| BindError::Tcp { address, source })
+    }
+
+    pub fn tls(address: SocketAddr, termination: &Termination) -> Result<Listener, BindError> {
+        let listener = termination.listen(|| bind(address));
+        listener.map(Listener::Tls).map_err(|source| BindError::Tcp { address, source })
     }
 
     /// Replaces the socket of a server that is gone, but not one that answers.
@@ -97,11 +97,12 @@ impl Listener {
     pub fn address(&self) -> Option<SocketAddr> {
         match self {
             Listener::Tcp(listener) => listener.local_addr().ok(),
+            Listener::Tls(terminated) => Some(terminated.address),
             Listener::Unix(..) => None,
         }
     }
 
-    async fn accept(&self) -> io::Result<(Stream, Address, Address)> {
+    async fn accept(&mut self) -> io::Result<(Stream, Address, Address)> {
         match self {
             Listener::Tcp(listener) => {
                 let (stream, peer) = listener.accept().await?;
@@ -114,8 +115,21 @@ impl Listener {
                 let address = Address::Unix(path.display().to_string());
                 Ok((Stream::Unix(stream), address.clone(), address))
             }
+            Listener::Tls(terminated) => {
+                let (stream, peer, local) = terminated.next().await?;
+                Ok((Stream::Unix(UnixStream::from_std(stream)?), Address::Tcp(peer), Address::Tcp(local)))
+            }
         }
     }
+}
+
+fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    socket.set_reuseaddr(true)?;
+    // Connections inherit it: one whose client's host is gone ends some day.
+    socket.set_keepalive(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
 impl Drop for Listener {
@@ -151,7 +165,7 @@ pub async fn serve<L: Future<Output = Listener> + 'static>(
 }
 
 async fn accept(server: Rc<Server>, listener: impl Future<Output = Listener>, mut stopping: watch::Receiver<bool>) {
-    let listener = tokio::select! {
+    let mut listener = tokio::select! {
         _ = stopping.changed() => return,
         listener = listener => listener,
     };

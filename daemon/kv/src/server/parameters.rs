@@ -90,6 +90,7 @@ pub static TABLE: &[Parameter] = &[
     immutable("tcp-backlog", "511", Kind::Integer(0, INT)),
     plain("bind", "127.0.0.1", Kind::Fixed(LISTENING)),
     plain("port", "6379", Kind::Fixed(LISTENING)),
+    plain("tls-port", "0", Kind::Fixed(LISTENING)),
     immutable("unixsocket", "", Kind::Text),
     immutable("unixsocketperm", "0", Kind::Text),
     // What is watched.
