@@ -47,9 +47,10 @@ fn paged(bed: &Testbed, seed: u64) -> Job {
 /// The present annexd serves its faults.
 fn goes_on(bed: &Testbed, job: &mut Job, what: &str) {
     let started = Instant::now();
-    let log = |job: &Job| format!("{}{}", bed.annexd_logs(), job.process.log());
+    let log = |job: &Job| format!("{}{}{}", bed.annexd_logs(), bed.annexd_logs_of("survivor"), job.process.log());
     while bed.app("survivor").is_none_or(|app| app.faults.major < 200) {
-        assert!(job.process.is_running(), "the workload ended {what}: {}", log(job));
+        let ended = job.process.wait(Duration::ZERO);
+        assert!(ended.is_none(), "the workload ended with {ended:?} {what}: {}", log(job));
         assert!(started.elapsed() < MINUTE, "no fault is served {what}: {}", log(job));
         std::thread::sleep(Duration::from_millis(5));
     }

@@ -426,6 +426,20 @@ impl Testbed {
 
     /// What all annexds of this testbed have said, the latest last.
     pub fn annexd_logs(&self) -> String {
+        let logs = self.logs_of_each();
+        let last = &logs[logs.len().saturating_sub(4)..];
+        last.iter().map(|(n, log)| format!("--- annexd {n} ---\n{log}\n")).collect()
+    }
+
+    /// What the last annexds said of an app, and all errors.
+    pub fn annexd_logs_of(&self, app: &str) -> String {
+        let logs = self.logs_of_each();
+        let last = logs[logs.len().saturating_sub(20)..].iter();
+        let lines = last.flat_map(|(n, log)| log.lines().map(move |line| format!("annexd {n}: {line}\n")));
+        lines.filter(|line| line.contains(app) || line.contains(" ERROR ") || line.contains("took over")).collect()
+    }
+
+    fn logs_of_each(&self) -> Vec<(u32, String)> {
         let entries = std::fs::read_dir(self.path()).into_iter().flatten().flatten();
         let mut logs: Vec<(u32, PathBuf)> = entries
             .filter_map(|e| {
@@ -434,8 +448,7 @@ impl Testbed {
             })
             .collect();
         logs.sort();
-        let last = &logs[logs.len().saturating_sub(4)..];
-        last.iter().map(|(n, path)| format!("--- annexd {n} ---\n{}\n", process::read_lossy(path))).collect()
+        logs.into_iter().map(|(n, path)| (n, process::read_lossy(&path))).collect()
     }
 
     /// Waits until so many donors are up.
