@@ -42,6 +42,8 @@ pub struct Config {
     /// Allows an address other than loopback without `[tls]`: nothing is encrypted or authenticated
     /// then.
     pub insecure: bool,
+    /// Beside TLS takes connections without it, as long as not all clients have certificates.
+    pub also_plain: bool,
     /// What clients and listings call this donor; the host name if absent.
     pub name: Option<String>,
     /// The most memory to lend; a quarter of the machine's if absent.
@@ -98,6 +100,7 @@ impl Default for Config {
         Config {
             listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), AGENT_PORT),
             insecure: false,
+            also_plain: false,
             name: None,
             capacity: None,
             slab_size: ByteSize(64 << 20),
@@ -204,6 +207,10 @@ pub enum BadConfig {
         "dir is set in [ca], and hosts join over TLS only: set ca, cert and key in [tls] too (annex ca issue makes them)"
     )]
     CaWithoutTls,
+    #[error("also_plain is set, and without TLS all is plain: set ca, cert and key in [tls] too, or take it out")]
+    AlsoPlainWithoutTls,
+    #[error("also_plain is set together with [access], which goes by the names in certificates: take one of them out")]
+    AlsoPlainWithAccess,
     #[error(
         "[access] goes by the names in clients' certificates, and there are none without TLS: set ca, cert and key in [tls] too"
     )]
@@ -244,6 +251,8 @@ pub struct Terms {
     pub max_connections: usize,
     /// `None`: nothing is encrypted.
     pub tls: Option<Files>,
+    /// Whether connections without TLS are taken beside those with it.
+    pub also_plain: bool,
     /// Where the certificate is renewed. `None`: at this agent itself if it signs, else nowhere.
     pub renew: Option<Address>,
     /// The CA's folder. `None`: this agent signs nothing.
@@ -319,6 +328,12 @@ impl Config {
         if self.ca.dir.is_some() && tls.is_none() {
             return Err(BadConfig::CaWithoutTls);
         }
+        if self.also_plain && tls.is_none() {
+            return Err(BadConfig::AlsoPlainWithoutTls);
+        }
+        if self.also_plain && !self.access.is_open() {
+            return Err(BadConfig::AlsoPlainWithAccess);
+        }
         let slab = self.slab_size.0;
         let unit = if self.hugepages == Hugepages::Off { 4096 } else { HUGE_PAGE };
         if !(64 << 10..=1 << 30).contains(&slab) || !slab.is_multiple_of(unit) {
@@ -383,6 +398,7 @@ impl Config {
             keeper: (!self.keeper.as_os_str().is_empty()).then_some(self.keeper),
             max_connections: self.max_connections as usize,
             tls,
+            also_plain: self.also_plain,
             renew: self.tls.renew,
             ca: self.ca.dir,
             access: self.access,
@@ -459,6 +475,8 @@ mod tests {
         assert!(resolve(|c| (c.listen, c.tls) = (open, whole())).is_ok());
         assert!(resolve(|c| (c.listen, c.insecure) = ("0.0.0.0:1".parse().unwrap(), true)).is_ok());
         assert!(no(|c| c.ca.dir = Some("/ca".into())).starts_with("dir is set in [ca], and hosts join over TLS only"));
+        assert!(no(|c| c.also_plain = true).starts_with("also_plain is set, and without TLS all is plain"));
+        assert!(resolve(|c| (c.also_plain, c.tls) = (true, whole())).is_ok());
         assert!(resolve(|c| (c.ca.dir, c.tls) = (Some("/ca".into()), whole())).is_ok());
     }
 

@@ -154,6 +154,11 @@ impl Book {
         }
     }
 
+    /// Whether the client has shown a certificate, and its claim is not over.
+    pub fn is_held_by_certificate(&self, client: ClientId) -> bool {
+        self.claims.get(&client).is_some_and(|claim| claim.machine.holder.is_some())
+    }
+
     /// A client introduces itself on a control connection.
     pub fn hello(
         &mut self,

@@ -1,7 +1,8 @@
 //! A TCP connection from its first byte until it is known what it is for.
 //!
 //! With `[tls]` nothing is served without it, and the first byte tells: a peer that speaks plain is
-//! told so in its own words and dropped. A peer has until one moment for the handshake, its
+//! told so in its own words and dropped. With `also_plain` it is served; but whoever has shown a
+//! certificate once comes to its leases, and to its session, with TLS alone. A peer has until one moment for the handshake, its
 //! preamble and what follows, however slowly the bytes come. How many may be at it at once is in
 //! [`crate::places`].
 
@@ -88,19 +89,32 @@ pub enum Opened {
 pub fn open(socket: TcpStream, tls: Option<&Port>, keys: &LaneKeys, by: Instant) -> Result<Opened, OpeningError> {
     let stream = match tls {
         None => Stream::plain(socket),
-        Some(port) => match (hello(socket, by)?, &port.signer) {
-            (hello, Some(signer)) if hello.wants_to_join() => return Ok(Opened::Signed(signer.serve(hello)?)),
-            (hello, None) if hello.wants_to_join() => {
-                // Which refuses it in words of TLS.
-                let _ = hello.session(&port.session);
-                return Err(OpeningError::SignsNothing);
+        Some(port) => match (first(&socket, by)?, &port.signer) {
+            (TLS_HANDSHAKE, signer) => {
+                let hello = Hello::read(socket, by)?;
+                match signer {
+                    Some(signer) if hello.wants_to_join() => return Ok(Opened::Signed(signer.serve(hello)?)),
+                    None if hello.wants_to_join() => {
+                        // Which refuses it in words of TLS.
+                        let _ = hello.session(&port.session);
+                        return Err(OpeningError::SignsNothing);
+                    }
+                    _ => hello.session(&port.session)?,
+                }
             }
-            (hello, _) => hello.session(&port.session)?,
+            _ if port.also_plain => Stream::plain(socket),
+            _ => {
+                tell_plain(&Stream::plain(socket), by);
+                return Err(OpeningError::Plain);
+            }
         },
     };
     let preamble = Preamble::read_from(&mut stream.until(by))?;
     let purpose = match (preamble, stream.is_tls()) {
         (Preamble::Control, _) => Ok(Purpose::Control),
+        (Preamble::Data(proof) | Preamble::Verbs(proof), false) if keys.is_secure(proof.client) => {
+            Err((AdmitError::WrongProof, OpeningError::OtherProof))
+        }
         (Preamble::Data(proof), false) => Ok(Purpose::Data(proof.into())),
         (Preamble::Verbs(proof), false) => Ok(Purpose::Verbs(proof.into())),
         (Preamble::SecureData(shown), true) => verify(&stream, keys, &shown).map(Purpose::Data),
@@ -127,7 +141,8 @@ fn verify(stream: &Stream, keys: &LaneKeys, shown: &LaneProof) -> Result<Caller,
     caller.map_err(|reason| (reason, OpeningError::Refused(reason)))
 }
 
-fn hello(socket: TcpStream, by: Instant) -> Result<Hello, OpeningError> {
+/// The connection's first byte, which stays unread.
+fn first(socket: &TcpStream, by: Instant) -> Result<u8, OpeningError> {
     let mut first = [0];
     let left = by.saturating_duration_since(Instant::now());
     if left.is_zero() {
@@ -136,11 +151,7 @@ fn hello(socket: TcpStream, by: Instant) -> Result<Hello, OpeningError> {
     let peeked = socket.set_read_timeout(Some(left)).and_then(|()| socket.peek(&mut first));
     match peeked.map_err(PreambleError::Io)? {
         0 => Err(OpeningError::Nothing),
-        _ if first[0] == TLS_HANDSHAKE => Ok(Hello::read(socket, by)?),
-        _ => {
-            tell_plain(&Stream::plain(socket), by);
-            Err(OpeningError::Plain)
-        }
+        _ => Ok(first[0]),
     }
 }
 

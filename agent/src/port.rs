@@ -31,6 +31,8 @@ pub struct Port {
     pub identity: Arc<Identity>,
     /// `None`: nobody joins here.
     pub signer: Option<Signer>,
+    /// Connections without TLS are taken as well.
+    pub also_plain: bool,
 }
 
 impl Port {
@@ -51,6 +53,6 @@ impl Port {
         let (standings, clock) = (lender.connections().lane_keys().clone(), Arc::new(DefaultTimeProvider));
         let session = session_server(identity, standings.clone(), clock.clone())?;
         let signer = ca.map(|ca| Signer::new(ca, identity, standings, clock)).transpose()?;
-        Ok(Port { session, identity: identity.clone(), signer })
+        Ok(Port { session, identity: identity.clone(), signer, also_plain: lender.terms().also_plain })
     }
 }

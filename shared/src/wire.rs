@@ -209,6 +209,8 @@ pub enum Refusal {
         #[serde(deserialize_with = "received")]
         name: String,
     },
+    #[error("has lent memory to this client under a certificate: give annexd ca, cert and key in [tls] again")]
+    NeedsTls,
 }
 
 /// `host` is a machine's name or, where clients show certificates, that of the certificate.

@@ -143,6 +143,13 @@ fn insecure(terms: &Terms) -> Vec<Check> {
             "set ca, cert and key in [tls] (docs/operations.md)",
         ));
     }
+    if terms.also_plain {
+        checks.push(Check::warn(
+            "network",
+            format!("beside TLS, whoever reaches {} without it can borrow memory", terms.listen),
+            "take also_plain out as soon as all clients have certificates",
+        ));
+    }
     if let Some(metrics) = terms.metrics.filter(|address| !address.ip().is_loopback()) {
         checks.push(Check::warn(
             "metrics",

@@ -56,6 +56,11 @@ impl LaneKeys {
         self.0.lock().remove(&client);
     }
 
+    /// Whether the client's session is one with TLS.
+    pub fn is_secure(&self, client: ClientId) -> bool {
+        matches!(self.0.lock().get(&client), Some(Entry::Welcome(..)))
+    }
+
     /// Whether a connection belongs to the control session of the client that it names. What is
     /// given is what a plain connection would have shown, and is to be checked likewise.
     pub fn verify(&self, shown: &LaneProof, connection: Binding) -> Result<Caller, AdmitError> {

@@ -71,17 +71,25 @@ impl Donor {
             fs::write(&path, list).unwrap();
             files.revocations = Some(path);
         }
-        Donor::start(dir, Some(files), more)
+        Donor::start(dir, Some(files), "", more)
     }
 
     pub fn plain() -> Donor {
-        Donor::start(tempfile::tempdir().unwrap(), None, "")
+        Donor::start(tempfile::tempdir().unwrap(), None, "", "")
     }
 
-    fn start(dir: tempfile::TempDir, files: Option<Files>, more: &str) -> Donor {
+    /// With a certificate, and for clients without as well.
+    pub fn also_plain(pki: &Pki) -> Donor {
+        let dir = tempfile::tempdir().unwrap();
+        let files = pki.files_of(dir.path(), &leaf_now("annex://c/donor/oak", 30));
+        Donor::start(dir, Some(files), "also_plain = true\n", "")
+    }
+
+    /// `first` and `more` are lines of its configuration.
+    fn start(dir: tempfile::TempDir, files: Option<Files>, first: &str, more: &str) -> Donor {
         let config = dir.path().join("agent.toml");
         let mut text =
-            "capacity = '8M'\nslab_size = '1M'\nheadroom = 0\nshm_socket = ''\ncontrol_socket = ''\n".to_owned();
+            format!("{first}capacity = '8M'\nslab_size = '1M'\nheadroom = 0\nshm_socket = ''\ncontrol_socket = ''\n");
         if let Some(Files { ca, certificate, key, revocations }) = &files {
             let (ca, certificate, key) = (ca.display(), certificate.display(), key.display());
             text += &format!("[tls]\nca = '{ca}'\ncert = '{certificate}'\nkey = '{key}'\n");

@@ -2,10 +2,12 @@
 
 use crate::bed::{ANNA, Control, Donor, Host, Lane, SLAB, noise, replace_pair, wait_until};
 use annex_fabric::SessionTls;
+use annex_identity::stream::Stream;
 use annex_identity::testing::{Pki, leaf_now};
 use annex_shared::ids::ClientId;
 use annex_shared::preamble::{AdmitError, AnswerError, Preamble, Proof, read_answer};
-use annex_shared::wire::Event;
+use annex_shared::wire::{Event, Refusal};
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,6 +43,36 @@ fn lanes_of_one_session_work_side_by_side() {
     drop(lanes);
     // The next one fences those that have ended.
     Lane::open(donor.addr, ANNA, &welcome, Some(tls)).unwrap().round_trip(lease.rkey, &bytes, 4096).unwrap();
+}
+
+/// While hosts move to TLS one after the other.
+#[test]
+fn with_also_plain_a_client_moves_to_tls_with_its_leases_and_never_back() {
+    let pki = Pki::new("c");
+    let (donor, host) = (Donor::also_plain(&pki), Host::honest(&pki));
+    let plain = || Control::new(Stream::plain(TcpStream::connect(donor.addr).unwrap()));
+    let bytes = noise(64 << 10);
+    let mut control = plain();
+    let (welcome, lease) = control.settle(ANNA);
+    Lane::open(donor.addr, ANNA, &welcome, None).unwrap().round_trip(lease.rkey, &bytes, 4096).unwrap();
+    drop(control);
+
+    let mut control = Control::new(host.connect(donor.addr).unwrap());
+    let Ok(Event::Welcome(welcome)) = control.hello(ANNA) else { panic!("it is not welcome") };
+    let held: Vec<_> = welcome.held.iter().map(|lease| lease.slab).collect();
+    assert_eq!(held, [lease.slab]);
+    let rkey = welcome.held[0].rkey;
+    let mut lane = Lane::open(donor.addr, ANNA, &welcome, Some(host.tls(&control))).unwrap();
+    lane.round_trip(rkey, &bytes, 4096).unwrap();
+
+    // Not even with the session key, which only she knows.
+    assert!(Lane::open(donor.addr, ANNA, &welcome, None).is_err(), "pages of a session with TLS go in clear");
+    donor.says("it shows the proof of another kind of connection");
+    let said = plain().hello(ANNA);
+    assert!(matches!(said, Ok(Event::Refused(Refusal::NeedsTls))), "{said:?}");
+    lane.round_trip(rkey, &bytes, 4096).unwrap();
+    // Others are served without TLS still.
+    plain().settle(BERT);
 }
 
 /// Another client of the cluster, with all that it could overhear in the days without TLS.
