@@ -4,14 +4,13 @@
 //! background. What is shown is read off the app's own numbers, until it is down to its limit or
 //! has not shrunk for [`STILL`].
 
-use crate::client::{self, Client};
+use crate::client::Client;
 use crate::failure::Failure;
 use crate::interrupt;
 use crate::output::show;
 use annex_cli::command::AttachArgs;
 use annex_shared::api::{AppInfo, AttachRequest, Limit, Target, format_bytes};
 use annex_shared::printable::printable;
-use hyper::Method;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::time::{Duration, Instant};
 
@@ -28,11 +27,12 @@ pub fn attach(client: &Client, args: &AttachArgs, json: bool) -> Result<(), Fail
         (Some(unit), _) => Target::Unit(format!("{unit}.service")),
         (None, pid) => Target::Pid(pid.unwrap_or_default()),
     };
-    let request = AttachRequest { target, name: args.app.name.clone(), program: None, local: args.app.local };
+    let (name, local) = (args.app.name.clone(), args.app.local);
+    let request = AttachRequest { target, name, program: None, local, require_donors: true };
     let notice = interrupt::explain(
         "interrupted: annexd may go on with the attach (annex apps shows it; annex detach APP undoes it)".into(),
     )?;
-    let mut app: AppInfo = client.call(Method::POST, &client::path(&["apps"]), Some(&request))?;
+    let mut app = client.register(request, args.app.require_donors)?;
     notice.set(format!(
         "interrupted: {name} stays attached and its memory goes on to the pool (annex apps shows it; annex detach {name} undoes it)",
         name = app.name

@@ -1,8 +1,9 @@
 //! HTTP over annexd's Unix socket: one connection per request, as annexd serves them.
 
 use crate::failure::Failure;
-use annex_shared::api::{ApiError, AppInfo, DonorInfo, KvInfo, Progress, SlabInfo, Status};
+use annex_shared::api::{ApiError, AppInfo, AttachRequest, DonorInfo, ErrorCode, KvInfo, Progress, SlabInfo, Status};
 use annex_shared::event::Event;
+use annex_shared::printable::printable;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::{Method, Request, Response};
@@ -64,6 +65,22 @@ impl Client {
 
     pub fn status(&self) -> Result<Status, Failure> {
         self.call(Method::GET, &path(&["status"]), None::<&()>)
+    }
+
+    /// Has annexd take a program. If no donors can take pages, it is said, and the program has its
+    /// pages for itself until they can; unless they are required.
+    pub fn register(&self, request: AttachRequest, requires_donors: bool) -> Result<AppInfo, Failure> {
+        let ask = |require_donors| {
+            let request = AttachRequest { require_donors, ..request.clone() };
+            self.call(Method::POST, &path(&["apps"]), Some(&request))
+        };
+        match ask(true) {
+            Err(Failure::Refused(error)) if error.kind == ErrorCode::NoDonors && !requires_donors => {
+                eprintln!("annex: {}; the program keeps its pages until they are", printable(&error.message));
+                ask(false)
+            }
+            answer => answer,
+        }
     }
 
     /// Sends one request and reads its whole answer.

@@ -236,6 +236,9 @@ pub struct AppArgs {
     /// What to call the app [default: the program's name]
     #[arg(long)]
     pub name: Option<String>,
+    /// Refuse while too few donors are up to page to [default: it keeps its pages until they are]
+    #[arg(long)]
+    pub require_donors: bool,
 }
 
 #[derive(Debug, Args)]

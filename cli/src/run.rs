@@ -5,11 +5,10 @@
 //! on exec, and the one signal disposition that Rust's runtime changes (SIGPIPE) is put back to
 //! what it was.
 
-use crate::client::{self, Client};
+use crate::client::Client;
 use crate::failure::Failure;
 use annex_cli::command::RunArgs;
-use annex_shared::api::{APP_ENV, APP_MARK, AppInfo, AttachRequest, Target};
-use hyper::Method;
+use annex_shared::api::{APP_ENV, APP_MARK, AttachRequest, Target};
 use nix::libc;
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{SigHandler, Signal, signal};
@@ -30,8 +29,9 @@ pub fn run(client: Client, args: &RunArgs) -> Result<Infallible, Failure> {
         // What was typed, without its folder: this process is still called annex.
         program: Path::new(&args.command[0]).file_name().map(|name| name.to_string_lossy().into_owned()),
         local: args.app.local,
+        require_donors: true,
     };
-    let app: AppInfo = client.call(Method::POST, &client::path(&["apps"]), Some(&request))?;
+    let app = client.register(request, args.app.require_donors)?;
     let environment = std::env::vars_os()
         .filter(|(name, _)| name != APP_ENV)
         .chain([(OsString::from(APP_ENV), OsString::from(app.id.to_string()))])

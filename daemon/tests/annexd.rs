@@ -137,7 +137,7 @@ fn it_starts_without_its_donors_and_says_what_is_missing() {
     let status = annexd.status();
     assert_eq!(status["donors"][0]["state"], "connecting");
     let me = std::process::id();
-    let body = format!(r#"{{"target":{{"pid":{me}}}}}"#);
+    let body = format!(r#"{{"target":{{"pid":{me}}},"require_donors":true}}"#);
     let head = format!("POST /v1/apps HTTP/1.1\r\nhost: annexd\r\ncontent-length: {}\r\n\r\n", body.len());
     let refused = annexd.ask(&(head + &body));
     assert!(refused.starts_with("HTTP/1.1 503") && refused.contains("no_donors"), "{refused}");

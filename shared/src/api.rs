@@ -70,6 +70,9 @@ pub struct AttachRequest {
     pub program: Option<String>,
     /// `None` = annexd's configured default.
     pub local: Option<Limit>,
+    /// Refuse with [`ErrorCode::NoDonors`] unless pages have somewhere to go now.
+    #[serde(default)]
+    pub require_donors: bool,
 }
 
 /// A region of the process that asks: a private anonymous mapping from `address` on for `length`

@@ -1,6 +1,7 @@
 //! Bad input and bad luck: each has a clear message and an exit code of its own, and nothing is
 //! lost.
 
+use annex_shared::api::DonorState;
 use annex_tests::testbed::census::stubs_of;
 use annex_tests::testbed::{Donor, Job, Outcome, Testbed, bins, directory, wait_for};
 use nix::sys::signal::{Signal, kill};
@@ -210,22 +211,40 @@ fn kernel_threads_and_annexd_itself_are_refused() {
 }
 
 #[test]
-fn without_donors_nothing_is_attached_and_the_reason_is_said() {
+fn where_donors_are_required_and_missing_nothing_is_attached_and_the_reason_is_said() {
     let bed = Testbed::builder().donor(Donor::tcp().absent()).donor(Donor::tcp().absent()).start();
-    let outcome = bed.ask("run", ["--", "true"]);
+    let outcome = bed.ask("run", ["--require-donors", "--", "true"]);
     refused(&outcome, NOT_STARTED, &["donor"]);
     let job = busy(&bed);
-    refused(&attach(&bed, job.pid()), NO_DONORS, &["donor", "127.0.0.1"]);
+    let attach = bed.ask("attach", ["--require-donors", &job.pid().to_string()]);
+    refused(&attach, NO_DONORS, &["donor", "127.0.0.1"]);
     end(job);
     let status = bed.ask("status", [] as [&str; 0]).succeeded();
     assert!(status.stdout.contains("127.0.0.1"), "the address that leads nowhere is shown: {status}");
+}
+
+/// It did not start: a reboot of the donors kept every program down.
+#[test]
+fn a_program_starts_without_donors_says_so_and_is_paged_when_they_come() {
+    let mut bed = Testbed::builder().donor(Donor::shm()).donor(Donor::tcp()).start();
+    bed.agents.iter_mut().for_each(|agent| agent.kill());
+    let up = |bed: &Testbed| bed.status().donors.iter().filter(|donor| donor.state == DonorState::Up).count();
+    wait_for("the donors to be missed", MINUTE, || up(&bed) == 0);
+    let mut job = bed.run("early", "16M", stress(0, "48M"));
+    job.wait_says("ready", 2 * MINUTE);
+    let said = job.process.stderr();
+    assert!(said.contains("0 of 2 donors") && said.contains("keeps its pages until they are"), "{said}");
+    bed.wait_app("early", MINUTE, |app| app.note.contains("no donor takes pages") && app.evicted == 0);
+    (0..2).for_each(|nth| bed.start_agent_again(nth));
+    bed.wait_app("early", 2 * MINUTE, |app| app.evicted > 16 << 20);
+    end(job);
 }
 
 #[test]
 fn with_one_donor_of_two_missing_the_missing_one_is_named() {
     let bed = Testbed::builder().donor(Donor::shm()).donor(Donor::tcp().absent()).start();
     let job = busy(&bed);
-    refused(&attach(&bed, job.pid()), NO_DONORS, &["tcp1"]);
+    refused(&bed.ask("attach", ["--require-donors", &job.pid().to_string()]), NO_DONORS, &["tcp1"]);
     end(job);
 }
 

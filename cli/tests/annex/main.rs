@@ -127,13 +127,13 @@ fn without_annexd_run_fails_before_the_command_starts() {
 }
 
 #[test]
-fn without_donors_run_fails_with_the_reason_and_the_remedy() {
+fn without_donors_run_and_attach_fail_if_donors_are_required() {
     let annexd = Annexd::start();
     annexd.pool.fail(error(ErrorCode::NoDonors, "2 donors are needed, none is up", "start annex-agent on a donor"));
-    let said = annexd.annex(&["run", "--", "true"]);
+    let said = annexd.annex(&["run", "--require-donors", "--", "true"]);
     assert_eq!(said.code, Some(125));
     assert_eq!(said.err, "annex: 2 donors are needed, none is up\n  remedy: start annex-agent on a donor\n");
-    assert_eq!(annexd.annex(&["attach", "1"]).code, Some(9));
+    assert_eq!(annexd.annex(&["attach", "--require-donors", "1"]).code, Some(9));
 }
 
 #[test]

@@ -112,12 +112,16 @@ impl Control {
 
     fn attach(&self, request: &AttachRequest, caller: Caller, authority: Authority) -> Result<AppInfo, ApiError> {
         self.may_take(request.name.as_deref(), &request.target, authority)?;
+        if request.require_donors {
+            self.pool.is_usable()?;
+        }
         self.apps.attach(request, Caller { confined: authority != Authority::Everything, ..caller })
     }
 
     fn open_region(&self, request: &RegionRequest, caller: Caller, authority: Authority) -> Result<AppInfo, ApiError> {
         let RegionRequest { address, length, .. } = *request;
         self.may_take(request.name.as_deref(), &Target::Region { pid: caller.pid, address, length }, authority)?;
+        self.pool.is_usable()?;
         self.apps.open_region(request, Caller { confined: authority != Authority::Everything, ..caller })
     }
 
@@ -131,8 +135,7 @@ impl Control {
             });
         }
         name.map_or(Ok(()), check_name)?;
-        authority.may_attach(target)?;
-        self.pool.is_usable()
+        authority.may_attach(target)
     }
 
     /// The app of this name, if it exists as far as the caller is concerned.

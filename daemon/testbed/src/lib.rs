@@ -173,7 +173,7 @@ impl Apps for ScriptedApps {
     fn open_region(&self, request: &RegionRequest, caller: Caller) -> Result<AppInfo, ApiError> {
         let RegionRequest { address, length, name, local, .. } = request.clone();
         let target = Target::Region { pid: caller.pid, address, length };
-        self.attach(&AttachRequest { target, name, program: None, local }, caller)
+        self.attach(&AttachRequest { target, name, program: None, local, require_donors: true }, caller)
     }
 
     fn users(&self) -> Vec<UserInfo> {

@@ -256,7 +256,7 @@ fn members_of_the_operators_group_may_do_everything() {
 }
 
 #[test]
-fn without_usable_donors_nothing_is_attached() {
+fn without_usable_donors_nothing_is_attached_that_requires_them() {
     let annexd = Annexd::start();
     let error = ApiError {
         kind: ErrorCode::NoDonors,
@@ -264,9 +264,10 @@ fn without_usable_donors_nothing_is_attached() {
         remedy: "start annex-agent on a.example".into(),
     };
     annexd.pool.fail(error.clone());
-    let answer = annexd.ask("POST", "/v1/apps", r#"{"target":{"pid":1}}"#);
+    let answer = annexd.ask("POST", "/v1/apps", r#"{"target":{"pid":1},"require_donors":true}"#);
     assert_eq!((answer.status, answer.error()), (503, error));
     assert!(annexd.apps.last_caller().is_none());
+    assert_eq!(annexd.ask("POST", "/v1/apps", r#"{"target":{"pid":1}}"#).status, 200);
 }
 
 #[test]

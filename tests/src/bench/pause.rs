@@ -70,6 +70,7 @@ fn attach_pauses(bed: &Testbed, plan: Plan) -> anyhow::Result<(Vec<f64>, Vec<f64
         program: None,
         // Nothing is evicted: the pause is the attach's alone.
         local: Some(Limit::Bytes(1 << 30)),
+        require_donors: true,
     };
     let (mut attached, mut alone) = (Vec::new(), Vec::new());
     for _ in 0..plan.attaches {

@@ -235,16 +235,6 @@ impl Pager {
         App::new(id, name, uid, target, local.unwrap_or(self.default_limit))
     }
 
-    fn is_usable(&self) -> Result<(), ApiError> {
-        self.context.shared.pool.is_usable().map_err(|e| {
-            error(
-                ErrorCode::NoDonors,
-                e.to_string(),
-                "start annex-agent on the donors and check their addresses in annexd's configuration",
-            )
-        })
-    }
-
     /// Whether programs of this caller are paged at all.
     fn may_have_programs(&self, caller: Caller) -> Result<(), ApiError> {
         if !caller.confined || self.context.shared.quotas.config.programs {
