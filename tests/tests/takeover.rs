@@ -33,7 +33,11 @@ fn kills(default: u32) -> u32 {
 /// What the dead ones had under way rests for one and a half times a lease: a short one, so that
 /// the test can wait for it.
 fn bed(donors: [Donor; 2]) -> Testbed {
-    donors.into_iter().fold(Testbed::builder(), |bed, donor| bed.donor(donor.lease_ttl("10s"))).start()
+    bed_of_leases(donors, "10s")
+}
+
+fn bed_of_leases(donors: [Donor; 2], ttl: &'static str) -> Testbed {
+    donors.into_iter().fold(Testbed::builder(), |bed, donor| bed.donor(donor.lease_ttl(ttl))).start()
 }
 
 /// A workload under annex that is being paged, and its annexd.
@@ -174,7 +178,8 @@ fn annexd_killed_before_it_has_mended_what_a_kill_left_loses_no_page() {
     let seed = std::env::var("ANNEX_SEED").map_or_else(|_| clock(), |seed| seed.parse().expect("a number"));
     println!("ANNEX_SEED={seed}");
     let mut dice = StdRng::seed_from_u64(seed);
-    let mut bed = bed([Donor::tcp(), Donor::shm()]);
+    // Several annexds in a row may renew nothing.
+    let mut bed = bed_of_leases([Donor::tcp(), Donor::shm()], "30s");
     let mut job = paged(&bed, seed);
     let (mut deaths, mut chains) = (0, 0);
     while deaths < kills(30) {
