@@ -132,7 +132,8 @@ fn whatever_is_asked_nothing_is_done_and_nobody_is_held_up() {
         assert!(head.contains(header), "{header} is missing: {head}");
     }
     assert!(!head.contains("unsafe") && head.contains("frame-ancestors 'none'"), "{head}");
-    let (put, words) = ask(address, "PUT /api/state HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0").expect("an answer");
+    let (put, words) =
+        ask(address, "PUT /api/state HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0").expect("an answer");
     assert!(put.starts_with("HTTP/1.1 405 ") && put.contains("allow: GET, HEAD\r\n"), "{put}");
     assert_eq!(words, "the page can only be read: use GET\n");
     assert_eq!(status("DELETE /v1/apps/shown HTTP/1.1\r\nHost: localhost"), "404");
@@ -236,7 +237,11 @@ fn a_browser_shows_it_sees_a_donor_die_and_waits_for_annexd() {
                   return [Math.round(box.right) - 2, Math.round(box.top) + 10] })()";
     let at = browser.value(middle);
     browser.move_mouse(at[0].as_i64().expect("a number"), at[1].as_i64().expect("a number"));
-    browser.wait_for("what it was then", MINUTE, "/ · \\d\\d:\\d\\d/.test(document.querySelector('td.hover')?.innerText)");
+    browser.wait_for(
+        "what it was then",
+        MINUTE,
+        "/ · \\d\\d:\\d\\d/.test(document.querySelector('td.hover')?.innerText)",
+    );
     browser.move_mouse(1, 1);
 
     for scheme in ["dark", "light"] {
@@ -268,4 +273,58 @@ fn a_browser_shows_it_sees_a_donor_die_and_waits_for_annexd() {
     assert_eq!(others, [], "the console has something to say");
     drop(bad);
     verified(job);
+}
+
+/// Touches its memory at random, in waves: MiB, and seconds from one wave to the next.
+const WAVES: &str = "
+import math, os, random, sys, time
+data = bytearray(os.urandom(int(sys.argv[1]) << 20))
+wave, began = float(sys.argv[2]), time.monotonic()
+print('begun', flush=True)
+while True:
+    height = 0.55 - 0.45 * math.cos(2 * math.pi * (time.monotonic() - began) / wave)
+    reach = int(len(data) * (0.3 + 0.7 * height))
+    for _ in range(int(220 * height)):
+        data[random.randrange(reach)] ^= 1
+    time.sleep(0.1)
+";
+
+/// The picture in docs/operations.md: three programs for a quarter of an hour, then a donor dies.
+/// `ANNEX_PICTURE=FILE` says where it goes.
+#[test]
+#[ignore = "takes a quarter of an hour, to make a picture for the manual"]
+fn a_picture_for_the_manual() {
+    let (mut bed, address) = bed();
+    let dir = bed.path().to_owned();
+    let Some(mut browser) = Browser::start(&dir) else { return };
+    let program = |mib: &str, wave: &str| {
+        let mut program = Command::new("python3");
+        program.args(["-c", WAVES, mib, wave]);
+        program
+    };
+    let jobs: Vec<Job> =
+        [("cache", "96M", "192", "420"), ("index", "48M", "160", "240"), ("report", "32M", "96", "660")]
+            .into_iter()
+            .map(|(name, local, mib, wave)| bed.run(name, local, program(mib, wave)))
+            .collect();
+    let seconds = std::env::var("ANNEX_PICTURE_SECONDS").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(900);
+    std::thread::sleep(Duration::from_secs(seconds * 2 / 3));
+    bed.agents[1].kill();
+    wait_for("copies to be made anew", 2 * MINUTE, || has_kind(&state(address)["events"], "repair_done"));
+    bed.start_agent_again(1);
+    std::thread::sleep(Duration::from_secs(seconds / 3));
+    browser.open(&format!("http://{address}/"));
+    browser.wait_for("the donor", MINUTE, &donor_is("up"));
+    bed.agents[0].kill();
+    browser.wait_for("the dead donor", MINUTE, &donor_is("lost"));
+    browser.wait_for("its event", MINUTE, "!!document.querySelector('[data-event=donor_lost]')");
+    let file = std::env::var_os("ANNEX_PICTURE").map_or_else(|| dir.join("page.png"), Into::into);
+    browser.prefer("light");
+    browser.screenshot(&file);
+    assert_eq!(measured(&file), SIZE);
+    browser.prefer("dark");
+    browser.screenshot(&file.with_extension("dark.png"));
+    for job in jobs {
+        job.signal(Signal::SIGKILL);
+    }
 }

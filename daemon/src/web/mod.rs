@@ -65,8 +65,7 @@ fn site(control: Weak<Control>, curves: Arc<Mutex<Curves>>) -> Site {
 fn shown(control: &Control, curves: &Mutex<Curves>, host: &str) -> String {
     let (status, events) = (control.whole_status(), events::after(0));
     let curves = curves.lock();
-    let sources =
-        state::Sources { status: &status, events: &events, curves: &curves, host, now_ms: events::now_ms() };
+    let sources = state::Sources { status: &status, events: &events, curves: &curves, host, now_ms: events::now_ms() };
     json(&state::state(&sources))
 }
 
@@ -129,7 +128,9 @@ mod tests {
     /// What others have named must never become HTML, and nothing may come from elsewhere.
     #[test]
     fn the_page_writes_text_only_and_is_whole() {
-        for word in ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "style=\"", "onclick=\""] {
+        for word in
+            ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "style=\"", "onclick=\""]
+        {
             assert!(!PAGE.contains(word), "{word}");
         }
         let links = PAGE.matches("://").count();

@@ -282,7 +282,10 @@ mod tests {
         donors[398]["draining"] = json!(true);
         let state = shown(&donors, &[], &[]);
         let listed = state["donors"].as_array().unwrap();
-        assert_eq!((listed.len(), &listed[0]["name"], &listed[0]["state"]), (DONORS_SHOWN, &json!("d399"), &json!("lost")));
+        assert_eq!(
+            (listed.len(), &listed[0]["name"], &listed[0]["state"]),
+            (DONORS_SHOWN, &json!("d399"), &json!("lost"))
+        );
         assert_eq!((&state["donors_up"], &state["donors_all"]), (&json!(399), &json!(400)));
         assert_eq!((&listed[1]["transport"], &listed[1]["p99_us"]), (&json!("tcp"), &json!(64.0)));
         let leaving = shown(&donors[398..399], &[], &[]);

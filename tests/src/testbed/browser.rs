@@ -22,9 +22,14 @@ impl Browser {
     /// # Panics
     /// When there is none and nothing may be skipped, or it does not start.
     pub fn start(dir: &Path) -> Option<Browser> {
-        let runs = |program: &str| Command::new(program).arg("--version").stdout(Stdio::null()).status().is_ok();
+        let runs = |program: &str| {
+            Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
+        };
         if !runs("chromedriver") || !runs("chromium") {
-            assert!(std::env::var_os("ANNEX_SKIP_NOTHING").is_none(), "chromium or chromedriver is missing: make setup");
+            assert!(
+                std::env::var_os("ANNEX_SKIP_NOTHING").is_none(),
+                "chromium or chromedriver is missing: make setup"
+            );
             eprintln!("SKIPPED: there is no chromium or no chromedriver here (make setup)");
             return None;
         }
