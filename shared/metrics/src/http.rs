@@ -50,11 +50,14 @@ pub struct Site {
     pub refuses_names: bool,
 }
 
+/// Makes an answer's body of the query.
+type Take = Box<dyn FnMut(Option<&str>) -> Bytes + Send>;
+
 /// One path, and what is there.
 pub struct Page {
     path: &'static str,
     kind: &'static str,
-    take: Box<dyn FnMut(Option<&str>) -> Bytes + Send>,
+    take: Take,
 }
 
 impl Page {
