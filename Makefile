@@ -26,7 +26,7 @@ RUNNER := --config "target.'cfg(all())'.runner='$(SUDO) $(CURDIR)/tests/timed'"
 # package:command, where having the command is enough.
 PACKAGES := build-essential:cc libclang-dev pkg-config:pkg-config curl:curl python3:python3 redis-server:redis-server \
             redis-tools:redis-cli python3-redis libhiredis-dev memcached:memcached tcl:tclsh stress-ng:stress-ng sqlite3:sqlite3 nodejs:node \
-            util-linux:setpriv iproute2:ip openssl:openssl
+            util-linux:setpriv iproute2:ip openssl:openssl chromium:chromium chromium-driver:chromedriver
 VM_PACKAGES := qemu-system-x86:qemu-system-x86_64 mmdebstrap:mmdebstrap e2fsprogs:mke2fs busybox-static cpio:cpio kmod:depmod xz-utils:xz \
                binutils:strip
 # The tests of this Debian's Python.

@@ -29,7 +29,7 @@ use crate::targets::{self, SlabAccess};
 use annex_host::repeated;
 use annex_identity::config::TlsConfigError;
 use annex_identity::identity::Identity;
-use annex_metrics::Exporter;
+use annex_metrics::export;
 use annex_shared::api::format_bytes;
 use annex_shared::ids::Incarnation;
 use annex_shared::preamble::{AdmitError, Preamble, PreambleError, Proof, write_answer};
@@ -163,7 +163,7 @@ impl Agent {
         if let Some(address) = terms.metrics {
             let shown = Arc::downgrade(&core);
             let take = move || shown.upgrade().map_or_else(String::new, |core| metrics_of(&core, addr));
-            Exporter::start(address, take).map_err(StartError::Thread)?;
+            export(address, take).map_err(StartError::Thread)?;
         }
         if core.tls.is_none() && !addr.ip().is_loopback() {
             warn!("{addr} is open to the network without encryption or authentication, as insecure = true allows");

@@ -28,6 +28,7 @@ use annex_pool::{PoolConfig, SpillConfig};
 use annex_shared::api::{Limit, SOCKET};
 use annex_shared::config::{ByteSize, ConfigError as FileError, LogFormat, TimeSpan, load};
 use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -59,6 +60,7 @@ pub struct Config {
     pub users: UsersConfig,
     pub kv: KvConfig,
     pub metrics: MetricsConfig,
+    pub web: WebConfig,
 }
 
 impl Default for Config {
@@ -76,8 +78,17 @@ impl Default for Config {
             users: UsersConfig::default(),
             kv: KvConfig::default(),
             metrics: MetricsConfig::default(),
+            web: WebConfig::default(),
         }
     }
+}
+
+/// `[web]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct WebConfig {
+    /// Where the page is; nowhere if absent.
+    pub listen: Option<SocketAddr>,
 }
 
 /// A configuration annexd can't start with.
@@ -103,6 +114,8 @@ pub enum ConfigError {
         "replicas = {replicas} in [pool] needs {replicas} donors and {donors} is all there are: add a [[pool.donor]], or set replicas = {donors}"
     )]
     TooFewDonors { donors: usize, replicas: u8 },
+    #[error("listen = \"{0}\" in [metrics] and in [web]: give each a port of its own")]
+    OneAddress(SocketAddr),
     #[error("socket is empty: give a path such as {SOCKET}")]
     NoSocket,
     #[error(transparent)]
@@ -134,6 +147,12 @@ impl Config {
         }
         if self.socket.as_os_str().is_empty() {
             return Err(ConfigError::NoSocket);
+        }
+        match self.web.listen {
+            Some(address) if address.port() > 0 && self.metrics.listen == Some(address) => {
+                return Err(ConfigError::OneAddress(address));
+            }
+            _ => {}
         }
         log::filter(&self.log)?;
         Ok(())
@@ -220,6 +239,11 @@ mod tests {
             ("local = '50'", "give a share (50%) or a unit (50M)"),
             ("[[pool.donor]]\naddress = 'a:0'", "donor address 'a:0'"),
             ("socket = ''", "socket is empty"),
+            ("[web]\nlisten = 'localhost:9502'", "invalid socket address"),
+            (
+                "[metrics]\nlisten = '127.0.0.1:9500'\n[web]\nlisten = '127.0.0.1:9500'",
+                "listen = \"127.0.0.1:9500\" in [metrics] and in [web]",
+            ),
             ("[spill]\nsize = '8G'", "[spill] has a size and no path"),
             ("[spill]\npath = 'spill'\nsize = '8G'", "is not absolute"),
             ("[spill]\npath = '/var/tmp/spill'", "size = 0 B in [spill]"),

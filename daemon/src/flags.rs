@@ -60,6 +60,9 @@ pub struct Flags {
     /// Show metrics for Prometheus there, on http://ADDRESS/metrics [default: nowhere]
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub metrics: Option<SocketAddr>,
+    /// Show a page for browsers there, on http://ADDRESS/ [default: nowhere]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub web: Option<SocketAddr>,
     /// If an annexd is running, take its place: it ends, and its programs go on with this one
     #[arg(long)]
     pub take_over: bool,
@@ -129,7 +132,7 @@ mod tests {
         assert_eq!(told("fault-workers"), pager.fault_workers.to_string());
         assert_eq!(told("busy-poll-us"), pager.busy_poll_us.to_string());
         assert_eq!((told("wait").as_str(), pager.wait), ("auto", Wait::Auto));
-        for option in ["config", "donor", "spill", "kv", "metrics"] {
+        for option in ["config", "donor", "spill", "kv", "metrics", "web"] {
             told(option);
         }
     }

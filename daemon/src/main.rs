@@ -7,13 +7,14 @@ use annex_daemon::control::{
     Apps, BindError, Control, ControlSocket, Donors, Operators, host, running, server, stop, watchdog,
 };
 use annex_daemon::flags::{Command, Flags, WaitFlag};
+use annex_daemon::web;
 use annex_host::fd_keeper::{self, FdKeeper, Inheritance, Kept};
 use annex_host::{event, events, failpoint, log};
 use annex_identity::config::{open, summary_now};
 use annex_identity::names::Role;
 use annex_kv::store::LogPageTable;
 use annex_kv::{Kv, KvFlag};
-use annex_metrics::Exporter;
+use annex_metrics::export;
 use annex_pager::{Pager, PreviousState, PreviousStateError, probe};
 use annex_pool::{Pool, PoolError, PoolState, Spill};
 use annex_shared::api::DonorState;
@@ -162,6 +163,7 @@ fn configure(flags: Flags) -> Result<Config, Failure> {
     config.pool.tls = config.tls.files().map_err(unusable)?;
     config.pool.renew = config.tls.renew.clone();
     config.metrics.listen = flags.metrics.or(config.metrics.listen);
+    config.web.listen = flags.web.or(config.web.listen);
     config.log = flags.log.unwrap_or(config.log);
     config.log_format = flags.log_format.or(config.log_format);
     config.pool.replicas = flags.replicas.unwrap_or(config.pool.replicas);
@@ -230,7 +232,10 @@ fn run(flags: Flags, hidden: Option<String>) -> Result<(), Failure> {
     if let Some(address) = config.metrics.listen {
         let shown = Arc::downgrade(&control);
         let take = move || shown.upgrade().map_or_else(String::new, |control| control.metrics().text());
-        control.show_metrics(Exporter::start(address, take).context("failed to start the thread for metrics")?);
+        control.show(export(address, take).context("failed to start the thread for metrics")?);
+    }
+    if let Some(address) = config.web.listen {
+        control.show(web::start(address, &control).context("failed to start the threads for the page")?);
     }
     let retry = std::env::var_os("NOTIFY_SOCKET").map(|_| stop::RETRY);
     runtime.block_on(async {

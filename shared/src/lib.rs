@@ -12,6 +12,7 @@
 //! - [`config`]: strict TOML loading.
 //! - [`donor`]: how people name a donor on a command line.
 //! - [`printable`]: text from others, as it may go to a terminal or a log.
+//! - [`rates`]: what two readings of a counter tell about the time between them.
 //! - [`transport`]: what carries operations to a donor.
 //! - [`ring`]: how threads of a program that takes its faults itself ask annexd for pages.
 
@@ -27,6 +28,7 @@ pub mod memfd;
 pub mod page;
 pub mod preamble;
 pub mod printable;
+pub mod rates;
 pub mod ring;
 pub mod transport;
 pub mod wire;

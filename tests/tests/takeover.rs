@@ -340,8 +340,9 @@ fn annexd_killed_as_a_change_ends_a_batch_leaves_the_change_in_force() {
     assert!(deaths >= 2 && summary["wrong"] == 0, "{deaths} deaths: {summary}");
 }
 
-/// The journal of messages said on and on then that its first one is applied. The next annexd, killed
-/// in turn, left there one that was not, and pages came back that the program had thrown away.
+/// The journal of messages said on and on then that its first one is applied. The next annexd,
+/// killed in turn, left there one that was not, and pages came back that the program had thrown
+/// away.
 #[test]
 fn annexd_killed_between_a_change_and_its_next_read_forgets_no_later_change() {
     let mut bed = bed([Donor::shm(), Donor::shm()]);

@@ -23,7 +23,8 @@ pub struct Config {
     pub pool: Pool,
     pub spill: Spill,
     pub kv: Kv,
-    pub metrics: Metrics,
+    pub metrics: Listener,
+    pub web: Listener,
     pub tls: Tls,
 }
 
@@ -97,7 +98,7 @@ pub struct Kv {
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
-pub struct Metrics {
+pub struct Listener {
     pub listen: Option<String>,
 }
 

@@ -155,6 +155,10 @@ fn insecure(config: &Config) -> Vec<Check> {
         let message = format!("everybody who reaches {listen} can read the names of apps and donors");
         checks.push(Check::warn("metrics", message, "listen on 127.0.0.1 in [metrics], or close the port to others"));
     }
+    if let Some(listen) = config.web.listen.as_ref().filter(|listen| !is_loopback(listen)) {
+        let message = format!("everybody who reaches {listen} can read the names of apps and donors");
+        checks.push(Check::warn("page", message, "listen on 127.0.0.1 in [web], and have ssh bring it to you"));
+    }
     let open: Vec<&str> = config.kv.listen.iter().map(String::as_str).filter(|listen| !is_loopback(listen)).collect();
     if config.kv.enabled && !open.is_empty() {
         let message = format!("the KV API on {} is not encrypted: passwords and values can be read", open.join(", "));
@@ -246,8 +250,9 @@ mod tests {
 
     #[test]
     fn addresses_that_others_reach_are_told() {
-        let text = "[kv]\nenabled = true\nlisten = ['0.0.0.0:6379']\n[metrics]\nlisten = '0.0.0.0:9500'\n";
+        let text = "[kv]\nenabled = true\nlisten = ['0.0.0.0:6379']\n[metrics]\nlisten = '0.0.0.0:9500'\n[web]\nlisten = '[::]:9502'\n";
         assert_found(text, "metrics", Outcome::Warn, "0.0.0.0:9500");
+        assert_found(text, "page", Outcome::Warn, "[::]:9502");
         assert_found(text, "KV API", Outcome::Warn, "0.0.0.0:6379");
         let remote = donors(&["10.0.0.1:1", "127.0.0.1:2"]);
         assert_found(&remote, "network", Outcome::Warn, "(donors: 1)");

@@ -1,7 +1,7 @@
 //! `annex top`: donors, apps and the pool as they are now, what hurts most first.
 //!
 //! Pure, and tested without a terminal:
-//! - [`rates`]: what two readings of a counter tell. [`model`]: what is known, made of answers.
+//! - [`model`]: what is known, made of answers.
 //! - [`order`]: sorting and filtering. [`ui`]: where the user is, and what keys do.
 //! - [`look`]: colours and letters. [`figures`]: numbers. [`canvas`]: text, curves and tables.
 //! - [`view`]: a screen from all this; [`pages`]: the pages beside the overview.
@@ -22,7 +22,6 @@ mod model;
 mod once;
 mod order;
 mod pages;
-mod rates;
 #[cfg(test)]
 mod scripted;
 mod terminal;

@@ -4,9 +4,9 @@
 //! In go answers and the time at which they came. Out come rows with rates. Nothing here asks
 //! annexd, reads a clock or draws.
 
-use super::rates::{between, per_second, percentile, together, waited_share};
 use annex_shared::api::{AppInfo, DonorInfo, Status};
 use annex_shared::event::Event;
+use annex_shared::rates::{between, per_second, percentile, together, waited_share};
 use std::collections::VecDeque;
 use std::time::Duration;
 

@@ -14,7 +14,8 @@ use super::{Apps, Caller, Donors, Keys};
 use crate::conditions::{Besides, conditions};
 use crate::metrics::{Sources, snapshot};
 use annex_host::{event, events, repeated};
-use annex_metrics::{Exporter, Snapshot};
+use annex_metrics::Snapshot;
+use annex_metrics::http::Server;
 use annex_shared::api::{
     ApiError, AppInfo, AttachRequest, DonorInfo, DonorRequest, ErrorCode, LimitRequest, RegionRequest, SlabInfo,
     Status, Target,
@@ -60,8 +61,8 @@ pub struct Control {
     pub pool: Arc<dyn Donors>,
     /// None: the KV API is not enabled.
     keys: OnceLock<Arc<dyn Keys>>,
-    /// None: nobody asked for metrics.
-    exporter: OnceLock<Exporter>,
+    /// What is shown over HTTP: metrics, the page.
+    servers: Mutex<Vec<Server>>,
     operators: Operators,
     /// What annexd could not have of its host.
     shortcomings: Vec<String>,
@@ -77,8 +78,8 @@ impl Control {
         shortcomings: Vec<String>,
     ) -> Arc<Control> {
         let (started, stopping) = (Instant::now(), AtomicBool::new(false));
-        let (keys, exporter) = (OnceLock::new(), OnceLock::new());
-        Arc::new(Control { apps, pool, keys, exporter, operators, shortcomings, started, stopping })
+        let (keys, servers) = (OnceLock::new(), Mutex::default());
+        Arc::new(Control { apps, pool, keys, servers, operators, shortcomings, started, stopping })
     }
 
     /// From now on there is a KV API.
@@ -87,14 +88,19 @@ impl Control {
         let _ = self.keys.set(keys);
     }
 
-    /// From now on metrics are served.
-    pub fn show_metrics(&self, exporter: Exporter) {
-        let _ = self.exporter.set(exporter);
+    /// From now on this server is warned of when it can't serve.
+    pub fn show(&self, server: Server) {
+        self.servers.lock().push(server);
+    }
+
+    /// How annexd stands, with the apps of all users.
+    pub fn whole_status(&self) -> Status {
+        self.status(Authority::Everything)
     }
 
     /// The values of all metrics now.
     pub fn metrics(&self) -> Snapshot {
-        let status = self.status(Authority::Everything);
+        let status = self.whole_status();
         let (slabs, traffic) = (self.pool.slabs(), self.pool.traffic());
         let kv = self.keys.get().map(|keys| keys.counts()).unwrap_or_default();
         let sources = Sources { status: &status, slabs: &slabs, traffic: &traffic, kv: &kv, events: &events::counts() };
@@ -187,7 +193,7 @@ impl Control {
                 .chain(stalled.clone())
                 .chain(self.pool.warnings())
                 .chain(kv_failed.clone())
-                .chain(self.exporter.get().and_then(Exporter::failure))
+                .chain(self.servers.lock().iter().filter_map(Server::failure))
                 .collect(),
         };
         let besides = Besides { stalled, kv_failed, stopped: lately_stopped(authority) };

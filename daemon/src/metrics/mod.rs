@@ -178,7 +178,8 @@ impl Names {
     }
 }
 
-fn limit(app: &AppInfo) -> u64 {
+/// What may stay resident, in bytes.
+pub(crate) fn limit(app: &AppInfo) -> u64 {
     match app.local {
         Limit::Bytes(bytes) => bytes,
         Limit::Percent(percent) => {

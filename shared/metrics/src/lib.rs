@@ -3,8 +3,9 @@
 //! - [`mod@catalogue`]: which metrics there are. A daemon has one list; docs/metrics.md is held
 //!   against it.
 //! - [`snapshot`]: their values at one moment, and as OpenMetrics text.
-//! - [`exporter`]: the HTTP server. It has a thread of its own, so that no client of it can hold up
-//!   anything else.
+//! - [`http`]: a small HTTP server. It has a thread of its own, so that no client of it can hold up
+//!   anything else. annexd's page is served by it as well.
+//! - [`exporter`]: the metrics, served by it.
 //! - [`strict`]: whether a text is what Prometheus takes, for tests.
 //!
 //! Values are taken when somebody asks for them, from what the daemon counts anyway.
@@ -13,9 +14,10 @@
 
 pub mod catalogue;
 pub mod exporter;
+pub mod http;
 pub mod snapshot;
 pub mod strict;
 
 pub use catalogue::{Kind, Metric};
-pub use exporter::{Exporter, MetricsConfig};
+pub use exporter::{MetricsConfig, export};
 pub use snapshot::{Histogram, Snapshot};

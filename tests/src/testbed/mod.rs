@@ -8,11 +8,13 @@
 //!   children with a time limit that don't outlive the test.
 //! - [`wire`], [`meminfo`]: donors at the end of a wire that can be cut, and on hosts that need
 //!   their memory.
+//! - [`browser`]: one to look at the page with.
 //! - [`api`]: the control API, asked directly. [`job`]: a program under annex, watched while it
 //!   runs.
 
 pub mod api;
 pub mod bins;
+pub mod browser;
 pub mod census;
 mod claim;
 pub mod job;

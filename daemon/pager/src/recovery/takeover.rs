@@ -410,8 +410,8 @@ fn catch_up(
             keeper.let_go(name);
         }
     }
-    // Even if there was nothing to do: the annexd before may have applied all of it, and ended before
-    // it said that the journal is empty. What is read next would count as applied, too.
+    // Even if there was nothing to do: the annexd before may have applied all of it, and ended
+    // before it said that the journal is empty. What is read next would count as applied, too.
     space.core().table.clear_journal(crate::space::JOURNAL_MESSAGES);
 }
 
