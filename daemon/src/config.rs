@@ -25,7 +25,7 @@ use annex_kv::KvConfig;
 use annex_metrics::MetricsConfig;
 use annex_pager::{PagerConfig, UsersConfig};
 use annex_pool::{PoolConfig, SpillConfig};
-use annex_shared::api::{Limit, SOCKET};
+use annex_shared::api::{Limit, Local, SOCKET};
 use annex_shared::config::{ByteSize, ConfigError as FileError, LogFormat, TimeSpan, load};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -44,7 +44,7 @@ pub struct Config {
     /// Where the `annex` command reaches annexd.
     pub socket: PathBuf,
     /// What an app may keep resident unless `annex run --local` or `annex limit` says otherwise.
-    pub local: Limit,
+    pub local: Local,
     /// What is logged, as tracing's filters are written: `info`, `warn`, `annex_pool=debug`.
     pub log: String,
     /// How; the journal's way under systemd and text elsewhere if absent.
@@ -65,7 +65,7 @@ impl Default for Config {
     fn default() -> Config {
         Config {
             socket: SOCKET.into(),
-            local: Limit::Percent(50),
+            local: Local::Fixed(Limit::Percent(50)),
             log: "info".into(),
             log_format: None,
             takeover_wait: TimeSpan(Duration::from_secs(60)),

@@ -32,7 +32,7 @@ const APPS: &[Column<AppRow>] = &[
     Column { head: "USER", width: 10, from: 130, cell: |row| listing::user(row.info.uid) },
     Column { head: "PID", width: 12, from: 120, cell: |row| listing::pids(&row.info) },
     Column { head: "STATE", width: 9, from: 100, cell: |row| listing::state(row.info.state).into() },
-    Column { head: "LIMIT", width: 10, from: 56, cell: |row| row.info.local.to_string() },
+    Column { head: "LIMIT", width: 15, from: 60, cell: |row| row.info.limit_text() },
     Column { head: "RESIDENT", width: 10, from: 66, cell: |row| format_bytes(row.info.resident) },
     Column { head: "IN POOL", width: 10, from: 0, cell: |row| format_bytes(row.info.evicted) },
     Column { head: "FAULTS/S", width: 8, from: 0, cell: |row| rate(row.rates.as_ref().map(|r| r.faults)) },

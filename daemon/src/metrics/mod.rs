@@ -151,6 +151,10 @@ fn apps(all: &mut Snapshot, apps: &[AppInfo]) {
         all.add(&c::APP_RESIDENT, &name, app.resident);
         all.add(&c::APP_POOL, &name, app.evicted);
         all.add(&c::APP_LIMIT, &name, limit(app));
+        all.add(&c::APP_AUTO, &name, app.auto.is_some());
+        if let Some(auto) = &app.auto {
+            all.add(&c::APP_TARGET, &name, auto.target);
+        }
         all.add(&c::APP_PROCESSES, &name, app.pids.len());
         all.add(&c::APP_FAULTS, &[&unique, "pool"], faults.major);
         all.add(&c::APP_FAULTS, &[&unique, "zero"], faults.zero);
