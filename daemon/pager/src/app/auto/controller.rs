@@ -121,10 +121,17 @@ impl Doing {
     }
 }
 
-/// The largest limit that hurt lately.
+/// A limit at which an app that has so much resident is left alone: both watermarks lie below it.
+pub fn that_keeps(resident: u64) -> u64 {
+    resident + (resident / 32).max(2 << 20)
+}
+
+/// The limit that hurt last, or below which nothing could be evicted.
 #[derive(Clone, Copy, Debug)]
 struct Hurt {
     at: u64,
+    /// What users read of it.
+    shows: Doing,
     /// Not before this below it again.
     retry_at: Duration,
 }
@@ -225,28 +232,40 @@ impl Controller {
 
     fn raise(&mut self, now: Duration, sample: &Sample, came_back: u64, grew: u64) {
         if self.streak == 0 {
-            let is_blamed = self.lowered_at.is_some_and(|at| now.saturating_sub(at) <= BLAME);
-            // What hurts by itself means that the app has changed: what hurt before may not any more.
-            self.pause = match is_blamed {
-                true => (self.pause * 2).min(LONGEST_PAUSE),
-                false => SHORTEST_PAUSE,
-            };
+            self.lengthen_pause(now);
         }
         self.streak += 1;
-        self.step = FIRST_STEP;
         let at = self.limit.min(sample.size());
-        self.hurt = Some(Hurt { at, retry_at: now + self.pause });
-        let step = (came_back << self.streak.min(8)).max(LEAST_RAISE) + 2 * grew;
-        // More than all of it and some room to grow makes no difference.
-        let most = sample.size() + (sample.size() / 8).max(16 << 20);
-        let raised = (self.limit.max(sample.resident) + step).min(most);
-        self.limit = self.limit.max(raised);
+        self.remember(now, at, Doing::Hurt { at });
+        self.raise_by((came_back << self.streak.min(8)).max(LEAST_RAISE) + 2 * grew, sample);
         self.doing = Doing::Raised { stall: self.stall };
+    }
+
+    fn lengthen_pause(&mut self, now: Duration) {
+        let is_blamed = self.lowered_at.is_some_and(|at| now.saturating_sub(at) <= BLAME);
+        // What hurts by itself means that the app has changed: what hurt before may not any more.
+        self.pause = if is_blamed { (self.pause * 2).min(LONGEST_PAUSE) } else { SHORTEST_PAUSE };
+    }
+
+    fn remember(&mut self, now: Duration, at: u64, shows: Doing) {
+        self.step = FIRST_STEP;
+        self.hurt = Some(Hurt { at, shows, retry_at: now + self.pause });
+    }
+
+    /// Not beyond all of it and some room to grow: that makes no difference.
+    fn raise_by(&mut self, step: u64, sample: &Sample) {
+        let most = sample.size() + (sample.size() / 8).max(16 << 20);
+        self.limit = self.limit.max((self.limit.max(sample.resident) + step).min(most));
     }
 
     fn lower(&mut self, now: Duration, sample: &Sample, grew: u64) {
         if let Some(blocked) = sample.blocked {
-            self.limit = self.limit.max(sample.resident);
+            let kept = that_keeps(sample.resident);
+            if blocked == Blocked::Stuck && self.limit < kept {
+                self.lengthen_pause(now);
+                self.remember(now, kept, Doing::Blocked(blocked));
+            }
+            self.limit = self.limit.max(kept);
             self.doing = Doing::Blocked(blocked);
             return;
         }
@@ -256,7 +275,7 @@ impl Controller {
         let floor = self.hurt.filter(|hurt| now < hurt.retry_at).map_or(0, |hurt| hurt.floor(sample.size()));
         self.doing = if self.grew_at.is_some_and(|at| now.saturating_sub(at) < SETTLES) {
             // It goes on growing, as a rule: the next tick's has room already.
-            self.limit = self.limit.saturating_add(2 * grew);
+            self.raise_by(2 * grew, sample);
             Doing::Grows
         } else if self.stall > half {
             Doing::IsNear { stall: self.stall }
@@ -265,7 +284,7 @@ impl Controller {
         } else if present <= LEAST {
             Doing::IsLeast
         } else if let Some(hurt) = self.hurt.filter(|_| present <= floor) {
-            Doing::Hurt { at: hurt.at }
+            hurt.shows
         } else {
             // As long as eviction has not come down to the limit, there is no next step.
             let is_down = sample.resident <= self.limit + LEAST_RAISE;
@@ -278,7 +297,7 @@ impl Controller {
     }
 
     fn step_down(&mut self, now: Duration, size: u64, present: u64, floor: u64) {
-        if self.hurt.is_some_and(|hurt| now >= hurt.retry_at && present + present / FIRST_STEP < hurt.at) {
+        if self.hurt.is_some_and(|hurt| now >= hurt.retry_at && self.limit + self.limit / FIRST_STEP < hurt.at) {
             // It was tried again, and did not hurt.
             self.hurt = None;
         }
@@ -322,7 +341,9 @@ mod tests {
             self.now += SECOND;
             self.sample.waited += waited;
             self.sample.came_back += came_back;
-            self.sample.resident = self.controller.limit().min(self.size);
+            let is_stuck = self.sample.blocked.is_some() && came_back == 0;
+            let most = if is_stuck { self.sample.resident } else { self.size };
+            self.sample.resident = self.controller.limit().min(most);
             self.sample.evicted = self.size - self.sample.resident;
             self.controller.tick(self.now, &self.sample).limit
         }
@@ -419,10 +440,28 @@ mod tests {
         app.quiet(20);
         app.sample.blocked = Some(Blocked::PoolFull);
         let before = app.controller.limit();
-        assert_eq!(app.quiet(600), before);
+        app.quiet(1);
+        assert_eq!(app.quiet(600), that_keeps(before), "what it has is not tried again and again");
         assert_eq!(app.controller.doing().describe(one_percent()), "holding: the pool is full");
         app.sample.blocked = None;
         assert!(app.quiet(10) < before);
+    }
+
+    #[test]
+    fn what_can_not_be_taken_is_tried_seldom() {
+        let mut controller = Controller::new(one_percent(), 64 << 30);
+        let mut tries = Vec::new();
+        for second in 0..20_000 {
+            // All of it is locked.
+            let is_tried = controller.limit() < 100 * MIB;
+            let blocked = is_tried.then_some(Blocked::Stuck);
+            let sample = Sample { resident: 100 * MIB, blocked, ..Sample::default() };
+            controller.tick(SECOND * second, &sample);
+            tries.extend(is_tried.then_some(second));
+        }
+        assert!((5..20).contains(&tries.len()), "{tries:?}");
+        let before = "holding: nothing more of it can be evicted now";
+        assert_eq!(controller.doing().describe(one_percent()), before);
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! What a host that is short of memory gives to the apps whose limits are found: pure.
 
+use crate::app::auto::controller::that_keeps;
+
 /// One app's wish. Bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Claim {
@@ -42,8 +44,7 @@ pub fn share_out(spare: u64, claims: &[Claim]) -> Vec<u64> {
             return claim.limit;
         }
         let share = u128::from(claim.need) * u128::from(spare) / u128::from(needed.max(1));
-        // The watermarks lie below the limit: with no more than it has, some of it would be evicted.
-        claim.limit.min(claim.resident + claim.resident / 32 + share as u64)
+        claim.limit.min(that_keeps(claim.resident) + share as u64)
     };
     claims.iter().map(granted).collect()
 }
