@@ -1,7 +1,7 @@
 //! `--local auto`: the limit of a real program follows what it uses, and what it has stays right.
 
 use annex_shared::api::{AppInfo, Limit};
-use annex_tests::testbed::{Job, Testbed, bins};
+use annex_tests::testbed::{Donor, Job, Testbed, bins};
 use nix::sys::signal::Signal;
 use std::process::Command;
 use std::time::Duration;
@@ -76,6 +76,19 @@ fn a_fixed_limit_ends_it_and_auto_begins_it_again() {
     assert_eq!(said, "annexd finds the limit of steered: it may wait 1 % of the time\n");
     let app = bed.wait_app("steered", 3 * MINUTE, |app| limit(app) < 60 * MIB);
     assert_eq!(target(&app), Some(0.01));
+    ends_well(&bed, job);
+}
+
+/// What the pool can't take stays, without a limit that it is always above.
+#[test]
+fn a_full_pool_ends_the_lowering_and_nothing_else() {
+    let small = || Donor::shm().capacity("64M");
+    let bed = Testbed::builder().donor(small()).donor(small()).start();
+    let mut job = bed.run("steered", "auto", working_set());
+    job.wait_says("ready", MINUTE);
+    let is_full = |app: &AppInfo| app.auto.as_ref().is_some_and(|auto| auto.doing == "holding: the pool is full");
+    let app = bed.wait_app("steered", 3 * MINUTE, |app| is_full(app) && limit(app) > app.resident);
+    assert!(app.evicted > 32 * MIB, "{app:?}");
     ends_well(&bed, job);
 }
 
