@@ -159,6 +159,8 @@ pub struct Controller {
     /// Ticks in a row that hurt.
     streak: u32,
     hurt: Option<Hurt>,
+    /// The lowest limit that hurt since the app changed by itself.
+    lowest_hurt: Option<u64>,
     pause: Duration,
 }
 
@@ -177,6 +179,7 @@ impl Controller {
             step: FIRST_STEP,
             streak: 0,
             hurt: None,
+            lowest_hurt: None,
             pause: SHORTEST_PAUSE,
         }
     }
@@ -231,20 +234,26 @@ impl Controller {
     }
 
     fn raise(&mut self, now: Duration, sample: &Sample, came_back: u64, grew: u64) {
+        let at = self.limit.min(sample.size());
         if self.streak == 0 {
-            self.lengthen_pause(now);
+            self.judge_pause(now, at);
         }
         self.streak += 1;
-        let at = self.limit.min(sample.size());
         self.remember(now, at, Doing::Hurt { at });
         self.raise_by((came_back << self.streak.min(8)).max(LEAST_RAISE) + 2 * grew, sample);
         self.doing = Doing::Raised { stall: self.stall };
     }
 
-    fn lengthen_pause(&mut self, now: Duration) {
-        let is_blamed = self.lowered_at.is_some_and(|at| now.saturating_sub(at) <= BLAME);
+    /// How long it is to be until this limit, which hurts, is tried again.
+    fn judge_pause(&mut self, now: Duration, at: u64) {
         // What hurts by itself means that the app has changed: what hurt before may not any more.
-        self.pause = if is_blamed { (self.pause * 2).min(LONGEST_PAUSE) } else { SHORTEST_PAUSE };
+        let is_blamed = self.lowered_at.is_some_and(|at| now.saturating_sub(at) <= BLAME);
+        // It has come further than ever: some of what left first was in use, no more.
+        let is_further = self.lowest_hurt.is_none_or(|lowest| at + at / 16 < lowest);
+        if is_further || !is_blamed {
+            self.lowest_hurt = Some(at);
+        }
+        self.pause = if is_blamed && !is_further { (self.pause * 2).min(LONGEST_PAUSE) } else { SHORTEST_PAUSE };
     }
 
     fn remember(&mut self, now: Duration, at: u64, shows: Doing) {
@@ -262,7 +271,7 @@ impl Controller {
         if let Some(blocked) = sample.blocked {
             let kept = that_keeps(sample.resident);
             if blocked == Blocked::Stuck && self.limit < kept {
-                self.lengthen_pause(now);
+                self.judge_pause(now, kept);
                 self.remember(now, kept, Doing::Blocked(blocked));
             }
             self.limit = self.limit.max(kept);
@@ -401,6 +410,21 @@ mod tests {
         assert!(gaps.windows(2).all(|two| two[0] <= two[1] + 5) && gaps.len() < 20, "{gaps:?}");
         assert!(*gaps.last().unwrap() >= 3600, "{gaps:?}");
         assert!(app.controller.limit() < 115 * MIB, "{}", app.controller.limit());
+    }
+
+    #[test]
+    fn whoever_comes_further_each_time_does_not_wait_longer() {
+        let mut app = Still::new(1024 * MIB);
+        // A bit of what is in use is evicted first, wherever that begins.
+        let mut hurting = vec![900 * MIB, 800 * MIB, 600 * MIB, 400 * MIB, 200 * MIB];
+        while app.controller.limit() > 8 * MIB {
+            let hurts = hurting.first().is_some_and(|at| app.controller.limit() < *at);
+            if hurts {
+                hurting.remove(0);
+            }
+            app.tick(Duration::from_millis(if hurts { 30 } else { 0 }), if hurts { MIB } else { 0 });
+            assert!(app.now < Duration::from_secs(400), "{:?}", app.controller);
+        }
     }
 
     #[test]

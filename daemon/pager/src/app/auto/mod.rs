@@ -14,7 +14,7 @@
 //! - The limit falls step by step while the share is below half the target, and rises within one
 //!   tick when the share is above the target.
 //! - A size that hurt is not tried again before a pause is over. The pause doubles each time that
-//!   it hurts again because of it: an app that does not change is disturbed ever more seldom.
+//!   it hurts there again: an app that does not change is disturbed ever more seldom.
 //! - Whatever an app does, its average over some ten minutes above half the target stops lowering.
 //! - Nothing is lowered that the pool can't take, and nothing below [`controller::LEAST`].
 //! - What is learnt is not kept: a successor of annexd begins with the limit that it finds.
