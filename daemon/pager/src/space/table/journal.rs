@@ -115,7 +115,11 @@ mod tests {
         let successor = reopened(&table);
         assert_eq!(successor.half_forked(), None);
         successor.clear_journal(super::super::JOURNAL_MESSAGES);
-        assert_eq!(reopened(&successor).half_forked(), None, "the next annexd would make it again, and drop what it has");
+        assert_eq!(
+            reopened(&successor).half_forked(),
+            None,
+            "the next annexd would make it again, and drop what it has"
+        );
     }
 
     #[test]
