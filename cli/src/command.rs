@@ -57,8 +57,8 @@ pub enum Command {
     Limit {
         /// The app's name or id, or the PID of one of its processes
         app: String,
-        /// Bytes with a unit (512M, 2G), a share of its memory (50%), or auto, auto:1%: as little as
-        /// it can have and wait for its pages no longer than that
+        /// Bytes with a unit (512M, 2G), a share of its memory (50%), or auto, auto:1%: as little
+        /// as it can have and wait for its pages no longer than that
         local: Local,
     },
     /// List the apps

@@ -188,6 +188,15 @@ mod tests {
     }
 
     #[test]
+    fn the_default_limit_can_be_one_that_is_found() {
+        assert_eq!(parse("local = 'auto'").unwrap().local, "auto:1%".parse().unwrap());
+        assert_eq!(parse("local = 'auto:0.5%'").unwrap().local, "auto:0.5%".parse().unwrap());
+        let error = parse("local = 'auto:0%'").unwrap_err();
+        assert!(error.contains("bad limit 'auto:0%'"), "{error}");
+        assert!(parse("[users]\npool_bytes = 'auto'").is_err(), "that is no app's limit");
+    }
+
+    #[test]
     fn an_unknown_key_is_refused_with_the_nearest_known_one() {
         for (text, key, near) in [
             ("sokcet = '/x'", "sokcet", "socket"),

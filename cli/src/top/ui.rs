@@ -241,6 +241,7 @@ mod tests {
     use super::super::order::Order;
     use super::super::scripted::two_apps;
     use super::*;
+    use annex_shared::api::Limit;
 
     fn press(ui: &mut Ui, model: &Model, code: KeyCode) -> Option<Action> {
         ui.press(KeyEvent::new(code, KeyModifiers::NONE), model)

@@ -225,6 +225,7 @@ fn kv(all: &mut Snapshot, kv: &KvInfo) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use annex_shared::api::AutoInfo;
     use serde_json::json;
 
     fn status(apps: Vec<AppInfo>, donors: &serde_json::Value) -> Status {
@@ -274,7 +275,9 @@ mod tests {
     #[test]
     fn values_are_those_of_the_status() {
         let donors = json!([donor("d1", "10.0.0.1:1"), donor("d1", "10.0.0.2:1")]);
-        let status = status(vec![app(1, "redis", 1 << 20), app(2, "redis", 0)], &donors);
+        let auto = AutoInfo { target: 0.005, stall: 0.25, doing: "raised".into() };
+        let found = AppInfo { auto: Some(auto), ..app(2, "redis", 0) };
+        let status = status(vec![app(1, "redis", 1 << 20), found], &donors);
         let kv = KvInfo { enabled: true, loaded: 1000, hits: 8, ..KvInfo::default() };
         let text = text_of(&status, &kv);
         for line in [
@@ -295,7 +298,10 @@ mod tests {
             "annex_rdma_errors_total{status=\"IBV_WC_RETRY_EXC_ERR\"} 1",
             "annexd_app_resident_bytes{app=\"redis\"} 1048576",
             "annexd_app_limit_bytes{app=\"redis\"} 1048576",
+            "annexd_app_limit_auto{app=\"redis\"} 0",
             "annexd_app_resident_bytes{app=\"redis (2)\"} 0",
+            "annexd_app_limit_auto{app=\"redis (2)\"} 1",
+            "annexd_app_stall_target_ratio{app=\"redis (2)\"} 0.005",
             "annexd_app_fault_latency_seconds_bucket{le=\"0.000016\",app=\"redis\"} 4",
             "annexd_app_faults_total{app=\"redis\",kind=\"zero\"} 5",
             "annex_kv_enabled 1",
