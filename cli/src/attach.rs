@@ -49,7 +49,7 @@ fn describe(app: &AppInfo) -> String {
         printable(&app.name),
         app.id,
         format_bytes(app.resident),
-        app.local,
+        app.limit_text(),
         format_bytes(app.evicted)
     );
     if !app.note.is_empty() {

@@ -3,7 +3,7 @@
 use crate::access::Pattern;
 use annex_identity::names::{Label, Role};
 use annex_identity::token::Address;
-use annex_shared::api::{Limit, SOCKET, parse_bytes};
+use annex_shared::api::{Limit, Local, SOCKET, parse_bytes};
 use annex_shared::config::{TimeSpan, UnitError};
 use annex_shared::donor::{DonorSpec, TransportChoice};
 use clap::{Args, Parser, Subcommand};
@@ -57,8 +57,9 @@ pub enum Command {
     Limit {
         /// The app's name or id, or the PID of one of its processes
         app: String,
-        /// Bytes with a unit (512M, 2G) or a share of its memory (50%)
-        local: Limit,
+        /// Bytes with a unit (512M, 2G), a share of its memory (50%), or auto, auto:1%: as little
+        /// as it can have and wait for its pages no longer than that
+        local: Local,
     },
     /// List the apps
     Apps,
@@ -229,10 +230,11 @@ pub enum DonorsCommand {
 /// What `run` and `attach` have in common.
 #[derive(Debug, Args)]
 pub struct AppArgs {
-    /// Memory the app may keep resident: bytes with a unit (512M, 2G) or a share (50%) [default:
+    /// Memory the app may keep resident: bytes with a unit (512M, 2G), a share (50%), or auto,
+    /// auto:1%: as little as it can have and wait for its pages no longer than that [default:
     /// annexd's, which is 50% unless configured]
     #[arg(long, value_name = "LIMIT")]
-    pub local: Option<Limit>,
+    pub local: Option<Local>,
     /// What to call the app [default: the program's name]
     #[arg(long)]
     pub name: Option<String>,
@@ -410,7 +412,7 @@ mod tests {
         ] {
             let Ok(Command::Run(run)) = parse(line) else { panic!("{line:?}") };
             assert_eq!(run.command, ["sort", "--json", "-u"]);
-            assert_eq!(run.app.local, Some(Limit::Bytes(1 << 30)));
+            assert_eq!(run.app.local, Some(Local::Fixed(Limit::Bytes(1 << 30))));
         }
     }
 

@@ -2,7 +2,8 @@
 
 use crate::table::{Column, count, draw};
 use annex_shared::api::{
-    AppInfo, AppState, DonorInfo, DonorState, KvInfo, SlabInfo, Status, TransportInfo, format_bytes, format_seconds,
+    AppInfo, AppState, AutoInfo, DonorInfo, DonorState, KvInfo, SlabInfo, Status, TransportInfo, format_bytes,
+    format_seconds, format_share,
 };
 use annex_shared::printable::printable;
 use annex_shared::transport::Transport;
@@ -41,7 +42,7 @@ pub fn apps(apps: &[AppInfo], width: Option<u16>) -> String {
             pids(app),
             user(app.uid),
             state(app.state).into(),
-            app.local.to_string(),
+            app.limit_text(),
             format_bytes(app.resident),
             format_bytes(app.evicted),
             count(app.faults.major),
@@ -319,7 +320,7 @@ fn short_apps(apps: &[AppInfo], width: Option<u16>) -> String {
         vec![
             app.name.clone(),
             state(app.state).into(),
-            app.local.to_string(),
+            app.limit_text(),
             format_bytes(app.resident),
             format_bytes(app.evicted),
             count(app.faults.major),
@@ -332,9 +333,30 @@ fn short_apps(apps: &[AppInfo], width: Option<u16>) -> String {
     text
 }
 
+/// What annexd does about a limit that it finds.
+pub fn auto_words(auto: &AutoInfo) -> String {
+    format!("stall {}, target {}; {}", format_share(auto.stall), format_share(auto.target), auto.doing)
+}
+
+/// After a change of an app's limit.
+pub fn allowed(app: &AppInfo) -> String {
+    let name = printable(&app.name);
+    match &app.auto {
+        Some(auto) => {
+            format!("annexd finds the limit of {name}: it may wait {} of the time", format_share(auto.target))
+        }
+        None => format!("{name} may keep {} resident", app.local),
+    }
+}
+
 fn notes(text: &mut String, apps: &[AppInfo], width: Option<u16>) {
-    for app in apps.iter().filter(|app| !app.note.is_empty()) {
-        wrap(text, width, &format!("  {}:", app.name), &app.note);
+    for app in apps {
+        if !app.note.is_empty() {
+            wrap(text, width, &format!("  {}:", app.name), &app.note);
+        }
+        if let Some(auto) = &app.auto {
+            wrap(text, width, &format!("  {}:", app.name), &auto_words(auto));
+        }
     }
 }
 

@@ -66,7 +66,7 @@ fn dispatch(cli: &Cli) -> Result<ExitCode, Failure> {
         Command::Limit { app, local } => {
             let request = LimitRequest { local: *local };
             let app: AppInfo = client.call(Method::PUT, &client::path(&["apps", app, "limit"]), Some(&request))?;
-            show(cli.json, &app, |app| format!("{} may keep {} resident\n", printable(&app.name), app.local))
+            show(cli.json, &app, |app| listing::allowed(app) + "\n")
         }
         Command::Apps => show(cli.json, &client.apps()?, |apps| listing::apps(apps, listing::width())),
         Command::Status { check } => {

@@ -25,7 +25,7 @@ use annex_kv::KvConfig;
 use annex_metrics::MetricsConfig;
 use annex_pager::{PagerConfig, UsersConfig};
 use annex_pool::{PoolConfig, SpillConfig};
-use annex_shared::api::{Limit, SOCKET};
+use annex_shared::api::{Limit, Local, SOCKET};
 use annex_shared::config::{ByteSize, ConfigError as FileError, LogFormat, TimeSpan, load};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
@@ -45,7 +45,7 @@ pub struct Config {
     /// Where the `annex` command reaches annexd.
     pub socket: PathBuf,
     /// What an app may keep resident unless `annex run --local` or `annex limit` says otherwise.
-    pub local: Limit,
+    pub local: Local,
     /// What is logged, as tracing's filters are written: `info`, `warn`, `annex_pool=debug`.
     pub log: String,
     /// How; the journal's way under systemd and text elsewhere if absent.
@@ -67,7 +67,7 @@ impl Default for Config {
     fn default() -> Config {
         Config {
             socket: SOCKET.into(),
-            local: Limit::Percent(50),
+            local: Local::Fixed(Limit::Percent(50)),
             log: "info".into(),
             log_format: None,
             takeover_wait: TimeSpan(Duration::from_secs(60)),
@@ -204,6 +204,15 @@ mod tests {
         assert_eq!(example.pool.donors.len(), 2);
         example.pool.donors.clear();
         assert_eq!(example, Config::default());
+    }
+
+    #[test]
+    fn the_default_limit_can_be_one_that_is_found() {
+        assert_eq!(parse("local = 'auto'").unwrap().local, "auto:1%".parse().unwrap());
+        assert_eq!(parse("local = 'auto:0.5%'").unwrap().local, "auto:0.5%".parse().unwrap());
+        let error = parse("local = 'auto:0%'").unwrap_err();
+        assert!(error.contains("bad limit 'auto:0%'"), "{error}");
+        assert!(parse("[users]\npool_bytes = 'auto'").is_err(), "that is no app's limit");
     }
 
     #[test]

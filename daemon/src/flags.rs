@@ -4,7 +4,7 @@
 use crate::config::SpillFlag;
 use annex_kv::KvFlag;
 use annex_pager::Wait;
-use annex_shared::api::Limit;
+use annex_shared::api::Local;
 use annex_shared::config::{LogFormat, TimeSpan};
 use annex_shared::donor::DonorSpec;
 use clap::{Parser, Subcommand};
@@ -42,7 +42,7 @@ pub struct Flags {
     pub seal: bool,
     /// What an app may keep resident unless it is told otherwise [default: 50%]
     #[arg(long, value_name = "LIMIT")]
-    pub local: Option<Limit>,
+    pub local: Option<Local>,
     /// Threads that answer page faults; 0 = as many as suits the host [default: 0]
     #[arg(long, value_name = "COUNT")]
     pub fault_workers: Option<u32>,

@@ -26,7 +26,9 @@ use crate::transport::Transport;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-pub use crate::limit::{LEAST_BARE_LIMIT, Limit, LimitError, format_bytes, format_seconds, parse_bytes};
+pub use crate::limit::{
+    LEAST_BARE_LIMIT, Limit, LimitError, Local, StallTarget, format_bytes, format_seconds, format_share, parse_bytes,
+};
 
 /// Where annexd listens unless told otherwise.
 pub const SOCKET: &str = "/run/annex/annexd.sock";
@@ -69,7 +71,7 @@ pub struct AttachRequest {
     #[serde(default)]
     pub program: Option<String>,
     /// `None` = annexd's configured default.
-    pub local: Option<Limit>,
+    pub local: Option<Local>,
     /// Refuse with [`ErrorCode::NoDonors`] unless pages have somewhere to go now.
     #[serde(default)]
     pub require_donors: bool,
@@ -99,7 +101,7 @@ pub const LONGEST_REGION: u64 = 2 << 40;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LimitRequest {
-    pub local: Limit,
+    pub local: Local,
 }
 
 /// One app, as `annex apps` shows it. All sizes in bytes.
@@ -111,7 +113,11 @@ pub struct AppInfo {
     /// Its processes' PIDs, the first one first.
     pub pids: Vec<i32>,
     pub uid: u32,
+    /// The limit now, whether it is fixed or annexd finds it.
     pub local: Limit,
+    /// Of a limit that annexd finds (`--local auto`): absent if it is fixed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub auto: Option<AutoInfo>,
     /// Anonymous memory resident now.
     pub resident: u64,
     /// In the pool and not resident.
@@ -139,6 +145,24 @@ pub struct AppInfo {
     pub prefetch_samples: u64,
     #[serde(default)]
     pub prefetch_hits: u64,
+}
+
+impl AppInfo {
+    /// The limit as listings show it: `512 MiB`, `50%`, `auto (512 MiB)`.
+    pub fn limit_text(&self) -> String {
+        if self.auto.is_some() { format!("auto ({})", self.local) } else { self.local.to_string() }
+    }
+}
+
+/// How annexd finds an app's limit. Shares of the time: 0.01 is 1 %.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AutoInfo {
+    /// What its threads may wait for pages of the pool.
+    pub target: f64,
+    /// What they waited lately, all threads added up: in the last second or so.
+    pub stall: f64,
+    /// What is done about it and why, in a few words.
+    pub doing: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,4 +1,5 @@
-//! Sizes and times as people write and read them, and how much an app may keep resident.
+//! Sizes and times as people write and read them, and how much an app may keep resident: a fixed
+//! limit, or one that annexd finds.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -24,6 +25,8 @@ pub enum LimitError {
     Unreadable(String),
     #[error("bad limit '{0}': that is bytes, and less than 1M; give a share ({0}%) or a unit ({0}M)")]
     NoUnit(String),
+    #[error("bad limit '{0}': behind auto: stands the share of time that may be waited, 0.01% to 100% (auto:1%)")]
+    Target(String),
 }
 
 impl FromStr for Limit {
@@ -69,6 +72,111 @@ impl fmt::Display for Limit {
             Limit::Bytes(b) => f.write_str(&format_bytes(*b)),
             Limit::Percent(p) => write!(f, "{p}%"),
         }
+    }
+}
+
+/// The share of time that an app whose limit is found may wait for its own pages: `1%`, `0.5%`. In
+/// hundredths of a percent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct StallTarget(u16);
+
+impl StallTarget {
+    /// 0.01 is 1 %.
+    pub fn share(self) -> f64 {
+        f64::from(self.0) / 1e4
+    }
+}
+
+impl Default for StallTarget {
+    fn default() -> StallTarget {
+        StallTarget(100)
+    }
+}
+
+impl FromStr for StallTarget {
+    type Err = LimitError;
+
+    fn from_str(s: &str) -> Result<Self, LimitError> {
+        let percent = s.trim().strip_suffix('%').and_then(|percent| percent.trim().parse::<f64>().ok());
+        let hundredths = percent.map(|percent| (percent * 100.0).round()).filter(|h| (1.0..=1e4).contains(h));
+        hundredths.map(|h| StallTarget(h as u16)).ok_or_else(|| LimitError::Target(s.to_owned()))
+    }
+}
+
+impl TryFrom<String> for StallTarget {
+    type Error = LimitError;
+
+    fn try_from(s: String) -> Result<Self, LimitError> {
+        s.parse()
+    }
+}
+
+impl From<StallTarget> for String {
+    fn from(target: StallTarget) -> String {
+        format!("{}%", f64::from(target.0) / 100.0)
+    }
+}
+
+impl fmt::Display for StallTarget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} %", f64::from(self.0) / 100.0)
+    }
+}
+
+/// What `--local` takes: a limit, or `auto`, `auto:1%`: annexd finds one at which the app waits for
+/// its own pages no longer than that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Local {
+    Fixed(Limit),
+    Auto(StallTarget),
+}
+
+impl FromStr for Local {
+    type Err = LimitError;
+
+    fn from_str(s: &str) -> Result<Self, LimitError> {
+        match s.trim().split_once(':') {
+            None if s.trim() == "auto" => Ok(Local::Auto(StallTarget::default())),
+            Some(("auto", target)) => {
+                target.parse().map(Local::Auto).map_err(|_| LimitError::Target(s.trim().to_owned()))
+            }
+            _ => s.parse().map(Local::Fixed),
+        }
+    }
+}
+
+impl TryFrom<String> for Local {
+    type Error = LimitError;
+
+    fn try_from(s: String) -> Result<Self, LimitError> {
+        s.parse()
+    }
+}
+
+impl From<Local> for String {
+    fn from(local: Local) -> String {
+        match local {
+            Local::Fixed(limit) => limit.into(),
+            Local::Auto(target) => format!("auto:{}", String::from(target)),
+        }
+    }
+}
+
+impl From<Limit> for Local {
+    fn from(limit: Limit) -> Local {
+        Local::Fixed(limit)
+    }
+}
+
+/// `0 %`, `3.2 %`, `250 %`: a share, 1.0 being all.
+pub fn format_share(share: f64) -> String {
+    let percent = share * 100.0;
+    match percent {
+        p if p < 0.05 => "0 %".into(),
+        p if p < 9.95 && (p * 10.0).round() % 10.0 != 0.0 => format!("{p:.1} %"),
+        p => format!("{p:.0} %"),
     }
 }
 
@@ -144,6 +252,31 @@ mod tests {
         for limit in [Limit::Bytes(50), Limit::Bytes(64 << 10), Limit::Bytes(1 << 20), Limit::Percent(50)] {
             assert_eq!(String::from(limit).parse(), Ok(limit), "as it travels to annexd");
         }
+    }
+
+    #[test]
+    fn a_limit_that_is_to_be_found_has_a_target() {
+        assert_eq!("auto".parse(), Ok(Local::Auto(StallTarget(100))));
+        assert_eq!("auto:0.5%".parse(), Ok(Local::Auto(StallTarget(50))));
+        assert_eq!("auto:100%".parse(), Ok(Local::Auto(StallTarget(10_000))));
+        assert_eq!("512M".parse(), Ok(Local::Fixed(Limit::Bytes(512 << 20))));
+        for bad in ["auto:0%", "auto:200%", "auto:x", "auto:", "auto:1", "auto:nan%", "auto:-1%", "auto:0.001%"] {
+            let error = bad.parse::<Local>().unwrap_err().to_string();
+            assert!(error.starts_with(&format!("bad limit '{bad}': behind auto: stands the share")), "{error}");
+        }
+        assert!(matches!("automatic".parse::<Local>(), Err(LimitError::Unreadable(_))));
+        assert!("auto".parse::<Limit>().is_err(), "where a limit is a fixed one");
+        for local in ["auto", "auto:0.05%", "50%", "64K"].map(|text| text.parse::<Local>().unwrap()) {
+            assert_eq!(String::from(local).parse(), Ok(local), "as it travels to annexd");
+        }
+        assert_eq!("auto:2.5%".parse::<Local>().map(String::from), Ok("auto:2.5%".into()));
+        assert_eq!([StallTarget(100), StallTarget(5)].map(|t| t.to_string()), ["1 %", "0.05 %"]);
+    }
+
+    #[test]
+    fn shares_print_short() {
+        let shares = [0.0004, 0.01, 0.032, 0.07, 0.5, 2.5];
+        assert_eq!(shares.map(format_share), ["0 %", "1 %", "3.2 %", "7 %", "50 %", "250 %"]);
     }
 
     #[test]

@@ -17,7 +17,8 @@ pub struct Canvas<'a> {
 pub struct Column<T> {
     pub head: &'static str,
     pub width: u16,
-    /// Screens narrower than this do without it.
+    /// Screens narrower than this do without it. Of neighbours with the same head the last one that
+    /// a screen has is shown.
     pub from: u16,
     pub cell: fn(&T) -> String,
 }
@@ -58,7 +59,14 @@ impl Canvas<'_> {
         selected: Option<usize>,
         tone: fn(&T) -> Tone,
     ) {
-        let shown: Vec<&Column<T>> = all.iter().filter(|column| column.from <= self.buffer.area.width).collect();
+        let mut shown: Vec<&Column<T>> = all.iter().filter(|column| column.from <= self.buffer.area.width).collect();
+        shown.dedup_by(|wider, column| {
+            let is_same = wider.head == column.head;
+            if is_same {
+                *column = *wider;
+            }
+            is_same
+        });
         let taken: u16 = shown.iter().skip(1).map(|column| column.width + 1).sum();
         // Numbers stay near the names they belong to.
         let longest = rows.iter().map(|row| columns(&printable(&(shown[0].cell)(row)))).max().unwrap_or(0);

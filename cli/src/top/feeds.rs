@@ -5,6 +5,7 @@
 use super::ui::{Action, Said};
 use crate::client::{self, Client};
 use crate::failure::Failure;
+use crate::listing;
 use annex_shared::api::{AppInfo, LimitRequest, Status, format_bytes};
 use annex_shared::event::Event;
 use hyper::Method;
@@ -135,7 +136,7 @@ pub fn changes(socket: &Path, inputs: SyncSender<Input>) -> Result<Sender<Action
 
 fn set_limit(client: &Client, app: &str, request: &LimitRequest) -> Result<String, Failure> {
     let app: AppInfo = client.call(Method::PUT, &client::path(&["apps", app, "limit"]), Some(request))?;
-    Ok(format!("{} may keep {} resident", app.name, app.local))
+    Ok(listing::allowed(&app))
 }
 
 fn detach(client: &Client, app: &str, say: impl Fn(String)) -> Result<String, Failure> {

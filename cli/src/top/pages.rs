@@ -82,7 +82,7 @@ fn one_app(app: &AppRow, model: &Model, width: u16, look: Look) -> Vec<Text> {
     let memory = format!(
         "{} resident, may keep {}; {} in the pool",
         format_bytes(info.resident),
-        info.local,
+        info.limit_text(),
         format_bytes(info.evicted)
     );
     fact(&mut lines, width, "memory", &memory);
@@ -91,6 +91,9 @@ fn one_app(app: &AppRow, model: &Model, width: u16, look: Look) -> Vec<Text> {
         let top = curve.highest(room, least);
         curve.newest(room).map(|value| look.level(value, top)).collect::<String>()
     };
+    if let Some(auto) = &info.auto {
+        fact(&mut lines, width, "limit", &listing::auto_words(auto));
+    }
     let faults = rate(rates.map(|r| r.faults));
     lines.push((format!("{:<11}{faults:<10} {}", "faults/s", curve(&app.faults, 10.0)), Tone::Plain));
     let stall = rates.map_or_else(|| "-".into(), |r| percent(r.stall));

@@ -3,7 +3,7 @@
 
 use super::model::{AppRow, Model};
 use super::order::Choice;
-use annex_shared::api::{Limit, LimitError};
+use annex_shared::api::{LimitError, Local};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 /// What is on the screen.
@@ -60,7 +60,7 @@ pub enum Action {
     Redraw,
     Limit {
         app: String,
-        limit: Limit,
+        limit: Local,
     },
     Detach {
         app: String,
@@ -241,6 +241,7 @@ mod tests {
     use super::super::order::Order;
     use super::super::scripted::two_apps;
     use super::*;
+    use annex_shared::api::Limit;
 
     fn press(ui: &mut Ui, model: &Model, code: KeyCode) -> Option<Action> {
         ui.press(KeyEvent::new(code, KeyModifiers::NONE), model)
@@ -299,7 +300,7 @@ mod tests {
         assert!(error.contains("give a share (50%)"), "{error}");
         typed(&mut ui, &model, "%");
         let action = press(&mut ui, &model, KeyCode::Enter);
-        assert_eq!(action, Some(Action::Limit { app: "redis".into(), limit: Limit::Percent(50) }));
+        assert_eq!(action, Some(Action::Limit { app: "redis".into(), limit: Local::Fixed(Limit::Percent(50)) }));
         typed(&mut ui, &model, "l9");
         assert_eq!(press(&mut ui, &model, KeyCode::Esc), None);
         assert_eq!(ui.prompt, Prompt::None);

@@ -33,6 +33,7 @@ const APPS: &[Column<AppRow>] = &[
     Column { head: "PID", width: 12, from: 120, cell: |row| listing::pids(&row.info) },
     Column { head: "STATE", width: 9, from: 100, cell: |row| listing::state(row.info.state).into() },
     Column { head: "LIMIT", width: 10, from: 56, cell: |row| row.info.local.to_string() },
+    Column { head: "LIMIT", width: 16, from: 100, cell: |row| row.info.limit_text() },
     Column { head: "RESIDENT", width: 10, from: 66, cell: |row| format_bytes(row.info.resident) },
     Column { head: "IN POOL", width: 10, from: 0, cell: |row| format_bytes(row.info.evicted) },
     Column { head: "FAULTS/S", width: 8, from: 0, cell: |row| rate(row.rates.as_ref().map(|r| r.faults)) },
@@ -502,6 +503,23 @@ mod tests {
         let buffer = drawn(&two_apps(), &Ui::default(), plain, 80, 24);
         assert!(buffer.content().iter().all(|cell| cell.modifier.is_empty() && cell.fg == Color::Reset));
         assert!(lines(&buffer).iter().any(|line| line.starts_with("> redis")));
+    }
+
+    #[test]
+    fn a_limit_that_is_found_is_told_from_a_fixed_one_where_there_is_room() {
+        let mut redis = app(1, "redis", 0);
+        redis["local"] = "512M".into();
+        redis["auto"] = serde_json::json!({"target": 0.01, "stall": 0.07, "doing": "raised: waited 7 % of 1 %"});
+        let mut model = Model::default();
+        model.take(status(&[redis], &[]), Duration::from_secs(1));
+        let mut ui = Ui::default();
+        let row = |ui: &Ui, width| screen(&model, ui, width, 24).into_iter().find(|line| line.starts_with("> redis"));
+        assert!(row(&ui, 120).is_some_and(|line| line.contains(" auto (512 MiB) ")));
+        assert!(row(&ui, 80).is_some_and(|line| line.contains(" 512 MiB ") && !line.contains("auto")));
+        ui.press(KeyEvent::new(KeyCode::Enter, KeyModifiers::NONE), &model);
+        let page = screen(&model, &ui, 80, 24);
+        let line = "limit      stall 7 %, target 1 %; raised: waited 7 % of 1 %";
+        assert!(page.iter().any(|l| l == line), "{page:#?}");
     }
 
     #[test]

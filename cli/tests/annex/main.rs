@@ -220,6 +220,31 @@ fn a_limit_can_be_changed() {
 }
 
 #[test]
+fn annexd_can_be_asked_to_find_a_limit() {
+    let annexd = Annexd::start();
+    annexd.apps.add("redis", 77, 0);
+    let said = annexd.annex(&["limit", "redis", "auto"]);
+    assert_eq!(said.out, "annexd finds the limit of redis: it may wait 1 % of the time\n");
+    annexd.annex(&["limit", "redis", "512M"]);
+    annexd.annex(&["limit", "redis", "auto:2.5%"]);
+    for command in ["apps", "status"] {
+        let listed = annexd.annex(&[command]).out;
+        assert!(listed.contains("auto (512 MiB)"), "{listed}");
+        let line = "  redis: stall 0.2 %, target 2.5 %; lowering: waited 0.2 % of 1 %";
+        assert!(listed.lines().any(|l| l == line), "{listed}");
+    }
+    for (args, code) in [
+        (&["run", "--local", "auto:0%", "--", "true"][..], 125),
+        (&["attach", "4242", "--local", "auto:200%"][..], 2),
+        (&["limit", "redis", "auto:x"][..], 2),
+    ] {
+        let said = annexd.annex(args);
+        assert_eq!(said.code, Some(code), "{said:?}");
+        assert!(said.err.contains("behind auto: stands the share of time"), "{said:?}");
+    }
+}
+
+#[test]
 fn an_app_without_a_name_is_called_after_its_program() {
     let annexd = Annexd::start();
     assert_eq!(annexd.annex(&["run", "--", "/usr/bin/env", "true"]).code, Some(0));

@@ -1,6 +1,6 @@
 //! What the control plane may ask of the pager, and for whom.
 
-use annex_shared::api::{ApiError, AppInfo, AttachRequest, Limit, Progress, RegionRequest, UserInfo, WorkersInfo};
+use annex_shared::api::{ApiError, AppInfo, AttachRequest, Local, Progress, RegionRequest, UserInfo, WorkersInfo};
 
 /// Who asks: the peer of a control connection, as the kernel recorded it at `connect`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub trait Apps: Send + Sync + 'static {
     fn open_region(&self, request: &RegionRequest, caller: Caller) -> Result<AppInfo, ApiError>;
     /// Brings an app back wholly into local memory and lets go of it.
     fn detach(&self, app: u64, progress: &mut dyn FnMut(Progress)) -> Result<(), ApiError>;
-    fn set_limit(&self, app: u64, limit: Limit) -> Result<AppInfo, ApiError>;
+    fn set_limit(&self, app: u64, local: Local) -> Result<AppInfo, ApiError>;
     fn apps(&self) -> Vec<AppInfo>;
     /// Finds an app by name, id or the PID of one of its processes.
     fn find(&self, name: &str) -> Option<AppInfo>;

@@ -403,7 +403,7 @@ async fn attach(State(control): Shared, Extension(peer): Extension<Peer>, body: 
     answer(control, peer, move |control, caller, authority| {
         let request: AttachRequest = parse(body)?;
         let app = control.attach(&request, caller, authority)?;
-        let (target, limit) = (&request.target, app.local);
+        let (target, limit) = (&request.target, app.limit_text());
         event!(INFO, AppAttached of &app.name, uid app.uid, "attached {target:?} with limit {limit}, for user {}", caller.uid);
         Ok(app)
     })
@@ -414,7 +414,7 @@ async fn open_region(State(control): Shared, Extension(peer): Extension<Peer>, b
     answer(control, peer, move |control, caller, authority| {
         let request: RegionRequest = parse(body)?;
         let app = control.open_region(&request, caller, authority)?;
-        let (length, limit) = (request.length, app.local);
+        let (length, limit) = (request.length, app.limit_text());
         event!(INFO, AppAttached of &app.name, uid app.uid, "opened a region of {length} bytes with limit {limit}, for user {}", caller.uid);
         Ok(app)
     })
@@ -431,7 +431,7 @@ async fn set_limit(
         let request: LimitRequest = parse(body)?;
         let app = control.find(&name, authority)?;
         let app = control.apps.set_limit(app.id, request.local)?;
-        tracing::info!(app = app.id, name = app.name, limit = %app.local, uid = caller.uid, "changed the local limit");
+        tracing::info!(app = app.id, name = app.name, limit = %app.limit_text(), uid = caller.uid, "changed the local limit");
         Ok(app)
     })
     .await

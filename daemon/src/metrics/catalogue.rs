@@ -52,6 +52,8 @@ annex_metrics::catalogue! {
     APP_RESIDENT = Gauge "annexd_app_resident_bytes" ["app"] "anonymous memory that is resident";
     APP_POOL = Gauge "annexd_app_pool_bytes" ["app"] "memory that is in the pool and not resident";
     APP_LIMIT = Gauge "annexd_app_limit_bytes" ["app"] "what may stay resident";
+    APP_AUTO = Gauge "annexd_app_limit_auto" ["app"] "1 if annexd finds the limit (auto), 0 if it is fixed";
+    APP_TARGET = Gauge "annexd_app_stall_target_ratio" ["app"] "with auto: the share of time that its threads may wait for pages in the pool";
     APP_PROCESSES = Gauge "annexd_app_processes" ["app"] "processes";
     APP_FAULTS = Counter "annexd_app_faults_total" ["app", "kind"] "page faults that annexd answered";
     APP_LATENCY = Histogram "annexd_app_fault_latency_seconds" ["app"] "of faults on pages in the pool, from the message to the page";

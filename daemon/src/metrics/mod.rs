@@ -151,6 +151,10 @@ fn apps(all: &mut Snapshot, apps: &[AppInfo]) {
         all.add(&c::APP_RESIDENT, &name, app.resident);
         all.add(&c::APP_POOL, &name, app.evicted);
         all.add(&c::APP_LIMIT, &name, limit(app));
+        all.add(&c::APP_AUTO, &name, app.auto.is_some());
+        if let Some(auto) = &app.auto {
+            all.add(&c::APP_TARGET, &name, auto.target);
+        }
         all.add(&c::APP_PROCESSES, &name, app.pids.len());
         all.add(&c::APP_FAULTS, &[&unique, "pool"], faults.major);
         all.add(&c::APP_FAULTS, &[&unique, "zero"], faults.zero);
@@ -222,6 +226,7 @@ fn kv(all: &mut Snapshot, kv: &KvInfo) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use annex_shared::api::AutoInfo;
     use serde_json::json;
 
     fn status(apps: Vec<AppInfo>, donors: &serde_json::Value) -> Status {
@@ -271,7 +276,9 @@ mod tests {
     #[test]
     fn values_are_those_of_the_status() {
         let donors = json!([donor("d1", "10.0.0.1:1"), donor("d1", "10.0.0.2:1")]);
-        let status = status(vec![app(1, "redis", 1 << 20), app(2, "redis", 0)], &donors);
+        let auto = AutoInfo { target: 0.005, stall: 0.25, doing: "raised".into() };
+        let found = AppInfo { auto: Some(auto), ..app(2, "redis", 0) };
+        let status = status(vec![app(1, "redis", 1 << 20), found], &donors);
         let kv = KvInfo { enabled: true, loaded: 1000, hits: 8, ..KvInfo::default() };
         let text = text_of(&status, &kv);
         for line in [
@@ -292,7 +299,10 @@ mod tests {
             "annex_rdma_errors_total{status=\"IBV_WC_RETRY_EXC_ERR\"} 1",
             "annexd_app_resident_bytes{app=\"redis\"} 1048576",
             "annexd_app_limit_bytes{app=\"redis\"} 1048576",
+            "annexd_app_limit_auto{app=\"redis\"} 0",
             "annexd_app_resident_bytes{app=\"redis (2)\"} 0",
+            "annexd_app_limit_auto{app=\"redis (2)\"} 1",
+            "annexd_app_stall_target_ratio{app=\"redis (2)\"} 0.005",
             "annexd_app_fault_latency_seconds_bucket{le=\"0.000016\",app=\"redis\"} 4",
             "annexd_app_faults_total{app=\"redis\",kind=\"zero\"} 5",
             "annex_kv_enabled 1",

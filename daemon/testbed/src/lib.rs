@@ -3,9 +3,9 @@
 
 use annex_daemon::control::{Apps, Caller, Donors};
 use annex_shared::api::{
-    ApiError, AppInfo, AppState, AttachRequest, CertificateInfo, DonorInfo, DonorRequest, DonorState, ErrorCode,
-    Faults, Limit, OperationInfo, PoolInfo, Progress, RegionRequest, SlabInfo, Target, TransportInfo, UserInfo,
-    WorkersInfo,
+    ApiError, AppInfo, AppState, AttachRequest, AutoInfo, CertificateInfo, DonorInfo, DonorRequest, DonorState,
+    ErrorCode, Faults, Limit, Local, OperationInfo, PoolInfo, Progress, RegionRequest, SlabInfo, Target, TransportInfo,
+    UserInfo, WorkersInfo,
 };
 use annex_shared::transport::Transport;
 use parking_lot::Mutex;
@@ -59,6 +59,7 @@ impl ScriptedApps {
             pids: vec![pid],
             uid,
             local: Limit::Percent(50),
+            auto: None,
             resident: RESIDENT,
             evicted: 0,
             state: AppState::Running,
@@ -173,6 +174,7 @@ impl Apps for ScriptedApps {
     fn open_region(&self, request: &RegionRequest, caller: Caller) -> Result<AppInfo, ApiError> {
         let RegionRequest { address, length, name, local, .. } = request.clone();
         let target = Target::Region { pid: caller.pid, address, length };
+        let local = local.map(Local::from);
         self.attach(&AttachRequest { target, name, program: None, local, require_donors: true }, caller)
     }
 
@@ -201,7 +203,7 @@ impl Apps for ScriptedApps {
         )
     }
 
-    fn set_limit(&self, app: u64, limit: Limit) -> Result<AppInfo, ApiError> {
+    fn set_limit(&self, app: u64, local: Local) -> Result<AppInfo, ApiError> {
         let mut script = self.script.lock();
         assert!(!std::mem::take(&mut script.panic_on_limit), "the script says so");
         let found = script.apps.iter_mut().find(|a| a.id == app);
@@ -210,7 +212,15 @@ impl Apps for ScriptedApps {
             message: format!("app {app} has ended"),
             remedy: String::new(),
         })?;
-        app.local = limit;
+        app.auto = match local {
+            Local::Fixed(limit) => {
+                app.local = limit;
+                None
+            }
+            Local::Auto(target) => {
+                Some(AutoInfo { target: target.share(), stall: 0.002, doing: "lowering: waited 0.2 % of 1 %".into() })
+            }
+        };
         Ok(app.clone())
     }
 

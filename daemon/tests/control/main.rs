@@ -189,6 +189,18 @@ fn a_limit_changes_by_name_id_or_pid() {
 }
 
 #[test]
+fn a_limit_can_be_found_until_another_is_asked_for() {
+    let annexd = Annexd::start();
+    annexd.apps.add("redis", 4242, 0);
+    let ask = |local: &str| annexd.ask("PUT", "/v1/apps/redis/limit", &format!(r#"{{"local":"{local}"}}"#));
+    let app = ask("auto:0.5%").json::<AppInfo>();
+    assert_eq!((app.local, app.auto.map(|auto| auto.target)), (Limit::Percent(50), Some(0.005)));
+    let refused = ask("auto:0%");
+    assert_eq!((refused.status, refused.error().kind), (400, ErrorCode::BadRequest));
+    assert_eq!(ask("64M").json::<AppInfo>().auto, None);
+}
+
+#[test]
 fn a_detach_streams_its_steps_and_ends_with_done() {
     let annexd = Annexd::start();
     annexd.apps.add("redis", 100, 0);

@@ -69,7 +69,7 @@ fn attach_pauses(bed: &Testbed, plan: Plan) -> anyhow::Result<(Vec<f64>, Vec<f64
         name: Some("ticks".into()),
         program: None,
         // Nothing is evicted: the pause is the attach's alone.
-        local: Some(Limit::Bytes(1 << 30)),
+        local: Some(Limit::Bytes(1 << 30).into()),
         require_donors: true,
     };
     let (mut attached, mut alone) = (Vec::new(), Vec::new());

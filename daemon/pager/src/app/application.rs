@@ -1,6 +1,7 @@
 //! An app: the processes that are managed as one, their shared local limit, and what is counted
 //! about them.
 
+use crate::app::auto::controller::Doing;
 use crate::evict::EvictionBlocked;
 use crate::fault::Fault;
 use crate::kernel::process::Stat;
@@ -9,7 +10,7 @@ use crate::space::{Identity, SpaceId};
 use annex_host::event;
 use annex_host::fd_keeper::{FdKeeper, Kept};
 use annex_host::latency::Latency;
-use annex_shared::api::{AppInfo, AppState, Faults, Limit, Target, format_bytes};
+use annex_shared::api::{AppInfo, AppState, AutoInfo, Faults, Limit, StallTarget, Target, format_bytes};
 use annex_shared::page::PAGE_SIZE;
 use parking_lot::Mutex;
 use std::os::fd::{AsFd, OwnedFd};
@@ -102,6 +103,25 @@ impl Watermarks {
     }
 }
 
+/// That annexd finds an app's limit, and how that stands.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Auto {
+    pub target: StallTarget,
+    /// The stall share between the last two looks.
+    pub stall: f64,
+    pub doing: Doing,
+}
+
+impl Auto {
+    pub fn new(target: StallTarget) -> Auto {
+        Auto { target, stall: 0.0, doing: Doing::Begins }
+    }
+
+    fn info(self) -> AutoInfo {
+        AutoInfo { target: self.target.share(), stall: self.stall, doing: self.doing.describe(self.target) }
+    }
+}
+
 const WAITING: u8 = 0;
 const RUNNING: u8 = 1;
 const DETACHING: u8 = 2;
@@ -118,7 +138,7 @@ pub struct App {
     /// meet. Whoever has it may wait for a program (5 s for one that can't be stopped): nobody
     /// waits for it but who was asked for something of this app.
     pub changing: Mutex<()>,
-    limit: Mutex<Limit>,
+    limit: Mutex<(Limit, Option<Auto>)>,
     state: AtomicU8,
     note: Mutex<String>,
     pub eviction_blocked: EvictionBlocked,
@@ -152,7 +172,7 @@ impl App {
             target,
             members: Mutex::default(),
             changing: Mutex::new(()),
-            limit: Mutex::new(limit),
+            limit: Mutex::new((limit, None)),
             state: AtomicU8::new(WAITING),
             note: Mutex::default(),
             eviction_blocked: EvictionBlocked::default(),
@@ -194,13 +214,42 @@ impl App {
         }
     }
 
-    pub fn limit(&self) -> Limit {
-        *self.limit.lock()
+    /// Whether annexd is to find its limit.
+    #[must_use]
+    pub fn with_auto(self, target: Option<StallTarget>) -> App {
+        let limit = self.limit();
+        App { limit: Mutex::new((limit, target.map(Auto::new))), ..self }
     }
 
-    pub fn set_limit(&self, limit: Limit) {
-        *self.limit.lock() = limit;
+    pub fn limit(&self) -> Limit {
+        self.limit.lock().0
+    }
+
+    pub fn auto(&self) -> Option<Auto> {
+        self.limit.lock().1
+    }
+
+    /// Somebody asked for it. With a target annexd finds another from there on.
+    pub fn set_limit(&self, limit: Limit, target: Option<StallTarget>) {
+        *self.limit.lock() = (limit, target.map(Auto::new));
         *self.idle_until.lock() = None;
+    }
+
+    /// annexd found it, unless somebody has asked for another since. Whether the limit is a new
+    /// one.
+    pub fn steer(&self, bytes: u64, auto: Auto) -> bool {
+        let mut limit = self.limit.lock();
+        let (before, Some(asked)) = *limit else { return false };
+        if asked.target != auto.target {
+            return false;
+        }
+        *limit = (Limit::Bytes(bytes), Some(auto));
+        drop(limit);
+        let is_new = before != Limit::Bytes(bytes);
+        if is_new {
+            *self.idle_until.lock() = None;
+        }
+        is_new
     }
 
     pub fn state(&self) -> AppState {
@@ -416,6 +465,7 @@ impl App {
             pids,
             uid: self.uid,
             local: self.limit(),
+            auto: self.auto().map(Auto::info),
             resident,
             evicted: evicted * page,
             state: self.state(),
@@ -461,6 +511,21 @@ mod tests {
         assert_eq!(marks, Watermarks { limit: 131_072, high: 131_072 - 2048, low: 131_072 - 4096 });
         let share = Watermarks::of(Limit::Percent(25), 100_000, 300_000);
         assert!(share.low < share.high && share.high < 100_000);
+    }
+
+    #[test]
+    fn a_limit_that_is_found_never_overrules_one_that_is_asked_for() {
+        let target: StallTarget = "1%".parse().unwrap();
+        let app = App::new(1, "a".into(), 0, Target::Pid(1), Limit::Bytes(64 << 20)).with_auto(Some(target));
+        assert!(app.steer(32 << 20, Auto::new(target)));
+        assert!(!app.steer(32 << 20, Auto::new(target)), "the same once more");
+        assert_eq!(app.limit(), Limit::Bytes(32 << 20));
+        app.set_limit(Limit::Bytes(8 << 20), None);
+        assert!(!app.steer(16 << 20, Auto::new(target)));
+        assert_eq!((app.limit(), app.auto()), (Limit::Bytes(8 << 20), None));
+        app.set_limit(app.limit(), Some("2%".parse().unwrap()));
+        assert!(!app.steer(16 << 20, Auto::new(target)), "it was for another target");
+        assert_eq!(app.limit(), Limit::Bytes(8 << 20));
     }
 
     #[test]

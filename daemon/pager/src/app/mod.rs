@@ -4,6 +4,7 @@
 //! - [`membership`]: which processes belong to it.
 //! - [`app_registry`]: all that there are.
 //! - [`furnish`]: stubs for those of them that are worth one.
+//! - [`auto`]: limits that annexd finds.
 //! - [`quota`]: what ordinary users may take.
 //! - [`manager`]: the thread that follows how they come, grow, become other programs, and end.
 //!
@@ -11,9 +12,10 @@
 
 pub mod app_registry;
 mod application;
+pub mod auto;
 pub mod furnish;
 pub mod manager;
 pub mod membership;
 pub mod quota;
 
-pub use application::{App, LONGEST_DELAY, Member, Watermarks};
+pub use application::{App, Auto, LONGEST_DELAY, Member, Watermarks};

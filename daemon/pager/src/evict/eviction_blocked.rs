@@ -77,6 +77,13 @@ impl EvictionBlocked {
         Some(said)
     }
 
+    /// What stands in the way, unless it may be over at once. A little before users are told of it.
+    pub fn lasting(&self) -> Option<Cause> {
+        let Present { cause, since, .. } = (*self.0.lock())?;
+        let may_pass = matches!(cause, Cause::Silence | Cause::NothingToTake);
+        (!may_pass || since.elapsed() >= MOMENT / 2).then_some(cause)
+    }
+
     /// `lack` says why the pool has no room.
     pub fn describe(&self, lack: impl FnOnce() -> String) -> Option<String> {
         let present = (*self.0.lock())?;

@@ -12,7 +12,7 @@ use crate::recovery::restore::RestoreError;
 use crate::recovery::{restore, takeover};
 use annex_host::event;
 use annex_shared::api::{
-    ApiError, AppInfo, AttachRequest, ErrorCode, LONGEST_REGION, Limit, Progress, RegionRequest, SHORTEST_REGION,
+    ApiError, AppInfo, AttachRequest, ErrorCode, LONGEST_REGION, Local, Progress, RegionRequest, SHORTEST_REGION,
     Target, UserInfo, WorkersInfo, format_bytes,
 };
 use annex_shared::page::PAGE_SIZE;
@@ -113,7 +113,8 @@ impl Apps for Pager {
         self.is_free(pid)?;
         self.may_have_another(caller)?;
         let name = self.unique_name(request.name.as_deref(), &stat.comm, pid)?;
-        let app = self.new_app(name, caller.uid, Target::Region { pid, address, length }, request.local);
+        let app =
+            self.new_app(name, caller.uid, Target::Region { pid, address, length }, request.local.map(Local::from));
         let app = Arc::new(app.of_ordinary_user(caller.confined));
         let range = (address, address + length);
         let _changing = app.changing.lock();
@@ -161,9 +162,12 @@ impl Apps for Pager {
         }
     }
 
-    fn set_limit(&self, id: u64, limit: Limit) -> Result<AppInfo, ApiError> {
+    fn set_limit(&self, id: u64, local: Local) -> Result<AppInfo, ApiError> {
         let app = self.app_registry.find(id).ok_or_else(|| no_app(id))?;
-        app.set_limit(limit);
+        match local {
+            Local::Fixed(limit) => app.set_limit(limit, None),
+            Local::Auto(target) => app.set_limit(app.limit(), Some(target)),
+        }
         self.app_registry.write_down();
         self.app_registry.ring();
         Ok(self.told(&app))

@@ -5,6 +5,7 @@ mod refusal;
 mod under_way;
 
 use crate::app::app_registry::AppRegistry;
+use crate::app::auto::governor::Governor;
 use crate::app::manager::{Manager, Motion};
 use crate::app::quota::Quotas;
 use crate::app::{App, furnish, membership};
@@ -17,7 +18,7 @@ use crate::inject::attach::AttachError;
 use crate::inject::stub::Pause;
 use crate::kernel::process::Stat;
 use crate::kernel::uffd::Proof;
-use crate::kernel::{probe, process};
+use crate::kernel::{host_memory, probe, process};
 use crate::recovery::takeover::{PreviousState, PreviousStateError};
 use crate::recovery::{Ledger, LedgerError, restore};
 use crate::sched::watchdog;
@@ -25,7 +26,7 @@ use crate::sched::watchdog::Watchdog;
 use crate::space::{Registry, Shared, Space, Watch};
 use annex_host::fd_keeper::{FdKeeper, Kept};
 use annex_pool::Pool;
-use annex_shared::api::{ApiError, AppInfo, ErrorCode, Limit, Target};
+use annex_shared::api::{ApiError, AppInfo, ErrorCode, Limit, Local, Target};
 use annex_shared::printable::{as_name, is_control, printable};
 use refusal::{error, refused};
 use std::io;
@@ -51,19 +52,19 @@ pub enum StartError {
 pub struct Pager {
     context: Arc<AttachContext>,
     app_registry: Arc<AppRegistry>,
-    default_limit: Limit,
+    default_local: Local,
     under_way: UnderWay,
     evictors: Arc<Evictors>,
     threads: Vec<JoinHandle<()>>,
-    /// Dropped first: ends the thread that watches the others.
-    watched: Option<mpsc::Sender<()>>,
+    /// Dropped first: ends the threads that watch the others and find limits.
+    watched: Option<[mpsc::Sender<()>; 2]>,
 }
 
 impl Pager {
     /// Starts the pager's threads on a host that [`probe::host`] found fit.
     pub fn start(
         (config, users): (&PagerConfig, &UsersConfig),
-        default_limit: Limit,
+        default_local: Local,
         host: probe::Host,
         pool: Arc<Pool>,
         keeper: Arc<FdKeeper>,
@@ -109,15 +110,30 @@ impl Pager {
             |name: &str, body: Box<dyn FnOnce() + Send>| std::thread::Builder::new().name(name.into()).spawn(body);
         let (watched, ended) = mpsc::channel();
         let evictors = Evictors::start(shared.clone(), registry, fault_workers.clone(), app_registry.clone())?;
+        let governor = Governor {
+            registry: context.registry.clone(),
+            pool: shared.pool.clone(),
+            app_registry: app_registry.clone(),
+        };
+        let (steered, is_over) = mpsc::channel();
         let (workers, evictors_too) = (Arc::downgrade(&fault_workers), evictors.clone());
         let stalled = move || workers.upgrade().and_then(|workers| workers.stalled());
         let look = move || evictors_too.relieve();
         let threads = vec![
             spawn("annex-manager", Box::new(move || manager.run()))?,
             spawn("annex-watch", Box::new(move || watchdog::watch(&shared.watchdog, stalled, &ended, look)))?,
+            spawn("annex-limits", Box::new(move || governor.run(&is_over)))?,
         ];
         let under_way = UnderWay::default();
-        Ok(Pager { context, app_registry, default_limit, under_way, evictors, threads, watched: Some(watched) })
+        Ok(Pager {
+            context,
+            app_registry,
+            default_local,
+            under_way,
+            evictors,
+            threads,
+            watched: Some([watched, steered]),
+        })
     }
 
     fn evicted(&self, app: &App) -> u64 {
@@ -230,9 +246,15 @@ impl Pager {
         Ok(())
     }
 
-    fn new_app(&self, name: String, uid: u32, target: Target, local: Option<Limit>) -> App {
+    fn new_app(&self, name: String, uid: u32, target: Target, local: Option<Local>) -> App {
         let id = u64::from(rand::random::<u32>()) + 1;
-        App::new(id, name, uid, target, local.unwrap_or(self.default_limit))
+        match local.unwrap_or(self.default_local) {
+            Local::Fixed(limit) => App::new(id, name, uid, target, limit),
+            // All that the host has, until something is known.
+            Local::Auto(stall) => {
+                App::new(id, name, uid, target, Limit::Bytes(host_memory::total())).with_auto(Some(stall))
+            }
+        }
     }
 
     /// Whether programs of this caller are paged at all.

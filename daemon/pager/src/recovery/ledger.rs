@@ -13,7 +13,7 @@
 
 use crate::app::App;
 use annex_host::mapped::{MapError, Mapped};
-use annex_shared::api::{Limit, Target};
+use annex_shared::api::{Limit, StallTarget, Target};
 use annex_shared::page::checksum;
 use parking_lot::Mutex;
 use serde::de::Error;
@@ -53,6 +53,10 @@ pub struct Entry {
     pub target: Target,
     #[serde(deserialize_with = "limit")]
     pub limit: Limit,
+    /// Set if annexd finds the limit. Not written by every annexd; one that does not know it keeps
+    /// the limit as it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub auto: Option<StallTarget>,
     pub note: String,
     /// PIDs and when each was started.
     pub members: Vec<(i32, u64)>,
@@ -70,13 +74,15 @@ fn limit<'de, D: Deserializer<'de>>(input: D) -> Result<Limit, D::Error> {
 
 impl Entry {
     pub fn of(app: &App) -> Entry {
+        let (limit, auto) = (app.limit(), app.auto().map(|auto| auto.target));
         Entry {
             id: app.id,
             name: app.name.clone(),
             uid: app.uid,
             of_ordinary_user: app.is_of_ordinary_user(),
             target: app.target.clone(),
-            limit: app.limit(),
+            limit,
+            auto,
             note: app.current_note(),
             members: app.members.lock().iter().map(|m| (m.pid, m.started)).collect(),
         }
@@ -190,6 +196,18 @@ mod tests {
         // What an annexd wrote that took `--local 50`.
         let text = serde_json::to_string(&Entry::of(&app(1, "a"))).unwrap().replace("40%", "50");
         assert_eq!(serde_json::from_str::<Entry>(&text).unwrap().limit, Limit::Bytes(50));
+    }
+
+    #[test]
+    fn that_a_limit_is_found_is_written_down_beside_the_limit() {
+        let target = "0.5%".parse().unwrap();
+        let found = App::new(1, "a".into(), 0, Target::Pid(1), Limit::Bytes(5 << 20)).with_auto(Some(target));
+        let text = serde_json::to_string(&Entry::of(&found)).unwrap();
+        assert_eq!(serde_json::from_str::<Entry>(&text).unwrap().auto, Some(target));
+        assert!(text.contains(r#""limit":"5242880","auto":"0.5%""#), "an older annexd finds a limit: {text}");
+        let fixed = serde_json::to_string(&Entry::of(&app(1, "a"))).unwrap();
+        assert!(!fixed.contains("auto"), "{fixed}");
+        assert_eq!(serde_json::from_str::<Entry>(&fixed).unwrap().auto, None);
     }
 
     #[test]

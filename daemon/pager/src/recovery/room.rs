@@ -6,6 +6,7 @@
 //! cgroup has left is its limit less what it uses; page cache that the kernel gives up first
 //! ("inactive file") does not count as used.
 
+use crate::kernel::host_memory::available;
 use annex_shared::api::format_bytes;
 use annex_shared::page::PAGE_SIZE;
 use std::collections::BTreeMap;
@@ -91,14 +92,6 @@ fn judge(pages: u64, available: u64, accounts: impl Iterator<Item = (Account, Pa
 /// A sixteenth more, for page tables and whoever else needs some.
 fn with_tables(pages: u64) -> u64 {
     (pages + pages / 16) * PAGE_SIZE as u64
-}
-
-fn available() -> u64 {
-    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let kib = text
-        .lines()
-        .find_map(|l| l.strip_prefix("MemAvailable:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-    kib.unwrap_or(u64::MAX >> 10) << 10
 }
 
 /// How a version of cgroups calls what is looked at.

@@ -319,7 +319,8 @@ fn leave(table: &Table, uffd: Uffd, proof: Proof) {
 /// The app as it is written down, with those of its processes that live.
 fn rebuild_app(entry: &crate::recovery::ledger::Entry) -> Arc<App> {
     let app = App::new(entry.id, entry.name.clone(), entry.uid, entry.target.clone(), entry.limit)
-        .of_ordinary_user(entry.of_ordinary_user);
+        .of_ordinary_user(entry.of_ordinary_user)
+        .with_auto(entry.auto);
     app.note(entry.note.clone());
     for (pid, started) in &entry.members {
         if let Some(stat) = Stat::read(*pid).filter(|stat| stat.started == *started && process::living(*pid).is_some())
