@@ -168,23 +168,12 @@ impl Agent {
         if core.tls.is_none() && !addr.ip().is_loopback() {
             warn!("{addr} is open to the network without encryption or authentication, as insecure = true allows");
         }
-        if core.tls.as_ref().is_some_and(|port| port.also_plain) {
-            warn!(
-                "{addr} takes connections without encryption or authentication beside TLS, as also_plain = true allows: \
-                 take that out as soon as all clients have certificates"
-            );
-        }
         info!(
             "{} lends up to {} slabs of {} on {addr}, incarnation {incarnation}; {}; shm: {}; RDMA: {}; over a restart {} keeps its memory",
             terms.name,
             terms.capacity_slabs,
             format_bytes(terms.slab_size),
-            match &core.tls {
-                None => "not encrypted",
-                Some(Port { also_plain: true, .. }) => "TLS and plain",
-                Some(Port { signer: None, .. }) => "TLS only",
-                Some(Port { signer: Some(_), .. }) => "TLS only; hosts join here",
-            },
+            core.tls.as_ref().map_or("not encrypted", Port::what),
             terms
                 .shm_socket
                 .as_ref()

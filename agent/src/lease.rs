@@ -154,9 +154,19 @@ impl Book {
         }
     }
 
-    /// Whether the client has shown a certificate, and its claim is not over.
-    pub fn is_held_by_certificate(&self, client: ClientId) -> bool {
-        self.claims.get(&client).is_some_and(|claim| claim.machine.holder.is_some())
+    /// [`Book::hello`] where clients may show certificates: whoever has shown one comes back so.
+    pub fn hello_beside_tls(
+        &mut self,
+        client: ClientId,
+        machine: Machine,
+        connection: ConnectionId,
+        now: Moment,
+    ) -> Result<Greeting, Refusal> {
+        let has_shown_one = self.claims.get(&client).is_some_and(|claim| claim.machine.holder.is_some());
+        if machine.holder.is_none() && has_shown_one {
+            return Err(Refusal::NeedsTls);
+        }
+        self.hello(client, machine, connection, now)
     }
 
     /// A client introduces itself on a control connection.

@@ -216,12 +216,8 @@ impl Lender {
     }
 
     pub fn hello(&self, client: ClientId, machine: Machine, connection: ConnectionId) -> Result<Greeting, Refusal> {
-        let is_downgrade =
-            |book: &Book| machine.holder.is_none() && self.terms().tls.is_some() && book.is_held_by_certificate(client);
-        let greeting = self.with_book(|book, now| match is_downgrade(book) {
-            true => Err(Refusal::NeedsTls),
-            false => book.hello(client, machine.clone(), connection, now),
-        })?;
+        let hello = if self.terms().tls.is_some() { Book::hello_beside_tls } else { Book::hello };
+        let greeting = self.with_book(|book, now| hello(book, client, machine.clone(), connection, now))?;
         // After what the hello ended, an older claim under this id included.
         let books = self.books.lock();
         self.state.claim(client, &machine, greeting.seen, greeting.until);

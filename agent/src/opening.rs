@@ -2,9 +2,10 @@
 //!
 //! With `[tls]` nothing is served without it, and the first byte tells: a peer that speaks plain is
 //! told so in its own words and dropped. With `also_plain` it is served; but whoever has shown a
-//! certificate once comes to its leases, and to its session, with TLS alone. A peer has until one moment for the handshake, its
-//! preamble and what follows, however slowly the bytes come. How many may be at it at once is in
-//! [`crate::places`].
+//! certificate once comes to its leases, and to its session, with TLS alone.
+//!
+//! A peer has until one moment for the handshake, its preamble and what follows, however slowly the
+//! bytes come. How many may be at it at once is in [`crate::places`].
 
 use crate::port::Port;
 use crate::targets::{Caller, LaneKeys};

@@ -44,6 +44,13 @@ impl Port {
         lender: &Lender,
         address: SocketAddr,
     ) -> Result<Port, PortError> {
+        let also_plain = lender.terms().also_plain;
+        if also_plain {
+            tracing::warn!(
+                "{address} takes connections without encryption or authentication beside TLS, as also_plain = true \
+                 allows: take that out as soon as all clients have certificates"
+            );
+        }
         watch::start(identity)?;
         // An agent that signs is a host of its CA as any other.
         let own = || ca.is_some().then(|| address.to_string().parse().ok()).flatten();
@@ -53,6 +60,15 @@ impl Port {
         let (standings, clock) = (lender.connections().lane_keys().clone(), Arc::new(DefaultTimeProvider));
         let session = session_server(identity, standings.clone(), clock.clone())?;
         let signer = ca.map(|ca| Signer::new(ca, identity, standings, clock)).transpose()?;
-        Ok(Port { session, identity: identity.clone(), signer, also_plain: lender.terms().also_plain })
+        Ok(Port { session, identity: identity.clone(), signer, also_plain })
+    }
+
+    /// What is taken here, for people.
+    pub fn what(&self) -> &'static str {
+        match (self.also_plain, &self.signer) {
+            (true, _) => "TLS and plain",
+            (false, None) => "TLS only",
+            (false, Some(_)) => "TLS only; hosts join here",
+        }
     }
 }

@@ -262,8 +262,8 @@ impl FromStr for KvFlag {
 }
 
 impl KvFlag {
-    /// Listens where any of the flags says; the rest is as the last one says, and of TLS as the last
-    /// one that has it.
+    /// Listens where any of the flags says. The rest is as the last one says, and of TLS as the
+    /// last one that has it.
     pub fn together(flags: Vec<KvFlag>) -> Option<KvConfig> {
         let listen: Vec<SocketAddr> = flags.iter().flat_map(|flag| flag.0.listen.clone()).collect();
         let tls_listen: Vec<SocketAddr> = flags.iter().flat_map(|flag| flag.0.tls_listen.clone()).collect();

@@ -1,5 +1,5 @@
-//! TLS for clients that are no hosts of ours, such as those of the KV API: a server's certificate of
-//! any PKI, and the CA of the clients if they are to show one as well.
+//! TLS for clients that are no hosts of ours, such as those of the KV API: a server's certificate
+//! of any PKI, and the CA of the clients if they are to show one as well.
 //!
 //! All that [`tls`](crate::tls) says holds here too: TLS 1.3, nothing is resumed, and files that
 //! don't fit together are not taken.

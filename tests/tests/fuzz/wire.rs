@@ -82,8 +82,8 @@ fn decode<T: Serialize + DeserializeOwned>(bytes: &[u8]) {
     }
 }
 
-/// A message's lists and texts take several times the bytes that they came in: an id of one byte has
-/// eight, and a text its own allocation. Then twice for the second reading.
+/// A message's lists and texts take several times the bytes that they came in: an id of one byte
+/// has eight, and a text its own allocation. Then twice for the second reading.
 fn bound(len: usize) -> usize {
     100 * len + (256 << 10)
 }

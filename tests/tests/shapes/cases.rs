@@ -73,6 +73,12 @@ pub const LIVES: &[Case] = &[
         &[Run, Says("ready"), Evicted(24), Go, Exits],
         RIGHT,
     ),
+    case("sharing-process-clears-its-tid", &["clone_vm_clears"], PAGED, Comes::Right("word in\nright\n")),
+    right(
+        "next-child-begins-a-namespace",
+        &["begins_namespace"],
+        &[Native, Says("ready"), AttachOr("unshare(CLONE_NEWPID)"), Go],
+    ),
     right("main-thread-in-vfork", &["main_thread_in_vfork"], &[Native, Says("ready"), AttachOr("vfork"), Go]),
 ];
 
@@ -80,6 +86,7 @@ pub const LIVES: &[Case] = &[
 pub const BORROWING: &[Case] = &[
     right("dispatched-calls-run", &["syscall_user_dispatch"], PAGED),
     right("dispatched-calls-attach", &["syscall_user_dispatch"], BORROWED),
+    right("only-a-thread-has-a-filter", &["seccomp_thread"], &[Native, Says("ready"), Attach, Evicted(24), Go]),
     right("restartable-sequence", &["rseq_section"], &[Native, Says("ready"), Cycles(10), Go]),
     right("blocked-in-recv", &["blocked", "recv"], BLOCKED),
     right("blocked-in-send", &["blocked", "send"], BLOCKED),
@@ -112,6 +119,7 @@ pub const MAPPINGS: &[Case] = &[
         &["fills_holes"],
         &[Run, Says("ready"), Evicted(24), Go, Says("filled"), Faults(5000), Within(16), Go],
     ),
+    case("shared-memory-over-what-is-out", &["shm_remap"], PAGED, Comes::Right("first out\nthen out\nright\n")),
     right("guards-beside-what-is-touched", &["guards"], PAGED),
     right("what-was-protected-in-part-moves", &["moves_what_was_protected"], PAGED),
     right("what-was-inaccessible-in-part-moves", &["moves_what_was_protected", "none"], PAGED),

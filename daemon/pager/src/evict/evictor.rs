@@ -75,7 +75,13 @@ impl Evictor {
         };
         watched.begin("looking at threads");
         if let Some(mm) = space.mm() {
-            space.core().keep(exits.pages(pid, &mm, stub.scratch_at()));
+            let spaceless = || {
+                let members = space.app.members.lock();
+                members.iter().filter(|member| member.space.is_none()).map(|member| member.pid).collect()
+            };
+            let pids = space.mark().map_or_else(|| vec![pid], |mark| exits.processes((pid, mark), spaceless));
+            let pages = exits.pages(&pids, &mm, (stub.pid(), stub.scratch_at()));
+            space.core().keep(pages);
         }
         bring_back_wanted(space, workers);
         let slots = match reserve(space, shared, victims.pages.len()) {

@@ -18,10 +18,10 @@
 //! begins.
 
 use crate::inject::tracer_process;
-use crate::kernel::{Mm, process};
+use crate::kernel::{Mark, Mm, process};
 use crate::page::PageIdx;
 use annex_shared::page::PAGE_SIZE;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 /// In glibc, the TID is this far below the head of the robust list.
@@ -36,14 +36,26 @@ const PI: u64 = 1;
 /// A thread that could not be asked is asked again after this long.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// What is known of the threads of a process.
+/// What is known of the threads of an address space.
 #[derive(Debug, Default)]
 pub struct ThreadExits {
     threads: HashMap<i32, Thread>,
+    lives: Option<Lives>,
+}
+
+/// Which processes live in the address space.
+#[derive(Debug)]
+struct Lives {
+    /// First the one that it is known by.
+    there: Vec<i32>,
+    /// Children and members that do not.
+    elsewhere: HashSet<i32>,
+    looked: Instant,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Thread {
+    pid: i32,
     /// Of its folder in /proc: TIDs are used again.
     inode: u64,
     /// Of its robust list, or 0.
@@ -61,17 +73,43 @@ enum Cleared {
 }
 
 impl ThreadExits {
-    /// The pages that the kernel will touch as threads of the process end. `scratch`: 8 bytes in
-    /// its memory that a thread may be told to write its answer to.
-    pub fn pages(&mut self, pid: i32, mm: &Mm, scratch: u64) -> Vec<PageIdx> {
+    /// The processes that live in the space: the one that it is known by, and those that were made
+    /// with `CLONE_VM`. Its children are looked at each time, members of its app that have no space
+    /// of their own once in a while.
+    pub fn processes(&mut self, (pid, mark): (i32, Mark), members: impl FnOnce() -> Vec<i32>) -> Vec<i32> {
+        let is_fresh = |lives: &Lives| lives.looked.elapsed() < AGAIN && lives.there.first() == Some(&pid);
+        let mut lives = self.lives.take().filter(is_fresh).unwrap_or_else(|| {
+            let others = members().into_iter().filter(|other| *other != pid);
+            let (mut there, elsewhere): (Vec<i32>, Vec<i32>) = others.partition(|other| mark.task_of(*other).is_some());
+            there.insert(0, pid);
+            Lives { there, elsewhere: elsewhere.into_iter().collect(), looked: Instant::now() }
+        });
+        for child in lives.there.clone().into_iter().flat_map(process::children) {
+            if lives.there.contains(&child) || lives.elsewhere.contains(&child) {
+                continue;
+            }
+            match mark.task_of(child) {
+                Some(_) => lives.there.push(child),
+                None => drop(lives.elsewhere.insert(child)),
+            }
+        }
+        self.lives.insert(lives).there.clone()
+    }
+
+    /// The pages that the kernel will touch as threads of these processes end, which share their
+    /// memory. `scratch`: 8 bytes in it that a thread may be told to write its answer to.
+    /// `stub`: a process that lives there for certain.
+    pub fn pages(&mut self, pids: &[i32], mm: &Mm, (stub, scratch): (i32, u64)) -> Vec<PageIdx> {
         let mut before = std::mem::take(&mut self.threads);
-        for (tid, inode) in process::thread_entries(pid) {
+        let entries =
+            |pid: &i32| process::thread_entries(*pid).into_iter().map(|entry| (*pid, entry)).collect::<Vec<_>>();
+        for (pid, (tid, inode)) in pids.iter().flat_map(entries) {
             let Some(head) = robust_list(tid) else { continue };
             let known = before.remove(&tid).filter(|t| (t.inode, t.head) == (inode, head));
-            let thread = known.unwrap_or_else(|| Thread { inode, head, cleared: in_glibc(mm, tid, head) });
+            let thread = known.unwrap_or_else(|| Thread { pid, inode, head, cleared: in_glibc(mm, tid, head) });
             self.threads.insert(tid, thread);
         }
-        self.ask(pid, scratch);
+        pids.iter().for_each(|pid| self.ask(*pid, stub, scratch));
         let mut pages = Vec::new();
         for thread in self.threads.values() {
             if let Cleared::At(word) = thread.cleared
@@ -88,16 +126,17 @@ impl ThreadExits {
         pages
     }
 
-    fn ask(&mut self, pid: i32, scratch: u64) {
+    fn ask(&mut self, pid: i32, stub: i32, scratch: u64) {
         let is_due = |t: &Thread| match t.cleared {
             Cleared::At(_) => false,
             Cleared::Unknown(asked) => asked.is_none_or(|at| at.elapsed() > AGAIN),
         };
-        let due: Vec<i32> = self.threads.iter().filter(|(_, t)| is_due(t)).map(|(tid, _)| *tid).collect();
+        let due: Vec<i32> =
+            self.threads.iter().filter(|(_, t)| t.pid == pid && is_due(t)).map(|(tid, _)| *tid).collect();
         if due.is_empty() {
             return;
         }
-        for (tid, answer) in tracer_process::ask_where_tids_are_cleared(pid, &due, scratch) {
+        for (tid, answer) in tracer_process::ask_where_tids_are_cleared(pid, &due, (stub, scratch)) {
             let cleared = answer.map_or(Cleared::Unknown(Some(Instant::now())), Cleared::At);
             self.threads.entry(tid).and_modify(|thread| thread.cleared = cleared);
         }
@@ -112,8 +151,12 @@ fn robust_list(tid: i32) -> Option<u64> {
     (result == 0).then_some(head)
 }
 
-/// What follows from the robust list alone: glibc's threads are told by their TID.
+/// What can be told without asking: glibc's threads by their TID beside the robust list. The
+/// kernel's own have none to clear, and can't be asked.
 fn in_glibc(mm: &Mm, tid: i32, head: u64) -> Cleared {
+    if head == 0 && process::Stat::read(tid).is_some_and(|stat| stat.is_kernels) {
+        return Cleared::At(0);
+    }
     let mut there = [0; 4];
     let word = head.saturating_sub(GLIBC_TID_BELOW);
     let is_tid = head != 0
@@ -202,7 +245,7 @@ mod tests {
             // SAFETY: the call takes nothing.
             let tid = unsafe { libc::syscall(libc::SYS_gettid) } as i32;
             let mut exits = ThreadExits::default();
-            let is_listed = exits.pages(pid, &mm, 0).contains(&page);
+            let is_listed = exits.pages(&[pid], &mm, (pid, 0)).contains(&page);
             let is_of_glibc = matches!(exits.threads[&tid].cleared, Cleared::At(word) if word != 0);
             (is_listed, is_of_glibc, is_control_block_in(page, &bytes))
         });

@@ -199,7 +199,6 @@ impl AttachContext {
         seed: Seed<'_>,
         then: impl FnOnce(Stub, OwnedFd) -> Result<T, AttachError>,
     ) -> Result<(T, Pause), AttachError> {
-        let suspend_seccomp = process::identity(pid).is_ok_and(|i| i.seccomp);
         let (fd, is_device) = match &seed {
             Seed::Device(fd) => (*fd, true),
             Seed::Inherited(fd) => (*fd, false),
@@ -207,7 +206,7 @@ impl AttachContext {
         let failed = |source| AttachError::Stub { pid, source };
         let until = Instant::now() + BECOMING;
         loop {
-            let injected = tracer_process::inject(pid, fd, is_device, suspend_seccomp).map_err(failed)?;
+            let injected = tracer_process::inject(pid, fd, is_device).map_err(failed)?;
             let (traces, pause) = (injected.traces, injected.pause);
             match Stub::injected(&traces, pid) {
                 Ok((stub, uffd)) => {

@@ -73,12 +73,12 @@ impl Drop for NewStub {
 
 /// Puts a stub into process `pid`, around the context behind `seed` or, if that is
 /// `/dev/userfaultfd`, a new one.
-pub fn inject(pid: i32, seed: BorrowedFd<'_>, is_device: bool, suspend_seccomp: bool) -> Result<NewStub, StubError> {
+pub fn inject(pid: i32, seed: BorrowedFd<'_>, is_device: bool) -> Result<NewStub, StubError> {
     let failed = |error| StubError::Apart(format!("failed to start a tracing process: {error}"));
     let (heard, word) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC).map_err(|errno| failed(errno.into()))?;
     let (said, tracer) = run(&[seed.as_raw_fd(), heard.as_raw_fd()], |mut report| {
         let seed = if is_device { Seed::Device(seed) } else { Seed::Inherited(seed) };
-        let injected = stub::inject(pid, suspend_seccomp, seed);
+        let injected = stub::inject(pid, seed);
         report.send(&match &injected {
             Ok(injected) => {
                 let pause_ns = injected.pause.0.as_nanos() as u64;
@@ -97,7 +97,7 @@ pub fn inject(pid: i32, seed: BorrowedFd<'_>, is_device: bool, suspend_seccomp: 
             }
             if !is_known {
                 let traces = injected.stub.traces();
-                stub::reap(pid, suspend_seccomp, traces.pid, &traces.mappings());
+                stub::reap(pid, traces.pid, &traces.mappings());
             }
         }
     })
@@ -129,8 +129,7 @@ fn hint(error: &StubError) -> &'static str {
 
 /// [`stub::reap`], from there.
 pub fn reap(pid: i32, stub: i32, mappings: &[(u64, u64)]) {
-    let seccomp = process::identity(pid).is_ok_and(|i| i.seccomp);
-    match run(&[], |_| stub::reap(pid, seccomp, stub, mappings)) {
+    match run(&[], |_| stub::reap(pid, stub, mappings)) {
         Ok((_, tracer)) => collect(tracer),
         Err(error) => tracing::warn!(pid, "failed to start a tracing process: {error}"),
     }
@@ -145,15 +144,19 @@ pub fn reap(pid: i32, stub: i32, mappings: &[(u64, u64)]) {
 const ASKING: Duration = Duration::from_millis(100);
 
 /// Asks threads of process `pid` at which address the kernel is to clear their TID (0: nowhere).
-/// `None`: the thread can't be asked. They write their answer to `scratch`.
-pub fn ask_where_tids_are_cleared(pid: i32, tids: &[i32], scratch: u64) -> Vec<(i32, Option<u64>)> {
-    let seccomp = process::identity(pid).is_ok_and(|i| i.seccomp);
+/// `None`: the thread can't be asked. They write their answer to `scratch`, in the memory that they
+/// share with `stub`: one that has called exec since has other memory there.
+pub fn ask_where_tids_are_cleared(pid: i32, tids: &[i32], (stub, scratch): (i32, u64)) -> Vec<(i32, Option<u64>)> {
     let asked = run(&[], |mut report| {
         let until = Instant::now() + ASKING;
-        let borrowing = tracee::Borrowing::from(pid, seccomp);
+        let borrowing = tracee::Borrowing::from(pid);
         let in_time = tids.iter().take_while(|_| Instant::now() < until);
         let ask = |tid: &i32| {
             let mut thread = borrowing.thread(*tid)?;
+            if process::same_address_space(*tid, stub) != Some(true) {
+                thread.release().ok()?;
+                return None;
+            }
             let made = thread.call("prctl", libc::SYS_prctl, [PR_GET_TID_ADDRESS, scratch, 0, 0, 0, 0]);
             let mut answer = [0; 8];
             let answer = made.ok().and_then(|_| process::read_memory(*tid, scratch, &mut answer).ok().map(|()| answer));

@@ -108,7 +108,14 @@ pub struct Stat {
     pub cpu: u32,
     /// Kernel threads have none.
     pub has_memory: bool,
+    /// A thread that the kernel has made for itself: io_uring's are among the program's.
+    pub is_kernels: bool,
 }
+
+/// Flags of a task, from the kernel's `sched.h`.
+const PF_IO_WORKER: u64 = 0x10;
+const PF_USER_WORKER: u64 = 0x4000;
+const PF_KTHREAD: u64 = 0x20_0000;
 
 impl Stat {
     pub fn read(pid: i32) -> Option<Stat> {
@@ -133,6 +140,7 @@ impl Stat {
             threads: number(20)? as u32,
             started: number(22)?,
             has_memory: number(23)? != 0,
+            is_kernels: number(9)? & (PF_IO_WORKER | PF_USER_WORKER | PF_KTHREAD) != 0,
             cpu: number(39)? as u32,
         })
     }
@@ -169,6 +177,18 @@ pub fn identity(pid: i32) -> io::Result<Identity> {
         }
     }
     Ok(found)
+}
+
+/// Whether a process, or this thread of one, has a seccomp filter.
+pub fn has_seccomp(tid: i32) -> bool {
+    identity(tid).is_ok_and(|identity| identity.seccomp)
+}
+
+/// Whether the next process that this thread makes is the first of a new PID namespace
+/// (`unshare(CLONE_NEWPID)`). Until then the kernel shows none.
+pub fn begins_a_namespace(tid: i32) -> bool {
+    let namespace = |of: &str| fs::read_link(format!("/proc/{tid}/ns/{of}"));
+    namespace("pid").is_ok() && namespace("pid_for_children").is_err_and(|e| e.kind() == io::ErrorKind::NotFound)
 }
 
 fn is_in_our_user_namespace(pid: i32) -> bool {
@@ -264,6 +284,14 @@ pub fn threads(pid: i32) -> Vec<i32> {
 pub fn thread_entries(pid: i32) -> Vec<(i32, u64)> {
     let Ok(entries) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
     entries.flatten().filter_map(|e| Some((e.file_name().to_str()?.parse().ok()?, e.ino()))).collect()
+}
+
+/// The living children of a process, whichever of its threads has made them. None where the kernel
+/// does not tell (`CONFIG_PROC_CHILDREN`).
+pub fn children(pid: i32) -> Vec<i32> {
+    let of = |tid: i32| read(format!("/proc/{pid}/task/{tid}/children")).unwrap_or_default();
+    let texts: String = threads(pid).into_iter().map(of).collect();
+    texts.split_ascii_whitespace().filter_map(|child| child.parse().ok()).collect()
 }
 
 /// The PIDs that a process, or a thread, has in its PID namespaces: first ours, last its own.

@@ -12,26 +12,25 @@ use crate::space::region::Region;
 use annex_host::failpoint::failpoint;
 use std::io;
 
+/// Mappings beside one that is registered with it, to be looked at for what was there before.
+const MOST_LOOKED_AT: usize = 16;
 /// A mapping may grow by as much between two looks at it.
 const MOST_GROWTH: u64 = 1 << 30;
 
 /// Registers what is not registered, asks the kernel whether every span is what we take it for, and
 /// makes room for the records.
 pub fn prepare(space: &Space, core: &mut Core, task: i32, clock: &mut Clock, victims: &Victims) -> Result<(), Outcome> {
-    let mut probed = None;
     for (first, len) in &victims.spans {
         let Some(region) = core.regions.containing(first.addr()).copied() else { return Err(Outcome::Again) };
         if !region.registered {
             register(space, core, task, clock, &region)?;
         }
-        // Mappings are registered whole, and what replaces a part of one from then on is announced
-        // before: until that is read no move succeeds.
-        if probed == Some(region.mapping) {
-            ensure(core, *first, *len)?;
-            continue;
-        }
+        // Each of them: mappings are registered whole, and nearly all that replaces a part of one
+        // from then on is announced, but not what `shmat` replaces with `SHM_REMAP`. What moved
+        // from a mapping that is not registered would read as zeros. A span lies in one mapping, or
+        // the kernel does not move it.
         match space.uffd.probe_resident(first.addr()) {
-            Probe::Registered => probed = Some(region.mapping),
+            Probe::Registered => {}
             Probe::TryAgain => return Err(Outcome::Again),
             Probe::Dead => {
                 space.set_dead();
@@ -71,6 +70,16 @@ fn register(space: &Space, core: &mut Core, task: i32, clock: &mut Clock, region
         return Err(Outcome::Again);
     }
     let reach = reach(&lookup, region).map_err(dead)?;
+    forget_what_vanished(space, core, mapping)?;
+    let mut beside = Some(reach.0);
+    for _ in 0..MOST_LOOKED_AT {
+        let Some(at) = beside else { break };
+        let next = lookup.at_or_above(at).map_err(dead)?.filter(|m| m.start < reach.1);
+        if let Some(found) = &next {
+            forget_what_vanished(space, core, (found.start.max(reach.0), found.end.min(reach.1)))?;
+        }
+        beside = next.map(|found| found.end);
+    }
     let neighbours = |(start, end): (u64, u64)| Ok([lookup.at(start - 1)?, lookup.at(end)?]);
     let before = [neighbours(reach).map_err(dead)?, neighbours(mapping).map_err(dead)?];
     failpoint("mapping-looked-up");
@@ -105,6 +114,33 @@ fn register(space: &Space, core: &mut Core, task: i32, clock: &mut Clock, region
         return Err(Outcome::Again);
     }
     core.regions.mark(mapping, |r| r.registered = true);
+    Ok(())
+}
+
+/// Records in what is not registered are of memory that is no more: the kernel does not tell of all
+/// that takes a mapping's place (`shmat` with `SHM_REMAP`). Once it is registered they would be
+/// taken for those of what lies there now.
+fn forget_what_vanished(space: &Space, core: &mut Core, (start, end): (u64, u64)) -> Result<(), Outcome> {
+    let range = (PageIdx::of(start), PageIdx::of(end));
+    let mut has_records = false;
+    core.table.walk(range.0, range.1, |_, _| has_records = true);
+    if !has_records {
+        return Ok(());
+    }
+    match space.uffd.is_registered(start) {
+        Probe::Registered => {}
+        Probe::TryAgain => return Err(Outcome::Again),
+        Probe::Dead => {
+            space.set_dead();
+            return Err(Outcome::Dead);
+        }
+        Probe::NotRegistered => {
+            tracing::debug!(space = space.id.0, "what lay at {start:#x} went without a word");
+            core.clear(range);
+            // What was chosen was chosen by these records.
+            return Err(Outcome::Again);
+        }
+    }
     Ok(())
 }
 

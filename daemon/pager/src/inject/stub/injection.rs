@@ -48,13 +48,18 @@ pub struct Injected {
 
 /// Stops a thread of `pid`, has it clone the stub, lets it go, and sets the stub up. Must be called
 /// on a thread that does nothing else with ptrace meanwhile.
-pub fn inject(pid: i32, suspend_seccomp: bool, seed: Seed<'_>) -> Result<Injected, StubError> {
+pub fn inject(pid: i32, seed: Seed<'_>) -> Result<Injected, StubError> {
     let is_init = process::number_in_own_namespace(pid) == Some(1);
     // Looked for while the app runs: it may take long.
     let block = gap::middle(pid).ok_or(TraceError::Died { tid: pid })?;
     let start = Instant::now();
-    let (mut thread, mut asked) = tracee::borrow(pid, suspend_seccomp)?;
-    let cloned = clone_stub(&mut thread, &mut asked, pid, (is_init, block));
+    let (mut thread, mut asked) = tracee::borrow(pid)?;
+    // The stub's filter is that of the thread that makes it.
+    let has_seccomp = process::has_seccomp(thread.tid());
+    let cloned = match process::begins_a_namespace(thread.tid()) {
+        true => Err(TraceError::BeginsNamespace { pid }),
+        false => clone_stub(&mut thread, &mut asked, pid, (is_init, block)),
+    };
     let released = thread.release();
     let pause = Pause(start.elapsed());
     asked.let_go();
@@ -69,12 +74,12 @@ pub fn inject(pid: i32, suspend_seccomp: bool, seed: Seed<'_>) -> Result<Injecte
         Ok(stub) => {
             // Faults wait while it moves pages; it never runs for longer than that takes.
             Precedence::OfAll.give(stub_pid);
-            child.jump(stub.code_at, stub.comm_at, suspend_seccomp)?;
-            Ok(Injected { stub, pause, accompany: suspend_seccomp, asked })
+            child.jump(stub.code_at, stub.comm_at, has_seccomp)?;
+            Ok(Injected { stub, pause, accompany: has_seccomp, asked })
         }
         Err(e) => {
             child.kill();
-            reap::reap(pid, suspend_seccomp, stub_pid, &[]);
+            reap::reap(pid, stub_pid, &[]);
             Err(e)
         }
     }

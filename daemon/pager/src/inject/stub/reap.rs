@@ -16,13 +16,13 @@ const LOOK: Duration = Duration::from_millis(1);
 /// Unmaps what `stub` left in the address space of process `pid`, if that is still the stub's: when
 /// the process has called exec since, the same addresses are another program's. Then sees that the
 /// dead stub is collected. Best effort: the app may be gone.
-pub fn reap(pid: i32, suspend_seccomp: bool, stub: i32, mappings: &[(u64, u64)]) {
+pub fn reap(pid: i32, stub: i32, mappings: &[(u64, u64)]) {
     let is_its_child = Stat::read(stub).is_some_and(|stat| stat.parent == pid);
     if is_its_child {
         await_end(stub);
     }
     if is_its_child || !mappings.is_empty() {
-        let _ = tidy(pid, suspend_seccomp, stub, mappings);
+        let _ = tidy(pid, stub, mappings);
     }
     await_end(stub);
     let until = Instant::now() + COLLECTING;
@@ -34,8 +34,7 @@ pub fn reap(pid: i32, suspend_seccomp: bool, stub: i32, mappings: &[(u64, u64)])
     if !is_zombie(stub) || parent <= 1 || is_our_starter {
         return;
     }
-    let seccomp = process::identity(parent).is_ok_and(|i| i.seccomp);
-    let _ = tracee::borrow(parent, seccomp).and_then(|(mut thread, mut asked)| {
+    let _ = tracee::borrow(parent).and_then(|(mut thread, mut asked)| {
         collect(&mut thread, parent, stub);
         let released = thread.release();
         asked.let_go();
@@ -44,8 +43,8 @@ pub fn reap(pid: i32, suspend_seccomp: bool, stub: i32, mappings: &[(u64, u64)])
 }
 
 /// What is to be done in the program itself.
-fn tidy(pid: i32, suspend_seccomp: bool, stub: i32, mappings: &[(u64, u64)]) -> Result<(), tracee::TraceError> {
-    let (mut thread, mut asked) = tracee::borrow(pid, suspend_seccomp)?;
+fn tidy(pid: i32, stub: i32, mappings: &[(u64, u64)]) -> Result<(), tracee::TraceError> {
+    let (mut thread, mut asked) = tracee::borrow(pid)?;
     // Looked at while the thread is held: were another one calling exec, this one would be ended by
     // that.
     let there = Lookup::open(thread.tid());

@@ -103,7 +103,7 @@ impl Tracee {
 /// A process that was made for us must never run on as a copy of the program: it ends when its
 /// tracer does, until it is let go. Its options are those of the thread that has made it, else.
 fn end_with_us(pid: i32, like: i32) {
-    let seccomp = process::identity(like).is_ok_and(|identity| identity.seccomp);
+    let seccomp = process::has_seccomp(like);
     let options = PTRACE_O_TRACESYSGOOD | PTRACE_O_EXITKILL | if seccomp { PTRACE_O_SUSPEND_SECCOMP } else { 0 };
     // Fails only for one that has ended.
     let _ = ptrace(PTRACE_SETOPTIONS, pid, 0, options);

@@ -1,7 +1,8 @@
 //! Which thread of a process is borrowed: one that stops soon.
 //!
 //! The main thread is asked first. One that has ended can't be stopped, and one in an
-//! uninterruptible call (waiting for its vfork child, or for a disk) can't be stopped yet. So a
+//! uninterruptible call (waiting for its vfork child, or for a disk) can't be stopped yet. Threads
+//! that the kernel has made for io_uring stop, and never make a call for us. So a
 //! thread that does not stop within a short time stays asked, and the next one is asked beside it.
 //! The first that stops is taken. The others are let go as soon as they stop, or by the kernel when
 //! the tracing thread ends.
@@ -22,7 +23,7 @@ const MOST_ASKED: usize = 16;
 const MOST_TOLD: usize = 3;
 
 /// Stops the first thread of `pid` that can be.
-pub fn borrow(pid: i32, suspend_seccomp: bool) -> Result<(Tracee, AskedThreads), TraceError> {
+pub fn borrow(pid: i32) -> Result<(Tracee, AskedThreads), TraceError> {
     let start = Instant::now();
     let mut asked = AskedThreads { pid, tids: Vec::new() };
     let mut refused = None;
@@ -38,7 +39,7 @@ pub fn borrow(pid: i32, suspend_seccomp: bool) -> Result<(Tracee, AskedThreads),
             next.retain(|tid| Stat::read_thread(pid, *tid).is_some_and(|stat| !stat.is_zombie()));
             while !next.is_empty() && asked.tids.len() < MOST_ASKED {
                 let tid = next.remove(0);
-                match interrupt_new(tid, suspend_seccomp) {
+                match interrupt_new(tid) {
                     Ok(()) => {
                         asked.tids.push(tid);
                         break;
@@ -74,18 +75,17 @@ pub fn borrow(pid: i32, suspend_seccomp: bool) -> Result<(Tracee, AskedThreads),
 /// Stops one thread after the other of a process.
 pub struct Borrowing {
     pid: i32,
-    suspend_seccomp: bool,
     syscall_at: Option<u64>,
 }
 
 impl Borrowing {
-    pub fn from(pid: i32, suspend_seccomp: bool) -> Borrowing {
-        Borrowing { pid, suspend_seccomp, syscall_at: find_syscall(pid) }
+    pub fn from(pid: i32) -> Borrowing {
+        Borrowing { pid, syscall_at: find_syscall(pid) }
     }
 
     /// This thread, if it stops soon.
     pub fn thread(&self, tid: i32) -> Option<Tracee> {
-        interrupt_new(tid, self.suspend_seccomp).ok()?;
+        interrupt_new(tid).ok()?;
         let start = Instant::now();
         loop {
             match look(tid) {
@@ -106,7 +106,7 @@ fn candidates(pid: i32, asked: &[i32]) -> Vec<i32> {
         .into_iter()
         .filter(|tid| !asked.contains(tid))
         .filter_map(|tid| Some((Stat::read_thread(pid, tid)?, tid)))
-        .filter(|(stat, _)| !stat.is_zombie())
+        .filter(|(stat, _)| !stat.is_zombie() && !stat.is_kernels)
         .map(|(stat, tid)| (is_unlikely(stat.state), tid != pid, tid))
         .collect();
     found.sort_unstable();

@@ -37,6 +37,10 @@ pub enum TraceError {
     Astray { tid: i32, signal: i32 },
     #[error("process {pid} has no vdso to borrow a system call instruction from")]
     NoVdso { pid: i32 },
+    #[error(
+        "process {pid} has called unshare(CLONE_NEWPID), and the next process that it makes is the first of a new PID namespace: it must be its own"
+    )]
+    BeginsNamespace { pid: i32 },
     #[error("the injected call {call} failed in process {pid}: {source}")]
     Call { pid: i32, call: &'static str, source: io::Error },
 }
@@ -51,8 +55,9 @@ impl TraceError {
     }
 }
 
-/// Asks thread `tid`, which nobody traces, to stop.
-pub(super) fn interrupt_new(tid: i32, suspend_seccomp: bool) -> Result<(), TraceError> {
+/// Asks thread `tid`, which nobody traces, to stop. Threads have seccomp filters each for itself.
+pub(super) fn interrupt_new(tid: i32) -> Result<(), TraceError> {
+    let suspend_seccomp = process::has_seccomp(tid);
     let options = PTRACE_O_TRACESYSGOOD | if suspend_seccomp { PTRACE_O_SUSPEND_SECCOMP } else { 0 };
     let seize = |source: Errno| TraceError::Seize { tid, source: source.into() };
     ptrace(libc::PTRACE_SEIZE, tid, 0, options).map_err(seize)?;

@@ -61,7 +61,7 @@ impl Drop for Child {
 pub(super) fn disturb(pid: i32) -> Result<i32, TraceError> {
     // The tracer may have children that are none of this test's tracees.
     std::thread::spawn(move || {
-        let (mut tracee, mut asked) = borrow(pid, false)?;
+        let (mut tracee, mut asked) = borrow(pid)?;
         let tid = tracee.tid();
         let answered = tracee.syscall(libc::SYS_getpid, [0; 6])?;
         assert_eq!(answered, i64::from(pid));
@@ -85,7 +85,7 @@ fn a_process_that_calls_exec_all_the_time_is_stopped_and_makes_calls() {
     let (told, outcome) = std::sync::mpsc::channel();
     let tracer = std::thread::spawn(move || {
         for _ in 0..1000 {
-            let (mut tracee, _) = borrow(pid, false).unwrap();
+            let (mut tracee, _) = borrow(pid).unwrap();
             assert_eq!(tracee.syscall(libc::SYS_getpid, [0; 6]).unwrap(), i64::from(pid));
             tracee.release().unwrap();
         }
