@@ -13,7 +13,7 @@ use std::path::PathBuf;
 
 const DONOR_HELP: &str = "A donor: HOST:PORT[,transport=auto|verbs|tcp|shm][,tcp_fallback=false][,name=NAME][,faults=PLAN]; may be repeated, and replaces the file's donors [default: the file's]";
 
-const KV_HELP: &str = "Serve the KV API (Redis protocol) there: IP:PORT or a socket's path[,memory=SIZE][,policy=POLICY][,cache=SIZE][,password_file=PATH][,client_memory=SIZE][,debug=true][,io_threads=N][,tls_cert=PATH,tls_key=PATH[,tls_clients=PATH]]; may be repeated, and replaces the file's [kv] [default: none]";
+const KV_HELP: &str = "Serve the KV API (Redis protocol) there: IP:PORT or a socket's path, and behind it ,KEY=VALUE as often as needed, with memory, min, max, policy, cache, password_file, client_memory, debug or io_threads as the key, and for TLS there tls_cert, tls_key and tls_clients; may be repeated, and replaces the file's [kv] [default: none]";
 
 /// Pages the cold memory of programs to other machines and back.
 #[derive(Debug, Parser)]
