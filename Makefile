@@ -26,7 +26,9 @@ RUNNER := --config "target.'cfg(all())'.runner='$(SUDO) $(CURDIR)/tests/timed'"
 # package:command, where having the command is enough.
 PACKAGES := build-essential:cc libclang-dev pkg-config:pkg-config curl:curl python3:python3 redis-server:redis-server \
             redis-tools:redis-cli python3-redis libhiredis-dev memcached:memcached tcl:tclsh stress-ng:stress-ng sqlite3:sqlite3 nodejs:node \
-            util-linux:setpriv iproute2:ip openssl:openssl chromium:chromium chromium-driver:chromedriver
+            util-linux:setpriv iproute2:ip openssl:openssl
+# A browser is large, and only tests need one.
+TEST_PACKAGES = $(PACKAGES) chromium:chromium chromium-driver:chromedriver
 VM_PACKAGES := qemu-system-x86:qemu-system-x86_64 mmdebstrap:mmdebstrap e2fsprogs:mke2fs busybox-static cpio:cpio kmod:depmod xz-utils:xz \
                binutils:strip
 # The tests of this Debian's Python.
@@ -34,7 +36,7 @@ PYTHON_TESTS = $(shell /usr/bin/python3 -c 'import sys; print("libpython3.%d-tes
 PROGRAMS_PACKAGES = stress-ng:stress-ng $(PYTHON_TESTS) redis-server:redis-server redis-tools:redis-cli tcl:tclsh \
                     postgresql golang-go:go golang-src default-jdk-headless:javac build-essential:cc util-linux:setpriv
 
-.PHONY: all setup build manuals deb rpm install test-packages demo test test-peers test-jvm kv-fuzz test-programs check stress shapes bench chaos vm-image vm-test clean
+.PHONY: all setup test-setup build manuals deb rpm install test-packages demo test test-peers test-jvm kv-fuzz test-programs check stress shapes bench chaos vm-image vm-test clean
 all: build manuals
 
 setup:
@@ -57,6 +59,9 @@ setup:
 	  echo "no Rust toolchain; this installs one:"; \
 	  echo "  curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- -y --profile minimal && . ~/.cargo/env"; \
 	  exit 1; }
+
+test-setup:
+	@$(MAKE) --no-print-directory setup PACKAGES="$(TEST_PACKAGES)"
 
 build:
 	$(CARGO) build --release --workspace
@@ -114,7 +119,7 @@ demo: setup build
 # depends on anew, with fewer features. Test programs run one after the other; those that need the
 # machine for themselves take turns through a lock. Most wait for something most of the time: more
 # of them run side by side than there are CPUs.
-test: build
+test: test-setup build
 	RUST_TEST_THREADS=4 ANNEX_STRESS_SECONDS=$${ANNEX_STRESS_SECONDS:-15} \
 	  $(CARGO) test --release --workspace --no-fail-fast $(RUNNER)
 
