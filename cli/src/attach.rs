@@ -27,12 +27,12 @@ pub fn attach(client: &Client, args: &AttachArgs, json: bool) -> Result<(), Fail
         (Some(unit), _) => Target::Unit(format!("{unit}.service")),
         (None, pid) => Target::Pid(pid.unwrap_or_default()),
     };
-    let (name, local) = (args.app.name.clone(), args.app.local);
-    let request = AttachRequest { target, name, program: None, local, require_donors: true };
+    let (name, local, require_donors) = (args.app.name.clone(), args.app.local, args.app.require_donors);
+    let request = AttachRequest { target, name, program: None, local, require_donors };
     let notice = interrupt::explain(
         "interrupted: annexd may go on with the attach (annex apps shows it; annex detach APP undoes it)".into(),
     )?;
-    let mut app = client.register(request, args.app.require_donors)?;
+    let mut app = client.register(&request)?;
     notice.set(format!(
         "interrupted: {name} stays attached and its memory goes on to the pool (annex apps shows it; annex detach {name} undoes it)",
         name = app.name

@@ -69,15 +69,12 @@ impl Client {
 
     /// Has annexd take a program. If no donors can take pages, it is said, and the program has its
     /// pages for itself until they can; unless they are required.
-    pub fn register(&self, request: AttachRequest, requires_donors: bool) -> Result<AppInfo, Failure> {
-        let ask = |require_donors| {
-            let request = AttachRequest { require_donors, ..request.clone() };
-            self.call(Method::POST, &path(&["apps"]), Some(&request))
-        };
-        match ask(true) {
-            Err(Failure::Refused(error)) if error.kind == ErrorCode::NoDonors && !requires_donors => {
+    pub fn register(&self, request: &AttachRequest) -> Result<AppInfo, Failure> {
+        let ask = |request| self.call(Method::POST, &path(&["apps"]), Some(request));
+        match ask(&AttachRequest { require_donors: true, ..request.clone() }) {
+            Err(Failure::Refused(error)) if error.kind == ErrorCode::NoDonors && !request.require_donors => {
                 eprintln!("annex: {}; the program keeps its pages until they are", printable(&error.message));
-                ask(false)
+                ask(request)
             }
             answer => answer,
         }

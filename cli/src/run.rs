@@ -29,9 +29,9 @@ pub fn run(client: Client, args: &RunArgs) -> Result<Infallible, Failure> {
         // What was typed, without its folder: this process is still called annex.
         program: Path::new(&args.command[0]).file_name().map(|name| name.to_string_lossy().into_owned()),
         local: args.app.local,
-        require_donors: true,
+        require_donors: args.app.require_donors,
     };
-    let app = client.register(request, args.app.require_donors)?;
+    let app = client.register(&request)?;
     let environment = std::env::vars_os()
         .filter(|(name, _)| name != APP_ENV)
         .chain([(OsString::from(APP_ENV), OsString::from(app.id.to_string()))])

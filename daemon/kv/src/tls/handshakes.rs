@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tokio::task::AbortHandle;
 
 /// So many at a time.
-pub(super) const MOST: usize = 256;
+const MOST: usize = 256;
 
 #[derive(Clone, Default)]
 pub(super) struct Handshakes(Arc<Mutex<UnderWay>>);

@@ -9,7 +9,7 @@ use annex_identity::tls::io_reason;
 use std::io;
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::thread::{self, available_parallelism};
 use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpStream};
@@ -39,14 +39,15 @@ pub struct Termination {
     /// `None` once it has ended.
     runtime: Option<Runtime>,
     shared: Shared,
+    /// Each connection that is served has a copy.
+    served: Arc<()>,
 }
 
 #[derive(Clone)]
 struct Shared {
     service: Arc<Service>,
     handshakes: Handshakes,
-    /// Each connection that is served has a copy.
-    served: Arc<()>,
+    served: Weak<()>,
 }
 
 /// A socket whose connections come deciphered.
@@ -63,8 +64,9 @@ impl Termination {
         let runtime = runtime.worker_threads(threads).thread_name("annex-kv-tls").enable_all().build()?;
         let service = Arc::new(service);
         runtime.spawn(keep_looking(service.clone()));
-        let shared = Shared { service, handshakes: Handshakes::default(), served: Arc::default() };
-        Ok(Termination { runtime: Some(runtime), shared })
+        let served = Arc::default();
+        let shared = Shared { service, handshakes: Handshakes::default(), served: Arc::downgrade(&served) };
+        Ok(Termination { runtime: Some(runtime), shared, served })
     }
 
     /// `bind` makes the socket.
@@ -84,9 +86,8 @@ impl Termination {
 /// answers.
 impl Drop for Termination {
     fn drop(&mut self) {
-        // One here, and one with each socket whose task has not ended yet.
         let began = Instant::now();
-        while Arc::strong_count(&self.shared.served) > 1 && began.elapsed() < LAST_ANSWERS {
+        while Arc::strong_count(&self.served) > 1 && began.elapsed() < LAST_ANSWERS {
             thread::sleep(Duration::from_millis(2));
         }
         self.runtime.take().into_iter().for_each(Runtime::shutdown_background);
@@ -135,6 +136,7 @@ async fn serve(stream: TcpStream, peer: SocketAddr, shared: Shared, place: Place
     };
     match made.await {
         Ok((client, ours, connection)) => {
+            let _served = shared.served.upgrade();
             let is_taken = sender.send(connection).await.is_ok();
             drop((place, sender));
             if is_taken {

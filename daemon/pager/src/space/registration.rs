@@ -29,23 +29,28 @@ pub fn prepare(space: &Space, core: &mut Core, task: i32, clock: &mut Clock, vic
         // from then on is announced, but not what `shmat` replaces with `SHM_REMAP`. What moved
         // from a mapping that is not registered would read as zeros. A span lies in one mapping, or
         // the kernel does not move it.
-        match space.uffd.probe_resident(first.addr()) {
-            Probe::Registered => {}
-            Probe::TryAgain => return Err(Outcome::Again),
-            Probe::Dead => {
-                space.set_dead();
-                return Err(Outcome::Dead);
-            }
-            Probe::NotRegistered => {
-                // Not the mapping we knew: look again.
-                core.regions.mark(region.mapping, |r| r.registered = false);
-                clock.forget_regions();
-                return Err(Outcome::Again);
-            }
+        if !is_registered(space, space.uffd.probe_resident(first.addr()))? {
+            // Not the mapping we knew: look again.
+            core.regions.mark(region.mapping, |r| r.registered = false);
+            clock.forget_regions();
+            return Err(Outcome::Again);
         }
         ensure(core, *first, *len)?;
     }
     Ok(())
+}
+
+/// What the kernel has said of a mapping, if that can be told now.
+fn is_registered(space: &Space, said: Probe) -> Result<bool, Outcome> {
+    match said {
+        Probe::Registered => Ok(true),
+        Probe::NotRegistered => Ok(false),
+        Probe::TryAgain => Err(Outcome::Again),
+        Probe::Dead => {
+            space.set_dead();
+            Err(Outcome::Dead)
+        }
+    }
 }
 
 /// Room for the records of these pages.
@@ -127,19 +132,11 @@ fn forget_what_vanished(space: &Space, core: &mut Core, (start, end): (u64, u64)
     if !has_records {
         return Ok(());
     }
-    match space.uffd.is_registered(start) {
-        Probe::Registered => {}
-        Probe::TryAgain => return Err(Outcome::Again),
-        Probe::Dead => {
-            space.set_dead();
-            return Err(Outcome::Dead);
-        }
-        Probe::NotRegistered => {
-            tracing::debug!(space = space.id.0, "what lay at {start:#x} went without a word");
-            core.clear(range);
-            // What was chosen was chosen by these records.
-            return Err(Outcome::Again);
-        }
+    if !is_registered(space, space.uffd.is_registered(start))? {
+        tracing::debug!(space = space.id.0, "what lay at {start:#x} went without a word");
+        core.clear(range);
+        // What was chosen was chosen by these records.
+        return Err(Outcome::Again);
     }
     Ok(())
 }
