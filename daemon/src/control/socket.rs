@@ -145,6 +145,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("annexd.sock");
         drop(UnixListener::bind(&path).unwrap());
+        // A child that another test starts meanwhile has the listener until it executes.
+        while UnixStream::connect(&path).is_ok() {
+            std::thread::yield_now();
+        }
         assert!(path.exists());
         let socket = ControlSocket::bind(&path).unwrap();
         assert!(UnixStream::connect(socket.path()).is_ok());
