@@ -57,6 +57,14 @@ impl Lookup {
         self.query(addr, OR_NEXT)
     }
 
+    /// Where the mapping that has the address begins and ends, if the kernel says it at once.
+    pub fn bounds(&self, addr: u64) -> Option<(u64, u64)> {
+        let mut arg = QueryArg { size: size_of::<QueryArg>() as u64, addr, ..QueryArg::default() };
+        // SAFETY: `arg` is the struct this ioctl takes, without room for a name.
+        unsafe { procmap_query(self.maps.as_raw_fd(), &mut arg) }.ok()?;
+        Some((arg.start, arg.end))
+    }
+
     fn query(&self, addr: u64, flags: u64) -> io::Result<Option<Mapping>> {
         let mut name = [0u8; 64];
         let mut arg = QueryArg {
@@ -108,6 +116,7 @@ mod tests {
         for addr in [map.as_ptr() as u64 + 5000, &raw const pid as u64, function] {
             let found = lookup.at(addr).unwrap();
             assert!(found.is_some());
+            assert!(lookup.bounds(addr).is_none_or(|bounds| found.as_ref().map(|m| (m.start, m.end)) == Some(bounds)));
             assert_eq!(found, lookup.search(addr, 0).unwrap());
         }
         assert_eq!(lookup.at(4096).unwrap(), None);

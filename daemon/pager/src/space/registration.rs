@@ -17,9 +17,14 @@ const MOST_LOOKED_AT: usize = 16;
 /// A mapping may grow by as much between two looks at it.
 const MOST_GROWTH: u64 = 1 << 30;
 
+/// To open the list of mappings costs as much as asking of so many spans.
+const FEW_SPANS: usize = 4;
+
 /// Registers what is not registered, asks the kernel whether every span is what we take it for, and
 /// makes room for the records.
 pub fn prepare(space: &Space, core: &mut Core, task: i32, clock: &mut Clock, victims: &Victims) -> Result<(), Outcome> {
+    let lookup = (victims.spans.len() > FEW_SPANS).then(|| Lookup::open(task).ok()).flatten();
+    let mut known = 0..0;
     for (first, len) in &victims.spans {
         let Some(region) = core.regions.containing(first.addr()).copied() else { return Err(Outcome::Again) };
         if !region.registered {
@@ -28,12 +33,15 @@ pub fn prepare(space: &Space, core: &mut Core, task: i32, clock: &mut Clock, vic
         // Each of them: mappings are registered whole, and nearly all that replaces a part of one
         // from then on is announced, but not what `shmat` replaces with `SHM_REMAP`. What moved
         // from a mapping that is not registered would read as zeros. A span lies in one mapping, or
-        // the kernel does not move it.
-        if !is_registered(space, space.uffd.probe_resident(first.addr()))? {
-            // Not the mapping we knew: look again.
-            core.regions.mark(region.mapping, |r| r.registered = false);
-            clock.forget_regions();
-            return Err(Outcome::Again);
+        // the kernel does not move it; what is known of one span holds for all in its mapping.
+        if !known.contains(&first.addr()) {
+            if !is_registered(space, space.uffd.probe_resident(first.addr()))? {
+                // Not the mapping we knew: look again.
+                core.regions.mark(region.mapping, |r| r.registered = false);
+                clock.forget_regions();
+                return Err(Outcome::Again);
+            }
+            known = lookup.as_ref().and_then(|lookup| lookup.bounds(first.addr())).map_or(0..0, |(from, to)| from..to);
         }
         ensure(core, *first, *len)?;
     }
