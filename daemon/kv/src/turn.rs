@@ -4,15 +4,21 @@
 //! had the thread for [`TURN`], it goes on after all others, and the sockets, have had their turn.
 //! A task says by [`in_turns`] when it gets the thread; all that it has under way at a time shares
 //! one turn.
+//!
+//! Tasks whose turn was over before they were done stand in one line: one of them goes on at a time,
+//! then all that is ready has its turn, and the sockets are looked at. So a small request waits for
+//! one turn, however many long ones are under way.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::pin;
-use std::task::Context;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 /// How long a task goes on before the others have their turn. A step comes on top.
-const TURN: Duration = Duration::from_micros(250);
+const TURN: Duration = Duration::from_micros(100);
 
 /// So many small things need not ask for a turn each.
 pub const STEP: usize = 16;
@@ -20,14 +26,73 @@ pub const STEP: usize = 16;
 thread_local! {
     /// When the present turn is over; `None` before somebody asks.
     static END: Cell<Option<Instant>> = const { Cell::new(None) };
+    /// Whether the present task was told that its turn is over.
+    static IS_OVER: Cell<bool> = const { Cell::new(false) };
+    static LINE: RefCell<Line> = const { RefCell::new(Line { waiting: VecDeque::new(), is_called: false }) };
+}
+
+/// Tasks whose turn was over before they were done.
+struct Line {
+    waiting: VecDeque<Rc<Place>>,
+    /// Whether one has been called and has not had its turn yet.
+    is_called: bool,
+}
+
+struct Place {
+    is_called: Cell<bool>,
+    waker: Waker,
+}
+
+/// A task's place in the line. The next one is called when it leaves.
+struct InLine(Rc<Place>);
+
+impl InLine {
+    fn join(waker: Waker) -> InLine {
+        let place = Rc::new(Place { is_called: Cell::new(false), waker });
+        LINE.with_borrow_mut(|line| line.waiting.push_back(place.clone()));
+        call_next();
+        InLine(place)
+    }
+}
+
+impl Drop for InLine {
+    fn drop(&mut self) {
+        LINE.with_borrow_mut(|line| match self.0.is_called.get() {
+            true => line.is_called = false,
+            false => line.waiting.retain(|place| !Rc::ptr_eq(place, &self.0)),
+        });
+        call_next();
+    }
+}
+
+fn call_next() {
+    let called = LINE.with_borrow_mut(|line| {
+        let next = if line.is_called { None } else { line.waiting.pop_front() };
+        line.is_called |= next.is_some();
+        next
+    });
+    if let Some(place) = called {
+        place.is_called.set(true);
+        again(&mut Context::from_waker(&place.waker));
+    }
 }
 
 /// Runs a task whose steps pause.
 pub async fn in_turns<F: Future>(task: F) -> F::Output {
     let mut task = pin!(task);
+    let mut place: Option<InLine> = None;
     poll_fn(|context| {
+        // Whatever else it was woken for is found when it is called.
+        if place.as_ref().is_some_and(|place| !place.0.is_called.get()) {
+            return Poll::Pending;
+        }
         END.set(None);
-        task.as_mut().poll(context)
+        IS_OVER.set(false);
+        let polled = task.as_mut().poll(context);
+        let goes_on = polled.is_pending() && IS_OVER.get();
+        // It stands behind the others before the next one is called.
+        place = goes_on.then(|| InLine::join(context.waker().clone()));
+        polled
     })
     .await
 }
@@ -35,13 +100,11 @@ pub async fn in_turns<F: Future>(task: F) -> F::Output {
 /// Whether the others should have their turn now.
 pub fn is_over() -> bool {
     let now = Instant::now();
-    match END.get() {
-        Some(end) => now >= end,
-        None => {
-            END.set(Some(now + TURN));
-            false
-        }
-    }
+    let end = END.get().unwrap_or(now + TURN);
+    END.set(Some(end));
+    let is_over = now >= end;
+    IS_OVER.set(is_over || IS_OVER.get());
+    is_over
 }
 
 /// Has the task polled again when the others had their turn.
@@ -75,7 +138,6 @@ pub async fn drop_all<T>(many: Vec<T>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::rc::Rc;
     use tokio::task::LocalSet;
 
     fn work() {
@@ -112,6 +174,42 @@ mod tests {
         });
         local.run_until(worker).await.unwrap();
         assert!(turns.get() >= 50, "{} turns", turns.get());
+    }
+
+    #[tokio::test]
+    async fn one_long_task_goes_on_at_a_time() {
+        const LONG: usize = 8;
+        let (local, turns) = (LocalSet::new(), Rc::new(Cell::new(0)));
+        let long = |steps: usize| {
+            let turns = turns.clone();
+            in_turns(async move {
+                for _ in 0..steps {
+                    // One turn.
+                    while !is_over() {}
+                    turns.set(turns.get() + 1);
+                    pause().await;
+                }
+            })
+        };
+        let tasks: Vec<_> = (0..LONG).map(|nth| local.spawn_local(long(50 + nth))).collect();
+        // Ends in the line, and does not keep the others there.
+        let ended = local.spawn_local(long(usize::MAX));
+        let others = turns.clone();
+        let short = local.spawn_local(async move {
+            // Each has begun with a turn of its own.
+            while others.get() <= LONG {
+                tokio::task::yield_now().await;
+            }
+            ended.abort();
+            let mut before = others.get();
+            while before < LONG * 50 {
+                tokio::task::yield_now().await;
+                assert!(others.get() - before <= 2, "{} turns before one that is ready", others.get() - before);
+                before = others.get();
+            }
+        });
+        let all = futures::future::join_all(tasks.into_iter().chain([short]));
+        local.run_until(all).await.into_iter().for_each(|ended| ended.unwrap());
     }
 
     #[tokio::test]

@@ -1,8 +1,8 @@
 //! What an honest client sees beside each kind of client that would make annexd hold too much, or
 //! be busy with it alone: latency alone and beside them, in turns, and annexd's memory.
 //!
-//! Hostile clients run on this machine too, and so take CPUs from both annexd and the honest one:
-//! the ratio contains that.
+//! Hostile clients run on this machine too: with the least of priorities, or the ratio would be of
+//! their share of its CPUs, and not of what they do to the server.
 
 use super::super::wire::Wire;
 use super::contender::{Contender, Server};
@@ -82,7 +82,11 @@ fn table(name: &str, address: &str, pid: i32) -> anyhow::Result<String> {
                 while !hostile.is_empty() {
                     let some = hostile.split_off(hostile.len().saturating_sub(kind.clients.div_ceil(THREADS)));
                     let (kind, is_over) = (&kind, &is_over);
-                    scope.spawn(move || attack(kind, some, is_over));
+                    scope.spawn(move || {
+                        // SAFETY: a call without pointers, of this thread alone.
+                        unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 19) };
+                        attack(kind, some, is_over);
+                    });
                 }
                 thread::sleep(SETTLES);
                 let seen = watch(&mut honest, &mut beside, pid);
