@@ -18,7 +18,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 /// How long a task goes on before the others have their turn. A step comes on top.
-const TURN: Duration = Duration::from_micros(100);
+const TURN: Duration = Duration::from_micros(250);
 
 /// So many small things need not ask for a turn each.
 pub const STEP: usize = 16;
