@@ -55,10 +55,11 @@ impl Connection {
     /// Begins what has been read, as far as there is room.
     async fn advance(&mut self) {
         let mut begun = 0;
+        let mut was_slow = false;
         while !self.ending && !self.session.client.is_killed() {
             let (mut args, is_whole) = match self.held.take() {
                 Some(held) => (held.args, held.is_whole),
-                None if !self.has_room() || begun == AT_ONCE => {
+                None if !self.has_room() || begun == AT_ONCE || (was_slow && turn::is_over()) => {
                     self.backlog = true;
                     return;
                 }
@@ -83,7 +84,11 @@ impl Connection {
                 },
             };
             begun += 1;
-            let found = self.session.server.commands.find(&args);
+            let commands = &self.session.server.commands;
+            let found = commands.find(&args);
+            // Of those that take a µs it is not asked, nor of writes, which pause themselves.
+            let flags = found.map(|id| commands.get(id).spec.flags);
+            was_slow = flags.is_some_and(|flags| !flags.fast && !flags.write);
             if !self.flights.is_empty() && self.must_wait(found, args.len()) {
                 self.held = Some(Held::new(args, 0, is_whole));
                 return;

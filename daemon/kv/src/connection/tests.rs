@@ -81,6 +81,25 @@ fn a_read_behind_a_write_of_its_key_waits_for_it_however_near_the_value_is() {
     });
 }
 
+#[test]
+fn a_pipeline_of_slow_requests_gives_way_to_others() {
+    const MANY: u64 = 60;
+    let alone = Alone::new();
+    alone.block_on(async {
+        let server = server(&alone);
+        let mut wire = Wire::new(&server);
+        wire.send(&"INFO everything\r\n".repeat(MANY as usize)).await;
+        let begun = || server.stats.commands.get();
+        let (mut before, mut most) = (0, 0);
+        while before < MANY {
+            tokio::task::yield_now().await;
+            most = most.max(begun() - before);
+            before = begun();
+        }
+        assert!(most <= MANY / 2, "{most} of {MANY} in one turn");
+    });
+}
+
 /// As clients send it: an array of bulk strings.
 fn request(words: &[&str]) -> String {
     let words: String = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len())).collect();
