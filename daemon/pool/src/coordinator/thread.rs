@@ -431,7 +431,9 @@ impl Coordinator {
     }
 
     fn promote(&mut self, extent: ExtentId, index: u8) -> bool {
-        let Some(lacking) = self.core.extents.promote(extent, index) else { return false };
+        // In a slot that nobody uses nothing is lost.
+        let in_use = |word, bits| bits & self.core.slots.used_bits(word);
+        let Some(lacking) = self.core.extents.promote(extent, index, in_use) else { return false };
         self.book.synced(extent, index, Instant::now());
         if lacking > 0 {
             let said =

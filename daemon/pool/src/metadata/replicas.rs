@@ -239,15 +239,15 @@ impl ExtentTable {
     }
 
     /// Makes a syncing replica live though it lacks something that nobody has. The number of slots
-    /// it lacks. `None`: it can get something from another one that is syncing, however long that
-    /// takes, and is left as it is.
-    pub fn promote(&self, extent: ExtentId, index: u8) -> Option<u32> {
+    /// it lacks, of those that `of` lets through. `None`: it can get something from another one that
+    /// is syncing, however long that takes, and is left as it is.
+    pub fn promote(&self, extent: ExtentId, index: u8, of: impl Fn(u32, u64) -> u64) -> Option<u32> {
         if self.could_get_more(extent, index) {
             return None;
         }
         let generation = self.replica(extent, index).generation;
         self.end_copy(extent, index, generation, &[], &[]);
-        let lacking = self.missed_count(extent, index, |_, bits| bits);
+        let lacking = self.missed_count(extent, index, of);
         self.words(extent, 0, self.slots()).for_each(|(word, mask)| {
             self.missed_word(index, word).fetch_and(!mask, AcqRel);
         });

@@ -140,7 +140,7 @@ impl World<'_> {
             }
             // Only where nothing was reported written yet, or `check` finds out.
             Action::Promote { extent, index } => {
-                if self.table.promote(extent, index).is_some() {
+                if self.table.promote(extent, index, |_, bits| bits).is_some() {
                     self.book.synced(extent, index, self.now);
                 }
             }

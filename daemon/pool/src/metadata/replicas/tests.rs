@@ -142,7 +142,7 @@ fn what_nobody_has_is_given_up_though_it_is_being_looked_for() {
     let g = t.add_replica(E, 1, &replica(1, 5), ReplicaState::Syncing).unwrap();
     let mut taken = Vec::new();
     t.begin_copy(E, 1, 0, SLOTS, &mut taken);
-    assert_eq!(t.promote(E, 1), Some(0), "all that is missed is being copied");
+    assert_eq!(t.promote(E, 1, |_, bits| bits), Some(0), "all that is missed is being copied");
     assert!(!t.end_copy(E, 1, g, &[], &taken));
     assert_eq!((state(&t, 1), missed(&t, 1)), (ReplicaState::Live, vec![]));
     // The copy may have overwritten what was written meanwhile.
@@ -156,13 +156,13 @@ fn what_nobody_has_is_given_up_though_it_is_being_looked_for() {
 fn what_another_joining_replica_has_is_not_given_up() {
     let t = table(2);
     assert!(t.mark(E, 0, 3, 1) && t.mark(E, 1, 5, 1));
-    assert_eq!((t.promote(E, 0), t.promote(E, 1)), (None, None));
+    assert_eq!((t.promote(E, 0, |_, bits| bits), t.promote(E, 1, |_, bits| bits)), (None, None));
     assert_eq!((state(&t, 0), missed(&t, 0)), (ReplicaState::Syncing, vec![3]));
     assert_eq!((state(&t, 1), missed(&t, 1)), (ReplicaState::Syncing, vec![5]));
     // What both lack nobody has.
     t.mark(E, 1, 3, 1);
-    assert_eq!(t.promote(E, 1), None, "it lacks what the other one has");
-    assert_eq!(t.promote(E, 0), Some(1));
+    assert_eq!(t.promote(E, 1, |_, bits| bits), None, "it lacks what the other one has");
+    assert_eq!(t.promote(E, 0, |_, bits| bits), Some(1));
     assert_eq!((state(&t, 0), missed(&t, 0)), (ReplicaState::Live, vec![]));
 }
 
