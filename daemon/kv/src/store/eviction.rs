@@ -20,10 +20,7 @@ use std::time::Duration;
 
 /// Keys looked at before one is chosen, if there are as many. Whole shards are looked at.
 const SAMPLE: usize = 16;
-/// Keys that may go for one write. A write that needs more is refused, and the next one finds more
-/// room.
-const AT_ONCE: usize = 10_000;
-/// Keys that go in one turn, at least.
+/// Keys that go before the turn is asked for again.
 const IN_A_ROW: usize = 32;
 /// Log pages that are emptied at a time when the pool is full: one in so many, and at least and at
 /// most these; and how often for one write.
@@ -42,15 +39,13 @@ pub struct Eviction<'a>(pub &'a Rc<Engine>);
 impl Eviction<'_> {
     /// Makes room for so many bytes of records.
     pub async fn make_room(&self, bytes: u64) -> Result<(), StoreError> {
-        let policy = self.0.keys.settings().policy;
-        for _ in 0..AT_ONCE / IN_A_ROW {
-            if self.evict_some(bytes, IN_A_ROW) != Some(false) {
-                break;
-            }
-            turn::pause().await;
-        }
-        if self.evict_some(bytes, 0) != Some(true) {
+        let Settings { limit, policy, .. } = self.0.keys.settings();
+        // With all other keys gone it would not fit either.
+        if limit > 0 && bytes > limit {
             return Err(StoreError::NoRoom);
+        }
+        while !self.evict_some(bytes, IN_A_ROW).ok_or(StoreError::NoRoom)? {
+            turn::pause().await;
         }
         let mut tries = 0;
         while self.0.records().slot_reserve.is_out() {
@@ -70,19 +65,14 @@ impl Eviction<'_> {
         Ok(())
     }
 
-    /// Whether anything at all could be written now. Keys go for it, if the policy lets them.
+    /// Whether anything at all can be written, with as many keys gone as it takes. Some go at once,
+    /// if the policy lets them.
     pub fn has_room(&self) -> bool {
         let is_full = self.0.records().slot_reserve.is_out() && self.0.keys.settings().policy == Policy::NoEviction;
-        !is_full && self.evict_for(UNIT as u64)
+        !is_full && self.evict_some(UNIT as u64, IN_A_ROW).is_some()
     }
 
-    /// Has keys go until so many bytes more are within the limit. False: the policy allows not
-    /// enough to go.
-    fn evict_for(&self, bytes: u64) -> bool {
-        self.evict_some(bytes, AT_ONCE) == Some(true)
-    }
-
-    /// The same with a few keys only.
+    /// Whether so many bytes can be written at once, with a few keys gone.
     #[inline]
     pub fn has_room_for(&self, bytes: u64) -> bool {
         self.evict_some(bytes, IN_A_ROW) == Some(true)

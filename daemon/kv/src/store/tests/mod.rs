@@ -395,6 +395,33 @@ fn with_a_policy_the_limit_is_kept_and_the_least_used_go() {
 }
 
 #[test]
+fn with_a_policy_no_write_is_refused_however_many_keys_have_to_go() {
+    let settings = Settings { limit: 2 << 20, policy: Policy::AllKeysLru, ..SETTINGS };
+    World::new(1200).run(0, settings, async |store| {
+        let fill = async |from: u64| {
+            for n in from..from + 20_000 {
+                store.write(DB, &n.to_le_bytes(), value(n, 10), None).await.unwrap();
+            }
+        };
+        fill(0).await;
+        let before = store.stats();
+        assert!(before.used <= 2 << 20 && before.evicted < 9_000, "{before:?}");
+        store.write(DB, b"large", value(1, 1 << 20), None).await.unwrap();
+        assert!(store.stats().evicted - before.evicted > 8_000);
+        // What can't fit costs no key.
+        let evicted = store.stats().evicted;
+        assert_eq!(store.write(DB, b"too large", value(1, 3 << 20), None).await, Err(StoreError::NoRoom));
+        assert_eq!(store.stats().evicted, evicted);
+        // With a lower limit the next write is taken too.
+        fill(20_000).await;
+        store.set(Settings { limit: 64 << 10, ..settings });
+        assert!(store.has_room());
+        store.write(DB, b"next", value(1, 10), None).await.unwrap();
+        assert!(store.stats().used <= 64 << 10);
+    });
+}
+
+#[test]
 fn a_volatile_policy_leaves_keys_without_expiry_alone() {
     let settings = Settings { limit: 256 << 10, policy: Policy::VolatileTtl, ..SETTINGS };
     World::new(300).run(0, settings, async |store| {
