@@ -183,12 +183,12 @@ fn grown(name: &str, args: &[Bytes]) -> usize {
     let number = |word: &[u8]| integer(word).ok().and_then(|n| usize::try_from(n).ok()).unwrap_or(0);
     match (name, args) {
         ("setrange", [_, _, offset, value]) => number(offset).saturating_add(value.len()),
-        ("setbit", [_, _, offset, _]) => number(offset) / 8,
+        ("setbit", [_, _, offset, _]) => number(offset) / 8 + 1,
         ("bitfield", [_, _, operations @ ..]) => {
             let end = |words: &[Bytes]| match words {
                 [what, kind, offset] if is(what, "set") || is(what, "incrby") => match offset.strip_prefix(b"#") {
-                    Some(nth) => number(nth).saturating_mul(number(kind.get(1..).unwrap_or_default())) / 8,
-                    None => number(offset) / 8,
+                    Some(nth) => number(nth).saturating_mul(number(kind.get(1..).unwrap_or_default())) / 8 + 1,
+                    None => number(offset) / 8 + 1,
                 },
                 _ => 0,
             };
@@ -210,14 +210,14 @@ mod tests {
     #[test]
     fn what_is_written_far_behind_the_end_is_counted() {
         assert_eq!(grown_by("setrange k 1000 abc"), 1003);
-        assert_eq!(grown_by("setbit k 800 1"), 100);
-        assert_eq!(grown_by("bitfield k get u8 8000 set u8 1600 7 incrby i16 #600 1"), 1200);
+        assert_eq!(grown_by("setbit k 800 1"), 101);
+        assert_eq!(grown_by("bitfield k get u8 8000 set u8 1600 7 incrby i16 #600 1"), 1201);
         let part_of = |call: &str| {
             let args: Vec<Bytes> = call.split(' ').map(|word| Bytes::copy_from_slice(word.as_bytes())).collect();
             part("getrange", &args)
         };
         assert_eq!((part_of("getrange k 10 19"), part_of("getrange k 5 1")), (10, 0));
         assert_eq!((part_of("getrange k 0 -1"), part_of("getrange k 0 x")), (usize::MAX, usize::MAX));
-        assert_eq!((grown_by("setrange k -1 x"), grown_by("setbit k x 1"), grown_by("get k")), (1, 0, 0));
+        assert_eq!((grown_by("setrange k -1 x"), grown_by("setbit k x 1"), grown_by("get k")), (1, 1, 0));
     }
 }
