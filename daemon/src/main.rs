@@ -177,7 +177,7 @@ fn configure(flags: Flags) -> Result<Config, Failure> {
 
 /// Takes passwords off the command line. What is to be said about them once there is a log.
 fn hide_passwords(flags: &[KvFlag]) -> Option<String> {
-    let passwords: Vec<&String> = flags.iter().filter_map(|flag| flag.0.password.as_ref()).collect();
+    let passwords: Vec<&String> = flags.iter().filter_map(|flag| flag.config.password.as_ref()).collect();
     let hidden: std::io::Result<()> =
         passwords.iter().try_for_each(|password| host::hide_from_command_line(",password=", password));
     let said = match hidden {

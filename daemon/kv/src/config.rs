@@ -206,7 +206,11 @@ impl KvConfig {
 /// `password_file`, `password`, `client_memory`, `debug`, `io_threads`, and for TLS at WHERE
 /// `tls_cert`, `tls_key` and `tls_clients`. WHERE is HOST:PORT or a socket's path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KvFlag(pub KvConfig);
+pub struct KvFlag {
+    pub config: KvConfig,
+    /// As they were given.
+    options: Vec<String>,
+}
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KvFlagError {
@@ -232,46 +236,55 @@ impl FromStr for KvFlag {
             Err(_) if place.contains('/') => config.socket = Some(place.into()),
             Err(_) => return Err(KvFlagError::Where(place.into())),
         }
-        for word in words {
-            let (key, value) = word.split_once('=').ok_or_else(|| KvFlagError::Key(word.into()))?;
-            let bad = |why: String| KvFlagError::Value { key: key.into(), value: value.into(), why };
-            let share = || value.parse::<Limit>().map_err(|error| bad(error.to_string()));
-            let size = || value.parse::<ByteSize>().map_err(|error| bad(error.to_string()));
-            match key {
-                "memory" => config.memory = size()?,
-                "min" => config.pool_min = share()?,
-                "max" => config.pool_max = share()?,
-                "cache" => config.cache = size()?,
-                "policy" => config.policy = value.into(),
-                "tls_cert" => config.tls_cert = Some(value.into()),
-                "tls_key" => config.tls_key = Some(value.into()),
-                "tls_clients" => config.tls_clients = Some(value.into()),
-                "password" => config.password = Some(value.into()),
-                "password_file" => config.password_file = Some(value.into()),
-                "client_memory" => config.client_memory = size()?,
-                "io_threads" => config.io_threads = Some(value.parse().map_err(|_| bad("give a number".into()))?),
-                "debug" => config.debug = value.parse().map_err(|_| bad("give true or false".into()))?,
-                _ => return Err(KvFlagError::Key(word.into())),
-            }
-        }
+        let options: Vec<String> = words.map(str::to_owned).collect();
+        options.iter().try_for_each(|option| set(&mut config, option))?;
         if config.tls_cert.is_some() {
             config.tls_listen = std::mem::take(&mut config.listen);
         }
-        Ok(KvFlag(config))
+        Ok(KvFlag { config, options })
     }
 }
 
+fn set(config: &mut KvConfig, option: &str) -> Result<(), KvFlagError> {
+    let (key, value) = option.split_once('=').ok_or_else(|| KvFlagError::Key(option.into()))?;
+    let bad = |why: String| KvFlagError::Value { key: key.into(), value: value.into(), why };
+    let share = || value.parse::<Limit>().map_err(|error| bad(error.to_string()));
+    let size = || value.parse::<ByteSize>().map_err(|error| bad(error.to_string()));
+    match key {
+        "memory" => config.memory = size()?,
+        "min" => config.pool_min = share()?,
+        "max" => config.pool_max = share()?,
+        "cache" => config.cache = size()?,
+        "policy" => config.policy = value.into(),
+        "tls_cert" => config.tls_cert = Some(value.into()),
+        "tls_key" => config.tls_key = Some(value.into()),
+        "tls_clients" => config.tls_clients = Some(value.into()),
+        "password" => config.password = Some(value.into()),
+        "password_file" => config.password_file = Some(value.into()),
+        "client_memory" => config.client_memory = size()?,
+        "io_threads" => config.io_threads = Some(value.parse().map_err(|_| bad("give a number".into()))?),
+        "debug" => config.debug = value.parse().map_err(|_| bad("give true or false".into()))?,
+        _ => return Err(KvFlagError::Key(option.into())),
+    }
+    Ok(())
+}
+
 impl KvFlag {
-    /// Listens where any of the flags says. The rest is as the last one says, and of TLS as the
-    /// last one that has it.
+    /// Listens where any of the flags says. Options hold for all of it, whichever flag has them; of
+    /// one that stands in several, the last holds.
     pub fn together(flags: Vec<KvFlag>) -> Option<KvConfig> {
-        let listen: Vec<SocketAddr> = flags.iter().flat_map(|flag| flag.0.listen.clone()).collect();
-        let tls_listen: Vec<SocketAddr> = flags.iter().flat_map(|flag| flag.0.tls_listen.clone()).collect();
-        let socket = flags.iter().rev().find_map(|flag| flag.0.socket.clone());
-        let tls = flags.iter().rev().find(|flag| flag.0.tls_cert.is_some()).map(|flag| flag.0.clone());
-        let KvConfig { tls_cert, tls_key, tls_clients, .. } = tls.unwrap_or_default();
-        let last = flags.into_iter().next_back()?;
-        Some(KvConfig { listen, socket, tls_listen, tls_cert, tls_key, tls_clients, ..last.0 })
+        let mut all = KvConfig { listen: Vec::new(), ..flags.first()?.config.clone() };
+        all.tls_listen.clear();
+        for KvFlag { config, options } in flags {
+            all.listen.extend(config.listen);
+            all.tls_listen.extend(config.tls_listen);
+            all.socket = config.socket.or(all.socket);
+            for option in options {
+                // The flag it stands in took it.
+                let _ = set(&mut all, &option);
+            }
+        }
+        Some(all)
     }
 }
 
@@ -298,6 +311,9 @@ mod tests {
         assert_eq!(config.tls_listen, ["127.0.0.1:7001".parse().unwrap()]);
         assert_eq!((config.check(), config.tls_cert), (Ok(()), Some("/c".into())));
         assert_eq!(config.listen, ["127.0.0.1:7000".parse().unwrap()]);
+        let spread = ["127.0.0.1:7000,memory=1G,cache=0", "/run/kv.sock,memory=2G"];
+        let config = KvFlag::together(spread.map(|flag| flag.parse().unwrap()).to_vec()).unwrap();
+        assert_eq!((config.memory.0, config.cache.0, config.listen.len()), (2 << 30, 0, 1));
         assert_eq!(refused("localhost"), KvFlagError::Where("localhost".into()));
         assert_eq!(refused("127.0.0.1:1,size=1"), KvFlagError::Key("size=1".into()));
         assert!(matches!(refused("127.0.0.1:1,memory=many"), KvFlagError::Value { .. }));
@@ -307,7 +323,7 @@ mod tests {
     fn a_password_is_read_from_the_first_line_of_its_file() {
         let path = std::env::temp_dir().join(format!("annex-kv-password-{}", std::process::id()));
         let flag: KvFlag = format!("127.0.0.1:1,password_file={}", path.display()).parse().unwrap();
-        let secret = || flag.0.secret();
+        let secret = || flag.config.secret();
         assert!(matches!(secret(), Err(PasswordError::Unreadable { .. })));
         std::fs::write(&path, "\nsecret").unwrap();
         assert!(matches!(secret(), Err(PasswordError::Empty { .. })));
