@@ -2,6 +2,8 @@
 //! must not stop annexd by it.
 
 mod attaches;
+mod lies;
+mod lying_client;
 mod rings;
 mod users;
 
