@@ -11,7 +11,7 @@
 //! (`Role::Data`) then speak `fabric::tcp`'s frames.
 
 use crate::ids::{ClientId, Incarnation, Rkey, SessionKey, SlabId};
-use crate::printable::received;
+use crate::printable::{received, received_map, received_option};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io::{self, ErrorKind, Read, Write};
@@ -138,8 +138,10 @@ pub struct Welcome {
     /// A lease not renewed for this long is over, in milliseconds.
     pub lease_ttl_ms: u64,
     /// Failure-domain labels.
+    #[serde(deserialize_with = "received_map")]
     pub labels: std::collections::BTreeMap<String, String>,
     /// Path of the agent's Unix socket if client and agent run on the same boot of the same host.
+    #[serde(deserialize_with = "received_option")]
     pub shm_socket: Option<String>,
     /// Whether it offers RDMA, as far as it can tell now.
     pub verbs: VerbsOffer,

@@ -96,15 +96,8 @@ pub const FORGED: &str = "\x1b[2J\x1b]0;owned\x07evil\n2026-01-01T00:00:00Z ERRO
 
 /// Every lie that is made of one message: what is odd about it, and its bytes.
 pub fn lies(shape: &Shape) -> Vec<(String, Vec<u8>)> {
-    let mut all = Vec::new();
-    for (at, token) in shape.tokens.iter().enumerate() {
-        for odd in odd_values(token) {
-            let what = format!("{}: token {at} is {}", shape.name, brief(&odd));
-            let mut tokens = shape.tokens.clone();
-            tokens[at] = odd;
-            all.push((what, frame(&encode(&tokens))));
-        }
-    }
+    let mut all = values(shape);
+    all.extend(with_odd(shape, |token| matches!(token, Token::Tag(..))));
     let body = encode(&shape.tokens);
     let mut odd_frame = |what: &str, bytes: Vec<u8>| all.push((format!("{}: {what}", shape.name), bytes));
     odd_frame("one byte more", frame(&[&body[..], &[0]].concat()));
@@ -122,19 +115,40 @@ pub fn lies(shape: &Shape) -> Vec<(String, Vec<u8>)> {
     all
 }
 
+/// Those whose variants are what they should be, and one of whose values is not.
+pub fn values(shape: &Shape) -> Vec<(String, Vec<u8>)> {
+    with_odd(shape, |token| !matches!(token, Token::Tag(..)))
+}
+
+fn with_odd(shape: &Shape, which: impl Fn(&Token) -> bool) -> Vec<(String, Vec<u8>)> {
+    let mut all = Vec::new();
+    for (at, token) in shape.tokens.iter().enumerate().filter(|(_, token)| which(token)) {
+        for odd in odd_values(token) {
+            let what = format!("{}: token {at} is {}", shape.name, brief(&odd));
+            let mut tokens = shape.tokens.clone();
+            tokens[at] = odd;
+            all.push((what, frame(&encode(&tokens))));
+        }
+    }
+    all
+}
+
 fn odd_values(token: &Token) -> Vec<Token> {
     let overlong = || Token::Raw(vec![0xff; 20]);
     let mut odd = match token {
-        Token::Tag(_, of) => (0..=*of as u32).chain([127, u32::MAX]).map(|n| Token::Tag(n, *of)).collect(),
+        Token::Tag(n, of) => {
+            let (after, none) = ((n + 1) % *of as u32, *of as u32);
+            [0, after, none, 127, u32::MAX].map(|n| Token::Tag(n, *of)).into()
+        }
         Token::Present(is_there) => vec![Token::Present(!is_there), Token::Raw(vec![2])],
         Token::Length(n) => [0, n + 1, 1 << 20, 1 << 40, u64::MAX].map(Token::Length).into(),
         Token::Number(n, bits) => {
             let most = u128::MAX >> (128 - bits);
-            let odd = [0, 1, n.wrapping_sub(1) & most, n.wrapping_add(1) & most, 1 << (bits - 1), most - 1, most];
+            let odd = [0, 1, n.wrapping_sub(1) & most, n.wrapping_add(1) & most, 1 << (bits - 1), most];
             odd.map(|n| Token::Number(n, *bits)).into()
         }
         Token::Text(_) => {
-            let mut odd = [String::new(), FORGED.to_owned(), "n".repeat(3000)].map(Token::Text).to_vec();
+            let mut odd = [String::new(), FORGED.to_owned(), "n".repeat(20_000)].map(Token::Text).to_vec();
             odd.extend([vec![4, 0xff, 0xfe, 0xc0, 0x80], vec![0xff, 0xff, 0xff, 0xff, 0x0f]].map(Token::Raw));
             odd
         }

@@ -43,8 +43,14 @@ pub enum DialError {
     Refused(Refusal),
     #[error("it sent {MOST_HEARD} other messages, or told of {MOST_RECALLED} slabs, in place of an answer")]
     Flood,
+    #[error("it sends messages without end, and nobody asked for them")]
+    Chatter,
     #[error("it gave an answer that does not fit the question")]
     Confused,
+    #[error("it ends leases after {ttl_ms} ms, which this annexd can't work with: lease_ttl must be from 100ms to 1h")]
+    BadTtl { ttl_ms: u64 },
+    #[error("it says that this annexd holds {slabs} slabs there, more than a pool can have")]
+    BadHeld { slabs: usize },
     #[error("it uses slabs of {theirs} bytes, this pool has slabs of {ours}: make slab_size equal on all donors")]
     SlabSize { theirs: u64, ours: u64 },
     #[error("it uses slabs of {0} bytes, which this annexd can't: slab_size must be a power of two from 64K to 1G")]
