@@ -524,9 +524,8 @@ fn serve_tcp(core: &Core, place: &Place, stream: TcpStream, peer: SocketAddr) {
         let _ = write_answer(&mut &stream, Err(reason));
         return;
     }
-    let (lender, connections) = (&core.lender, core.lender.connections());
-    // Whoever means harm comes again and again: of each host one end of a kind is said, and counted.
-    let host = peer.ip().to_string();
+    // By its host: whoever means harm comes again and again.
+    let (lender, connections, host) = (&core.lender, core.lender.connections(), peer.ip().to_string());
     match purpose {
         Purpose::Control => match control::serve(stream, hello_by, place, lender, &core.boot_id) {
             Ok(()) => debug!("the control connection of {peer} was closed"),
@@ -541,8 +540,7 @@ fn serve_tcp(core: &Core, place: &Place, stream: TcpStream, peer: SocketAddr) {
             let terms = lender.terms();
             match targets::verbs::serve(stream, &caller, lender, connections, terms.verbs.as_ref()) {
                 Ok(()) => debug!("an RDMA control connection of {peer} was closed"),
-                Err(e) => repeated!(INFO, "an RDMA control connection ended" of &host,
-                    "an RDMA control connection of {peer} ended: {e}"),
+                Err(e) => repeated!(INFO, "an RDMA connection ended" of &host, "an RDMA connection of {peer} ended: {e}"),
             }
         }
     }
@@ -575,7 +573,7 @@ fn serve_shm(core: &Core, place: &Place, mut stream: UnixStream) {
             }
         }
         Ok(_) => {
-            repeated!(INFO, "a connection on the Unix socket asked for something else than shm" of "",
+            repeated!(INFO, "an odd connection on the Unix socket was dropped" of "",
                 "a connection on the Unix socket asked for something else than shm: dropped");
             let _ = write_answer(&mut stream, Err(AdmitError::NotOffered));
         }

@@ -439,7 +439,6 @@ fn odd_operations(own: Rkey, honest: &Honest, own_number: u64) -> Vec<Operation>
         for rkey in keys {
             for len in lengths {
                 for addr in addresses.map(RemoteAddr) {
-                    // Its own connection's number, which would end it, is refused; the others are not its own.
                     let seq = all.len() as u64 * 0x0101_0101_0101;
                     all.push(Operation { verb, len, rkey, addr, seq, expect: u64::MAX, swap: seq });
                 }

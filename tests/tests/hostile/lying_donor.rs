@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tempfile::NamedTempFile;
 
-/// What annexd may grow by, however it is lied to. Buffers of one connection to each donor are in it.
+/// What annexd may grow by, however it is lied to: with the buffers of connections to each donor.
 const ALLOWANCE: u64 = 128 << 20;
 /// What people read of one donor.
 const READABLE: usize = 4096;
@@ -188,8 +188,8 @@ fn no_answer_of_a_donor_costs_a_program_a_byte() {
     bed.end(3000);
 }
 
-/// In place of every answer on a data connection, and before it, after it and late: each field of it
-/// with every odd value, and less or more than it.
+/// In place of every answer on a data connection, and before it, after it and late: each field of
+/// it with every odd value, and less or more than it.
 struct EveryOperation {
     asked: AtomicU64,
     untold: Mutex<Vec<Lie>>,

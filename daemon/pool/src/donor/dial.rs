@@ -319,7 +319,8 @@ impl NetDialer {
         let addr = || resolve(&donor.address)?.next().ok_or(DialError::Confused);
         Ok(match way {
             Way::Shm(path) => {
-                let shm = Arc::new(ShmConnector::connect(Path::new(path), client, incarnation, session, timeout)?);
+                let shm = ShmConnector::connect(Path::new(path), client, incarnation, session, timeout)?;
+                let shm = Arc::new(shm.with_slab_size(welcome.slab_size));
                 Reached {
                     connector: shm.clone(),
                     shm: Some(shm),
@@ -488,8 +489,8 @@ mod tests {
         asked_of_one_that(Duration::from_secs(60), sends).unwrap_err()
     }
 
-    /// Each byte gave it all of the time once more: its thread, and whoever waited for that, hung for
-    /// as long as the donor liked.
+    /// Each byte gave it all of the time once more: its thread, and whoever waited for that, hung
+    /// for as long as the donor liked.
     #[test]
     fn an_answer_that_comes_byte_by_byte_has_no_more_time_than_any_other() {
         let trickles = |mut stream: TcpStream| {
