@@ -540,7 +540,9 @@ fn serve_tcp(core: &Core, place: &Place, stream: TcpStream, peer: SocketAddr) {
             let terms = lender.terms();
             match targets::verbs::serve(stream, &caller, lender, connections, terms.verbs.as_ref()) {
                 Ok(()) => debug!("an RDMA control connection of {peer} was closed"),
-                Err(e) => repeated!(INFO, "an RDMA connection ended" of &host, "an RDMA connection of {peer} ended: {e}"),
+                Err(e) => {
+                    repeated!(INFO, "an RDMA connection ended" of &host, "an RDMA connection of {peer} ended: {e}")
+                }
             }
         }
     }
@@ -573,14 +575,12 @@ fn serve_shm(core: &Core, place: &Place, mut stream: UnixStream) {
             }
         }
         Ok(_) => {
-            repeated!(INFO, "an odd connection on the Unix socket was dropped" of "",
-                "a connection on the Unix socket asked for something else than shm: dropped");
+            repeated!(INFO, "an odd connection was dropped" of "", "who connected on the Unix socket wants no shm: dropped");
             let _ = write_answer(&mut stream, Err(AdmitError::NotOffered));
         }
         // Another agent that looks whether the socket is in use does that.
         Err(PreambleError::Io(e)) if e.kind() == io::ErrorKind::UnexpectedEof => debug!("someone knocked and left"),
-        Err(e) => repeated!(INFO, "a connection on the Unix socket was dropped" of "",
-            "a connection on the Unix socket was dropped: {e}"),
+        Err(e) => repeated!(INFO, "an shm connection was dropped" of "", "an shm connection was dropped: {e}"),
     }
 }
 

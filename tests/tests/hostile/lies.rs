@@ -344,7 +344,7 @@ impl<'de> MapAccess<'de> for Fields<'_, '_> {
 
     fn next_key_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, Self::Error> {
         // Two entries have two keys.
-        self.inventor.field = if self.left % 2 == 0 { "host" } else { "rack" };
+        self.inventor.field = if self.left.is_multiple_of(2) { "host" } else { "rack" };
         self.next_element_seed(seed)
     }
 

@@ -193,7 +193,7 @@ impl Honest {
         let (answer, found) = operate(&mut self.data, &operation, &[]);
         assert_eq!((answer.status, answer.seq), (Status::Done, operation.seq));
         assert!(found == self.page, "other bytes than it wrote");
-        if self.seq % 16 == 0 {
+        if self.seq.is_multiple_of(16) {
             self.writes();
         }
     }
@@ -457,7 +457,7 @@ fn is_allowed(operation: &Operation, own: Rkey, own_number: u64) -> bool {
     let is_inside = rkey == own && u128::from(addr.0) + u128::from(len) <= u128::from(SLAB);
     match verb {
         Verb::Read | Verb::Write => is_inside,
-        Verb::CompareSwap => is_inside && len == 8 && addr.0 % 8 == 0,
+        Verb::CompareSwap => is_inside && len == 8 && addr.0.is_multiple_of(8),
         Verb::Fence => addr.0 != own_number,
     }
 }

@@ -8,7 +8,7 @@ use super::{MINUTE, goes_on};
 use annex_fabric::tcp::frame::{ANSWER_LEN, Request as Operation, Verb};
 use annex_shared::ids::SlabId;
 use annex_shared::printable::is_control;
-use annex_shared::wire::{Event, Request, encode_frame};
+use annex_shared::wire::{Event, Request, Welcome, encode_frame};
 use annex_tests::testbed::{Donor, Job, Testbed, bins, directory, port, wait_for};
 use nix::sys::signal::Signal;
 use std::collections::{BTreeMap, VecDeque};
@@ -112,10 +112,13 @@ fn question(request: &Request) -> (&'static str, &'static str) {
 }
 
 /// Lies, each told once.
-struct Untold(Mutex<BTreeMap<&'static str, VecDeque<(String, Vec<u8>)>>>);
+struct Untold(Mutex<BTreeMap<&'static str, VecDeque<Told>>>);
+
+/// What is odd about it, and its bytes.
+type Told = (String, Vec<u8>);
 
 impl Untold {
-    fn take(&self, of: &'static str) -> Option<(String, Vec<u8>)> {
+    fn take(&self, of: &'static str) -> Option<Told> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let next = all.get_mut(of)?.pop_front();
         all.retain(|_, left| !left.is_empty());
@@ -263,6 +266,44 @@ fn no_answer_to_an_operation_costs_a_program_a_byte() {
     let left = || script.untold.lock().unwrap_or_else(PoisonError::into_inner).len();
     wait_for("all lies to be told", 2 * MINUTE, || left() == 0);
     bed.end(400);
+}
+
+/// Its name is what it likes.
+struct Called(String);
+
+impl Script for Called {
+    fn control(&self, _asked: &Request, honest: &Event) -> Say {
+        match honest {
+            Event::Welcome(welcome) => {
+                let welcome = Event::Welcome(Welcome { name: self.0.clone(), ..welcome.clone() });
+                Say::Instead(encode_frame(&welcome).expect("a valid message"))
+            }
+            _ => Say::Honestly,
+        }
+    }
+}
+
+/// It was the first that had the name or the address: one that called itself by another's address
+/// was removed in its place, or the other way round.
+#[test]
+fn a_donor_that_goes_by_anothers_name_or_address_is_not_taken_for_it() {
+    let (first, second) = (port::free(), port::free());
+    let start = |addr, name: String| Scripted::start(addr, "", Arc::new(Called(name)));
+    let liars = [start(first, second.to_string()), start(second, "twin".into()), start(port::free(), "twin".into())];
+    let mut builder = Testbed::builder();
+    for liar in &liars {
+        builder = builder.daemon_arg("--donor").daemon_arg(liar.addr.to_string());
+    }
+    let mut bed = builder.start();
+    bed.wait_ready(liars.len());
+    let refused = bed.ask("donors", ["remove", "twin"]);
+    assert!(refused.stderr.contains("several donors call themselves twin"), "{refused}");
+    bed.ask("donors", ["remove", &second.to_string()]).succeeded();
+    let leaving: Vec<String> = bed.status().donors.into_iter().filter(|d| d.draining).map(|d| d.address).collect();
+    assert!(leaving.is_empty() || leaving == [second.to_string()], "{leaving:?}");
+    let there = || bed.status().donors.iter().map(|d| d.address.clone()).collect::<Vec<_>>();
+    wait_for("the second to be removed", MINUTE, || !there().contains(&second.to_string()));
+    assert!(there().contains(&first.to_string()), "{:?}", there());
 }
 
 /// Says what nobody asked for, for as long as it is let.
