@@ -524,21 +524,25 @@ fn serve_tcp(core: &Core, place: &Place, stream: TcpStream, peer: SocketAddr) {
         let _ = write_answer(&mut &stream, Err(reason));
         return;
     }
-    let (lender, connections) = (&core.lender, core.lender.connections());
+    // By its host: whoever means harm comes again and again.
+    let (lender, connections, host) = (&core.lender, core.lender.connections(), peer.ip().to_string());
     match purpose {
         Purpose::Control => match control::serve(stream, hello_by, place, lender, &core.boot_id) {
             Ok(()) => debug!("the control connection of {peer} was closed"),
-            Err(e) => info!("the control connection of {peer} ended: {e}"),
+            Err(e) => repeated!(INFO, "a control connection ended" of &host,
+                "the control connection of {peer} ended: {e}"),
         },
         Purpose::Data(caller) => match targets::tcp::serve(stream, &caller, lender, connections) {
             Ok(()) => debug!("a data connection of {peer} was closed"),
-            Err(e) => info!("a data connection of {peer} ended: {e}"),
+            Err(e) => repeated!(INFO, "a data connection ended" of &host, "a data connection of {peer} ended: {e}"),
         },
         Purpose::Verbs(caller) => {
             let terms = lender.terms();
             match targets::verbs::serve(stream, &caller, lender, connections, terms.verbs.as_ref()) {
                 Ok(()) => debug!("an RDMA control connection of {peer} was closed"),
-                Err(e) => info!("an RDMA control connection of {peer} ended: {e}"),
+                Err(e) => {
+                    repeated!(INFO, "an RDMA connection ended" of &host, "an RDMA connection of {peer} ended: {e}")
+                }
             }
         }
     }
@@ -567,16 +571,16 @@ fn serve_shm(core: &Core, place: &Place, mut stream: UnixStream) {
         Ok(Preamble::Shm(proof)) => {
             match targets::shm::serve(stream, &proof, &core.lender, core.lender.connections()) {
                 Ok(()) => debug!("an shm connection was closed"),
-                Err(e) => info!("an shm connection ended: {e}"),
+                Err(e) => repeated!(INFO, "an shm connection ended" of "", "an shm connection ended: {e}"),
             }
         }
         Ok(_) => {
-            info!("a connection on the Unix socket asked for something else than shm: dropped");
+            repeated!(INFO, "an odd connection was dropped" of "", "who connected on the Unix socket wants no shm: dropped");
             let _ = write_answer(&mut stream, Err(AdmitError::NotOffered));
         }
         // Another agent that looks whether the socket is in use does that.
         Err(PreambleError::Io(e)) if e.kind() == io::ErrorKind::UnexpectedEof => debug!("someone knocked and left"),
-        Err(e) => info!("a connection on the Unix socket was dropped: {e}"),
+        Err(e) => repeated!(INFO, "an shm connection was dropped" of "", "an shm connection was dropped: {e}"),
     }
 }
 

@@ -1,13 +1,14 @@
 //! Control connections: one thread each, requests answered in order.
 //!
 //! A connection that sends something malformed, says nothing for too long or stops reading is
-//! dropped with one line in the log; that costs its client nothing that a new connection within the
-//! TTL does not bring back.
+//! dropped, and the log says so (one line per host and 10 s, and how many more there were); that
+//! costs its client nothing that a new connection within the TTL does not bring back.
 
 use crate::controls::Link;
 use crate::lease::{ConnectionId, Greeting, Holder, LeaseError, Machine, Superseded};
 use crate::lender::Lender;
 use crate::places::{Place, Role};
+use annex_host::repeated;
 use annex_identity::certificate::Facts;
 use annex_identity::stream::{HandshakeError, Stream};
 use annex_shared::ids::ClientId;
@@ -15,7 +16,6 @@ use annex_shared::wire::{Event, FrameError, Frames, Refusal, Request, VERSION, W
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tracing::info;
 
 /// A peer has this long, in all, to send its preamble and its hello.
 pub const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
@@ -158,11 +158,18 @@ impl Session<'_> {
         let from = holder.as_ref().map_or_else(|| format!("{host:?}"), |holder| format!("{host:?}, {}", holder.name));
         let machine = Machine { host, boot_id, holder };
         let Greeting { session, held, resumed, .. } = self.lender.hello(client, machine, self.id)?;
-        match resumed {
-            Some(earlier) => {
-                info!("client {client} on {from} said hello; its {} slabs of {earlier} go on", held.len())
+        // A client's id is what it says: who says another one each time is known by its address.
+        let of = match peer {
+            Some(peer) => peer.name.to_string(),
+            None => {
+                self.link.stream().socket().peer_addr().map_or_else(|_| String::new(), |addr| addr.ip().to_string())
             }
-            None => info!("client {client} on {from} said hello; it holds {} slabs", held.len()),
+        };
+        match resumed {
+            Some(earlier) => repeated!(INFO, "a client said hello and goes on" of &of,
+                "client {client} on {from} said hello; its {} slabs of {earlier} go on", held.len()),
+            None => repeated!(INFO, "a client said hello" of &of,
+                "client {client} on {from} said hello; it holds {} slabs", held.len()),
         }
         let welcome = Welcome {
             version: VERSION as u16,

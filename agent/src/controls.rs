@@ -11,6 +11,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+/// Bytes of events that may wait for a peer that does not read: the longest recall, and some more.
+const MOST_WAITING: usize = 512 << 10;
+
 /// All open control connections.
 #[derive(Default)]
 pub struct Controls {
@@ -29,8 +32,11 @@ struct Open {
 /// One control connection, as other threads reach it.
 pub struct Link {
     stream: Stream,
-    /// Held while a frame is written, so that frames never mix.
+    /// Held while a frame is written, so that frames never mix: for long, by its own thread, if the
+    /// peer does not read.
     writing: Mutex<()>,
+    /// Frames that came from other threads while one was written.
+    waiting: Mutex<Vec<u8>>,
     /// It has had its `Welcome`: only then does it expect events of other kinds.
     is_welcome: AtomicBool,
 }
@@ -41,9 +47,13 @@ impl Link {
         &self.stream
     }
 
+    /// For its own thread: waits for a peer that does not read.
     pub fn send(&self, event: &Event) -> Result<(), FrameError> {
-        let _writing = self.writing.lock();
-        write_frame(&mut &self.stream, event)
+        let writing = self.writing.lock();
+        let sent = write_frame(&mut &self.stream, event);
+        drop(writing);
+        self.send_waiting();
+        sent
     }
 
     /// From now on it is told of events.
@@ -51,13 +61,27 @@ impl Link {
         self.is_welcome.store(true, Ordering::SeqCst);
     }
 
-    /// Sends without waiting. A peer whose socket has no room for a few bytes isn't listening: it
-    /// is cut off.
+    /// For other threads: sends without waiting, also if another frame is being written. A peer
+    /// whose socket has no room for a few bytes isn't listening: it is cut off.
     fn send_or_close(&self, frame: &[u8]) {
-        let _writing = self.writing.lock();
-        let is_sent = self.stream.send_now(frame).is_ok_and(|sent| sent == frame.len());
-        if !is_sent || self.stream.is_pending() {
-            self.close();
+        let mut waiting = self.waiting.lock();
+        if waiting.len() + frame.len() > MOST_WAITING {
+            return self.close();
+        }
+        waiting.extend_from_slice(frame);
+        drop(waiting);
+        self.send_waiting();
+    }
+
+    /// Sends what waits. If somebody is writing it is theirs to send, once they are done.
+    fn send_waiting(&self) {
+        while !self.waiting.lock().is_empty() {
+            let Some(_writing) = self.writing.try_lock() else { return };
+            let frames = std::mem::take(&mut *self.waiting.lock());
+            let is_sent = self.stream.send_now(&frames).is_ok_and(|sent| sent == frames.len());
+            if !is_sent || self.stream.is_pending() {
+                self.close();
+            }
         }
     }
 
@@ -125,7 +149,12 @@ impl Controls {
     /// `None` once the agent has ended its connections.
     pub fn enter(&self, stream: Stream) -> Option<(ConnectionId, Arc<Link>)> {
         let id = ConnectionId(self.last.fetch_add(1, Ordering::Relaxed) + 1);
-        let link = Arc::new(Link { stream, writing: Mutex::new(()), is_welcome: AtomicBool::new(false) });
+        let link = Arc::new(Link {
+            stream,
+            writing: Mutex::new(()),
+            waiting: Mutex::default(),
+            is_welcome: AtomicBool::new(false),
+        });
         let mut open = self.open.lock();
         if open.is_ended {
             return None;
@@ -137,5 +166,63 @@ impl Controls {
     pub fn leave(&self, connection: ConnectionId) {
         self.open.lock().links.remove(&connection);
         self.gone.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use annex_shared::ids::SlabId;
+    use annex_shared::wire::Frames;
+    use std::net::{TcpListener, TcpStream};
+    use std::sync::mpsc;
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    /// The janitor, and the agent's end, waited for each client that did not read its answers: two
+    /// seconds for one after the other. With some hundred of them no lease ended any more, and the
+    /// watchdog ended the agent.
+    #[test]
+    fn nobody_waits_for_a_client_that_does_not_read() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let controls = Arc::new(Controls::default());
+        let (id, link) = controls.enter(Stream::plain(listener.accept().unwrap().0)).unwrap();
+        link.welcome();
+        let held: Vec<SlabId> = (0..200_000).map(SlabId).collect();
+        let answer = Event::Renewed { held, free_slabs: 0, capacity_slabs: 0 };
+        let answers = {
+            let link = link.clone();
+            std::thread::spawn(move || (0..40).try_for_each(|_| link.send(&answer)))
+        };
+        // More than sockets hold: it is in the middle of one.
+        let until = Instant::now() + MINUTE;
+        while link.writing.try_lock_for(Duration::from_millis(500)).is_some() {
+            assert!(Instant::now() < until, "all of it was sent");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let (told, is_told) = mpsc::channel();
+        {
+            let controls = controls.clone();
+            std::thread::spawn(move || {
+                controls.tell(id, &Event::Recall { slabs: vec![SlabId(7)], deadline_ms: 1 });
+                controls.announce(&Event::Closing { grace_ms: 2 });
+                told.send(()).unwrap();
+            });
+        }
+        is_told.recv_timeout(MINUTE / 4).expect("nobody waits");
+        // Who reads after all gets everything.
+        client.set_read_timeout(Some(MINUTE)).unwrap();
+        let mut frames = Frames::new(client);
+        let mut others = Vec::new();
+        while others.len() < 2 {
+            match frames.read::<Event>().unwrap().expect("in time") {
+                Event::Renewed { held, .. } => assert_eq!(held.len(), 200_000),
+                other => others.push(other),
+            }
+        }
+        assert!(matches!(others[..], [Event::Recall { deadline_ms: 1, .. }, Event::Closing { grace_ms: 2 }]));
+        drop(frames);
+        let _ = answers.join().unwrap();
     }
 }

@@ -43,6 +43,7 @@ use annex_fabric::ErrorKind;
 use annex_fabric::shm::{Board, monotonic_ns};
 use annex_fabric::verbs::{Device, MemoryRegion, ProtectionDomain, Rights, Window};
 use annex_host::failpoint::failpoint;
+use annex_host::repeated;
 use annex_shared::ids::{ClientId, Incarnation, LeaseNumber, RemoteAddr, Rkey, SlabId};
 use annex_shared::preamble::{AdmitError, Proof};
 use annex_shared::wire::{Event, Lease, Refusal, VerbsOffer};
@@ -52,7 +53,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use tracing::{debug, error, info, warn};
+use tracing::{debug, error, warn};
 
 mod chores;
 mod memory;
@@ -488,7 +489,7 @@ impl Lender {
                 self.terms().lease_ttl.as_millis()
             ),
             Action::Forget { client } => {
-                info!("client {client} is gone");
+                repeated!(INFO, "a client is gone" of "", "client {client} is gone");
                 self.state.forget(client);
                 self.connections.close_client(client);
             }

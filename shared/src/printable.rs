@@ -12,6 +12,7 @@
 
 use serde::{Deserialize, Deserializer};
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 /// What would change more than its own place on a screen: control characters, separators of lines,
@@ -52,14 +53,38 @@ pub fn printable_json(json: &str) -> Cow<'_, str> {
     }
 }
 
-/// For serde's `deserialize_with`: a text that comes from another host, and is [`printable`] from
-/// here on.
+/// Bytes of a text from another host that are kept: it goes to logs and listings.
+const LONGEST: usize = 1000;
+
+/// For serde's `deserialize_with`: a text that comes from another host, and is [`printable`] and of
+/// no more than 1000 bytes from here on.
 pub fn received<'de, D: Deserializer<'de>>(input: D) -> Result<String, D::Error> {
-    let text = String::deserialize(input)?;
-    Ok(match printable(&text) {
-        Cow::Borrowed(_) => text,
-        Cow::Owned(escaped) => escaped,
-    })
+    Ok(kept(String::deserialize(input)?))
+}
+
+/// As [`received`], where there may be none.
+pub fn received_option<'de, D: Deserializer<'de>>(input: D) -> Result<Option<String>, D::Error> {
+    Ok(Option::deserialize(input)?.map(kept))
+}
+
+/// As [`received`], of texts by their names.
+pub fn received_map<'de, D: Deserializer<'de>>(input: D) -> Result<BTreeMap<String, String>, D::Error> {
+    let texts = BTreeMap::<String, String>::deserialize(input)?;
+    Ok(texts.into_iter().map(|(name, text)| (kept(name), kept(text))).collect())
+}
+
+fn kept(text: String) -> String {
+    // An escape takes ten bytes for one at most.
+    let start = shortened(&text, LONGEST);
+    let shown = match printable(start) {
+        Cow::Borrowed(_) if start.len() == text.len() => return text,
+        shown => shown,
+    };
+    shortened(&shown, LONGEST).to_owned()
+}
+
+fn shortened(text: &str, most: usize) -> &str {
+    &text[..text.floor_char_boundary(most)]
 }
 
 /// A name for an app, made of what others chose to call something: no control characters, no
@@ -100,6 +125,20 @@ mod tests {
         let safe = printable_json(&json);
         assert!(!safe.contains(|c| c != '\n' && is_control(c)), "{safe}");
         assert_eq!(serde_json::from_str::<Vec<String>>(&safe).unwrap(), [name]);
+    }
+
+    /// A donor's name could have a megabyte, and was said with every line about it.
+    #[test]
+    fn what_others_say_is_short_once_it_is_here() {
+        assert_eq!(kept("größe".into()), "größe");
+        assert_eq!(kept("x".repeat(1000)).len(), 1000);
+        for long in ["x", "é", "大", "\x1b", "\u{10ffff}\n"].map(|text| text.repeat(100_000)) {
+            let kept = kept(long);
+            assert!((990..=1000).contains(&kept.len()) && !kept.contains(is_control), "{}", kept.len());
+        }
+        // What was kept is kept as it is.
+        let escaped = kept("\n".repeat(900));
+        assert_eq!(kept(escaped.clone()), escaped);
     }
 
     #[test]

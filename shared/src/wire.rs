@@ -11,7 +11,7 @@
 //! (`Role::Data`) then speak `fabric::tcp`'s frames.
 
 use crate::ids::{ClientId, Incarnation, Rkey, SessionKey, SlabId};
-use crate::printable::received;
+use crate::printable::{received, received_map, received_option};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io::{self, ErrorKind, Read, Write};
@@ -138,8 +138,10 @@ pub struct Welcome {
     /// A lease not renewed for this long is over, in milliseconds.
     pub lease_ttl_ms: u64,
     /// Failure-domain labels.
+    #[serde(deserialize_with = "received_map")]
     pub labels: std::collections::BTreeMap<String, String>,
     /// Path of the agent's Unix socket if client and agent run on the same boot of the same host.
+    #[serde(deserialize_with = "received_option")]
     pub shm_socket: Option<String>,
     /// Whether it offers RDMA, as far as it can tell now.
     pub verbs: VerbsOffer,
@@ -293,41 +295,53 @@ impl<R: Read> Frames<R> {
         Frames { most: most.min(MAX_FRAME), ..self }
     }
 
-    /// The next message; `None` if the stream's read time-out passed first (or it would block).
+    /// The next message; `None` if the stream's read time-out passed first (or it would block). A
+    /// time-out is for each read: a peer that sends byte by byte has it for each byte.
     pub fn read<T: DeserializeOwned>(&mut self) -> Result<Option<T>, FrameError> {
-        loop {
-            if let Some(body) = self.whole_frame()? {
-                let (message, rest) =
-                    postcard::take_from_bytes(&self.buffer[4..body]).map_err(FrameError::Malformed)?;
-                if !rest.is_empty() {
-                    return Err(FrameError::Malformed(postcard::Error::DeserializeBadEncoding));
-                }
-                self.buffer.drain(..body);
-                return Ok(Some(message));
-            }
-            let mut chunk = [0; 4096];
-            match self.input.read(&mut chunk) {
-                Ok(0) if self.buffer.is_empty() => return Err(FrameError::Closed),
-                Ok(0) => return Err(FrameError::Truncated),
-                Ok(n) => self.buffer.extend_from_slice(&chunk[..n]),
-                Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => return Ok(None),
-                Err(e) => return Err(FrameError::Io(e)),
-            }
-        }
+        next(&mut self.buffer, self.most, &mut self.input)
     }
 
-    /// The length of the first frame with its header, once all of it is here. A length over the
-    /// limit is refused before a byte of it is awaited.
-    fn whole_frame(&self) -> Result<Option<usize>, FrameError> {
-        let Some(header) = self.buffer.first_chunk::<4>() else { return Ok(None) };
-        let len = u32::from_le_bytes(*header);
-        if len > self.most {
-            return Err(FrameError::TooLong { len: len as usize, most: self.most });
-        }
-        let end = 4 + len as usize;
-        Ok((self.buffer.len() >= end).then_some(end))
+    /// The same, read through what `through` makes of the stream: something with a deadline, say.
+    pub fn read_through<'a, T: DeserializeOwned, S: Read>(
+        &'a mut self,
+        through: impl FnOnce(&'a R) -> S,
+    ) -> Result<Option<T>, FrameError> {
+        next(&mut self.buffer, self.most, &mut through(&self.input))
     }
+}
+
+fn next<T: DeserializeOwned>(buffer: &mut Vec<u8>, most: u32, input: &mut impl Read) -> Result<Option<T>, FrameError> {
+    loop {
+        if let Some(body) = whole_frame(buffer, most)? {
+            let (message, rest) = postcard::take_from_bytes(&buffer[4..body]).map_err(FrameError::Malformed)?;
+            if !rest.is_empty() {
+                return Err(FrameError::Malformed(postcard::Error::DeserializeBadEncoding));
+            }
+            buffer.drain(..body);
+            return Ok(Some(message));
+        }
+        let mut chunk = [0; 4096];
+        match input.read(&mut chunk) {
+            Ok(0) if buffer.is_empty() => return Err(FrameError::Closed),
+            Ok(0) => return Err(FrameError::Truncated),
+            Ok(n) => buffer.extend_from_slice(&chunk[..n]),
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => return Ok(None),
+            Err(e) => return Err(FrameError::Io(e)),
+        }
+    }
+}
+
+/// The length of the first frame with its header, once all of it is here. A length over the limit
+/// is refused before a byte of it is awaited.
+fn whole_frame(buffer: &[u8], most: u32) -> Result<Option<usize>, FrameError> {
+    let Some(header) = buffer.first_chunk::<4>() else { return Ok(None) };
+    let len = u32::from_le_bytes(*header);
+    if len > most {
+        return Err(FrameError::TooLong { len: len as usize, most });
+    }
+    let end = 4 + len as usize;
+    Ok((buffer.len() >= end).then_some(end))
 }
 
 #[cfg(test)]

@@ -50,6 +50,7 @@
 //! slab's own.
 
 use crate::lease::{Holder, Machine, Moment, Saved, SavedClaim, SavedLease};
+use annex_host::repeated;
 use annex_shared::api::format_bytes;
 use annex_shared::ids::{ClientId, Incarnation, LeaseNumber, SlabId};
 use annex_shared::memfd;
@@ -62,7 +63,7 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use tracing::{error, warn};
+use tracing::error;
 
 const MAGIC: [u8; 8] = *b"annexlea";
 const VERSION: u32 = 1;
@@ -222,7 +223,8 @@ impl LeaseState {
             None => match clients.free.pop() {
                 Some(index) => index,
                 None => {
-                    warn!("client {client} is one too many to be remembered over a restart: {CLIENTS} are");
+                    repeated!(WARN, "a client is one too many to be remembered over a restart" of "",
+                        "client {client} is one too many to be remembered over a restart: {CLIENTS} are");
                     return;
                 }
             },

@@ -11,13 +11,14 @@ use super::{Caller, Connections, FENCE_PATIENCE, RegistrationError, SlabAccess};
 use annex_fabric::ErrorKind;
 use annex_fabric::verbs::protocol::{Answer, Refused, Request};
 use annex_fabric::verbs::{DeviceChoice, DeviceEvent, Target, TargetError};
+use annex_host::repeated;
 use annex_identity::stream::Stream;
 use annex_shared::ids::Rkey;
 use annex_shared::preamble::{AdmitError, Proof, write_answer};
 use annex_shared::wire::{FrameError, Frames, write_frame};
 use std::io;
 use std::time::Duration;
-use tracing::{debug, info, warn};
+use tracing::{debug, warn};
 
 /// How often it is looked whether the device is still there.
 const LOOK: Duration = Duration::from_secs(1);
@@ -133,7 +134,8 @@ impl Session<'_> {
             Request::Open(peer) => {
                 let opened = target.connect(&peer);
                 opened.unwrap_or_else(|e| {
-                    info!("a client's queue pair could not be connected: {e}");
+                    repeated!(INFO, "a client's queue pair could not be connected" of &self.proof.client.to_string(),
+                        "a queue pair of client {} could not be connected: {e}", self.proof.client);
                     trouble(&e)
                 })
             }
@@ -166,7 +168,8 @@ impl Session<'_> {
                 Answer::Refused { kind: Refused::Key, reason: "the key is none of this client's leases".to_owned() }
             }
             Err(e) => {
-                info!("a slab could not be registered for a client: {e}");
+                repeated!(INFO, "a slab could not be registered" of &self.proof.client.to_string(),
+                    "a slab could not be registered for client {}: {e}", self.proof.client);
                 trouble(&e)
             }
         }

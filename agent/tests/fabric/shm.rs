@@ -1,10 +1,17 @@
 //! What is particular to shm: mappings, the lease board, the watcher.
 
 use crate::rig::*;
-use annex_fabric::shm::PrepareError;
+use annex_fabric::shm::protocol::{Region, Request, send_answer};
+use annex_fabric::shm::{PrepareError, ShmConnector};
 use annex_fabric::{ConnectError, Connector, ErrorKind, MAX_OP_LEN, OpKind};
-use annex_shared::ids::{Incarnation, SessionKey};
+use annex_shared::ids::{ClientId, Incarnation, SessionKey};
+use annex_shared::memfd;
+use annex_shared::preamble::{Preamble, write_answer};
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::sync::Barrier;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 #[test]
@@ -149,4 +156,75 @@ fn a_dead_agent_leaves_no_endpoint_to_open() {
     let arena = std::sync::Arc::new(annex_fabric::Arena::new(4096).unwrap());
     assert!(matches!(connector.open(&arena), Err(ConnectError::Unreachable { .. })));
     assert!(connector.prepare(OTHERS_KEY).is_err());
+}
+
+/// An agent that hands out this for a board and for each slab, whatever it is asked.
+fn scripted(path: &Path, board: usize, slab: (Region, usize)) -> JoinHandle<()> {
+    let listener = UnixListener::bind(path).unwrap();
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        Preamble::read_from(&mut stream).unwrap();
+        write_answer(&mut stream, Ok(1)).unwrap();
+        while let Ok(Some(request)) = Request::read_from(&mut stream) {
+            let (region, len) = match request {
+                Request::Board => (Region { board_slot: 0, offset: 0, len: 0 }, board),
+                Request::Slab(_) => slab,
+            };
+            let memory = memfd::create(c"a lie", len).unwrap();
+            if send_answer(&stream, Ok((region, memory.as_fd()))).is_err() {
+                return;
+            }
+        }
+    })
+}
+
+/// All of it was made present: a donor on this host had annexd take as much memory as it liked.
+#[test]
+fn no_agent_makes_its_client_map_more_than_a_slab() {
+    let folder = tempfile::tempdir().unwrap();
+    let attempt = |nth: usize, board: usize, (offset, len, size): (u64, u64, usize)| {
+        let path = folder.path().join(nth.to_string());
+        let agent = scripted(&path, board, (Region { board_slot: u32::MAX, offset, len }, size));
+        let connector = ShmConnector::connect(&path, ClientId(1), INCARNATION, SESSION, Duration::from_secs(60));
+        let prepared = connector.map(|connector| connector.with_slab_size(SLAB as u64)).map(|c| c.prepare(KEY));
+        agent.join().unwrap();
+        prepared
+    };
+    let slab = SLAB as u64;
+    let odd = [
+        (0, 64 * slab, 64 * SLAB),
+        (0, slab / 2, SLAB),
+        (0, 0, SLAB),
+        (4096, slab, SLAB),
+        (1, slab, 2 * SLAB),
+        (u64::MAX - 4095, slab, SLAB),
+        (0, u64::MAX, SLAB),
+    ];
+    for (nth, lie) in odd.into_iter().enumerate() {
+        let refused = attempt(nth, 4096, lie).unwrap();
+        assert!(matches!(refused, Err(PrepareError::Map { .. })), "{lie:?}: {refused:?}");
+    }
+    attempt(100, 4096, (0, slab, SLAB)).unwrap().unwrap();
+    for (nth, board) in [0, 300 << 20].into_iter().enumerate() {
+        let refused = attempt(200 + nth, board, (0, slab, SLAB)).unwrap_err();
+        assert!(matches!(refused, ConnectError::Local { .. }), "{board}: {refused}");
+    }
+}
+
+/// Connecting to it took until it accepted: a donor can name any socket on its client's host.
+#[test]
+fn a_socket_where_nobody_accepts_is_given_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("s");
+    let listener = UnixListener::bind(&path).unwrap();
+    nix::sys::socket::listen(&listener, nix::sys::socket::Backlog::new(0).unwrap()).unwrap();
+    let _waiting = UnixStream::connect(&path).unwrap();
+    let (gave_up, has_given_up) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let timeout = Duration::from_millis(100);
+        let refused = ShmConnector::connect(&path, ClientId(1), INCARNATION, SESSION, timeout).unwrap_err();
+        gave_up.send(refused).unwrap();
+    });
+    let refused = has_given_up.recv_timeout(Duration::from_secs(10)).expect("it gives up");
+    assert!(matches!(refused, ConnectError::Unreachable { .. }), "{refused}");
 }

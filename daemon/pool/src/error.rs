@@ -45,6 +45,8 @@ pub enum DonorError {
     Spill,
     #[error("there is no donor {0}")]
     Unknown(String),
+    #[error("several donors call themselves {name}: give the address of one ({addresses})")]
+    Ambiguous { name: String, addresses: String },
     #[error("without donor {donor} only {staying} would be left for {replicas} replicas: add another one first")]
     Needed { donor: String, staying: usize, replicas: u8 },
 }

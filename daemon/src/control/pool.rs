@@ -91,9 +91,11 @@ fn refused(error: DonorError) -> ApiError {
     let (kind, remedy) = match &error {
         DonorError::Unknown(_) => (ErrorCode::NotFound, "annex donors lists them"),
         DonorError::Needed { .. } => (ErrorCode::NoDonors, "annex donors add HOST:PORT"),
-        DonorError::Config(_) | DonorError::Known(_) | DonorError::NameTaken(_) | DonorError::Spill => {
-            (ErrorCode::BadRequest, "")
-        }
+        DonorError::Config(_)
+        | DonorError::Known(_)
+        | DonorError::NameTaken(_)
+        | DonorError::Spill
+        | DonorError::Ambiguous { .. } => (ErrorCode::BadRequest, ""),
     };
     ApiError { kind, message: error.to_string(), remedy: remedy.into() }
 }

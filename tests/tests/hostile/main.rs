@@ -2,7 +2,11 @@
 //! must not stop annexd by it.
 
 mod attaches;
+mod lies;
+mod lying_client;
+mod lying_donor;
 mod rings;
+mod scripted_donor;
 mod users;
 
 use annex_tests::testbed::census::stubs_of;

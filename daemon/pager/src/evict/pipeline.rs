@@ -274,7 +274,7 @@ fn sort_out(batch: &mut Batch<'_>, moved: Moved, mm: Arc<Mm>, mut buf: Buf) -> R
 }
 
 fn write(batch: &mut Batch<'_>, mut read: Read) -> Result<Written, CutShort> {
-    let parts = parts(&read.pages);
+    let parts = parts(&read.pages, batch.shared.pool.slots_per_extent().max(1));
     if !parts.is_empty() {
         let (buf, written) = write_replicas(batch, &parts, read.buf, (&read.mm, &read.pages));
         read.buf = buf;
@@ -286,22 +286,20 @@ fn write(batch: &mut Batch<'_>, mut read: Read) -> Result<Written, CutShort> {
     Ok(Written { slots: read.slots, busy: read.busy, moved: read.moved })
 }
 
-/// The runs to write: pages whose slots and places in the buffer are consecutive go together.
-fn parts(pages: &[ReadPage]) -> Vec<Part> {
+/// The runs to write: pages whose slots and places in the buffer are consecutive go together. Slots
+/// of different extents (of so many slots each) are not one run, even if their numbers are
+/// consecutive.
+fn parts(pages: &[ReadPage], extent: u32) -> Vec<Part> {
     let mut parts: Vec<Part> = Vec::new();
     for (at, page) in pages.iter().enumerate() {
         match parts.last_mut() {
-            Some(p) if p.run.first.0 + p.run.count == page.slot.0 && !starts_extent(page.slot) => p.run.count += 1,
+            Some(p) if p.run.first.0 + p.run.count == page.slot.0 && !page.slot.0.is_multiple_of(extent) => {
+                p.run.count += 1
+            }
             _ => parts.push(Part { run: SlotRun { first: page.slot, count: 1 }, at }),
         }
     }
     parts
-}
-
-/// Slots of different extents are not one run, even if their numbers are consecutive. The smallest
-/// extent is 2 MiB.
-fn starts_extent(slot: SlotIdx) -> bool {
-    slot.0.is_multiple_of(512)
 }
 
 /// Writes it all. While that takes long, whoever has met one of these pages is served by
@@ -421,8 +419,14 @@ mod tests {
 
     #[test]
     fn what_is_consecutive_within_an_extent_is_one_write() {
-        let pages: Vec<_> = [3, 4, 9, 510, 511, 512, 513].map(|slot| ReadPage { slot: SlotIdx(slot), at: 0 }).into();
-        let parts: Vec<_> = parts(&pages).iter().map(|part| (part.run.first.0, part.run.count, part.at)).collect();
-        assert_eq!(parts, [(3, 2, 0), (9, 1, 2), (510, 2, 3), (512, 2, 5)]);
+        let parts = |slots: &[u32], extent| -> Vec<_> {
+            let pages: Vec<_> = slots.iter().map(|slot| ReadPage { slot: SlotIdx(*slot), at: 0 }).collect();
+            parts(&pages, extent).iter().map(|part| (part.run.first.0, part.run.count, part.at)).collect()
+        };
+        let slots = [3, 4, 9, 510, 511, 512, 513];
+        assert_eq!(parts(&slots, 512), [(3, 2, 0), (9, 1, 2), (510, 2, 3), (512, 2, 5)]);
+        assert_eq!(parts(&slots, 1024), [(3, 2, 0), (9, 1, 2), (510, 4, 3)]);
+        // Slabs of 64 KiB are the smallest. Of slabs smaller than 2 MiB no page was written.
+        assert_eq!(parts(&[14, 15, 16, 17], 16), [(14, 2, 0), (16, 2, 2)]);
     }
 }

@@ -43,8 +43,14 @@ pub enum DialError {
     Refused(Refusal),
     #[error("it sent {MOST_HEARD} other messages, or told of {MOST_RECALLED} slabs, in place of an answer")]
     Flood,
+    #[error("it sends messages without end, and nobody asked for them")]
+    Chatter,
     #[error("it gave an answer that does not fit the question")]
     Confused,
+    #[error("it ends leases after {ttl_ms} ms, which this annexd can't work with: lease_ttl must be from 100ms to 1h")]
+    BadTtl { ttl_ms: u64 },
+    #[error("it says that this annexd holds {slabs} slabs there, more than a pool can have")]
+    BadHeld { slabs: usize },
     #[error("it uses slabs of {theirs} bytes, this pool has slabs of {ours}: make slab_size equal on all donors")]
     SlabSize { theirs: u64, ours: u64 },
     #[error("it uses slabs of {0} bytes, which this annexd can't: slab_size must be a power of two from 64K to 1G")]
@@ -313,7 +319,8 @@ impl NetDialer {
         let addr = || resolve(&donor.address)?.next().ok_or(DialError::Confused);
         Ok(match way {
             Way::Shm(path) => {
-                let shm = Arc::new(ShmConnector::connect(Path::new(path), client, incarnation, session, timeout)?);
+                let shm = ShmConnector::connect(Path::new(path), client, incarnation, session, timeout)?;
+                let shm = Arc::new(shm.with_slab_size(welcome.slab_size));
                 Reached {
                     connector: shm.clone(),
                     shm: Some(shm),
@@ -380,16 +387,13 @@ impl Link for NetLink {
         self.frames.stream().socket().set_nonblocking(false).map_err(|e| self.io(e))?;
         write_frame(&mut self.frames.stream(), request).map_err(|e| self.failed(e))?;
         loop {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(DialError::Silent { after: self.timeout });
-            }
-            let stream = self.frames.stream().socket();
-            stream.set_read_timeout(Some(left)).map_err(|e| self.io(e))?;
-            match self.frames.read::<Event>().map_err(|e| self.failed(e))? {
+            // However slowly its bytes trickle in.
+            let read = self.frames.read_through(|stream| stream.until(until));
+            match read.map_err(|e| self.failed(e))? {
                 Some(event @ (Event::Closing { .. } | Event::Recall { .. })) => self.keep(event)?,
                 Some(answer) => return Ok(answer),
-                None => {}
+                None if Instant::now() < until => {}
+                None => return Err(DialError::Silent { after: self.timeout }),
             }
         }
     }
@@ -461,24 +465,45 @@ impl DataPath for Reached {
 mod tests {
     use super::*;
     use annex_shared::ids::SlabId;
+    use annex_shared::wire::encode_frame;
+    use std::io::Write;
     use std::net::TcpListener;
 
-    /// A donor that sends this over and over, whatever it is asked: what became of the question.
-    fn asked_of_one_that_sends(event: Event) -> DialError {
+    /// What became of a question to a donor that does this.
+    fn asked_of_one_that(timeout: Duration, does: impl FnOnce(TcpStream) + Send + 'static) -> Result<Event, DialError> {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let donor = std::thread::spawn(move || {
-            let (mut stream, _) = listener.accept().unwrap();
-            while write_frame(&mut stream, &event).is_ok() {}
-        });
+        let donor = std::thread::spawn(move || does(listener.accept().unwrap().0));
         let frames = Frames::new(Stream::plain(TcpStream::connect(address).unwrap()));
-        let timeout = Duration::from_secs(60);
         let heard = VecDeque::new();
         let mut link = NetLink { frames, address: address.to_string(), timeout, heard, tls: None, key: None };
-        let error = link.ask(&Request::Lease { count: 1 }).unwrap_err();
+        let answer = link.ask(&Request::Lease { count: 1 });
         drop(link);
         donor.join().unwrap();
-        error
+        answer
+    }
+
+    /// One that sends this over and over, whatever it is asked.
+    fn asked_of_one_that_sends(event: Event) -> DialError {
+        let sends = move |mut stream: TcpStream| while write_frame(&mut stream, &event).is_ok() {};
+        asked_of_one_that(Duration::from_secs(60), sends).unwrap_err()
+    }
+
+    /// Each byte gave it all of the time once more: its thread, and whoever waited for that, hung
+    /// for as long as the donor liked.
+    #[test]
+    fn an_answer_that_comes_byte_by_byte_has_no_more_time_than_any_other() {
+        let trickles = |mut stream: TcpStream| {
+            let answer = encode_frame(&Event::Renewed { held: vec![SlabId(1); 400], free_slabs: 1, capacity_slabs: 1 });
+            for byte in answer.unwrap().chunks(1) {
+                std::thread::sleep(Duration::from_millis(25));
+                if stream.write_all(byte).is_err() {
+                    return;
+                }
+            }
+        };
+        let answer = asked_of_one_that(Duration::from_millis(200), trickles);
+        assert!(matches!(answer, Err(DialError::Silent { .. })), "{answer:?}");
     }
 
     #[test]

@@ -8,6 +8,7 @@
 //! - `tls`: what this host shows donors, and which it believes.
 //! - `transport`: which transport is tried, and why. Pure.
 //! - `traffic`: what went over each transport.
+//! - `welcome`: what a donor may say of itself. Pure.
 
 pub mod dial;
 pub(crate) mod session;
@@ -16,3 +17,4 @@ pub mod tls;
 pub(crate) mod traffic;
 pub(crate) mod transport;
 pub(crate) mod view;
+mod welcome;

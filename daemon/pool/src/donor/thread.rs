@@ -11,10 +11,12 @@ use crate::donor::dial::{DataPath, DialError, Dialer, Link, Welcomed};
 use crate::donor::session::{Session, Step};
 use crate::donor::transport;
 use crate::donor::view::DonorView;
+use crate::donor::welcome;
 use crate::io::mailbox::Delivery;
 use annex_fabric::{Arena, Endpoint};
-use annex_host::event;
+use annex_host::events::{self, EventKind};
 use annex_host::sentinel::Sentinel;
+use annex_host::{event, repeated};
 use annex_shared::api::DonorState;
 use annex_shared::ids::{DonorId, Rkey, SlabId};
 use annex_shared::page::PAGE_SIZE;
@@ -40,6 +42,10 @@ const LAST_LOOK: Duration = Duration::from_secs(30);
 
 /// Messages of an agent that are taken in before anything else is done.
 const HEARD_AT_ONCE: usize = 64;
+/// Unasked messages of an agent in [`HEARD_WITHIN`]. An honest one has a few: a host that is short
+/// of memory wants slabs back once a second.
+const MOST_HEARD: u32 = 256;
+const HEARD_WITHIN: Duration = Duration::from_secs(10);
 
 /// What the coordinator asks of a donor's thread.
 pub(crate) enum Command {
@@ -173,6 +179,8 @@ struct Connection {
     path: Arc<dyn DataPath>,
     /// What we hold, by our own and the agent's books.
     held: BTreeMap<SlabId, Rkey>,
+    /// Messages that it sent unasked since then.
+    heard: (Instant, u32),
 }
 
 impl Keep {
@@ -254,13 +262,15 @@ impl Keep {
         let welcome = dialed.welcome;
         // Before anything is leased there: the next annexd must know it, too.
         dialed.link.key().into_iter().for_each(|key| self.core.extents.set_key(self.id, key));
+        welcome::is_sound(&welcome)?;
         let slots = self.fix_slab_size(&welcome)?;
         let counts = self.core.donor(self.id).map(|d| d.traffic.statuses.clone()).unwrap_or_default();
         let (tls, arenas) = (dialed.link.tls(), self.arenas());
         let to =
             Welcomed { donor: &config, client, welcome: &welcome, tls: tls.as_ref(), counts: &counts, arenas: &arenas };
         let fabric = self.dialer.fabric(&to)?;
-        let mut connection = Connection { link: dialed.link, path: fabric.path, held: BTreeMap::new() };
+        let heard = (Instant::now(), 0);
+        let mut connection = Connection { link: dialed.link, path: fabric.path, held: BTreeMap::new(), heard };
         for lease in &welcome.held {
             connection.path.prepare(lease.rkey)?;
             connection.held.insert(lease.slab, lease.rkey);
@@ -283,7 +293,7 @@ impl Keep {
         });
         let free = welcome.free_slabs;
         let capacity = welcome.capacity_slabs;
-        let name = config.name.clone().unwrap_or_else(|| welcome.name.clone());
+        let name = config.name.clone().unwrap_or_else(|| welcome::name_of(&welcome, &config.address));
         let (at, why) = (&config.address, &fabric.why);
         let after = self.away.take().map_or_else(String::new, |away| away.to_string());
         match self.was_up {
@@ -392,6 +402,11 @@ impl Keep {
             return Ok(());
         };
         match connection.link.ask(&Request::Lease { count: 1 })? {
+            Event::Leased { slabs } if slabs.len() > 1 => {
+                // What it lent, if it did, is given back when it comes again.
+                tracing::debug!("{} leases {} slabs for one", self.core.donor_name(self.id), slabs.len());
+                Err(DialError::Confused)
+            }
             Event::Leased { slabs } if !slabs.is_empty() => {
                 for lease in &slabs {
                     connection.held.insert(lease.slab, lease.rkey);
@@ -434,7 +449,7 @@ impl Keep {
         let count = slabs.len() as u32;
         match connection.link.ask(&Request::Return { slabs })? {
             Event::Returned => {
-                self.view(|view| view.free += count);
+                self.view(|view| view.free = view.free.saturating_add(count));
                 Ok(())
             }
             Event::Refused(refusal) => Err(DialError::Refused(refusal)),
@@ -447,7 +462,9 @@ impl Keep {
         let asked = Instant::now();
         match connection.link.ask(&Request::Renew)? {
             Event::Renewed { held, free_slabs, capacity_slabs } => {
-                connection.held.retain(|slab, _| held.contains(slab));
+                welcome::is_possible(held.len())?;
+                let known: BTreeSet<SlabId> = held.iter().copied().collect();
+                connection.held.retain(|slab, _| known.contains(slab));
                 self.session.renewed(Instant::now());
                 self.view(|view| (view.free, view.capacity) = (free_slabs, capacity_slabs));
                 self.core.tell(News::Renewed { donor: self.id, held, free: free_slabs, asked });
@@ -461,7 +478,16 @@ impl Keep {
     /// Takes in what has come. False: there may be more.
     fn hear(&mut self) -> Result<bool, DialError> {
         for _ in 0..HEARD_AT_ONCE {
-            let Some(event) = self.connection.as_mut().map_or(Ok(None), |c| c.link.hear())? else { return Ok(true) };
+            let Some(connection) = &mut self.connection else { return Ok(true) };
+            let Some(event) = connection.link.hear()? else { return Ok(true) };
+            let (since, heard) = &mut connection.heard;
+            if since.elapsed() >= HEARD_WITHIN {
+                (*since, *heard) = (Instant::now(), 0);
+            }
+            *heard += 1;
+            if *heard > MOST_HEARD {
+                return Err(DialError::Chatter);
+            }
             self.take_in(event)?;
         }
         Ok(false)
@@ -471,14 +497,18 @@ impl Keep {
         match event {
             Event::Closing { grace_ms } => {
                 let name = self.core.donor_name(self.id);
-                event!(WARN, DonorAway of &name, "{name} is shutting down and takes its memory along in {grace_ms} ms");
+                let said = format!("{name} is shutting down and takes its memory along in {grace_ms} ms");
+                repeated!(WARN, "a donor says that it is shutting down" of &name, "{said}");
+                events::record(EventKind::DonorAway, &name, None, &said);
                 self.view(|view| (view.state, view.why) = (DonorState::Connecting, "it is shutting down".to_owned()));
                 self.core.tell(News::Closing { donor: self.id, grace: Duration::from_millis(grace_ms) });
                 Ok(())
             }
             Event::Recall { slabs, deadline_ms } => {
                 let (name, n) = (self.core.donor_name(self.id), slabs.len());
-                event!(INFO, DonorRecalls of &name, "{name} wants {n} slabs back within {deadline_ms} ms");
+                let said = format!("{name} wants {n} slabs back within {deadline_ms} ms");
+                repeated!(INFO, "a donor wants slabs back" of &name, "{said}");
+                events::record(EventKind::DonorRecalls, &name, None, &said);
                 let deadline = Instant::now() + Duration::from_millis(deadline_ms);
                 self.core.tell(News::Recalled { donor: self.id, slabs, deadline });
                 Ok(())

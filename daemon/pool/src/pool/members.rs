@@ -44,7 +44,15 @@ impl Pool {
         let _one_at_a_time = self.core.membership.lock();
         let used = || self.core.donors().filter(|d| d.config.lock().is_some());
         let is_it = |d: &&Donor| d.address == name || d.view.lock().name == name;
-        let Some(donor) = used().find(is_it) else {
+        // A donor can call itself as it likes: by another one's name or address, too.
+        let is_configured =
+            |d: &&Donor| d.config.lock().as_ref().is_some_and(|config| config.name.as_deref() == Some(name));
+        let certain = used().find(|d| d.address == name).or_else(|| used().find(is_configured));
+        if certain.is_none() && used().filter(is_it).count() > 1 {
+            let addresses = used().filter(is_it).map(|d| d.address.clone()).collect::<Vec<_>>().join(", ");
+            return Err(DonorError::Ambiguous { name: name.to_owned(), addresses });
+        }
+        let Some(donor) = certain.or_else(|| used().find(is_it)) else {
             // One that is removed already is as it was to be.
             let before = self.core.donors().filter(|d| self.is_real(d)).find(is_it);
             return before.map(removed).ok_or_else(|| DonorError::Unknown(name.to_owned()));

@@ -129,6 +129,9 @@ impl Board {
     }
 }
 
+/// Bytes of the longest board: of four million slabs.
+const LONGEST: u64 = 256 << 20;
+
 /// A client's side: read-only.
 #[derive(Debug)]
 pub struct BoardView {
@@ -139,9 +142,13 @@ impl BoardView {
     /// Maps a board received from an agent.
     ///
     /// # Errors
-    /// Also if it could still be truncated, since reading past its new end would kill this process.
+    /// Also if it could still be truncated, since reading past its new end would kill this process,
+    /// and if it is longer than any: all of it is made present.
     pub fn map(fd: &OwnedFd) -> io::Result<BoardView> {
         let len = sealed_len(fd)?;
+        if len > LONGEST {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the agent's lease board is larger than any is"));
+        }
         Ok(BoardView { entries: Mapping::new(fd.as_fd(), len as usize, false)? })
     }
 

@@ -8,10 +8,11 @@ use crate::{Arena, ConnectError, Connector, Endpoint, ErrorKind, Transport};
 use annex_shared::ids::{ClientId, Incarnation, Rkey, SessionKey};
 use annex_shared::preamble::{AnswerError, Preamble, Proof, read_answer};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use parking_lot::Mutex;
 use std::io;
 use std::net::Shutdown;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,6 +30,8 @@ const SWEEP: u16 = 1000;
 pub struct ShmConnector {
     peer: PathBuf,
     depth: usize,
+    /// Bytes of a slab, if the donor has said so.
+    slab_size: Option<u64>,
     slabs: Arc<Slabs>,
     /// One request at a time.
     socket: Mutex<UnixStream>,
@@ -60,10 +63,9 @@ impl ShmConnector {
         let unreachable = |source| ConnectError::Unreachable { peer: peer.clone(), source };
         let local = |source| ConnectError::Local { transport: Transport::Shm, peer: peer.clone(), source };
         let refused = |reason: String| ConnectError::Refused { peer: peer.clone(), reason };
-        let mut socket = UnixStream::connect(path).map_err(unreachable)?;
+        let mut socket = reach(path, timeout).map_err(unreachable)?;
         socket
             .set_read_timeout(Some(timeout))
-            .and_then(|()| socket.set_write_timeout(Some(timeout)))
             .and_then(|()| Preamble::Shm(Proof { client, incarnation, session }).write_to(&mut socket))
             .map_err(unreachable)?;
         read_answer(&mut socket).map_err(|e| match e {
@@ -84,6 +86,7 @@ impl ShmConnector {
         Ok(ShmConnector {
             peer: path.to_owned(),
             depth: DEPTH,
+            slab_size: None,
             slabs,
             socket: Mutex::new(socket),
             watcher: Some(watcher),
@@ -93,6 +96,13 @@ impl ShmConnector {
     /// Operations that an endpoint may have outstanding (done and not polled) at once.
     pub fn with_depth(mut self, depth: usize) -> Self {
         self.depth = depth.max(1);
+        self
+    }
+
+    /// Only slabs of so many bytes are mapped: whatever is mapped is made present, at this
+    /// process's expense.
+    pub fn with_slab_size(mut self, bytes: u64) -> Self {
+        self.slab_size = Some(bytes);
         self
     }
 
@@ -112,7 +122,14 @@ impl ShmConnector {
             PrepareError::Io { peer: peer(), source }
         })?;
         let (region, fd) = answer.map_err(|source| PrepareError::Refused { peer: peer(), source })?;
-        let slab = Slab::map(&fd, region).map_err(|source| PrepareError::Map { peer: peer(), source })?;
+        let slab = match self.slab_size {
+            Some(bytes) if region.len != bytes => {
+                let what = format!("it has {} bytes, and the donor's slabs have {bytes}", region.len);
+                Err(io::Error::new(io::ErrorKind::InvalidData, what))
+            }
+            _ => Slab::map(&fd, region),
+        };
+        let slab = slab.map_err(|source| PrepareError::Map { peer: peer(), source })?;
         self.slabs.mapped.insert(rkey, Arc::new(slab));
         Ok(())
     }
@@ -129,6 +146,15 @@ impl ShmConnector {
     pub fn is_alive(&self) -> bool {
         self.slabs.is_alive.load(Ordering::Acquire)
     }
+}
+
+/// Connects, and waits no longer than that for somebody who listens and does not accept.
+fn reach(path: &Path, timeout: Duration) -> io::Result<UnixStream> {
+    let socket = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    let stream = UnixStream::from(socket);
+    stream.set_write_timeout(Some(timeout))?;
+    connect(stream.as_raw_fd(), &UnixAddr::new(path)?)?;
+    Ok(stream)
 }
 
 impl Connector for ShmConnector {

@@ -328,7 +328,8 @@ impl Talk {
     fn answer(&mut self) -> Result<Answer, FrameError> {
         let until = Instant::now() + self.timeout;
         loop {
-            if let Some(answer) = self.frames.read()? {
+            // However slowly its bytes trickle in.
+            if let Some(answer) = self.frames.read_through(|stream| stream.until(until))? {
                 return Ok(answer);
             }
             if Instant::now() >= until {

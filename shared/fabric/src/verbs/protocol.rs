@@ -8,6 +8,7 @@
 use super::gid::{Gid, GidKind};
 use crate::ErrorKind;
 use annex_shared::ids::Rkey;
+use annex_shared::printable::received;
 use serde::{Deserialize, Serialize};
 
 /// Bytes that prove that a READ brings what is there, and not something else.
@@ -43,6 +44,7 @@ pub enum Answer {
     /// Not this time, for this reason.
     Refused {
         kind: Refused,
+        #[serde(deserialize_with = "received")]
         reason: String,
     },
 }

@@ -125,7 +125,7 @@ impl Inventory {
     /// Slabs it could lend beyond what is promised already.
     pub fn lendable(&self, id: DonorId, d: &DonorEntry, now: Instant) -> u32 {
         let lendable = if d.full_until.is_some_and(|t| now < t) { 0 } else { d.free };
-        (lendable + d.stock.len() as u32).saturating_sub(self.promised(id))
+        lendable.saturating_add(d.stock.len() as u32).saturating_sub(self.promised(id))
     }
 
     pub fn label(&self, id: DonorId, d: &DonorEntry) -> PlacementCandidate {

@@ -138,7 +138,7 @@ fn even_out(inventory: &mut Inventory, empty: &[ExtentId], now: Instant) {
     // In thousandths of what each could hold for us.
     let load = |id: &DonorId, d: &DonorEntry| {
         let held = inventory.held(*id);
-        (held * 1000 / (held + d.free).max(1), held)
+        ((u64::from(held) * 1000 / (u64::from(held) + u64::from(d.free)).max(1)) as u32, held)
     };
     let taking = inventory.donors.iter().filter(|(id, d)| d.is_taking() && !inventory.is_spill(**id));
     let mut loads: Vec<((u32, u32), DonorId)> = taking.map(|(id, d)| (load(id, d), *id)).collect();

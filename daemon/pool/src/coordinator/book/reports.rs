@@ -6,6 +6,7 @@ use super::words::{Action, DonorUp};
 use super::{absence, life, supply};
 use annex_shared::ids::{DonorId, SlabId};
 use annex_shared::wire::Lease;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 /// A donor that refused a lease is asked again after this.
@@ -25,18 +26,21 @@ pub(super) fn up(inventory: &mut Inventory, donor: DonorId, said: DonorUp, now: 
     if restarted {
         entry.stock.clear();
     }
-    entry.stock.retain(|l| said.held.contains(l));
-    let mut mine = entry.stock.clone();
+    // A donor that lies may list a hundred thousand.
+    let held: BTreeMap<SlabId, Lease> = said.held.iter().map(|lease| (lease.slab, *lease)).collect();
+    let is_held = |lease: &Lease| held.get(&lease.slab) == Some(lease);
+    entry.stock.retain(is_held);
+    let mut mine: BTreeSet<SlabId> = entry.stock.iter().map(|lease| lease.slab).collect();
     inventory.forget_plans(donor);
     for (extent, index, leased) in inventory.kept_on(donor) {
-        let same = said.held.iter().find(|l| l.slab == leased.lease.slab);
-        if leased.incarnation == said.incarnation && said.held.contains(&leased.lease) {
-            mine.push(leased.lease);
+        let same = held.get(&leased.lease.slab);
+        if leased.incarnation == said.incarnation && is_held(&leased.lease) {
+            mine.insert(leased.lease.slab);
             life::back(inventory, extent, index, now);
         } else if let (Some(lease), true) = (same, said.resumed == Some(leased.incarnation))
             && lease.rkey.goes_on_from(leased.lease.rkey)
         {
-            mine.push(*lease);
+            mine.insert(lease.slab);
             life::resume(inventory, extent, index, said.incarnation, *lease, now);
         } else {
             let restarted = leased.incarnation != said.incarnation;
@@ -48,7 +52,7 @@ pub(super) fn up(inventory: &mut Inventory, donor: DonorId, said: DonorUp, now: 
             life::declare_lost(inventory, extent, index, why);
         }
     }
-    let strays: Vec<Lease> = said.held.into_iter().filter(|l| !mine.contains(l)).collect();
+    let strays: Vec<Lease> = held.into_values().filter(|lease| !mine.contains(&lease.slab)).collect();
     if !strays.is_empty() {
         inventory.actions.push(Action::Return(donor, strays));
     }
@@ -70,6 +74,7 @@ pub(super) fn closing(inventory: &mut Inventory, donor: DonorId, grace: Duration
 
 /// The agent wants these slabs back until then.
 pub(super) fn recalled(inventory: &mut Inventory, donor: DonorId, slabs: &[SlabId], deadline: Instant) {
+    let slabs: BTreeSet<SlabId> = slabs.iter().copied().collect();
     let entry = inventory.donors.entry(donor).or_default();
     let (back, stock) = entry.stock.drain(..).partition::<Vec<_>, _>(|l| slabs.contains(&l.slab));
     entry.stock = stock;
@@ -128,6 +133,7 @@ pub(super) fn renewed(
     now: Instant,
 ) {
     absence::heard(inventory, donor, now);
+    let held: BTreeSet<SlabId> = held.iter().copied().collect();
     let entry = inventory.donors.entry(donor).or_default();
     (entry.free, entry.confirmed) = (free, Some(asked));
     if entry.up && !entry.closing {
