@@ -33,11 +33,10 @@ impl Incidents {
             }
             _ => {}
         }
-        let full = core.is_full();
+        // As long as somebody has not been asked for the first time, it is only not filled yet.
+        let full = core.is_full() && !core.donors().any(|donor| donor.view.lock().is_new());
         match full {
-            true if !self.full => {
-                event!(WARN, PoolFull of POOL, "the pool is full: donors give no more; annex status says what it lacks");
-            }
+            true if !self.full => event!(WARN, PoolFull of POOL, "the pool is full: {}", core.lack()),
             false if self.full => event!(INFO, PoolHasRoom of POOL, "the pool has room again"),
             _ => {}
         }
