@@ -113,6 +113,8 @@ pub struct Lender {
     connections: Connections,
     controls: Controls,
     warned_small: AtomicBool,
+    /// Why the slab that was to be made last could not be.
+    shortcoming: Mutex<Option<String>>,
 }
 
 impl Lender {
@@ -154,6 +156,7 @@ impl Lender {
             connections,
             controls: Controls::default(),
             warned_small: AtomicBool::new(false),
+            shortcoming: Mutex::default(),
             terms: RwLock::new(Arc::new(terms)),
         };
         for (slab, memory) in inherited.memory {
@@ -288,6 +291,11 @@ impl Lender {
     /// Slabs lent now.
     pub fn lent(&self) -> u32 {
         self.books.lock().book.lent()
+    }
+
+    /// Why the slab that was to be made last could not be; `None`: it could.
+    pub fn shortcoming(&self) -> Option<String> {
+        self.shortcoming.lock().clone()
     }
 
     /// Lends nothing any more.

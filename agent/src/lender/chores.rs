@@ -39,7 +39,9 @@ impl Lender {
 
     pub(super) fn fill_or_log(&self, slab: SlabId) -> bool {
         let say = |e: &SlabError| repeated!(ERROR, "a slab gets no memory" of "", "{slab} gets no memory: {e}");
-        self.fill(slab).inspect_err(say).is_ok()
+        let filled = self.fill(slab).inspect_err(say);
+        *self.shortcoming.lock() = filled.as_ref().err().map(ToString::to_string);
+        filled.is_ok()
     }
 
     pub(super) fn fill(&self, id: SlabId) -> Result<(), SlabError> {

@@ -524,7 +524,7 @@ impl Keep {
             if view.state == DonorState::Up {
                 view.state = DonorState::Connecting;
             }
-            match had && is_first {
+            match is_first {
                 true => event!(WARN, DonorAway of &view.name, "donor {}: {why}", view.name),
                 false if is_news => tracing::warn!("donor {}: {why}", view.name),
                 false => {}
