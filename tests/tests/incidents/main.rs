@@ -139,8 +139,8 @@ fn a_pool_that_is_full() {
     let small = || Donor::shm().capacity("64M");
     let scene = Scene::start(Testbed::builder().donor(small()).donor(small()));
     let job = scene.load_of("160", "32M");
-    let all_lent = ["full: no donor has room", "has no slab left to lend"];
-    scene.condition(ConditionKind::Full, &all_lent, "raise capacity on one, or add one (annex donors add HOST:PORT)");
+    let remedy = "raise capacity on one, or add one (annex donors add HOST:PORT)";
+    scene.condition(ConditionKind::Full, &["full: no donor has room"], remedy);
     scene.status(&["health: full: no donor has room", "remedy: raise capacity on one"]);
     scene.doctor("full", &["no donor has room"], "raise capacity on one");
     scene.event(EventKind::PoolFull, "pool", "no donor has room");

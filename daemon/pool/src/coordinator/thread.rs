@@ -234,7 +234,7 @@ impl Coordinator {
             allocatable.looks += 1;
         }
         self.core.allocatable_changed.notify_all();
-        self.incidents.look(&self.core, self.book.is_whole());
+        self.incidents.look(&self.core, self.book.is_whole(), now);
         for donor in self.core.donors() {
             donor.view.lock().held = self.book.held(donor.id);
         }

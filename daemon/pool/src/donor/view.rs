@@ -52,9 +52,6 @@ pub(crate) struct Reading {
     base: Instant,
 }
 
-/// Why there is no connection before the first attempt has ended.
-const NOT_REACHED_YET: &str = "not reached yet";
-
 /// Written by the donor's control thread.
 #[derive(Clone, Debug)]
 pub(crate) struct DonorView {
@@ -119,7 +116,7 @@ impl Donor {
             name,
             state: DonorState::Connecting,
             transport: None,
-            why: NOT_REACHED_YET.to_owned(),
+            why: "not reached yet".to_owned(),
             rdma_failed: String::new(),
             refusal: None,
             encrypted: false,
@@ -138,13 +135,6 @@ impl Donor {
             silent: AtomicBool::new(false),
             view: Mutex::new(view),
         }
-    }
-}
-
-impl DonorView {
-    /// The first attempt to connect has not ended.
-    pub fn is_new(&self) -> bool {
-        self.state == DonorState::Connecting && self.why == NOT_REACHED_YET
     }
 }
 
