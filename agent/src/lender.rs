@@ -50,7 +50,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tracing::{debug, error, info, warn};
 
@@ -60,7 +60,7 @@ mod pressed;
 mod reload;
 mod resume;
 
-use memory::{Chore, Slot};
+use memory::{Chore, Making, Slot};
 pub use resume::ResumeError;
 
 /// How long a lease request waits for slabs that are being cleaned before it is told that there are
@@ -112,9 +112,7 @@ pub struct Lender {
     offers_shm: bool,
     connections: Connections,
     controls: Controls,
-    warned_small: AtomicBool,
-    /// Why the slab that was to be made last could not be.
-    shortcoming: Mutex<Option<String>>,
+    making: Making,
 }
 
 impl Lender {
@@ -155,8 +153,7 @@ impl Lender {
             offers_shm,
             connections,
             controls: Controls::default(),
-            warned_small: AtomicBool::new(false),
-            shortcoming: Mutex::default(),
+            making: Making::default(),
             terms: RwLock::new(Arc::new(terms)),
         };
         for (slab, memory) in inherited.memory {
@@ -291,11 +288,6 @@ impl Lender {
     /// Slabs lent now.
     pub fn lent(&self) -> u32 {
         self.books.lock().book.lent()
-    }
-
-    /// Why the slab that was to be made last could not be; `None`: it could.
-    pub fn shortcoming(&self) -> Option<String> {
-        self.shortcoming.lock().clone()
     }
 
     /// Lends nothing any more.

@@ -1,6 +1,7 @@
-//! What an operator is told when something goes wrong at night. Ten incidents, each staged once with
-//! real processes: `annex status`, `annex doctor` and `annex events` have to name the thing, the
-//! cause and the remedy, and the alert has to fire. docs/troubleshooting.md has the same as a table.
+//! What an operator is told when something goes wrong at night. Ten incidents, each staged once
+//! with real processes: `annex status`, `annex doctor` and `annex events` have to name the thing,
+//! the cause and the remedy, and the alert has to fire. docs/troubleshooting.md has the same as a
+//! table.
 //!
 //! - [`scene`]: the stage, and what is read off it. [`disk`]: a disk that can be made to fail.
 
@@ -70,8 +71,8 @@ fn a_wire_that_is_cut() {
     job.signal(Signal::SIGKILL);
 }
 
-/// The kernel of a test has no RDMA device: the host is a folder. What annexd says of a GID that does
-/// not work is in the guests' scenario `trouble`.
+/// The kernel of a test has no RDMA device: the host is a folder. What annexd says of a GID that
+/// does not work is in the guests' scenario `trouble`.
 #[test]
 fn a_gid_that_is_wrong() {
     let scene = Scene::start(Testbed::builder().donor(Donor::tcp()).donor(Donor::tcp()));
