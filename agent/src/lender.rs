@@ -51,7 +51,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tracing::{debug, error, warn};
 
@@ -61,7 +61,7 @@ mod pressed;
 mod reload;
 mod resume;
 
-use memory::{Chore, Slot};
+use memory::{Chore, Making, Slot};
 pub use resume::ResumeError;
 
 /// How long a lease request waits for slabs that are being cleaned before it is told that there are
@@ -113,7 +113,7 @@ pub struct Lender {
     offers_shm: bool,
     connections: Connections,
     controls: Controls,
-    warned_small: AtomicBool,
+    making: Making,
 }
 
 impl Lender {
@@ -154,7 +154,7 @@ impl Lender {
             offers_shm,
             connections,
             controls: Controls::default(),
-            warned_small: AtomicBool::new(false),
+            making: Making::default(),
             terms: RwLock::new(Arc::new(terms)),
         };
         for (slab, memory) in inherited.memory {

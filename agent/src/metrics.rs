@@ -23,6 +23,7 @@ pub mod catalogue {
         STALL = Gauge "annex_agent_host_stall_ratio" [] "share of the last ten seconds in which some program waited for memory";
         CERTIFICATE = Gauge "annex_agent_certificate_expiry_timestamp_seconds" ["name"] "when this host's certificate expires, in seconds since 1970; absent without [tls]";
         PRESSED = Gauge "annex_agent_pressed" [] "1 while this host is short of memory, and slabs are recalled";
+        SHORTCOMING = Gauge "annex_agent_slab_failed" [] "1 if the slab that was to be made last could not be";
         DRAINING = Gauge "annex_agent_draining" [] "1 while the donor is being drained";
     }
 }
@@ -64,6 +65,7 @@ pub fn snapshot(status: &Status, open: Open) -> Snapshot {
         all.add(&c::STALL, &[], f64::from(percent) / 100.0);
     }
     all.add(&c::PRESSED, &[], pressure.pressed);
+    all.add(&c::SHORTCOMING, &[], status.shortcoming.is_some());
     all.add(&c::DRAINING, &[], status.draining);
     all
 }
@@ -93,6 +95,7 @@ mod tests {
             "annex_agent_clients{state=\"away\"} 1",
             "annex_agent_connections{kind=\"data\"} 3",
             "annex_agent_host_stall_ratio 0.5",
+            "annex_agent_slab_failed 0",
             "annex_agent_draining 1",
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is missing:\n{text}");

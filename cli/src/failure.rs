@@ -125,7 +125,11 @@ impl Failure {
     pub fn remedy(&self) -> String {
         match self {
             Failure::Refused(error) => error.remedy.clone(),
-            Failure::NotRunning { .. } => "start it (systemctl start annexd), or name its socket with --socket".into(),
+            Failure::NotRunning { .. } => {
+                "start it (systemctl start annexd), or name its socket with --socket; programs that it paged wait for the \
+                 next one as long as takeover_wait says"
+                    .into()
+            }
             Failure::Lost(_) => "see annexd's log (journalctl -u annexd)".into(),
             Failure::Garbled(_) => {
                 "annex and annexd must be of the same version (annex --version, annexd --version)".into()

@@ -161,6 +161,9 @@ pub fn status(status: &Status, width: Option<u16>) -> String {
     let mut text = String::new();
     wrap(&mut text, width, "", &daemon(status));
     wrap(&mut text, width, "health:", &status.health());
+    for remedy in remedies(status) {
+        wrap(&mut text, width, "remedy:", remedy);
+    }
     wrap(&mut text, width, "pool:", &pool(status));
     wrap(&mut text, width, "workers:", &workers(status));
     text.push('\n');
@@ -174,6 +177,18 @@ pub fn status(status: &Status, width: Option<u16>) -> String {
         wrap(&mut text, width, "warning:", warning);
     }
     text
+}
+
+/// What to do, the most urgent first, each thing once.
+fn remedies(status: &Status) -> Vec<&str> {
+    let mut all: Vec<&str> = Vec::new();
+    for condition in &status.conditions {
+        let remedy = condition.remedy.as_str();
+        if !remedy.is_empty() && !all.contains(&remedy) {
+            all.push(remedy);
+        }
+    }
+    all
 }
 
 fn daemon(status: &Status) -> String {

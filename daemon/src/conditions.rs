@@ -5,8 +5,14 @@
 
 use annex_shared::api::{DonorInfo, DonorState, PoolInfo, Status, format_bytes, format_seconds};
 use annex_shared::condition::{Condition, ConditionKind, Severity};
+use annex_shared::remedy;
 use annex_shared::transport::Transport;
 use std::net::SocketAddr;
+
+/// Above it reads from a donor are slow, whatever the transport: a page takes a thousandth of that.
+const SLOW_READ_US: u64 = 50_000;
+/// So many donors are named with their reasons.
+const NAMED: usize = 3;
 
 /// What is judged besides the status itself.
 #[derive(Default)]
@@ -26,18 +32,27 @@ pub fn conditions(status: &Status, besides: &Besides) -> Vec<Condition> {
     let pool = &status.pool;
     judge_copies(&mut list, status);
     if pool.full {
-        list.degraded(ConditionKind::Full, format!("full: {}; programs keep their pages until then", pool.lack));
+        let what = pool.lack.strip_suffix(&format!(": {}", pool.lack_remedy)).unwrap_or(&pool.lack);
+        let message = format!("full: {what}; programs keep their pages until then");
+        list.degraded(ConditionKind::Full, message, &pool.lack_remedy);
     }
     judge_donors(&mut list, status);
+    judge_speed(&mut list, status);
+    judge_spill(&mut list, status);
     if let Some(certificate) = status.certificate.as_ref().filter(|certificate| !certificate.warning.is_empty()) {
         let message = format!("{}: {}", certificate.name, certificate.warning);
         match certificate.is_invalid {
-            true => list.degraded(ConditionKind::CertificateExpires, message),
+            true => list.degraded(
+                ConditionKind::CertificateExpires,
+                message,
+                "renew it (docs/operations.md, Certificates); with renew in [tls] see the log for why that fails",
+            ),
             false => soon = Some(message),
         }
     }
     if let Some(what) = &besides.stalled {
-        list.degraded(ConditionKind::Stalled, format!("stalled: {what}"));
+        let remedy = "journalctl -u annexd; systemctl restart annexd keeps programs and their pages";
+        list.degraded(ConditionKind::Stalled, format!("stalled: {what}"), remedy);
     }
     if list.0.is_empty() {
         list.note(ConditionKind::Healthy, format!("healthy: {}", whole(status)));
@@ -57,6 +72,10 @@ pub fn conditions(status: &Status, besides: &Besides) -> Vec<Condition> {
             ConditionKind::Spilled,
             format!("{spilled} of pages lie in the spill file, since too few donors have room or are up"),
         );
+    }
+    for donor in status.donors.iter().filter(|donor| !donor.rdma_failed.is_empty()) {
+        let (name, why) = (&donor.name, &donor.rdma_failed);
+        list.note(ConditionKind::RdmaUnused, format!("{name} is used over TCP, since RDMA to it does not work: {why}"));
     }
     if pool.crowded_extents > 0 {
         let n = pool.crowded_extents;
@@ -83,25 +102,26 @@ pub fn conditions(status: &Status, besides: &Besides) -> Vec<Condition> {
 struct List(Vec<Condition>);
 
 impl List {
-    fn add(&mut self, kind: ConditionKind, severity: Severity, message: String) {
-        self.0.push(Condition { kind, severity, message });
+    fn add(&mut self, kind: ConditionKind, severity: Severity, message: String, remedy: &str) {
+        self.0.push(Condition { kind, severity, message, remedy: remedy.to_owned() });
     }
 
-    fn critical(&mut self, kind: ConditionKind, message: String) {
-        self.add(kind, Severity::Critical, message);
+    fn critical(&mut self, kind: ConditionKind, message: String, remedy: &str) {
+        self.add(kind, Severity::Critical, message, remedy);
     }
 
-    fn degraded(&mut self, kind: ConditionKind, message: String) {
-        self.add(kind, Severity::Degraded, message);
+    fn degraded(&mut self, kind: ConditionKind, message: String, remedy: &str) {
+        self.add(kind, Severity::Degraded, message, remedy);
     }
 
     fn note(&mut self, kind: ConditionKind, message: String) {
-        self.add(kind, Severity::Note, message);
+        self.add(kind, Severity::Note, message, "");
     }
 }
 
 fn judge_copies(list: &mut List, status: &Status) {
     let pool = &status.pool;
+    const LOST: &str = "annex events tells what was lost and why; restart the programs that get SIGBUS";
     if pool.lost_extents > 0 {
         list.critical(
             ConditionKind::Lost,
@@ -109,11 +129,13 @@ fn judge_copies(list: &mut List, status: &Status) {
                 "DATA IS LOST: {} of {} extents have no copy left; programs that touch their pages get SIGBUS",
                 pool.lost_extents, pool.extents
             ),
+            LOST,
         );
     } else if pool.lost_pages > 0 {
         list.critical(
             ConditionKind::Lost,
             format!("DATA IS LOST: no copy has {} pages; programs that touch them get SIGBUS", pool.lost_pages),
+            LOST,
         );
     }
     if pool.waiting_extents > 0 {
@@ -123,20 +145,24 @@ fn judge_copies(list: &mut List, status: &Status) {
                 "OUT OF REACH: {} of {} extents have no copy on a donor that is up; programs that touch their pages wait",
                 pool.waiting_extents, pool.extents
             ),
+            "bring the donors back that are down, with their memory, within last_copy_lost_after",
         );
     }
     let stuck = (pool.stuck_replicas > 0).then(|| {
         format!(
-            "stuck: {} copies are to leave their donor and nobody else has room for them; raise capacity on another donor, \
-             or add one (annex donors add HOST:PORT)",
+            "stuck: {} copies are to leave their donor and nobody else has room for them (annex donors says why)",
             pool.stuck_replicas
         )
     });
+    let say_stuck = |list: &mut List, message| {
+        let remedy = "raise capacity on another donor, or add one (annex donors add HOST:PORT)";
+        list.degraded(ConditionKind::Stuck, message, remedy);
+    };
     // Where all donors are up, new pages have too few copies for the same reason as others can't
     // leave: that is to be read first.
     let explains = status.donors.iter().all(|donor| donor.state == DonorState::Up);
     let (first, last) = if explains { (stuck, None) } else { (None, stuck) };
-    first.into_iter().for_each(|message| list.degraded(ConditionKind::Stuck, message));
+    first.into_iter().for_each(|message| say_stuck(list, message));
     if pool.degraded_extents > 0 {
         let (degraded, critical, all) = (pool.degraded_extents, pool.last_copy_extents, pool.extents);
         let repair = repair(pool);
@@ -144,16 +170,18 @@ fn judge_copies(list: &mut List, status: &Status) {
             0 => list.degraded(
                 ConditionKind::Degraded,
                 format!("degraded: {degraded} of {all} extents lack a copy; {repair}"),
+                "wait for the repair; if it has no room, add a donor (annex donors add HOST:PORT)",
             ),
             _ => list.critical(
                 ConditionKind::AtRisk,
                 format!(
                     "AT RISK: {critical} of {all} extents have one copy left, whose donor's failure would lose their pages; {repair}"
                 ),
+                "restart no other donor now; bring back the one that is away, or add one (annex donors add HOST:PORT)",
             ),
         }
     }
-    last.into_iter().for_each(|message| list.degraded(ConditionKind::Stuck, message));
+    last.into_iter().for_each(|message| say_stuck(list, message));
 }
 
 fn repair(pool: &PoolInfo) -> String {
@@ -164,20 +192,81 @@ fn repair(pool: &PoolInfo) -> String {
     }
 }
 
+/// Donors that are machines.
+fn real(status: &Status) -> impl Iterator<Item = &DonorInfo> {
+    status.donors.iter().filter(|donor| !donor.is_spill())
+}
+
 fn judge_donors(list: &mut List, status: &Status) {
-    let down: Vec<&DonorInfo> = status.donors.iter().filter(|donor| donor.state != DonorState::Up).collect();
-    let names: Vec<&str> = down.iter().map(|donor| donor.name.as_str()).collect();
-    let up = status.donors.len() - down.len();
+    let down: Vec<&DonorInfo> = real(status).filter(|donor| donor.state != DonorState::Up).collect();
+    let up = real(status).count() - down.len();
     if !down.is_empty() {
-        let words = format!("not up: {}", names.join(", "));
+        let words = format!("not up: {}", with_reasons(&down));
         let message = if list.0.is_empty() { format!("degraded: {}; {words}", whole(status)) } else { words };
-        list.degraded(ConditionKind::DonorAway, message);
+        let remedy = match down.iter().find_map(|donor| remedy::of_donor(&donor.why)) {
+            Some(remedy) => format!("{remedy}; if it will not come back: annex donors remove NAME"),
+            None => "wait; annex donors says what it waits for".to_owned(),
+        };
+        list.degraded(ConditionKind::DonorAway, message, &remedy);
     }
     if up < usize::from(status.replicas) {
         let (copies, are) = (status.replicas, if up == 1 { "is" } else { "are" });
         list.degraded(
             ConditionKind::TooFewDonors,
             format!("too few donors: {copies} copies need {copies} donors, and {up} {are} up"),
+            "bring donors back or add one, or set replicas lower in [pool]",
+        );
+    }
+}
+
+fn with_reasons(donors: &[&DonorInfo]) -> String {
+    let told = donors.iter().take(NAMED).map(|donor| match donor.why.as_str() {
+        "" => donor.name.clone(),
+        why => format!("{} ({why})", donor.name),
+    });
+    let others = donors.iter().skip(NAMED).map(|donor| donor.name.clone());
+    told.chain(others).collect::<Vec<_>>().join(", ")
+}
+
+/// Donors that answer too late. A read that is late is sent to another copy too, so that programs
+/// may not feel it as long as there is one.
+fn judge_speed(list: &mut List, status: &Status) {
+    let measured: Vec<&DonorInfo> =
+        real(status).filter(|donor| donor.state == DonorState::Up && donor.read_us > 0).collect();
+    let slow: Vec<&&DonorInfo> = measured.iter().filter(|donor| donor.read_us >= SLOW_READ_US).collect();
+    if slow.is_empty() {
+        return;
+    }
+    let times: Vec<String> = slow.iter().map(|donor| format!("{} ({})", donor.name, millis(donor.read_us))).collect();
+    let fastest = measured.iter().filter(|donor| donor.read_us < SLOW_READ_US).min_by_key(|donor| donor.read_us);
+    let (beside, remedy) = match fastest {
+        Some(fast) => (
+            format!("; {} takes {}", fast.name, millis(fast.read_us)),
+            "on that host see what takes CPU, memory or network (annex-agent doctor, top), and the path to it (ping, mtr); \
+             drain it if it stays so",
+        ),
+        None => (
+            String::new(),
+            "they all are: look at this host's CPU and network first (top, ping), then at theirs (annex-agent doctor)",
+        ),
+    };
+    list.degraded(ConditionKind::DonorSlow, format!("slow: reads take long at {}{beside}", times.join(", ")), remedy);
+}
+
+fn millis(us: u64) -> String {
+    if us < 10_000 { format!("{:.1} ms", us as f64 / 1e3) } else { format!("{} ms", us / 1000) }
+}
+
+fn judge_spill(list: &mut List, status: &Status) {
+    let cut_off = status.donors.iter().find(|donor| donor.is_spill() && donor.state == DonorState::Lost);
+    let trouble = Some(status.pool.spill_trouble.clone()).filter(|trouble| !trouble.is_empty());
+    let trouble = trouble.or_else(|| Some(format!("the spill file: {}", cut_off?.why)));
+    if let Some(trouble) = trouble {
+        list.degraded(
+            ConditionKind::SpillFailing,
+            format!("failing: {trouble}"),
+            "see the kernel log for that disk (dmesg) and the room on it (df); add donors, so that pages leave it; then stop \
+             annexd and give [spill] a path on another disk",
         );
     }
 }
@@ -256,9 +345,9 @@ mod tests {
         assert!(empty.contains("no donor has room"));
         assert!(said(json!({"degraded_extents": 3, "stale_replicas": 2})).contains("wait for their donor"));
         let stuck = said(json!({"stuck_replicas": 2, "moving_replicas": 2}));
-        assert!(stuck.starts_with("stuck: 2 copies are to leave") && stuck.contains("annex donors add"), "{stuck}");
-        let full = said(json!({"full": true, "lack": "no donor has room: add one"}));
-        assert_eq!(full, "full: no donor has room: add one; programs keep their pages until then; not up: d1 [1]");
+        assert!(stuck.starts_with("stuck: 2 copies are to leave"), "{stuck}");
+        let full = said(json!({"full": true, "lack": "no donor has room: add one", "lack_remedy": "add one"}));
+        assert_eq!(full, "full: no donor has room; programs keep their pages until then; not up: d1 [1]");
         let waiting = said(json!({"waiting_extents": 2, "degraded_extents": 3, "stale_replicas": 4}));
         assert!(waiting.starts_with("OUT OF REACH: 2 of 14") && waiting.ends_with("wait; not up: d1 [2]"), "{waiting}");
         assert!(said(json!({"lost_extents": 1, "degraded_extents": 3})).starts_with("DATA IS LOST: 1 of 14"));
@@ -299,6 +388,53 @@ mod tests {
         let (line, kinds) = said_of(&json!([donor("d1", "up")]), json!({}));
         assert_eq!(line, "too few donors: 2 copies need 2 donors, and 1 is up [1]");
         assert_eq!(kinds, "too_few_donors");
+    }
+
+    /// What is bad and has no remedy leaves whoever reads it at night alone.
+    #[test]
+    fn whatever_is_bad_names_a_remedy_and_donors_their_reasons() {
+        let mut donors = json!([donor("oak", "lost"), donor("elm", "up"), donor("ash", "up")]);
+        donors[0]["why"] =
+            json!("nobody lends memory at 10.0.0.5:7411: Connection refused (is annex-agent running there?)");
+        donors[1]["read_us"] = json!(80_000);
+        donors[2]["read_us"] = json!(900);
+        let pool = json!({"full": true, "lack": "no donor has room: add one", "lack_remedy": "add one", "lost_extents": 1,
+            "waiting_extents": 1, "stuck_replicas": 1, "degraded_extents": 1,
+            "spill_trouble": "the spill file /s: a write of 4096 bytes failed: Input/output error"});
+        let besides = Besides { stalled: Some("worker 0 stands still".into()), ..Besides::default() };
+        let all = judged(&donors, pool, &besides).conditions;
+        assert!(all.iter().all(|c| !c.remedy.is_empty()), "{all:?}");
+        let of = |kind| all.iter().find(|c| c.kind == kind).unwrap_or_else(|| panic!("no {kind} in {all:?}"));
+        let away = of(ConditionKind::DonorAway);
+        assert!(away.message.starts_with("not up: oak (nobody lends memory at 10.0.0.5:7411"), "{away:?}");
+        assert!(away.remedy.contains("systemctl status annex-agent"), "{away:?}");
+        let slow = of(ConditionKind::DonorSlow);
+        assert_eq!(slow.message, "slow: reads take long at elm (80 ms); ash takes 0.9 ms");
+        assert!(of(ConditionKind::SpillFailing).message.starts_with("failing: the spill file /s: a write"));
+    }
+
+    #[test]
+    fn where_all_donors_are_slow_this_host_is_looked_at_first() {
+        let mut donors = up();
+        (donors[0]["read_us"], donors[1]["read_us"]) = (json!(60_000), json!(70_000));
+        let slow = judged(&donors, json!({}), &Besides::default()).conditions.remove(0);
+        assert!(slow.message.ends_with("d1 (60 ms), d2 (70 ms)") && slow.remedy.contains("this host's"), "{slow:?}");
+    }
+
+    #[test]
+    fn the_spill_file_is_no_donor_that_copies_need() {
+        let mut spill = donor("spill", "up");
+        spill["address"] = json!("spill");
+        let (_, kinds) = said_of(&json!([donor("d1", "up"), spill]), json!({}));
+        assert_eq!(kinds, "too_few_donors");
+    }
+
+    #[test]
+    fn rdma_that_does_not_work_is_noted_with_the_reason() {
+        let mut donors = up();
+        donors[0]["rdma_failed"] = json!("port 1 of RDMA device rxe0 has no GID at gid_index = 99");
+        let (_, kinds) = said_of(&donors, json!({}));
+        assert_eq!(kinds, "healthy rdma_unused");
     }
 
     #[test]

@@ -30,6 +30,9 @@ pub use crate::limit::{
     LEAST_BARE_LIMIT, Limit, LimitError, Local, StallTarget, format_bytes, format_seconds, format_share, parse_bytes,
 };
 
+/// What the spill file is called among the donors, and its address there: no `host:port`.
+pub const SPILL: &str = "spill";
+
 /// Where annexd listens unless told otherwise.
 pub const SOCKET: &str = "/run/annex/annexd.sock";
 
@@ -332,9 +335,25 @@ pub struct DonorInfo {
     /// It is to be removed: what lies on it is being moved elsewhere.
     #[serde(default)]
     pub draining: bool,
+    /// How long reads there take lately, in microseconds: a moving mean. 0 = none within a minute.
+    #[serde(default)]
+    pub read_us: u64,
+    /// Why it lends no slab more, by its own word; empty if it was not asked, or does lend.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub refusal: String,
+    /// Why RDMA, which both hosts have, is not used; empty if it is used or can't be had.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub rdma_failed: String,
     /// What went over each transport since annexd started.
     #[serde(default)]
     pub traffic: Vec<TransportInfo>,
+}
+
+impl DonorInfo {
+    /// It is no machine but this host's spill file.
+    pub fn is_spill(&self) -> bool {
+        self.address == SPILL
+    }
 }
 
 /// What went over one transport to a donor.
@@ -442,6 +461,9 @@ pub struct PoolInfo {
     /// Why it is full and what to do about it, in a sentence; empty if it is not.
     #[serde(default)]
     pub lack: String,
+    /// The second half of that: what to do about it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub lack_remedy: String,
     /// Of the degraded extents, those whose pages have one copy left.
     #[serde(default)]
     pub last_copy_extents: u32,
@@ -482,6 +504,9 @@ pub struct PoolInfo {
     /// The spill file, if pages lie there.
     #[serde(default)]
     pub spill_file: Option<PathBuf>,
+    /// The last error of the disk under the spill file, if it is younger than ten minutes.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub spill_trouble: String,
     /// Bytes that the backups in the spill file do not have yet.
     #[serde(default)]
     pub backup_lag: u64,

@@ -9,8 +9,11 @@ use std::fmt;
 pub struct Condition {
     pub kind: ConditionKind,
     pub severity: Severity,
-    /// A sentence that names the thing, the cause and what is done or to be done about it.
+    /// A sentence that names the thing, the cause and what is done about it.
     pub message: String,
+    /// What somebody should do about it; empty if nothing, and for notes.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub remedy: String,
 }
 
 /// How urgent a condition is.
@@ -78,6 +81,10 @@ kinds! {
     TooFewDonors = "too_few_donors",
     /// This host's certificate expires soon, or is not valid.
     CertificateExpires = "certificate_expires",
+    /// A donor answers, and far later than it should.
+    DonorSlow = "donor_slow",
+    /// The disk under the spill file gives errors, or has no room left.
+    SpillFailing = "spill_failing",
     /// A worker makes no progress: programs may stand still.
     Stalled = "stalled",
     /// annexd ended a program lately, since its memory could not be vouched for.
@@ -86,6 +93,8 @@ kinds! {
     KvUnavailable = "kv_unavailable",
     /// Pages lie in the spill file for want of donors.
     Spilled = "spilled",
+    /// A donor with RDMA is used over TCP, since RDMA does not work.
+    RdmaUnused = "rdma_unused",
     /// Two copies are on one host or rack.
     Crowded = "crowded",
     /// Pages go over a network without encryption.

@@ -83,6 +83,8 @@ kinds! {
     AppOverLimit = 18 "app_over_limit",
     /// annexd ended an app, since its memory could not be vouched for.
     AppStopped = 19 "app_stopped",
+    /// The disk under the spill file gave an error, or had no room.
+    SpillFailed = 20 "spill_failed",
 }
 
 impl EventKind {

@@ -29,6 +29,7 @@ pub mod page;
 pub mod preamble;
 pub mod printable;
 pub mod rates;
+pub mod remedy;
 pub mod ring;
 pub mod transport;
 pub mod wire;

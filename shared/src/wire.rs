@@ -188,9 +188,7 @@ pub enum Refusal {
     Full { capacity: u32 },
     #[error("lends at most {limit} slabs to one client (per_client in its configuration)")]
     ClientLimit { limit: u32 },
-    #[error(
-        "can spare no more memory now: {available_mib} MiB available, {headroom_mib} MiB of them kept for its own host"
-    )]
+    #[error("{}", host_pressure(*.available_mib, *.headroom_mib))]
     HostPressure { available_mib: u64, headroom_mib: u64 },
     #[error("uses slabs of {agent} bytes, this annexd is configured for {client}: make slab_size equal")]
     SlabSize { agent: u64, client: u64 },
@@ -213,6 +211,20 @@ pub enum Refusal {
     },
     #[error("has lent memory to this client under a certificate: give annexd ca, cert and key in [tls] again")]
     NeedsTls,
+}
+
+/// More than a slab could be had, and was not: what keeps the agent from it is known there.
+fn host_pressure(available_mib: u64, headroom_mib: u64) -> String {
+    const LARGEST_SLAB_MIB: u64 = 1024;
+    if available_mib > headroom_mib + LARGEST_SLAB_MIB {
+        return format!(
+            "gets no memory for another slab, though its host has {available_mib} MiB available: annex-agent doctor there says \
+             why"
+        );
+    }
+    format!(
+        "can spare no more memory now: {available_mib} MiB available, {headroom_mib} MiB of them kept for its own host"
+    )
 }
 
 /// `host` is a machine's name or, where clients show certificates, that of the certificate.

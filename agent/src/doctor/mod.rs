@@ -11,7 +11,7 @@ use crate::config::{BadConfig, Config, Terms};
 use crate::flags::Settings;
 use crate::local::{self, CallError, Status};
 use crate::pressure::HostMemory;
-use annex_doctor::{Check, Host, Report, Role, Subject, checks, network, process, tls};
+use annex_doctor::{Check, Host, Report, Role, Subject, checks, network, process, rdma, tls};
 use annex_identity::ca::CaError;
 use annex_identity::files::FileError;
 use annex_identity::join::signer::{SignerError, open_ca};
@@ -96,6 +96,10 @@ fn configuration(
     };
     let mut checks = vec![Check::ok(NAME, from)];
     checks.extend(lints::lints(&terms, &machine));
+    checks.extend(terms.verbs.as_ref().and_then(|choice| {
+        let (device, port, gid_index) = (choice.device.clone(), choice.port, choice.gid_index);
+        rdma::configured(host, &rdma::Configured { device, port, gid_index, table: "[verbs]" })
+    }));
     checks.extend(tls);
     checks.extend(ca(&terms));
     checks
@@ -146,6 +150,14 @@ fn running(answer: Option<&Result<Status, CallError>>) -> Vec<Check> {
         Some(Ok(status)) => status,
     };
     let mut checks = vec![state(status), version(&status.version)];
+    checks.extend(status.shortcoming.as_ref().map(|why| {
+        let message = format!("a slab gets no memory, and clients are told so: {why}");
+        Check::fail(
+            "lending",
+            message,
+            "do as it says, then systemctl restart annex-agent: it goes on with what is lent",
+        )
+    }));
     checks.push(Check::ok("RDMA offered", status.rdma.as_str()));
     checks.push(match status.kept_by.as_str() {
         "nothing" => Check::warn(
@@ -243,6 +255,12 @@ mod tests {
             let (outcome, message) = worst(change);
             assert!(outcome == Outcome::Warn && message.contains(part), "{message}");
         }
+    }
+
+    #[test]
+    fn an_agent_that_can_make_no_slab_fails() {
+        let (outcome, message) = worst(|s| s.shortcoming = Some("not permitted to lock a slab".into()));
+        assert!(outcome == Outcome::Fail && message.contains("not permitted to lock"), "{message}");
     }
 
     #[test]

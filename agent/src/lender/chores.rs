@@ -39,7 +39,14 @@ impl Lender {
 
     pub(super) fn fill_or_log(&self, slab: SlabId) -> bool {
         let say = |e: &SlabError| repeated!(ERROR, "a slab gets no memory" of "", "{slab} gets no memory: {e}");
-        self.fill(slab).inspect_err(say).is_ok()
+        let filled = self.fill(slab).inspect_err(say);
+        *self.making.shortcoming.lock() = filled.as_ref().err().map(ToString::to_string);
+        filled.is_ok()
+    }
+
+    /// Why the slab that was to be made last could not be; `None`: it could.
+    pub fn shortcoming(&self) -> Option<String> {
+        self.making.shortcoming.lock().clone()
     }
 
     pub(super) fn fill(&self, id: SlabId) -> Result<(), SlabError> {
@@ -55,7 +62,7 @@ impl Lender {
         let slab = Slab::create(terms.slab_size as usize, terms.hugepages)?;
         if terms.hugepages == Hugepages::Auto
             && slab.pages() == Pages::Small
-            && !self.warned_small.swap(true, Ordering::Relaxed)
+            && !self.making.warned_small.swap(true, Ordering::Relaxed)
         {
             warn!("no 2 MiB pages are free for {id}: it is made of 4 KiB pages (raise vm.nr_hugepages to change that)");
         }

@@ -4,7 +4,7 @@ use crate::slab::Slab;
 use crate::store::saved::SavedMemory;
 use crate::store::{SlabName, inode};
 use annex_shared::ids::SlabId;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// One place for a slab, for the agent's life.
@@ -42,6 +42,15 @@ impl Memory {
         let is_shared = self.is_shared.load(Ordering::Relaxed);
         SavedMemory { inode: inode(self.slab.fd()).unwrap_or(0), is_shared }
     }
+}
+
+/// What came of making slabs.
+#[derive(Debug, Default)]
+pub(super) struct Making {
+    /// It was said that one is of small pages.
+    pub(super) warned_small: AtomicBool,
+    /// Why the last one could not be made.
+    pub(super) shortcoming: Mutex<Option<String>>,
 }
 
 /// A slab to clean, off every hot path.

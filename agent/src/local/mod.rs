@@ -41,6 +41,9 @@ pub struct Status {
     /// It has been told to stop.
     pub closing: bool,
     pub pressure: Pressure,
+    /// Why the slab that was to be made last could not be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shortcoming: Option<String>,
     /// Bytes.
     pub slab_size: u64,
     pub slabs: Slabs,
@@ -110,6 +113,7 @@ impl Status {
             draining: false,
             closing: false,
             pressure: Pressure { pressed: false, available: 3 << 30, headroom: 1 << 30, stall_percent: None },
+            shortcoming: None,
             slab_size: 64 << 20,
             slabs: Slabs { capacity: 16, lent: 2, recalled: 0, spare: 1, cleaning: 0, vacant: 13 },
             clients: Vec::new(),

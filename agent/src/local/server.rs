@@ -134,6 +134,7 @@ pub fn status(lender: &Lender, address: &str, identity: Option<&Identity>) -> St
             headroom: terms.headroom,
             stall_percent: sample.stall,
         },
+        shortcoming: lender.shortcoming(),
         slab_size: terms.slab_size,
         slabs: Slabs {
             capacity: terms.capacity_slabs,

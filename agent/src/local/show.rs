@@ -61,6 +61,9 @@ fn render(status: &Status) -> String {
     let stall = p.stall_percent.map_or("not told by this kernel".to_owned(), |s| format!("{s:.1} %"));
     let (available, headroom) = (format_bytes(p.available), format_bytes(p.headroom));
     line("host", format!("{available} available, {headroom} stay here; stalls for memory: {stall}"));
+    if let Some(shortcoming) = &status.shortcoming {
+        line("warning", format!("a slab gets no memory: {shortcoming}"));
+    }
     for c in &status.clients {
         let ends = c.leases_end_in_ms as f64 / 1000.0;
         let mut about = format!("{} on {}: {} slabs", c.client, c.host, c.slabs.len());

@@ -4,7 +4,7 @@ use crate::client::Client;
 use crate::failure::Failure;
 use annex_doctor::Check;
 use annex_shared::api::{ErrorCode, Status};
-use annex_shared::condition::{Condition, ConditionKind, Severity};
+use annex_shared::condition::{Condition, Severity};
 use annex_shared::event::Event;
 use std::path::Path;
 use std::sync::mpsc::channel;
@@ -91,39 +91,26 @@ fn condition(condition: &Condition) -> Check {
     let (name, message) = (condition.kind.name(), condition.message.as_str());
     match condition.severity {
         Severity::Note => Check::ok(name, message),
-        Severity::Degraded => Check::warn(name, message, remedy(condition.kind)),
-        Severity::Critical => Check::fail(name, message, remedy(condition.kind)),
+        Severity::Degraded => Check::warn(name, message, remedy(condition)),
+        Severity::Critical => Check::fail(name, message, remedy(condition)),
     }
 }
 
-fn remedy(kind: ConditionKind) -> &'static str {
-    match kind {
-        ConditionKind::Lost => "annex events tells what was lost and why; restart the programs that it names",
-        ConditionKind::OutOfReach => "bring the donors back that are down, with their memory; see the donors below",
-        ConditionKind::AtRisk => "restart no other donor now; annex status tells how long the repair takes",
-        ConditionKind::Degraded => "wait for the repair (annex status); if it has no room, add a donor",
-        ConditionKind::Stuck | ConditionKind::Full => "add a donor (annex donors add), or raise capacity on one",
-        ConditionKind::DonorAway => "see the donors below",
-        ConditionKind::TooFewDonors => "bring donors back or add one, or set replicas lower in [pool]",
-        ConditionKind::Stalled => "journalctl -u annexd; systemctl restart annexd keeps programs and their pages",
-        ConditionKind::KvUnavailable => "free the address, or set another listen in [kv]",
-        ConditionKind::CertificateExpires => {
-            "renew it (docs/operations.md, Certificates); with renew in [tls] see the log for why that fails"
-        }
-        ConditionKind::Crowded => "add donors on other hosts, or label donors with their racks",
-        ConditionKind::Insecure => "set [tls] here and on the donors (docs/operations.md)",
-        ConditionKind::Healthy | ConditionKind::AppStopped | ConditionKind::Spilled => "annex events tells more",
-    }
+fn remedy(condition: &Condition) -> &str {
+    if condition.remedy.is_empty() { "annex events tells more" } else { &condition.remedy }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use annex_doctor::Outcome;
+    use annex_shared::condition::ConditionKind;
 
     #[test]
     fn a_condition_is_as_bad_as_it_is_severe() {
-        let of = |kind, severity| condition(&Condition { kind, severity, message: "so".into() }).outcome;
+        let of = |kind, severity| {
+            condition(&Condition { kind, severity, message: "so".into(), remedy: String::new() }).outcome
+        };
         assert_eq!(of(ConditionKind::Crowded, Severity::Note), Outcome::Ok);
         assert_eq!(of(ConditionKind::Degraded, Severity::Degraded), Outcome::Warn);
         assert_eq!(of(ConditionKind::AtRisk, Severity::Critical), Outcome::Fail);

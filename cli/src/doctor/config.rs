@@ -5,6 +5,7 @@
 //! can be judged too.
 
 use annex_doctor::Check;
+use annex_doctor::rdma::Configured;
 use annex_identity::config::TlsConfig;
 use serde::Deserialize;
 use std::io;
@@ -49,13 +50,29 @@ impl From<Tls> for TlsConfig {
 #[serde(default)]
 pub struct Pool {
     pub replicas: u8,
+    pub verbs: Verbs,
     #[serde(alias = "donor")]
     pub donors: Vec<Donor>,
 }
 
+/// `[pool.verbs]`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct Verbs {
+    pub device: Option<String>,
+    pub port: Option<u8>,
+    pub gid_index: Option<u8>,
+}
+
+impl From<Verbs> for Configured {
+    fn from(Verbs { device, port, gid_index }: Verbs) -> Configured {
+        Configured { device, port, gid_index, table: "[pool.verbs]" }
+    }
+}
+
 impl Default for Pool {
     fn default() -> Pool {
-        Pool { replicas: 2, donors: Vec::new() }
+        Pool { replicas: 2, verbs: Verbs::default(), donors: Vec::new() }
     }
 }
 

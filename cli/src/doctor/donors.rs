@@ -3,6 +3,7 @@
 use super::config;
 use annex_doctor::Check;
 use annex_shared::api::{DonorInfo, DonorState};
+use annex_shared::remedy;
 use annex_shared::transport::Transport;
 use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -16,6 +17,12 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(1);
 const LIMIT: Duration = Duration::from_secs(8);
 /// A page over TCP takes at least this long. Above it programs will feel each fault.
 const SLOW: Duration = Duration::from_millis(2);
+/// The same for a read that annexd has measured: with all that stands before it in the donor.
+const SLOW_READ: Duration = Duration::from_millis(10);
+const LENDS_NO_MORE: &str =
+    "on that host: annex-agent doctor says what keeps it from lending: memory (headroom), or a limit on locked memory";
+const AT_THE_HOST: &str =
+    "look whether that host runs and answers (ping), then for a firewall that drops what comes to that port";
 const ON_THE_DONOR: &str =
     "on that host: systemctl status annex-agent, listen in agent.toml, and the firewall for that port";
 
@@ -105,6 +112,9 @@ pub struct Surroundings {
 
 /// Judges one donor.
 pub fn judge(donor: &Donor, reached: &Result<Duration, Unreached>, around: Surroundings) -> Check {
+    if let Some(info) = donor.info.as_ref().filter(|info| info.is_spill()) {
+        return spill(info);
+    }
     let named = if donor.name == donor.address { String::new() } else { format!("{}, ", donor.address) };
     let wire = match reached {
         Ok(median) => format!("{named}TCP connect {} µs (median of {CONNECTS})", median.as_micros()),
@@ -116,9 +126,13 @@ pub fn judge(donor: &Donor, reached: &Result<Duration, Unreached>, around: Surro
         None => wire.clone(),
     };
     let name = donor.name.clone();
-    let state = donor.info.as_ref().map(|info| info.state);
-    let is_over_tcp = donor.info.as_ref().is_some_and(|info| info.transport == Some(Transport::Tcp));
-    let tls = donor.info.as_ref().and_then(|info| tls_remedy(&info.why));
+    let info = donor.info.as_ref();
+    let state = info.map(|info| info.state);
+    let why = info.map_or("", |info| info.why.as_str());
+    let is_slow = |median: Duration| {
+        let read = Duration::from_micros(info.map_or(0, |info| info.read_us));
+        (median > SLOW || read > SLOW_READ).then_some((median > SLOW, read))
+    };
     match (reached, state) {
         (Err(_), Some(DonorState::Up)) => {
             Check::warn(name, said, "ask again; if it stays so, new connections to the donor are refused")
@@ -126,62 +140,77 @@ pub fn judge(donor: &Donor, reached: &Result<Duration, Unreached>, around: Surro
         (Err(Unreached::Unknown(_)), _) => {
             Check::fail(name, said, "correct the address in [[pool.donor]], or the name in DNS or /etc/hosts")
         }
+        (Err(Unreached::Failed(why)), _) if !why.contains("refused") => Check::fail(name, said, AT_THE_HOST),
         (Err(Unreached::Failed(_)), _) => Check::fail(name, said, ON_THE_DONOR),
-        (Ok(_), Some(DonorState::Lost | DonorState::Connecting)) if let Some(remedy) = tls => {
-            Check::fail(name, said, remedy)
+        (Ok(_), Some(DonorState::Lost | DonorState::Connecting)) if remedy::is_of_identity(why) => {
+            Check::fail(name, said, remedy::of_donor(why).unwrap_or(ON_THE_DONOR))
         }
-        (Ok(_), Some(DonorState::Lost)) => {
-            Check::fail(name, said, "on that host: journalctl -u annex-agent; here: annex events")
-        }
-        (Ok(_), Some(DonorState::Connecting)) => {
-            Check::warn(name, said, "wait, then ask again; journalctl -u annexd tells what it waits for")
-        }
+        (Ok(_), Some(DonorState::Lost)) => Check::fail(
+            name,
+            said,
+            remedy::of_donor(why).unwrap_or("on that host: journalctl -u annex-agent; here: annex events"),
+        ),
+        (Ok(_), Some(DonorState::Connecting)) => Check::warn(
+            name,
+            said,
+            remedy::of_donor(why).unwrap_or("wait, then ask again; journalctl -u annexd tells what it waits for"),
+        ),
         (Ok(_), None) if around.annexd_answers => {
             Check::warn(name, format!("{said}; annexd does not use it"), "systemctl reload annexd, or annex donors add")
         }
-        (Ok(median), _) if *median > SLOW => {
-            Check::warn(name, format!("{said}: slow for pages"), "look at the path: ping, mtr, other load on the wire")
+        (Ok(median), _) if let Some((is_path, read)) = is_slow(*median) => {
+            let read = if read.is_zero() { String::new() } else { format!(", reads take {} µs", read.as_micros()) };
+            let remedy = match is_path {
+                true => "look at the path: ping, mtr, other load on the wire",
+                false => "on that host see what takes CPU or memory (annex-agent doctor, top), then look at the path",
+            };
+            Check::warn(name, format!("{said}{read}: slow for pages"), remedy)
         }
-        (Ok(_), Some(DonorState::Up)) if is_over_tcp && around.has_rdma && !donor.is_tcp => Check::warn(
-            name,
-            format!("{said}; this host has RDMA"),
-            "on that host: annex-agent status says why it offers none; docs/rdma.md",
-        ),
+        (Ok(_), Some(DonorState::Up)) if let Some(why) = refusal(info) => {
+            Check::warn(name, format!("{said}; lends no more: {why}"), LENDS_NO_MORE)
+        }
+        (Ok(_), Some(DonorState::Up)) if let Some(failed) = rdma(donor, around) => {
+            Check::warn(name, format!("{said}; {}", failed.0), failed.1)
+        }
         (Ok(_), _) => Check::ok(name, said),
     }
 }
 
-/// What to do about a donor that TLS or a certificate keeps away: none of that mends itself. `why`
-/// is what annexd says of it.
-fn tls_remedy(why: &str) -> Option<&'static str> {
-    // The first that fits counts: the more precise ones stand first.
-    const REMEDIES: [(&str, &str); 12] = [
-        (
-            "does not accept this host's certificate",
-            "on that host: journalctl -u annex-agent tells what it has against it",
-        ),
-        (
-            " expired ",
-            "on that host: sign a new certificate (annex ca sign, or your PKI), or set the clock that is wrong",
-        ),
-        (" is valid only in ", "set the clocks of both hosts"),
-        (
-            "no certificate in the ca file has issued",
-            "put the CA that issued it into the ca file of [tls] here, or on that host those between into the cert file",
-        ),
-        (" was revoked", "on that host: make a new key and sign a certificate for it, if it may come back"),
-        (" has the wrong role", "on that host: sign a certificate with the role donor (annex ca sign, or your PKI)"),
-        (
-            " is of another cluster than ",
-            "correct the address in [[pool.donor]], or sign a certificate of this cluster there",
-        ),
-        ("this port takes TLS only", "set ca, cert and key in [tls] here, or take [tls] away on that host"),
-        ("does its configuration have [tls]", "set ca, cert and key in [tls] on that host, or take [tls] away here"),
-        ("what the peer sent is no TLS", "set ca, cert and key in [tls] on that host, or take [tls] away here"),
-        ("names no annex host", "on that host: sign a certificate with a URI annex://CLUSTER/donor/NAME"),
-        ("certificate", "on that host: sign a new certificate (annex ca sign, or your PKI)"),
-    ];
-    REMEDIES.iter().find(|(part, _)| why.contains(part)).map(|(_, remedy)| *remedy)
+/// The last tier is a file of this host.
+fn spill(info: &DonorInfo) -> Check {
+    let said = told(info);
+    match info.state {
+        DonorState::Up => Check::ok("spill", said),
+        DonorState::Connecting | DonorState::Lost => {
+            Check::warn("spill", said, "see the kernel log for its disk (dmesg), and the room on it (df)")
+        }
+    }
+}
+
+/// Why it lends nothing, if that is a fault and not that all is lent.
+fn refusal(info: Option<&DonorInfo>) -> Option<&str> {
+    info.map(|info| info.refusal.as_str()).filter(|why| !why.is_empty() && !why.contains("no slab left"))
+}
+
+/// What keeps a donor from being used over RDMA, and the remedy.
+fn rdma(donor: &Donor, around: Surroundings) -> Option<(String, &'static str)> {
+    let info = donor.info.as_ref().filter(|info| info.transport == Some(Transport::Tcp) && !donor.is_tcp)?;
+    let failed = &info.rdma_failed;
+    match failed.as_str() {
+        "" if around.has_rdma => Some((
+            "this host has RDMA".to_owned(),
+            "on that host: annex-agent status says why it offers none; docs/rdma.md",
+        )),
+        "" => None,
+        _ if failed.starts_with("the donor says") => Some((
+            "RDMA does not work".to_owned(),
+            "on that host: set [verbs] in agent.toml as the reason says; annex-agent doctor there checks it; docs/rdma.md",
+        )),
+        _ => Some((
+            "RDMA does not work".to_owned(),
+            "set [pool.verbs] (device, port, gid_index) as the reason says; see RDMA and GID above, and docs/rdma.md",
+        )),
+    }
 }
 
 fn told(info: &DonorInfo) -> String {
@@ -277,7 +306,7 @@ mod tests {
             }
         }
         for why in ["not reached yet", "it did not answer within 5s", "it is shutting down"] {
-            assert_eq!(tls_remedy(why), None, "{why}");
+            assert!(!remedy::is_of_identity(why), "{why}");
         }
     }
 
@@ -294,6 +323,36 @@ mod tests {
             judge(&donor(Some("up")), &Ok(Duration::from_micros(120)), Surroundings { has_rdma: true, ..AROUND });
         assert_eq!(check.outcome, Outcome::Warn);
         assert!(check.message.contains("up over tcp (no RDMA there)"), "{check:?}");
+    }
+
+    #[test]
+    fn rdma_that_fails_is_mended_on_the_side_that_is_wrong() {
+        let remedy_of = |failed: &str| {
+            let mut donor = donor(Some("up"));
+            donor.info.as_mut().unwrap().rdma_failed = failed.into();
+            let check = judge(&donor, &Ok(Duration::from_micros(120)), AROUND);
+            assert_eq!(check.outcome, Outcome::Warn, "{check:?}");
+            check.remedy.unwrap()
+        };
+        assert!(remedy_of("port 1 of RDMA device rxe0 has no GID at gid_index = 99").starts_with("set [pool.verbs]"));
+        assert!(remedy_of("the donor says: no RDMA device 'x' here").starts_with("on that host: set [verbs]"));
+    }
+
+    #[test]
+    fn a_donor_that_is_up_and_slow_or_lends_nothing_is_told() {
+        let with = |change: fn(&mut DonorInfo)| {
+            let mut donor = donor(Some("up"));
+            change(donor.info.as_mut().unwrap());
+            judge(&donor, &Ok(Duration::from_micros(120)), AROUND)
+        };
+        let slow = with(|info| info.read_us = 70_000);
+        assert!(slow.outcome == Outcome::Warn && slow.message.contains("reads take 70000 µs: slow"), "{slow:?}");
+        let short = with(|info| info.refusal = "it can spare no more memory now: 1 MiB available".into());
+        assert!(short.outcome == Outcome::Warn && short.message.contains("lends no more: it can spare"), "{short:?}");
+        let lent = with(|info| info.refusal = "it has no slab left to lend (16 slabs, all lent)".into());
+        assert_eq!(lent.outcome, Outcome::Ok, "{lent:?}");
+        let spill = with(|info| info.address = "spill".into());
+        assert_eq!((spill.outcome, spill.name.as_str()), (Outcome::Ok, "spill"));
     }
 
     #[test]

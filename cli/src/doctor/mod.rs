@@ -41,6 +41,7 @@ pub fn doctor(args: &DoctorArgs, socket: &Path, json: bool) -> Result<ExitCode, 
     found.add("configuration", file.check());
     if let Some(config) = file.config() {
         found.add("configuration", lints::lints(config, known.len(), has_rdma));
+        found.add("configuration", rdma::configured(&host, &config.pool.verbs.clone().into()));
         let tls = config.tls.clone().into();
         found.add("configuration", tls::certificate(&tls, annex_identity::names::Role::Client, UnixTime::now()));
     }

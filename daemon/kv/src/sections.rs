@@ -33,7 +33,7 @@ pub fn pool(store: &Store) -> String {
 /// operations are one-sided.
 pub fn rdma(donors: &[DonorInfo]) -> String {
     let mut text = String::new();
-    for transport in [Transport::Verbs, Transport::Tcp, Transport::Shm] {
+    for transport in [Transport::Verbs, Transport::Tcp, Transport::Shm, Transport::File] {
         let total = Total::of(donors, transport);
         if transport != Transport::Verbs && total.is_idle() {
             continue;
@@ -157,6 +157,9 @@ mod tests {
             checksum_errors: 0,
             healed: 0,
             draining: false,
+            read_us: 0,
+            refusal: String::new(),
+            rdma_failed: String::new(),
             traffic,
         }
     }

@@ -237,6 +237,11 @@ impl PoolCore {
         self.donor(id).map_or_else(|| id.to_string(), |d| format!("donor {}", d.view.lock().name))
     }
 
+    /// The same without the word before it: what events are about.
+    pub fn plain_name(&self, id: DonorId) -> String {
+        self.donor(id).map_or_else(|| id.to_string(), |d| d.view.lock().name.clone())
+    }
+
     /// What a donor's terms mean for those who rely on annexd being away for a while.
     pub fn lease_warning(&self, donor: &Donor) -> Option<String> {
         let (view, wait) = (donor.view.lock(), self.config.takeover_wait);

@@ -35,6 +35,7 @@ mod core;
 mod donor;
 mod error;
 mod io;
+mod lack;
 mod metadata;
 mod pool;
 mod repair;

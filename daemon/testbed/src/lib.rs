@@ -320,6 +320,9 @@ impl Donors for ScriptedDonors {
             checksum_errors: 0,
             healed: 0,
             draining: false,
+            read_us: 0,
+            refusal: String::new(),
+            rdma_failed: String::new(),
             traffic: Vec::new(),
         };
         let lost = DonorInfo {

@@ -175,6 +175,57 @@ fn gid(port: &Port) -> Check {
     }
 }
 
+/// What the configuration says of the device; what it leaves out is chosen.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Configured {
+    pub device: Option<String>,
+    pub port: Option<u8>,
+    pub gid_index: Option<u8>,
+    /// Where it stands: `[pool.verbs]`, `[verbs]`.
+    pub table: &'static str,
+}
+
+/// Whether what is configured is there, and a GID that others can reach. `None`: nothing is
+/// configured, or there is no device at all, which has been told.
+pub fn configured(host: &Host, wanted: &Configured) -> Option<Check> {
+    let Configured { device, port, gid_index, table } = wanted;
+    if device.is_none() && port.is_none() && gid_index.is_none() {
+        return None;
+    }
+    let all = ports(host);
+    let name = format!("RDMA in {table}");
+    let have = all.iter().map(Port::name).collect::<Vec<_>>().join(", ");
+    let fits = |p: &&Port| {
+        device.as_ref().is_none_or(|device| *device == p.device) && port.is_none_or(|port| port.to_string() == p.number)
+    };
+    if all.is_empty() {
+        return None;
+    }
+    let Some(found) = all.iter().filter(fits).max_by_key(|p| p.is_active()) else {
+        let wanted = format!("{} port {}", device.as_deref().unwrap_or("any device"), port.unwrap_or(1));
+        let remedy = format!("set device and port in {table} to one of these, or leave them out");
+        return Some(Check::fail(name, format!("{wanted} is not there; there are: {have}"), remedy));
+    };
+    let Some(index) = gid_index else { return Some(Check::ok(name, found.name())) };
+    let at = format!("gid_index = {index} of {}", found.name());
+    let others = found.gids.iter().map(|gid| format!("{} ({} {})", gid.index, gid.kind, gid.address));
+    let others = others.collect::<Vec<_>>().join(", ");
+    let remedy =
+        format!("set gid_index in {table} to a RoCE v2 GID with an IPv4 address, or leave it out; there are: {others}");
+    Some(match found.gids.iter().find(|gid| gid.index == index.to_string()) {
+        None => Check::fail(name, format!("{at} is empty: RDMA can't be used with it"), remedy),
+        Some(gid) if found.is_ethernet && gid.address.is_unicast_link_local() => Check::fail(
+            name,
+            format!("{at} is {}, which hosts behind a router or another link can't reach", gid.address),
+            remedy,
+        ),
+        Some(gid) if found.is_ethernet && gid.kind != "RoCE v2" => {
+            Check::warn(name, format!("{at} is {}: the other side must choose the same kind", gid.kind), remedy)
+        }
+        Some(gid) => Check::ok(name, format!("{at} is {} {}", gid.kind, gid.address)),
+    })
+}
+
 fn mtu(host: &Host, port: &Port) -> Option<Check> {
     let interface = port.interface.as_ref().filter(|_| port.is_ethernet)?;
     let name = format!("MTU of {}", port.name());

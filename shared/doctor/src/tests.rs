@@ -298,3 +298,18 @@ fn an_annexd_that_is_kept_from_its_devices_node_is_told() {
     assert_says(the(&tree.rdma(), "NUMA node of mlx5_0"), Outcome::Warn, "1 of 2, and annexd (PID 7)");
     assert_says(the(&Tree::good().rdma(), "NUMA node of mlx5_0"), Outcome::Ok, "1 of 2");
 }
+
+#[test]
+fn a_gid_index_that_leads_nowhere_is_told_with_those_that_there_are() {
+    let of = |device: Option<&str>, port, gid_index| {
+        let configured = rdma::Configured { device: device.map(str::to_owned), port, gid_index, table: "[verbs]" };
+        rdma::configured(&Tree::good().host(), &configured)
+    };
+    assert_eq!(of(None, None, None), None);
+    let check = of(None, None, Some(99)).unwrap();
+    assert_says(&check, Outcome::Fail, "gid_index = 99 of mlx5_0 port 1 is empty");
+    assert!(check.remedy.unwrap().contains("there are: 0 (IB/RoCE v1 fe80::"), "no GIDs are named");
+    assert_says(&of(None, None, Some(0)).unwrap(), Outcome::Fail, "another link can't reach");
+    assert_says(&of(Some("mlx5_0"), Some(1), Some(3)).unwrap(), Outcome::Ok, "RoCE v2 ::ffff:10.0.0.5");
+    assert_says(&of(Some("mlx5_9"), None, None).unwrap(), Outcome::Fail, "there are: mlx5_0 port 1");
+}

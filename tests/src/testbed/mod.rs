@@ -6,8 +6,8 @@
 //!
 //! - [`bins`]: where the programs are. [`census`]: what a process consists of. [`process`]:
 //!   children with a time limit that don't outlive the test.
-//! - [`wire`], [`meminfo`]: donors at the end of a wire that can be cut, and on hosts that need
-//!   their memory.
+//! - [`donor`]: what a donor is like. [`wire`], [`delay`], [`meminfo`]: donors at the end of a wire
+//!   that can be cut or is slow, and on hosts that need their memory.
 //! - [`browser`]: one to look at the page with.
 //! - [`api`]: the control API, asked directly. [`job`]: a program under annex, watched while it
 //!   runs.
@@ -17,6 +17,8 @@ pub mod bins;
 pub mod browser;
 pub mod census;
 mod claim;
+mod delay;
+mod donor;
 pub mod job;
 pub mod meminfo;
 pub mod nobody;
@@ -25,11 +27,14 @@ pub mod process;
 pub mod wire;
 
 use annex_shared::api::{AppInfo, DonorState, Status};
+use delay::Delay;
+pub use donor::Donor;
 pub use job::{Job, Outcome};
 use meminfo::Meminfo;
 use process::Process;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -38,79 +43,6 @@ use wire::Wire;
 
 /// How long programs may take to start or stop.
 const PATIENCE: Duration = Duration::from_secs(30);
-
-/// One donor: an agent, and how annexd is to reach it.
-#[derive(Clone, Debug)]
-pub struct Donor {
-    pub transport: &'static str,
-    pub capacity: &'static str,
-    /// How long a lease lasts that nobody renews, if not as long as by default.
-    pub lease_ttl: Option<&'static str>,
-    /// A plan of faults the fabric is to have.
-    pub faults: Option<String>,
-    /// The agent does not run: the address leads nowhere.
-    pub absent: bool,
-    /// A process keeps its memory while the agent is down.
-    pub kept: bool,
-    /// In a network namespace of its own, at the end of a wire that can be cut.
-    pub wired: bool,
-    /// The test says how much memory its host has available.
-    pub pressable: bool,
-    /// More arguments for the agent.
-    pub agent_args: &'static [&'static str],
-}
-
-impl Donor {
-    pub fn shm() -> Donor {
-        Donor {
-            transport: "shm",
-            capacity: "3G",
-            lease_ttl: None,
-            faults: None,
-            absent: false,
-            kept: false,
-            wired: false,
-            pressable: false,
-            agent_args: &[],
-        }
-    }
-
-    pub fn tcp() -> Donor {
-        Donor { transport: "tcp", ..Donor::shm() }
-    }
-
-    pub fn capacity(self, capacity: &'static str) -> Donor {
-        Donor { capacity, ..self }
-    }
-
-    pub fn lease_ttl(self, ttl: &'static str) -> Donor {
-        Donor { lease_ttl: Some(ttl), ..self }
-    }
-
-    pub fn faults(self, plan: &str) -> Donor {
-        Donor { faults: Some(plan.into()), ..self }
-    }
-
-    pub fn kept(self) -> Donor {
-        Donor { kept: true, ..self }
-    }
-
-    pub fn wired(self) -> Donor {
-        Donor { wired: true, ..self }
-    }
-
-    pub fn pressable(self) -> Donor {
-        Donor { pressable: true, ..self }
-    }
-
-    pub fn agent_args(self, args: &'static [&'static str]) -> Donor {
-        Donor { agent_args: args, ..self }
-    }
-
-    pub fn absent(self) -> Donor {
-        Donor { absent: true, ..self }
-    }
-}
 
 const KV_SOCKET: &str = "kv.sock";
 
@@ -124,6 +56,8 @@ pub struct Builder {
     kv: Option<String>,
     company: Company,
     linger_at: Option<&'static str>,
+    /// Donors show metrics.
+    donor_metrics: bool,
 }
 
 impl Builder {
@@ -165,6 +99,12 @@ impl Builder {
     /// and for several beds of one test that holds [`Turn::alone`].
     pub fn beside_others(mut self) -> Builder {
         self.company = Company::Others;
+        self
+    }
+
+    /// Donors show metrics, at an address that their place tells.
+    pub fn donor_metrics(mut self) -> Builder {
+        self.donor_metrics = true;
         self
     }
 
@@ -219,12 +159,15 @@ impl Builder {
             let address = wire.as_ref().map_or_else(|| port::free().to_string(), |wire| wire.address(7411));
             let name = format!("{}{i}", donor.transport);
             let meminfo = donor.pressable.then(|| Meminfo::new(dir.path().join(format!("{name}-meminfo"))));
-            let place = Place { name: name.clone(), address: address.clone(), donor: donor.clone(), wire, meminfo };
+            let metrics = self.donor_metrics.then(port::free);
+            let place =
+                Place { name: name.clone(), address: address.clone(), donor: donor.clone(), wire, meminfo, metrics };
             if !donor.absent {
                 agents.push(place.start_agent(dir.path()));
             }
             places.push(place);
-            let mut spec = format!("{address},transport={},name={name}", donor.transport);
+            let seen_at = donor.delayed.map_or(address.clone(), |by| Delay::before(address.clone(), by).to_string());
+            let mut spec = format!("{seen_at},transport={},name={name}", donor.transport);
             if let Some(plan) = &donor.faults {
                 spec.push_str(",faults=");
                 spec.push_str(plan);
@@ -269,7 +212,16 @@ impl Testbed {
     /// No donors yet, two replicas.
     pub fn builder() -> Builder {
         let (donors, daemon_args, company) = (Vec::new(), Vec::new(), Company::Another);
-        Builder { donors, replicas: 2, daemon_args, spill: None, kv: None, company, linger_at: None }
+        Builder {
+            donors,
+            replicas: 2,
+            daemon_args,
+            spill: None,
+            kv: None,
+            company,
+            linger_at: None,
+            donor_metrics: false,
+        }
     }
 
     /// Two donors over shared memory.
@@ -520,18 +472,22 @@ pub struct Place {
     pub wire: Option<Wire>,
     /// Its host's memory, if that is not this one's.
     pub meminfo: Option<Meminfo>,
+    /// Where it shows metrics, if it does.
+    pub metrics: Option<SocketAddr>,
 }
 
 impl Place {
     /// Starts its agent, which keeps what it needs in `dir`.
     pub fn start_agent(&self, dir: &Path) -> Process {
-        let Place { name, address, donor, wire, meminfo } = self;
+        let Place { name, address, donor, wire, meminfo, metrics } = self;
         let program = bins::find("annex-agent");
         let mut agent = match (wire, meminfo) {
             (Some(wire), None) => wire.inside(&program),
             (None, Some(meminfo)) => meminfo.inside(&program),
-            _ => Command::new(&program),
+            _ => Command::new(donor.under.first().map_or(program.as_path(), Path::new)),
         };
+        agent.args(donor.under.iter().skip(1));
+        agent.args(donor.under.first().map(|_| &program));
         agent.args(["--listen", address, "--capacity", donor.capacity, "--name", name]);
         agent.args(donor.lease_ttl.map(|ttl| ["--lease-ttl", ttl]).into_iter().flatten());
         agent.arg("--shm-socket").arg(dir.join(format!("{name}.sock")));
@@ -539,6 +495,7 @@ impl Place {
         if donor.kept {
             agent.arg("--keeper").arg(dir.join(format!("{name}-keeper.sock")));
         }
+        agent.args(metrics.map(|at| ["--metrics".to_owned(), at.to_string()]).into_iter().flatten());
         agent.args(donor.agent_args);
         if wire.is_some() {
             // Nobody else is on that wire.

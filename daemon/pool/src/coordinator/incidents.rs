@@ -7,6 +7,10 @@ use annex_host::events::POOL;
 use annex_shared::api::format_bytes;
 use annex_shared::page::PAGE_SIZE;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+/// A pool that waits for the answer of a donor is not full. By then what it lacks is known as well.
+const SETTLES: Duration = Duration::from_secs(1);
 
 /// What is under way now.
 #[derive(Default)]
@@ -14,11 +18,12 @@ pub(crate) struct Incidents {
     /// Pages that had been copied when copies began to be missing.
     degraded: Option<u64>,
     full: bool,
+    full_since: Option<Instant>,
 }
 
 impl Incidents {
     /// `whole`: the book knows of nothing that lacks a copy.
-    pub fn look(&mut self, core: &PoolCore, whole: bool) {
+    pub fn look(&mut self, core: &PoolCore, whole: bool, now: Instant) {
         let degraded = if whole { 0 } else { degraded_extents(core) };
         let copied = core.counts.copied.load(Relaxed);
         match self.degraded {
@@ -33,11 +38,10 @@ impl Incidents {
             }
             _ => {}
         }
-        let full = core.is_full();
+        self.full_since = if core.is_full() { self.full_since.or(Some(now)) } else { None };
+        let full = self.full_since.is_some_and(|since| now.duration_since(since) >= SETTLES);
         match full {
-            true if !self.full => {
-                event!(WARN, PoolFull of POOL, "the pool is full: donors give no more; annex status says what it lacks");
-            }
+            true if !self.full => event!(WARN, PoolFull of POOL, "the pool is full: {}", core.lack()),
             false if self.full => event!(INFO, PoolHasRoom of POOL, "the pool has room again"),
             _ => {}
         }

@@ -234,7 +234,7 @@ impl Coordinator {
             allocatable.looks += 1;
         }
         self.core.allocatable_changed.notify_all();
-        self.incidents.look(&self.core, self.book.is_whole());
+        self.incidents.look(&self.core, self.book.is_whole(), now);
         for donor in self.core.donors() {
             donor.view.lock().held = self.book.held(donor.id);
         }
@@ -315,7 +315,7 @@ impl Coordinator {
                             if view.state == DonorState::Connecting {
                                 view.state = DonorState::Lost;
                                 let (name, why) = (&view.name, &view.why);
-                                event!(WARN, DonorLost of name, "donor {name} counts as lost: {why}");
+                                event!(WARN, DonorLost of name, "donor {name} counts as lost, its copies are made anew elsewhere: {why}");
                             }
                         }
                     }
@@ -333,12 +333,12 @@ impl Coordinator {
         if let Some(donor) = self.core.donor(donor) {
             donor.silent.store(is_silent, Relaxed);
         }
-        let name = self.core.donor_name(donor);
+        let name = self.core.plain_name(donor);
         match is_silent {
             true => {
-                event!(WARN, DonorAway of &name, "{name} does not answer: writes go on without it until its agent does");
+                event!(WARN, DonorAway of &name, "donor {name} does not answer: writes go on without it until its agent does");
             }
-            false => event!(INFO, DonorBack of &name, "{name} answers again"),
+            false => event!(INFO, DonorBack of &name, "donor {name} answers again"),
         }
     }
 

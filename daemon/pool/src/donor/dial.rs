@@ -3,18 +3,20 @@
 
 use crate::config::{DonorConfig, PoolConfig, TransportChoice};
 use crate::donor::tls::{DonorTls, TlsError};
-use crate::donor::transport::{Choice, Way, is_fallback};
+use crate::donor::transport::{Choice, Way, is_fallback, is_trouble};
 use crate::metadata::extents::KeyMark;
 use annex_fabric::faulty::{FaultPlan, FaultyConnector, PlanError};
 use annex_fabric::shm::{PrepareError, ShmConnector};
 use annex_fabric::tcp::TcpConnector;
-use annex_fabric::verbs::{self, Counts, DeviceChoice, Dial, MemoryRegion, RegisterError, VerbsConnector, VerbsError};
+use annex_fabric::verbs::{
+    self, Counts, DeviceChoice, DeviceError, Dial, MemoryRegion, RegisterError, VerbsConnector, VerbsError,
+};
 use annex_fabric::{Arena, ConnectError, Connector, Endpoint, SessionTls, Transport};
 use annex_identity::identity::Identity;
 use annex_identity::stream::{HandshakeError, Stream};
 use annex_shared::ids::{ClientId, Rkey};
 use annex_shared::preamble::{Preamble, Proof};
-use annex_shared::wire::{Event, FrameError, Frames, Refusal, Request, VERSION, Welcome, write_frame};
+use annex_shared::wire::{Event, FrameError, Frames, Refusal, Request, VERSION, VerbsOffer, Welcome, write_frame};
 use std::collections::VecDeque;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -79,6 +81,13 @@ pub enum DialError {
     Buffers(#[from] RegisterError),
     #[error(transparent)]
     Faults(#[from] PlanError),
+}
+
+impl DialError {
+    /// This host has no RDMA device: nothing that failed.
+    pub fn is_no_rdma_here(&self) -> bool {
+        matches!(self, DialError::Verbs(VerbsError::Device(DeviceError::None)))
+    }
 }
 
 fn tls_remedy(error: &HandshakeError) -> &'static str {
@@ -164,6 +173,8 @@ pub trait Link: Send {
 pub struct Fabric {
     pub path: Arc<dyn DataPath>,
     pub why: String,
+    /// Why RDMA, which both hosts have, does not work; empty if it does or can't be had.
+    pub rdma_failed: String,
     /// RDMA would be better, once it works.
     pub is_fallback: bool,
     /// The arenas as the device knows them, to be held until endpoints hold them: they would be
@@ -274,12 +285,23 @@ impl Dialer for NetDialer {
     fn fabric(&self, to: &Welcomed<'_>) -> Result<Fabric, DialError> {
         let donor = to.donor;
         let mut choice = Choice::new(donor, to.welcome);
+        let mut rdma_failed = match &to.welcome.verbs {
+            VerbsOffer::No(why)
+                if donor.transport == TransportChoice::Auto && is_trouble(why) && verbs::has_device() =>
+            {
+                format!("the donor says: {why}")
+            }
+            _ => String::new(),
+        };
         while let Some(way) = choice.next() {
             let mut reached = match self.reach(to, &way) {
                 Ok(reached) => reached,
                 // Without RDMA and shared memory there is nothing to fall back to from TCP.
                 Err(error) if way == Way::Tcp => return Err(error),
                 Err(error) => {
+                    if way == Way::Verbs && !error.is_no_rdma_here() {
+                        rdma_failed = error.to_string();
+                    }
                     choice.failed(&way, error);
                     continue;
                 }
@@ -297,7 +319,11 @@ impl Dialer for NetDialer {
                 why.push_str(", with injected faults");
             }
             let regions = std::mem::take(&mut reached.regions);
-            return Ok(Fabric { path: Arc::new(reached), why, is_fallback: is_fallback(donor, &way), regions });
+            if way != Way::Tcp {
+                rdma_failed = String::new();
+            }
+            let is_fallback = is_fallback(donor, &way);
+            return Ok(Fabric { path: Arc::new(reached), why, rdma_failed, is_fallback, regions });
         }
         Err(DialError::NoWay { transport: donor.transport, why: choice.why_none() })
     }

@@ -319,6 +319,8 @@ impl Keep {
             view.state = DonorState::Up;
             view.transport = Some(transport);
             view.why = fabric.why;
+            view.rdma_failed = fabric.rdma_failed;
+            view.refusal = None;
             view.encrypted = encrypted;
             view.free = free;
             view.capacity = capacity;
@@ -342,7 +344,10 @@ impl Keep {
         let to = Welcomed { donor: &config, client, welcome, tls: tls.as_ref(), counts, arenas: &arenas };
         let tried = self.dialer.try_rdma(&to);
         if let Err(error) = tried {
-            self.view(|view| view.why = transport::why_still_tcp(&error));
+            self.view(|view| {
+                view.why = transport::why_still_tcp(&error);
+                view.rdma_failed = if error.is_no_rdma_here() { String::new() } else { error.to_string() };
+            });
             fallback.look_at = Instant::now() + fallback.pause;
             fallback.pause = (fallback.pause * 2).min(LAST_LOOK);
             self.fallback = Some(fallback);
@@ -414,7 +419,7 @@ impl Keep {
                 }
                 // Told last: whoever learns of the slab must not count it as free as well.
                 let count = slabs.len() as u32;
-                self.view(|view| view.free = view.free.saturating_sub(count));
+                self.view(|view| (view.free, view.refusal) = (view.free.saturating_sub(count), None));
                 self.core.tell(News::Leased { donor: self.id, leases: slabs });
                 Ok(())
             }
@@ -424,6 +429,7 @@ impl Keep {
             }
             Event::Refused(refusal) => {
                 tracing::debug!("{} leases nothing now: it {refusal}", self.core.donor_name(self.id));
+                self.view(|view| view.refusal = Some(refusal));
                 self.core.tell(News::LeaseRefused { donor: self.id });
                 Ok(())
             }
@@ -496,8 +502,8 @@ impl Keep {
     fn take_in(&mut self, event: Event) -> Result<(), DialError> {
         match event {
             Event::Closing { grace_ms } => {
-                let name = self.core.donor_name(self.id);
-                let said = format!("{name} is shutting down and takes its memory along in {grace_ms} ms");
+                let name = self.core.plain_name(self.id);
+                let said = format!("donor {name} is shutting down and takes its memory along in {grace_ms} ms");
                 repeated!(WARN, "a donor says that it is shutting down" of &name, "{said}");
                 events::record(EventKind::DonorAway, &name, None, &said);
                 self.view(|view| (view.state, view.why) = (DonorState::Connecting, "it is shutting down".to_owned()));
@@ -505,8 +511,11 @@ impl Keep {
                 Ok(())
             }
             Event::Recall { slabs, deadline_ms } => {
-                let (name, n) = (self.core.donor_name(self.id), slabs.len());
-                let said = format!("{name} wants {n} slabs back within {deadline_ms} ms");
+                let (name, n) = (self.core.plain_name(self.id), slabs.len());
+                let said = format!(
+                    "donor {name} wants {n} slabs back within {deadline_ms} ms: its host is short of memory, or it is \
+                     drained (annex-agent status there)"
+                );
                 repeated!(INFO, "a donor wants slabs back" of &name, "{said}");
                 events::record(EventKind::DonorRecalls, &name, None, &said);
                 let deadline = Instant::now() + Duration::from_millis(deadline_ms);
@@ -547,7 +556,7 @@ impl Keep {
             if view.state == DonorState::Up {
                 view.state = DonorState::Connecting;
             }
-            match had && is_first {
+            match is_first {
                 true => event!(WARN, DonorAway of &view.name, "donor {}: {why}", view.name),
                 false if is_news => tracing::warn!("donor {}: {why}", view.name),
                 false => {}

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-const TRANSPORTS: [Transport; 3] = [Transport::Verbs, Transport::Tcp, Transport::Shm];
+const TRANSPORTS: [Transport; 4] = [Transport::Verbs, Transport::Tcp, Transport::Shm, Transport::File];
 /// In the order in which they are counted.
 const OPERATIONS: [&str; 3] = ["read", "write", "compare_swap"];
 const KINDS: [ErrorKind; 5] = [

@@ -90,6 +90,12 @@ impl Choice {
     }
 }
 
+/// Whether a donor that offers no RDMA has a device, and something to be mended. `why` is its own
+/// word.
+pub(crate) fn is_trouble(why: &str) -> bool {
+    !["no RDMA device here", "it is switched off"].iter().any(|none| why.starts_with(none))
+}
+
 /// The line of a connection that makes do with TCP, after another attempt.
 pub(crate) fn why_still_tcp(error: &dyn std::fmt::Display) -> String {
     format!("verbs failed ({error}): tcp")
@@ -185,6 +191,14 @@ mod tests {
             outcome(&shm, &welcome(false, true), &["tcp", "verbs"]).unwrap_err(),
             "its agent is not on this host or has shm_socket off"
         );
+    }
+
+    #[test]
+    fn a_donor_without_a_device_is_told_from_one_whose_device_is_set_up_wrongly() {
+        assert!(!is_trouble(&annex_fabric::verbs::DeviceError::None.to_string()));
+        assert!(!is_trouble("it is switched off there (enabled = false in [verbs])"));
+        assert!(is_trouble("no RDMA device 'mlx5_7' here; there are: rxe0: set device to one of these"));
+        assert!(is_trouble("port 1 of RDMA device rxe0 has no GID at gid_index = 99"));
     }
 
     #[test]

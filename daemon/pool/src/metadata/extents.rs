@@ -74,8 +74,7 @@ const FREE: u32 = 0;
 pub(crate) const LIVE: u32 = 1;
 const RETURNING: u32 = 2;
 
-/// The spill file's name among the donors' addresses: no `host:port`.
-pub(crate) const SPILL: &str = "spill";
+pub(crate) use annex_shared::api::SPILL;
 /// The most extents a pool can have.
 pub(crate) const MAX_EXTENTS: usize = 65536;
 /// Slot numbers have this many bits.

@@ -3,12 +3,16 @@
 use super::Pool;
 use crate::donor::traffic::Traffic;
 use crate::donor::view::Donor;
-use annex_shared::api::{CertificateInfo, DonorInfo, PoolInfo, SlabInfo, TransportInfo};
+use annex_shared::api::{CertificateInfo, DonorInfo, DonorState, PoolInfo, SlabInfo, TransportInfo};
 use annex_shared::ids::{ExtentId, SlotIdx};
 use annex_shared::page::PAGE_SIZE;
 use rustls::pki_types::UnixTime;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+/// Why a donor is not used whose connection stands.
+const SILENT: &str = "neither its memory nor its agent answers: writes go on without it until they do";
 
 impl Pool {
     pub fn donors(&self) -> Vec<DonorInfo> {
@@ -19,31 +23,10 @@ impl Pool {
                 *used.entry(replica.donor).or_insert(0) += bytes;
             }
         }
-        let info = |donor: &Donor| {
-            let view = donor.view.lock().clone();
-            DonorInfo {
-                name: view.name,
-                address: donor.address.clone(),
-                state: view.state,
-                transport: view.transport,
-                why: view.why,
-                encrypted: view.encrypted,
-                slabs_held: view.held,
-                slabs_free: view.free,
-                slabs_capacity: view.capacity,
-                used: used.get(&donor.id).copied().unwrap_or(0),
-                reads: donor.stats.reads.load(Relaxed),
-                writes: donor.stats.writes.load(Relaxed),
-                errors: donor.stats.errors.load(Relaxed),
-                checksum_errors: donor.stats.checksum_errors.load(Relaxed),
-                healed: donor.stats.healed.load(Relaxed),
-                draining: view.draining,
-                traffic: donor.traffic.info(),
-            }
-        };
+        let info = |donor: &Donor| shown(donor, used.get(&donor.id).copied().unwrap_or(0));
         // One that was removed is shown as long as something of it is left.
-        let shown = |d: &&Donor| d.config.lock().is_some() || used.contains_key(&d.id);
-        self.core.donors().filter(shown).map(info).collect()
+        let is_shown = |d: &&Donor| d.config.lock().is_some() || used.contains_key(&d.id);
+        self.core.donors().filter(is_shown).map(info).collect()
     }
 
     /// What went over each transport since annexd started, to donors that were removed as well.
@@ -118,11 +101,13 @@ impl Pool {
         info.sealed = self.core.slots.seals();
         self.tell_repair(&mut info);
         let is_spilled_to = self.core.spill.is_some_and(|id| !self.core.extents.leases(id).is_empty());
-        info.spill_file = self.spill_path.clone().filter(|_| is_spilled_to);
+        info.spill_file = self.spill.as_ref().map(|spill| spill.path().to_owned()).filter(|_| is_spilled_to);
+        info.spill_trouble = self.spill.as_ref().and_then(|spill| spill.trouble()).unwrap_or_default();
         // What is kept for the KV API is no room for programs.
         info.full = self.core.is_full() || self.is_kept_for_kv();
         if info.full {
-            info.lack = self.why_no_room();
+            let lack = self.lack();
+            (info.lack, info.lack_remedy) = (lack.to_string(), lack.remedy);
         }
         info
     }
@@ -135,5 +120,37 @@ impl Pool {
     pub(crate) fn used_bytes(&self, extent: ExtentId) -> u64 {
         let slots = self.core.extents.slots_per_extent().unwrap_or(0);
         u64::from(slots.saturating_sub(self.core.slots.free_count(extent))) * PAGE_SIZE as u64
+    }
+}
+
+/// A donor with so many bytes of ours.
+pub(super) fn shown(donor: &Donor, used: u64) -> DonorInfo {
+    let view = donor.view.lock().clone();
+    let (state, why) = match view.state {
+        // Its control connection may take long to be given up.
+        DonorState::Up if donor.silent.load(Relaxed) => (DonorState::Connecting, SILENT.to_owned()),
+        state => (state, view.why),
+    };
+    DonorInfo {
+        name: view.name,
+        address: donor.address.clone(),
+        state,
+        transport: view.transport,
+        why,
+        encrypted: view.encrypted,
+        slabs_held: view.held,
+        slabs_free: view.free,
+        slabs_capacity: view.capacity,
+        used,
+        reads: donor.stats.reads.load(Relaxed),
+        writes: donor.stats.writes.load(Relaxed),
+        errors: donor.stats.errors.load(Relaxed),
+        checksum_errors: donor.stats.checksum_errors.load(Relaxed),
+        healed: donor.stats.healed.load(Relaxed),
+        draining: view.draining,
+        read_us: donor.stats.reading.mean_us(Instant::now()),
+        refusal: view.refusal.map_or_else(String::new, |refusal| format!("it {refusal}")),
+        rdma_failed: view.rdma_failed,
+        traffic: donor.traffic.info(),
     }
 }

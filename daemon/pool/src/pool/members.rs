@@ -1,6 +1,6 @@
 //! Donors that come and go while the pool runs.
 
-use super::Pool;
+use super::{Pool, listings};
 use crate::config::{ConfigError, DonorConfig};
 use crate::coordinator::news::News;
 use crate::donor::view::Donor;
@@ -75,24 +75,6 @@ impl Pool {
 
 /// One that is not used any more, and has nothing of this host's.
 fn removed(donor: &Donor) -> DonorInfo {
-    let view = donor.view.lock();
-    DonorInfo {
-        name: view.name.clone(),
-        address: donor.address.clone(),
-        state: view.state,
-        transport: None,
-        why: "it is removed".to_owned(),
-        encrypted: false,
-        slabs_held: 0,
-        slabs_free: 0,
-        slabs_capacity: 0,
-        used: 0,
-        reads: 0,
-        writes: 0,
-        errors: 0,
-        checksum_errors: 0,
-        healed: 0,
-        draining: true,
-        traffic: Vec::new(),
-    }
+    let why = "it is removed".to_owned();
+    DonorInfo { transport: None, why, draining: true, traffic: Vec::new(), ..listings::shown(donor, 0) }
 }

@@ -8,10 +8,8 @@
 //! - `members`: donors that come and go.
 //! - `listings`: what listings show.
 //! - `report`: what a user should know.
-//! - `lack`: why there is no room. Pure.
 
 mod divide;
-mod lack;
 mod listings;
 mod members;
 mod report;
@@ -39,7 +37,6 @@ use annex_shared::ids::ClientId;
 use annex_shared::page::PAGE_SIZE;
 use parking_lot::Mutex;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::path::PathBuf;
 use std::sync::atomic::Ordering::Release;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -64,7 +61,7 @@ pub struct Pool {
     taken_over: bool,
     shares: shares::Shares,
     identity: Option<Arc<Identity>>,
-    spill_path: Option<PathBuf>,
+    spill: Option<Arc<Spill>>,
 }
 
 impl Pool {
@@ -100,12 +97,12 @@ impl Pool {
         let (donors, leaving) = Self::name_donors(&config, &extents, spill.is_some())?;
         dialer.know(extents.keys());
         let identity = dialer.identity();
-        let (mut spill_id, mut spill_path) = (None, None);
-        if let Some(spill) = spill {
+        let mut spill_id = None;
+        if let Some(spill) = &spill {
             let id = extents.spill().ok_or(ConfigError::TooManyDonors(config.donors.len() + 1))?;
             spill.inherit(extents.leases(id));
-            (spill_id, spill_path) = (Some(id), Some(spill.path().to_owned()));
-            dialer = Arc::new(WithSpill { donors: dialer, spill });
+            spill_id = Some(id);
+            dialer = Arc::new(WithSpill { donors: dialer, spill: spill.clone() });
         }
         let (coordinator, news) = mpsc::channel();
         let (repair, tasks) = mpsc::channel();
@@ -120,7 +117,7 @@ impl Pool {
         // A write that was under way when the annexd before ended may arrive yet.
         unsettled.into_iter().for_each(|run| core.tell(News::Discard(run)));
         let (threads, shares) = (Mutex::new(threads), shares::Shares::default());
-        let pool = Arc::new(Pool { core, threads, taken_over, shares, identity, spill_path });
+        let pool = Arc::new(Pool { core, threads, taken_over, shares, identity, spill });
         leaving.into_iter().for_each(|donor| pool.empty(donor));
         if !taken_over {
             // Programs stand still meanwhile if there are any already; what they need waits for its

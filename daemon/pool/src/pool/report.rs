@@ -4,6 +4,7 @@
 use super::Pool;
 use crate::donor::view::{Donor, DonorView};
 use crate::error::PoolError;
+use crate::lack::Lack;
 use crate::metadata::replica::{Replica, ReplicaState};
 use annex_shared::api::{DonorState, PoolInfo, format_bytes};
 use annex_shared::page::PAGE_SIZE;
@@ -152,14 +153,22 @@ impl Pool {
 
     /// True if the spill file can take pages now.
     pub fn spill_is_up(&self) -> bool {
-        let donor = self.core.spill.and_then(|id| self.core.donor(id));
-        donor.is_some_and(|d| d.view.lock().state == DonorState::Up)
+        self.core.spill_is_up()
     }
 
-    /// Slabs that the spill file could lend now.
-    pub(crate) fn spill_room(&self) -> u64 {
-        let donor = self.core.spill.filter(|_| self.spill_is_up()).and_then(|id| self.core.donor(id));
-        donor.map_or(0, |d| u64::from(d.view.lock().free))
+    /// Why programs get no slots now, and what to do about it.
+    pub fn why_no_room(&self) -> String {
+        self.lack().to_string()
+    }
+
+    pub(crate) fn lack(&self) -> Lack {
+        match self.is_kept_for_kv() {
+            true => Lack {
+                what: "what is left is kept for the KV API".to_owned(),
+                remedy: "lower pool_min in [kv], or add a donor".to_owned(),
+            },
+            false => self.core.lack(),
+        }
     }
 
     /// Donors that are none are not counted where donors are.

@@ -152,7 +152,7 @@ impl Pool {
             true => donors.into_iter().max().unwrap_or(0),
             false => extents_possible(&donors, replicas),
         };
-        let more = match self.spill_room() {
+        let more = match self.core.spill_room() {
             // The donors' extents will have their backups, or their second replicas, there.
             room if replicas == 1 || degrades => on_donors.max(room),
             room => on_donors + room,

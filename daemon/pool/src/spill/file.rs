@@ -2,6 +2,8 @@
 
 use crate::donor::dial::DialError;
 use annex_fabric::file::{Disk, start_disk};
+use annex_host::events::{self, EventKind};
+use annex_shared::api::SPILL;
 use annex_shared::config::ByteSize;
 use annex_shared::ids::Incarnation;
 use annex_shared::wire::Lease;
@@ -22,6 +24,8 @@ const VERSION: u32 = 1;
 const HEADER: usize = 4096;
 /// The keeper of an annexd that was killed with nothing to keep has the file open a moment longer.
 const LOCK_WAIT: Duration = Duration::from_secs(2);
+/// An error of the disk is told of for so long.
+const TROUBLE_LATELY: Duration = Duration::from_secs(600);
 const TMPFS: FsType = FsType(0x0102_1994);
 const RAMFS: FsType = FsType(0x8584_58f6);
 
@@ -105,6 +109,8 @@ pub struct Spill {
     inherited: Mutex<Vec<(Incarnation, Lease)>>,
     /// There as soon as the size of slabs is known.
     disk: OnceLock<(u64, Arc<Disk>)>,
+    /// Of the trouble that was told last.
+    told: Mutex<Option<Instant>>,
 }
 
 /// A block as direct I/O wants it.
@@ -157,6 +163,7 @@ impl Spill {
             patience,
             inherited: Mutex::default(),
             disk: OnceLock::new(),
+            told: Mutex::default(),
         })))
     }
 
@@ -172,6 +179,24 @@ impl Spill {
         }
         if let Err(error) = self.file.set_len(0) {
             tracing::warn!("the spill file {} can't be emptied: {error}", self.path.display());
+        }
+    }
+
+    /// The last error of its disk, if that was lately.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        let (when, why) = self.disk.get()?.1.trouble()?;
+        (when.elapsed() < TROUBLE_LATELY).then(|| self.complaint(&why))
+    }
+
+    fn complaint(&self, why: &str) -> String {
+        format!("the spill file {}: {why}", self.path.display())
+    }
+
+    /// Notes an event if there is news of that.
+    pub(super) fn tell_of_trouble(&self) {
+        let Some((when, why)) = self.disk.get().and_then(|(_, disk)| disk.trouble()) else { return };
+        if self.told.lock().replace(when) != Some(when) {
+            events::record(EventKind::SpillFailed, SPILL, None, &self.complaint(&why));
         }
     }
 

@@ -86,7 +86,8 @@ impl Dialer for WithSpill {
         }
         let disk = self.spill.disk(to.welcome.slab_size)?;
         let why = format!("the file {}: used last", self.spill.path().display());
-        Ok(Fabric { path: Arc::new(FileConnector(disk)), why, is_fallback: false, regions: Vec::new() })
+        let (path, rdma_failed) = (Arc::new(FileConnector(disk)), String::new());
+        Ok(Fabric { path, why, rdma_failed, is_fallback: false, regions: Vec::new() })
     }
 
     fn try_rdma(&self, to: &Welcomed<'_>) -> Result<(), DialError> {
@@ -133,6 +134,7 @@ impl SpillLink {
 
     fn is_up(&self) -> Result<(), DialError> {
         self.disk.look();
+        self.spill.tell_of_trouble();
         if self.disk.is_cut_off() || self.disk.era() != self.era { Err(DialError::DiskHangs) } else { Ok(()) }
     }
 
@@ -143,6 +145,7 @@ impl SpillLink {
             Ok(None) => Event::Refused(Refusal::Full { capacity }),
             Err(error) => {
                 let path = self.spill.path().display();
+                self.disk.in_trouble(format!("it can't grow: {error}"));
                 repeated!(WARN, "the spill file can't grow" of "", "the spill file {path} can't grow: {error}; make room on its file system");
                 Event::Refused(Refusal::Full { capacity })
             }

@@ -70,7 +70,7 @@ impl Dialer for Donors {
         let agent = self.agent(to.donor);
         let has_rdma = agent.with(|s| s.rdma);
         let (path, is_fallback) = (Arc::new(Path(agent)), has_rdma == Some(false));
-        Ok(Fabric { path, why: "scripted".to_owned(), is_fallback, regions: Vec::new() })
+        Ok(Fabric { path, why: "scripted".to_owned(), rdma_failed: String::new(), is_fallback, regions: Vec::new() })
     }
 
     fn try_rdma(&self, to: &Welcomed<'_>) -> Result<(), DialError> {

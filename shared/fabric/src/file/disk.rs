@@ -6,6 +6,7 @@ use annex_host::repeated;
 use annex_shared::ids::{RemoteAddr, Rkey, SlabId};
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use parking_lot::Mutex;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
@@ -37,12 +38,14 @@ pub struct Disk {
     /// Readable while it is cut off.
     cut: EventFd,
     stopping: AtomicBool,
-    /// Seconds after `base` at which an error was last logged, plus one. The region after the one
-    /// that was lent last: a bad place on the disk is not tried again at once.
+    /// The region after the one that was lent last: a bad place on the disk is not tried again at
+    /// once.
     next: AtomicU32,
+    /// When an operation failed last, and what the kernel said.
+    trouble: Mutex<Option<(Instant, String)>>,
     /// A test that holds it makes the disk hang.
     #[cfg(test)]
-    pub(super) gate: parking_lot::Mutex<()>,
+    pub(super) gate: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -79,8 +82,9 @@ impl Disk {
             cut: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
             stopping: AtomicBool::new(false),
             next: AtomicU32::new(0),
+            trouble: Mutex::default(),
             #[cfg(test)]
-            gate: parking_lot::Mutex::default(),
+            gate: Mutex::default(),
         })
     }
 
@@ -254,6 +258,10 @@ impl Disk {
     fn cut_off(&self) {
         if !self.is_cut.swap(true, SeqCst) {
             self.era.fetch_add(1, SeqCst);
+            self.in_trouble(format!(
+                "an operation has taken longer than {:?}: it is not used meanwhile",
+                self.patience
+            ));
             let _ = self.cut.write(1);
         }
     }
@@ -286,9 +294,20 @@ impl Disk {
         self.patience
     }
 
-    /// Logs an I/O error: the first of many.
+    /// Logs an I/O error, the first of many, and remembers it.
     pub(super) fn complain(&self, task: &Task, error: &io::Error) {
         let (Task { kind, len, at, .. }, name) = (task, &self.name);
         repeated!(WARN, "an operation failed" of name, "{name}: {kind} of {len} bytes at {at} failed: {error}");
+        self.in_trouble(format!("a {kind} of {len} bytes failed: {error}"));
+    }
+
+    /// Something was not to be had of the file, for this reason.
+    pub fn in_trouble(&self, why: String) {
+        *self.trouble.lock() = Some((Instant::now(), why));
+    }
+
+    /// When the disk gave an error last, and which.
+    pub fn trouble(&self) -> Option<(Instant, String)> {
+        self.trouble.lock().clone()
     }
 }

@@ -341,6 +341,11 @@ impl Drop for List {
 }
 
 /// The kernel's RDMA devices.
+/// Whether this host has an RDMA device, usable or not.
+pub fn has_device() -> bool {
+    !devices(Path::new(DEVICES)).is_empty()
+}
+
 const DEVICES: &str = "/sys/class/infiniband";
 
 fn devices(folder: &Path) -> Vec<String> {

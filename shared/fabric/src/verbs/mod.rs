@@ -44,7 +44,7 @@ mod status;
 mod target;
 
 pub use client::{Dial, PrepareError, VerbsConnector, VerbsError};
-pub use device::{Device, DeviceChoice, DeviceError};
+pub use device::{Device, DeviceChoice, DeviceError, has_device};
 pub use events::DeviceEvent;
 pub use gid::{Gid, GidEntry, GidKind};
 pub use library::LibraryError;

@@ -47,6 +47,7 @@ fn complete(lane: &mut LaneState, end_at: usize, completion: Completion, now: In
             donor.traffic.done(over, op.direction.kind(), op.len, took);
             if op.direction == Direction::Read {
                 end.learn(took);
+                donor.stats.reading.observe(took, now);
             }
         }
         (_, Err(kind)) => {
