@@ -424,7 +424,7 @@ mod tests {
     #[test]
     fn the_spill_file_is_no_donor_that_copies_need() {
         let mut spill = donor("spill", "up");
-        spill["address"] = json!("spill");
+        (spill["address"], spill["transport"]) = (json!("spill"), json!("file"));
         let (_, kinds) = said_of(&json!([donor("d1", "up"), spill]), json!({}));
         assert_eq!(kinds, "too_few_donors");
     }

@@ -117,7 +117,8 @@ fn without_annexd_run_fails_before_the_command_starts() {
     let said = annex(&["run", "--", "touch", witness.to_str().unwrap()]);
     assert_eq!(said.code, Some(125));
     let expected = format!(
-        "annex: annexd is not running: nothing answers on {}\n  remedy: start it (systemctl start annexd), or name its socket with --socket\n",
+        "annex: annexd is not running: nothing answers on {}\n  remedy: start it (systemctl start annexd), or name its socket with --socket; \
+         programs that it paged wait for the next one as long as takeover_wait says\n",
         socket.display()
     );
     assert_eq!(said.err, expected);

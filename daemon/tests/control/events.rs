@@ -65,7 +65,7 @@ fn status_has_the_conditions_it_is_judged_by() {
         status.conditions.iter().filter(|c| c.severity > Severity::Note).map(|c| c.kind).collect();
     assert_eq!(kinds, [ConditionKind::AtRisk, ConditionKind::DonorAway, ConditionKind::TooFewDonors]);
     assert!(status.health().starts_with("AT RISK: 16 of 16 extents"), "{}", status.health());
-    assert!(status.health().ends_with("; not up: rack2-db9"), "{}", status.health());
+    assert!(status.health().ends_with("; not up: rack2-db9 (connection refused)"), "{}", status.health());
     assert_eq!(status.severity().exit_code(), 2);
 }
 
