@@ -188,7 +188,7 @@ fn no_answer_of_a_donor_costs_a_program_a_byte() {
     let bed = Bed::new(2, 64, &script);
     wait_for("all lies to be told", 2 * MINUTE, || script.0.left().is_empty());
     println!("told {lies}");
-    bed.end(3000);
+    bed.end(20_000);
 }
 
 /// In place of every answer on a data connection, and before it, after it and late: each field of
@@ -265,7 +265,8 @@ fn no_answer_to_an_operation_costs_a_program_a_byte() {
     let bed = Bed::new(1, 1, &script);
     let left = || script.untold.lock().unwrap_or_else(PoisonError::into_inner).len();
     wait_for("all lies to be told", 2 * MINUTE, || left() == 0);
-    bed.end(400);
+    // A replica that comes and goes is told of: the longer it takes, the oftener.
+    bed.end(20_000);
 }
 
 /// Its name is what it likes.
