@@ -27,8 +27,8 @@ RUNNER := --config "target.'cfg(all())'.runner='$(SUDO) $(CURDIR)/tests/timed'"
 PACKAGES := build-essential:cc libclang-dev pkg-config:pkg-config curl:curl python3:python3 redis-server:redis-server \
             redis-tools:redis-cli python3-redis libhiredis-dev memcached:memcached tcl:tclsh stress-ng:stress-ng sqlite3:sqlite3 nodejs:node \
             util-linux:setpriv iproute2:ip openssl:openssl
-# A browser is large, and only tests need one.
-TEST_PACKAGES = $(PACKAGES) chromium:chromium chromium-driver:chromedriver
+# What only tests need: a browser is large.
+TEST_PACKAGES = $(PACKAGES) chromium:chromium chromium-driver:chromedriver mount:losetup e2fsprogs:mkfs.ext4
 VM_PACKAGES := qemu-system-x86:qemu-system-x86_64 mmdebstrap:mmdebstrap e2fsprogs:mke2fs busybox-static cpio:cpio kmod:depmod xz-utils:xz \
                binutils:strip
 # The tests of this Debian's Python.

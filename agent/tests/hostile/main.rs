@@ -7,6 +7,7 @@
 mod client;
 
 use annex_agent::Agent;
+use annex_agent::control::HELLO_TIMEOUT;
 use annex_fabric::MAX_OP_LEN;
 use annex_fabric::tcp::frame::{ANSWER_LEN, Answer, REQUEST_LEN, Request as Operation, Status, Verb};
 use annex_host::priority::Precedence;
@@ -24,8 +25,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What an honest client waits for at most until it is in, and served.
-const AT_ONCE: Duration = Duration::from_secs(2);
+/// What an honest client waits for at most until it is in, and served: less than the agent gives
+/// those who say nothing.
+const AT_ONCE: Duration = HELLO_TIMEOUT;
 
 fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
@@ -96,9 +98,11 @@ fn connections_that_say_nothing_keep_nobody_out() {
             }
         });
         wait_until("all places to be asked for", || opened.load(Ordering::Relaxed) > 1160);
-        let served = std::panic::catch_unwind(AssertUnwindSafe(|| is_served(&agent, ANNA)));
+        // Whose hello comes later than a thousand other connections connects anew, as annexd does.
+        let served = |_| std::panic::catch_unwind(AssertUnwindSafe(|| is_served(&agent, ANNA))).is_ok();
+        let is_in = (0..5).any(served);
         is_over.store(true, Ordering::Relaxed);
-        served.expect("it gets in");
+        assert!(is_in, "it does not get in");
     });
 }
 

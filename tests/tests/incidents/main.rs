@@ -15,6 +15,7 @@ use disk::Disk;
 use nix::sys::signal::Signal;
 use scene::{MINUTE, Scene};
 use std::fs;
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 /// Small slabs, so that each donor has pages.
@@ -178,6 +179,8 @@ fn an_annexd_that_is_killed() {
     let mut scene = Scene::start(Testbed::builder().donor(Donor::tcp()).donor(Donor::tcp()));
     let job = scene.load();
     scene.bed.annexd.kill();
+    // Its keeper closes what it had open a moment later.
+    wait_for("its socket to be closed", MINUTE, || UnixStream::connect(&scene.bed.socket).is_err());
     for command in ["status", "events"] {
         let said = scene.bed.ask(command, [] as [&str; 0]);
         let all =

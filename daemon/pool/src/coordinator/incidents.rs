@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 /// A pool that waits for the answer of a donor is not full. By then what it lacks is known as well.
+/// Nor has one room in which a slot is free for a moment.
 const SETTLES: Duration = Duration::from_secs(1);
 
 /// What is under way now.
@@ -18,7 +19,8 @@ pub(crate) struct Incidents {
     /// Pages that had been copied when copies began to be missing.
     degraded: Option<u64>,
     full: bool,
-    full_since: Option<Instant>,
+    /// When it was seen to be full: first and last.
+    seen_full: Option<(Instant, Instant)>,
 }
 
 impl Incidents {
@@ -38,8 +40,15 @@ impl Incidents {
             }
             _ => {}
         }
-        self.full_since = if core.is_full() { self.full_since.or(Some(now)) } else { None };
-        let full = self.full_since.is_some_and(|since| now.duration_since(since) >= SETTLES);
+        let full = core.is_full();
+        self.seen_full = match self.seen_full {
+            seen if full => Some((seen.map_or(now, |(first, _)| first), now)),
+            seen => seen.filter(|(_, last)| now.duration_since(*last) < SETTLES),
+        };
+        let full = match self.seen_full {
+            Some((first, _)) => self.full || (full && now.duration_since(first) >= SETTLES),
+            None => false,
+        };
         match full {
             true if !self.full => event!(WARN, PoolFull of POOL, "the pool is full: {}", core.lack()),
             false if self.full => event!(INFO, PoolHasRoom of POOL, "the pool has room again"),
