@@ -5,9 +5,9 @@
 //! A task says by [`in_turns`] when it gets the thread; all that it has under way at a time shares
 //! one turn.
 //!
-//! Tasks whose turn was over before they were done stand in one line: one of them goes on at a time,
-//! then all that is ready has its turn, and the sockets are looked at. So a small request waits for
-//! one turn, however many long ones are under way.
+//! Tasks whose turn was over before they were done stand in one line: one of them goes on at a
+//! time, then all that is ready has its turn, and the sockets are looked at. So a small request
+//! waits for one turn, however many long ones are under way.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;

@@ -239,8 +239,8 @@ impl ExtentTable {
     }
 
     /// Makes a syncing replica live though it lacks something that nobody has. The number of slots
-    /// it lacks, of those that `of` lets through. `None`: it can get something from another one that
-    /// is syncing, however long that takes, and is left as it is.
+    /// it lacks, of those that `of` lets through. `None`: it can get something from another one
+    /// that is syncing, however long that takes, and is left as it is.
     pub fn promote(&self, extent: ExtentId, index: u8, of: impl Fn(u32, u64) -> u64) -> Option<u32> {
         if self.could_get_more(extent, index) {
             return None;
