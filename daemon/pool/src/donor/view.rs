@@ -42,7 +42,7 @@ pub(crate) struct DonorStats {
     pub reading: Reading,
 }
 
-/// How long reads take lately.
+/// How long reads take lately, but for those that are over at once (shared memory).
 #[derive(Debug)]
 pub(crate) struct Reading {
     /// Smoothed, in nanoseconds; 0 = not known.

@@ -65,7 +65,6 @@ fn read_into(lane: &mut LaneState, slot: SlotIdx, piece: &Range<u32>, local: usi
     end.learn(took);
     if let Some(donor) = lane.core.donor(replica.donor) {
         donor.stats.observe(took.as_nanos() as u64);
-        donor.stats.reading.observe(took, std::time::Instant::now());
         donor.stats.reads.fetch_add(1, Relaxed);
         donor.traffic.done(over, OpKind::Read, len, took);
     }
