@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+const INTERVAL: Duration = Duration::from_millis(500);
+
 pub struct Watchdog {
     stop: Arc<AtomicBool>,
     thread: std::thread::JoinHandle<()>,
@@ -25,19 +27,24 @@ pub fn start(board: Shared, stall: Duration) -> Watchdog {
     let stop = Arc::new(AtomicBool::new(false));
     let told = stop.clone();
     let thread = std::thread::spawn(move || {
-        let mut last = (board.progress.load(Relaxed), Instant::now());
+        let mut last = board.progress.load(Relaxed);
+        let mut idle = Duration::ZERO;
         let mut has_told = false;
         while !told.load(Relaxed) {
-            std::thread::park_timeout(Duration::from_millis(500));
+            let looked = Instant::now();
+            std::thread::park_timeout(INTERVAL);
             let progress = board.progress.load(Relaxed);
-            if progress != last.0 {
-                last = (progress, Instant::now());
-                has_told = false;
-            } else if last.1.elapsed() > stall / 2 && !has_told {
+            if progress != last {
+                (last, idle, has_told) = (progress, Duration::ZERO, false);
+                continue;
+            }
+            // Time in which the process was stopped is not time in which it did nothing.
+            idle += looked.elapsed().min(2 * INTERVAL);
+            if idle > stall / 2 && !has_told {
                 has_told = true;
                 eprintln!("annex-stress: no progress for {} s", stall.as_secs() / 2);
                 eprintln!("{}", stacks::of_all());
-            } else if last.1.elapsed() > stall {
+            } else if idle > stall {
                 let doing = board.activities().collect::<Vec<_>>().join(", ");
                 eprintln!("annex-stress: no progress for {} s: hung at {doing}", stall.as_secs());
                 std::process::abort();
