@@ -68,6 +68,35 @@ fn attach_and_detach_while_mappings_threads_and_children_come_and_go() {
     end(job);
 }
 
+/// A mapping that is split where the program did not split it can't be moved as one any more: its
+/// `mremap` fails with EFAULT. annexd lingers between its look at the mappings and what it does to
+/// them, while threads map, resize and move others.
+fn attach_and_detach_while_mappings_change_after_a_look(place: &'static str) {
+    let bed = Testbed::builder().linger_at(place).shm();
+    let mut command = Command::new(bins::find("annex-stress"));
+    command
+        .args(["--size", "16M", "--threads", "6", "--seconds", "0", "--features", "rw,remap", "--dir"])
+        .arg(directory());
+    let mut job = bed.natively("busy", command);
+    job.wait_says("ready", MINUTE);
+    for _ in 0..40 {
+        attach(&bed, job.pid(), "50%");
+        bed.wait_app("busy", MINUTE, |app| app.pages_evicted > 300);
+        detach(&bed);
+    }
+    end(job);
+}
+
+#[test]
+fn no_mapping_is_split_as_it_is_registered() {
+    attach_and_detach_while_mappings_change_after_a_look("mapping-looked-up:3000");
+}
+
+#[test]
+fn no_mapping_is_split_as_it_is_let_go() {
+    attach_and_detach_while_mappings_change_after_a_look("mappings-read:20000");
+}
+
 #[test]
 fn detach_brings_back_the_children_too() {
     let bed = Testbed::builder().mixed();

@@ -83,8 +83,13 @@ impl Moves {
         let to = map::anonymous(len).map_err(Trouble::call("mmap"))?;
         // SAFETY: the tail lies in the region, the target was just mapped for this; no references
         // into either.
-        let at = unsafe { map::remap(map::page(region.at, keep), len, len, 0, Some(to)) }
-            .map_err(Trouble::call("mremap(MREMAP_FIXED) of a part"))?;
+        let tail = unsafe { map::page(region.at, keep) };
+        // SAFETY: as above.
+        let at = unsafe { map::remap(tail, len, len, 0, Some(to)) }.map_err(Trouble::remap(
+            "mremap(MREMAP_FIXED) of a part",
+            tail,
+            len,
+        ))?;
         let content = region.content.split_off(keep);
         self.regions.push(Region { at, content });
         Ok(())
@@ -96,8 +101,11 @@ impl Moves {
         let len = region.content.len() * PAGE;
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP;
         // SAFETY: the region is this thread's, no references into it exist.
-        let at = unsafe { map::remap(region.at, len, len, flags, None) }
-            .map_err(Trouble::call("mremap(MREMAP_DONTUNMAP)"))?;
+        let at = unsafe { map::remap(region.at, len, len, flags, None) }.map_err(Trouble::remap(
+            "mremap(MREMAP_DONTUNMAP)",
+            region.at,
+            len,
+        ))?;
         let empty = Region { at: region.at, content: vec![Content::Zero; region.content.len()] };
         region.at = at;
         board.checked(empty.check("mremap(MREMAP_DONTUNMAP), the place left")?);
@@ -132,7 +140,7 @@ impl Region {
         let old = self.content.len() * PAGE;
         // SAFETY: the region is this thread's, no references into it exist.
         self.at = unsafe { map::remap(self.at, old, pages * PAGE, libc::MREMAP_MAYMOVE, None) }
-            .map_err(Trouble::call("mremap to another size"))?;
+            .map_err(Trouble::remap("mremap to another size", self.at, old))?;
         self.content.resize(pages, Content::Zero);
         Ok(())
     }
@@ -145,8 +153,11 @@ impl Region {
         // SAFETY: just mapped, ours.
         unsafe { Content::of(1, 1, 1).fill(to.as_ptr()) };
         // SAFETY: both are this thread's, no references into them exist.
-        self.at =
-            unsafe { map::remap(self.at, len, len, 0, Some(to)) }.map_err(Trouble::call("mremap(MREMAP_FIXED)"))?;
+        self.at = unsafe { map::remap(self.at, len, len, 0, Some(to)) }.map_err(Trouble::remap(
+            "mremap(MREMAP_FIXED)",
+            self.at,
+            len,
+        ))?;
         Ok(())
     }
 

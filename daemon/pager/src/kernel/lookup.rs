@@ -57,6 +57,14 @@ impl Lookup {
         self.query(addr, OR_NEXT)
     }
 
+    /// The mappings that end and begin at the address, if both are private, writable and anonymous.
+    pub fn meet(&self, addr: u64) -> io::Result<Option<(Mapping, Mapping)>> {
+        let side = |m: Option<Mapping>| m.filter(Mapping::is_private_anonymous);
+        let Some(below) = side(self.at(addr - 1)?).filter(|m| m.end == addr) else { return Ok(None) };
+        let Some(above) = side(self.at(addr)?).filter(|m| m.start == addr) else { return Ok(None) };
+        Ok(Some((below, above)))
+    }
+
     /// Where the mapping that has the address begins and ends, if the kernel says it at once.
     pub fn bounds(&self, addr: u64) -> Option<(u64, u64)> {
         let mut arg = QueryArg { size: size_of::<QueryArg>() as u64, addr, ..QueryArg::default() };

@@ -54,7 +54,8 @@ impl Mapping {
         self.access == *b"---p" && self.is_anonymous()
     }
 
-    fn is_anonymous(&self) -> bool {
+    /// No file, and nothing of the kernel's.
+    pub fn is_anonymous(&self) -> bool {
         self.inode == 0 && (self.name.is_empty() || self.name == "[heap]" || self.name.starts_with("[anon:"))
     }
 }

@@ -9,7 +9,7 @@ use crate::app::App;
 use crate::events::{bequeath, drop_guarded};
 use crate::fault::{Stretch, Why, install, lose};
 use crate::inject::{AttachContext, tracer_process};
-use crate::kernel::process;
+use crate::kernel::process::{self, Mapping};
 use crate::kernel::uffd::Proof;
 use crate::page::PageIdx;
 use crate::recovery::room;
@@ -199,11 +199,7 @@ pub fn let_go(context: &AttachContext, space: &Arc<Space>) -> bool {
         space.core().table.leave();
         // Threads that wait for a page are woken by this and find it present, or get it from the
         // kernel.
-        let (from, to) = space.app.region().unwrap_or((0, u64::MAX));
-        let ours = |m: &&process::Mapping| m.is_private_anonymous() && from <= m.start && m.end <= to;
-        for mapping in process::maps(task).unwrap_or_default().iter().filter(ours) {
-            let _ = space.uffd.unregister(mapping.start, mapping.end - mapping.start);
-        }
+        unregister_all(space, task);
         space.uffd.ring().iter().for_each(|ring| ring.end());
         if let Some(stub) = stub {
             space.forget_staging();
@@ -222,4 +218,54 @@ pub fn let_go(context: &AttachContext, space: &Arc<Space>) -> bool {
         std::thread::sleep(Duration::from_millis(1));
     }
     true
+}
+
+/// Ranges and not mappings: a mapping that has grown since we looked would be split where it ended
+/// then, and the program's own mremap would fail.
+fn unregister_all(space: &Space, task: i32) {
+    let mapped = process::maps(task).unwrap_or_default();
+    failpoint("mappings-read");
+    let unregister = |(start, end): (u64, u64)| space.uffd.unregister(start, end - start);
+    let ranges = match space.app.region() {
+        Some(region) => vec![region],
+        None => anonymous_ranges(&mapped),
+    };
+    for range in ranges.into_iter().filter(|range| unregister(*range).is_err()) {
+        // Something that can't be registered has come to lie in it.
+        let within = mapped.iter().filter(|m| range.0 <= m.start && m.end <= range.1);
+        within.for_each(|m| unregister((m.start, m.end)).unwrap_or_default());
+    }
+}
+
+/// Ranges of anonymous mappings, each as far as mappings of other kinds let it reach.
+fn anonymous_ranges(mapped: &[Mapping]) -> Vec<(u64, u64)> {
+    let of_a_kind: Vec<_> = mapped.chunk_by(|a, b| a.is_anonymous() == b.is_anonymous()).collect();
+    let mut ranges = Vec::new();
+    for (i, kind) in of_a_kind.iter().enumerate().filter(|(_, kind)| kind[0].is_anonymous()) {
+        let below = i.checked_sub(1).map_or(kind[0].start, |i| of_a_kind[i][of_a_kind[i].len() - 1].end);
+        let above = of_a_kind.get(i + 1).map_or(kind[kind.len() - 1].end, |kind| kind[0].start);
+        ranges.push((below, above));
+    }
+    ranges
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_end_where_mappings_of_other_kinds_do() {
+        let listed = "10000-20000 r-xp 00000000 08:01 77 /bin/program\n\
+                      30000-40000 rw-p 00000000 00:00 0 [heap]\n\
+                      50000-60000 ---p 00000000 00:00 0\n\
+                      70000-80000 r--p 00000000 08:01 78 /lib/one.so\n\
+                      80000-90000 r--p 00000000 08:01 79 /lib/two.so\n\
+                      90000-a0000 rw-p 00000000 00:00 0\n\
+                      b0000-c0000 rw-p 00000000 00:00 0 [stack]\n\
+                      d0000-e0000 rw-p 00000000 00:00 0\n";
+        let mapped: Vec<_> = listed.lines().filter_map(Mapping::parse).collect();
+        assert_eq!(mapped.len(), 8);
+        assert_eq!(anonymous_ranges(&mapped), [(0x20000, 0x70000), (0x90000, 0xb0000), (0xc0000, 0xe0000)]);
+        assert_eq!(anonymous_ranges(&[]), []);
+    }
 }

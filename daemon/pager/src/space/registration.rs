@@ -93,14 +93,11 @@ fn register(space: &Space, core: &mut Core, task: i32, clock: &mut Clock, region
         }
         beside = next.map(|found| found.end);
     }
-    let neighbours = |(start, end): (u64, u64)| Ok([lookup.at(start - 1)?, lookup.at(end)?]);
-    let before = [neighbours(reach).map_err(dead)?, neighbours(mapping).map_err(dead)?];
     failpoint("mapping-looked-up");
     let register = |(start, end)| space.uffd.register(start, end - start);
     // Something that can't be registered may have come to lie beside it.
-    let done =
-        register(reach).map(|()| (reach, &before[0])).or_else(|_| register(mapping).map(|()| (mapping, &before[1])));
-    let (registered, before) = match done {
+    let done = register(reach).map(|()| reach).or_else(|_| register(mapping).map(|()| mapping));
+    let registered = match done {
         Ok(done) => done,
         Err(errno) => {
             tracing::debug!(task, %errno, "mapping {:#x}-{:#x} is left alone", mapping.0, mapping.1);
@@ -108,15 +105,8 @@ fn register(space: &Space, core: &mut Core, task: i32, clock: &mut Clock, region
             return Err(Outcome::Again);
         }
     };
-    // What has come to lie there meanwhile may be the rest of a mapping that grew, now split.
-    let after = neighbours(registered).map_err(dead)?;
-    for new in before.iter().zip(after).filter(|(before, after)| *before != after).filter_map(|(_, after)| after) {
-        if (new.end == registered.0 || new.start == registered.1) && new.is_private_anonymous() {
-            tracing::debug!(task, "mapping {:#x}-{:#x} changed while it was registered", mapping.0, mapping.1);
-            // Refused: it was no part of the same.
-            let _ = register((new.start, new.end));
-            clock.forget_regions();
-        }
+    if mend(space, &lookup, registered).map_err(dead)? {
+        clock.forget_regions();
     }
     // It may have had a hole just then: nothing has told of that, since it was not registered yet,
     // and what is mapped there now is not, whose pages would read as zeros once they had moved.
@@ -128,6 +118,32 @@ fn register(space: &Space, core: &mut Core, task: i32, clock: &mut Clock, region
     }
     core.regions.mark(mapping, |r| r.registered = true);
     Ok(())
+}
+
+/// What was mapped after we looked may be split where we ended, and the program's own mremap would
+/// fail: the rest is registered too, so that it is one again. That may end within another in its
+/// turn. True: there was such.
+fn mend(space: &Space, lookup: &Lookup, registered: (u64, u64)) -> io::Result<bool> {
+    // A region is the program's own choice: what lies beside it is not ours.
+    if space.app.region().is_some() {
+        return Ok(false);
+    }
+    let mut mended = false;
+    for is_upper in [false, true] {
+        let mut at = if is_upper { registered.1 } else { registered.0 };
+        for _ in 0..MOST_LOOKED_AT {
+            let Some((below, above)) = lookup.meet(at)? else { break };
+            let is_done = space.uffd.register(below.start, above.end - below.start).is_ok();
+            // Two that stay two were no halves of one.
+            if !is_done || lookup.at(at)?.is_none_or(|m| m.start == at) {
+                break;
+            }
+            tracing::debug!(space = space.id.0, "a mapping was split at {at:#x} as it was registered");
+            mended = true;
+            at = if is_upper { above.end } else { below.start };
+        }
+    }
+    Ok(mended)
 }
 
 /// Records in what is not registered are of memory that is no more: the kernel does not tell of all
