@@ -1,6 +1,12 @@
 //! What to do about a donor that is not up, by the reason that annexd gives for it. One table for
 //! `annex status` and `annex doctor`, so that both say the same. Pure.
 
+/// Of a donor whose address leads nowhere.
+pub const UNRESOLVED: &str = "correct the address in [[pool.donor]], or the name in DNS or /etc/hosts";
+/// Of a donor whose host refuses the connection.
+pub const REFUSED: &str =
+    "on that host: systemctl status annex-agent, listen in agent.toml, and the firewall for that port";
+
 /// The first row whose words are in the reason counts: the more precise ones stand first.
 const OF_DONORS: &[(&str, &str)] = &[
     ("does not accept this host's certificate", "on that host: journalctl -u annex-agent tells what it has against it"),
@@ -21,11 +27,8 @@ const OF_DONORS: &[(&str, &str)] = &[
     ("what the peer sent is no TLS", "set ca, cert and key in [tls] on that host, or take [tls] away here"),
     ("names no annex host", "on that host: sign a certificate with a URI annex://CLUSTER/donor/NAME"),
     ("certificate", "on that host: sign a new certificate (annex ca sign, or your PKI)"),
-    ("can't be resolved", "correct the address in [[pool.donor]], or the name in DNS or /etc/hosts"),
-    (
-        "Connection refused",
-        "on that host: systemctl status annex-agent, listen in agent.toml, and the firewall for that port",
-    ),
+    ("can't be resolved", UNRESOLVED),
+    ("Connection refused", REFUSED),
     (
         "nobody lends memory at",
         "look whether that host runs and answers (ping); there: systemctl status annex-agent, and the firewall for that port",

@@ -23,8 +23,6 @@ const LENDS_NO_MORE: &str =
     "on that host: annex-agent doctor says what keeps it from lending: memory (headroom), or a limit on locked memory";
 const AT_THE_HOST: &str =
     "look whether that host runs and answers (ping), then for a firewall that drops what comes to that port";
-const ON_THE_DONOR: &str =
-    "on that host: systemctl status annex-agent, listen in agent.toml, and the firewall for that port";
 
 /// A donor that the file or annexd names.
 #[derive(Clone, Debug)]
@@ -137,13 +135,11 @@ pub fn judge(donor: &Donor, reached: &Result<Duration, Unreached>, around: Surro
         (Err(_), Some(DonorState::Up)) => {
             Check::warn(name, said, "ask again; if it stays so, new connections to the donor are refused")
         }
-        (Err(Unreached::Unknown(_)), _) => {
-            Check::fail(name, said, "correct the address in [[pool.donor]], or the name in DNS or /etc/hosts")
-        }
+        (Err(Unreached::Unknown(_)), _) => Check::fail(name, said, remedy::UNRESOLVED),
         (Err(Unreached::Failed(why)), _) if !why.contains("refused") => Check::fail(name, said, AT_THE_HOST),
-        (Err(Unreached::Failed(_)), _) => Check::fail(name, said, ON_THE_DONOR),
+        (Err(Unreached::Failed(_)), _) => Check::fail(name, said, remedy::REFUSED),
         (Ok(_), Some(DonorState::Lost | DonorState::Connecting)) if remedy::is_of_identity(why) => {
-            Check::fail(name, said, remedy::of_donor(why).unwrap_or(ON_THE_DONOR))
+            Check::fail(name, said, remedy::of_donor(why).unwrap_or(remedy::REFUSED))
         }
         (Ok(_), Some(DonorState::Lost)) => Check::fail(
             name,
