@@ -28,53 +28,45 @@ thread_local! {
     static END: Cell<Option<Instant>> = const { Cell::new(None) };
     /// Whether the present task was told that its turn is over.
     static IS_OVER: Cell<bool> = const { Cell::new(false) };
-    static LINE: RefCell<Line> = const { RefCell::new(Line { waiting: VecDeque::new(), is_called: false }) };
+    /// The wakers of tasks whose turn was over before they were done. The first one goes on.
+    static LINE: RefCell<VecDeque<Rc<Waker>>> = const { RefCell::new(VecDeque::new()) };
 }
 
-/// Tasks whose turn was over before they were done.
-struct Line {
-    waiting: VecDeque<Rc<Place>>,
-    /// Whether one has been called and has not had its turn yet.
-    is_called: bool,
-}
-
-struct Place {
-    is_called: Cell<bool>,
-    waker: Waker,
-}
-
-/// A task's place in the line. The next one is called when it leaves.
-struct InLine(Rc<Place>);
+/// A task's place in the line. When the first one leaves, the next is called.
+struct InLine(Rc<Waker>);
 
 impl InLine {
     fn join(waker: Waker) -> InLine {
-        let place = Rc::new(Place { is_called: Cell::new(false), waker });
-        LINE.with_borrow_mut(|line| line.waiting.push_back(place.clone()));
-        call_next();
-        InLine(place)
+        let place = InLine(Rc::new(waker));
+        LINE.with_borrow_mut(|line| line.push_back(place.0.clone()));
+        if place.is_first() {
+            call(&place.0);
+        }
+        place
+    }
+
+    fn is_first(&self) -> bool {
+        LINE.with_borrow(|line| line.front().is_some_and(|first| Rc::ptr_eq(first, &self.0)))
     }
 }
 
 impl Drop for InLine {
     fn drop(&mut self) {
-        LINE.with_borrow_mut(|line| match self.0.is_called.get() {
-            true => line.is_called = false,
-            false => line.waiting.retain(|place| !Rc::ptr_eq(place, &self.0)),
+        if !self.is_first() {
+            return LINE.with_borrow_mut(|line| line.retain(|place| !Rc::ptr_eq(place, &self.0)));
+        }
+        let next = LINE.with_borrow_mut(|line| {
+            line.pop_front();
+            line.front().cloned()
         });
-        call_next();
+        if let Some(next) = next {
+            call(&next);
+        }
     }
 }
 
-fn call_next() {
-    let called = LINE.with_borrow_mut(|line| {
-        let next = if line.is_called { None } else { line.waiting.pop_front() };
-        line.is_called |= next.is_some();
-        next
-    });
-    if let Some(place) = called {
-        place.is_called.set(true);
-        again(&mut Context::from_waker(&place.waker));
-    }
+fn call(waker: &Waker) {
+    again(&mut Context::from_waker(waker));
 }
 
 /// Runs a task whose steps pause.
@@ -83,7 +75,7 @@ pub async fn in_turns<F: Future>(task: F) -> F::Output {
     let mut place: Option<InLine> = None;
     poll_fn(|context| {
         // Whatever else it was woken for is found when it is called.
-        if place.as_ref().is_some_and(|place| !place.0.is_called.get()) {
+        if place.as_ref().is_some_and(|place| !place.is_first()) {
             return Poll::Pending;
         }
         END.set(None);
