@@ -16,6 +16,18 @@ const GRACE: Duration = Duration::from_secs(20);
 
 static SERIAL: AtomicU32 = AtomicU32::new(0);
 
+/// Bytes of memory that are a process's own: annexd has slabs of donors on its host mapped as well,
+/// and those fill as programs are evicted.
+///
+/// # Errors
+/// It has ended.
+pub fn own_memory(pid: i32) -> std::io::Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    kib.map(|kib| kib << 10).ok_or_else(|| std::io::Error::other(format!("process {pid} has no RssAnon: it has ended")))
+}
+
 pub struct Process {
     name: String,
     child: Child,

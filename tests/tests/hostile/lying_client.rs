@@ -10,7 +10,7 @@ use annex_fabric::verbs::protocol as verbs;
 use annex_shared::ids::{ClientId, Incarnation, RemoteAddr, Rkey, SessionKey, SlabId};
 use annex_shared::preamble::{AnswerError, LaneProof, MAC_LEN, PREAMBLE_LEN, Preamble, Proof, read_answer};
 use annex_shared::wire::{Event, Frames, Lease, Request, VERSION, Welcome, encode_frame, write_frame};
-use annex_tests::testbed::process::Process;
+use annex_tests::testbed::process::{Process, own_memory};
 use annex_tests::testbed::{Turn, bins, directory, port, wait_for};
 use std::fs;
 use std::io::{Read, Write};
@@ -50,12 +50,10 @@ struct Resources {
 
 impl Resources {
     fn of(pid: i32) -> Resources {
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
-        let anonymous = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("it has memory");
         let entries = |what| fs::read_dir(format!("/proc/{pid}/{what}")).expect("it runs").flatten();
         let is_socket = |path: PathBuf| fs::read_link(path).is_ok_and(|to| to.to_string_lossy().starts_with("socket:"));
         Resources {
-            memory: anonymous.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10,
+            memory: own_memory(pid).expect("it runs"),
             threads: entries("task").count(),
             sockets: entries("fd").filter(|entry| is_socket(entry.path())).count(),
         }

@@ -9,10 +9,10 @@ use annex_fabric::tcp::frame::{ANSWER_LEN, Request as Operation, Verb};
 use annex_shared::ids::SlabId;
 use annex_shared::printable::is_control;
 use annex_shared::wire::{Event, Request, Welcome, encode_frame};
+use annex_tests::testbed::process::own_memory;
 use annex_tests::testbed::{Donor, Job, Testbed, bins, directory, port, wait_for};
 use nix::sys::signal::Signal;
 use std::collections::{BTreeMap, VecDeque};
-use std::fs;
 use std::io::{self, Write};
 use std::net::TcpStream;
 use std::process::Command;
@@ -52,7 +52,7 @@ impl Bed {
             builder = builder.daemon_arg("--donor").daemon_arg(liar.addr.to_string());
         }
         let bed = builder.start();
-        let before = memory(bed.annexd.pid());
+        let before = own_memory(bed.annexd.pid()).expect("it runs");
         let mut stress = Command::new(bins::find("annex-stress"));
         stress.args(["--size", "40M", "--threads", "2", "--seconds", "0", "--features", "rw,scan", "--seed", "29"]);
         stress.arg("--dir").arg(directory());
@@ -64,7 +64,7 @@ impl Bed {
     /// The program was right, annexd has not grown, and who looks sees who is at fault.
     fn end(mut self, lines: usize) {
         goes_on("program", &self.bed);
-        let grown = memory(self.bed.annexd.pid()).saturating_sub(self.before);
+        let grown = own_memory(self.bed.annexd.pid()).expect("it runs").saturating_sub(self.before);
         assert!(grown < ALLOWANCE, "annexd grew by {grown} bytes");
         let status = self.bed.status();
         for liar in &self.liars {
@@ -92,13 +92,6 @@ impl Bed {
         let forged = FORGED.lines().nth(1).expect("its second line");
         assert!(!log.lines().any(|line| line.starts_with(forged.trim_end_matches('\u{202e}').trim_end())), "{log}");
     }
-}
-
-/// Memory of its own, not that of donors that it has mapped.
-fn memory(pid: i32) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("it has memory");
-    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
 }
 
 /// Which question, and which event answers it.

@@ -1,22 +1,14 @@
 //! Regions: what their programs write to the ring that they share with annexd.
 
 use super::{MINUTE, goes_on, stress};
+use annex_tests::testbed::process::own_memory;
 use annex_tests::testbed::{Testbed, nobody};
 use nix::sys::signal::Signal;
-use std::fs;
 use std::process::Stdio;
 use std::time::Duration;
 
 /// What annexd may grow by, beside a region that asks without end.
 const ALLOWANCE: u64 = 48 << 20;
-
-/// Bytes of memory that are a process's own: annexd has slabs of donors on its host mapped as well,
-/// and those fill as programs are evicted.
-fn own_memory(pid: i32) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("it has memory");
-    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
-}
 
 /// Every mark in the ring was a fault that annexd served or kept: other programs had none of theirs
 /// served for as long as it went on, and annexd grew.
@@ -30,12 +22,12 @@ fn a_region_that_asks_without_end_costs_itself_only() {
     let mut flood = bed.natively("flood", flood);
     flood.wait_says("ready", MINUTE);
     bed.wait_app("flood", MINUTE, |app| app.pages_in > 100);
-    let before = own_memory(bed.annexd.pid());
+    let before = own_memory(bed.annexd.pid()).expect("it runs");
     for _ in 0..10 {
         goes_on("honest", &bed);
         std::thread::sleep(Duration::from_secs(1));
     }
-    let grown = own_memory(bed.annexd.pid()).saturating_sub(before);
+    let grown = own_memory(bed.annexd.pid()).expect("it runs").saturating_sub(before);
     assert!(grown < ALLOWANCE, "annexd has grown by {grown} bytes");
     flood.signal(Signal::SIGTERM);
     let said = flood.wait(MINUTE).succeeded().stdout;

@@ -1,7 +1,7 @@
 //! annexd with a KV API for a test.
 
-use annex_tests::kv::bench::hostile;
 use annex_tests::kv::wire::Wire;
+use annex_tests::testbed::process::own_memory;
 use annex_tests::testbed::{Donor, Testbed};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ impl TestServer {
 
     /// Bytes of memory that annexd has for itself: not the pool of a donor in shared memory.
     pub fn memory(&self) -> usize {
-        hostile::memory(self.bed.annexd.pid()).expect("annexd runs")
+        own_memory(self.bed.annexd.pid()).expect("annexd runs") as usize
     }
 
     /// Watches that memory until it is asked for the most that it was.
@@ -55,7 +55,7 @@ impl TestServer {
             move || {
                 let mut most = 0;
                 while !over.load(Ordering::Relaxed)
-                    && let Ok(now) = hostile::memory(pid)
+                    && let Ok(now) = own_memory(pid).map(|bytes| bytes as usize)
                 {
                     most = most.max(now);
                     std::thread::sleep(Duration::from_millis(2));

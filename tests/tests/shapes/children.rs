@@ -2,6 +2,7 @@
 //! had, and nothing of them stays, neither in the family nor in annexd.
 
 use crate::scene::{LIMIT, bed, programs};
+use annex_tests::testbed::process::own_memory;
 use annex_tests::testbed::{Testbed, wait_for};
 use std::fs;
 use std::path::Path;
@@ -78,7 +79,5 @@ fn descriptors(bed: &Testbed) -> usize {
 /// Bytes of annexd's heap. (What it shares, its own tables and the memory of donors on this host,
 /// has descriptors.)
 fn memory(bed: &Testbed) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{}/status", bed.annexd.pid())).expect("annexd runs");
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("proc(5) has it");
-    line.trim_end_matches(" kB").trim().parse::<u64>().expect("a number") << 10
+    own_memory(bed.annexd.pid()).expect("annexd runs")
 }

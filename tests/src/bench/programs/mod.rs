@@ -12,7 +12,7 @@ use crate::access::zipf::Zipf;
 use crate::kv::bench::driver::{Driver, Tally, Until};
 use crate::kv::bench::load::{Load, Mix, Requests, keys};
 use crate::kv::bench::protocol::Protocol;
-use crate::testbed::process::Process;
+use crate::testbed::process::{Process, own_memory};
 use crate::testbed::{directory, port, wait_for};
 use anyhow::{Context, ensure};
 use nix::sys::signal::Signal;
@@ -283,9 +283,7 @@ fn killed(status: ExitStatus, place: &Place) -> bool {
 
 /// Anonymous memory that is resident, in bytes; 0 once it has ended.
 fn anonymous(process: &Process) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", process.pid())).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap_or_default();
-    line.trim().trim_end_matches("kB").trim().parse::<u64>().map_or(0, |kib| kib << 10)
+    own_memory(process.pid()).unwrap_or(0)
 }
 
 fn say(program: Program, kind: Kind, percent: u64, run: &Run) {

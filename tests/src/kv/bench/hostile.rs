@@ -6,6 +6,7 @@
 
 use super::super::wire::Wire;
 use super::contender::{Contender, Server};
+use crate::testbed::process::own_memory;
 use crate::testbed::{Donor, Testbed};
 use anyhow::Context;
 use hdrhistogram::Histogram;
@@ -71,7 +72,7 @@ fn table(name: &str, address: &str, pid: i32) -> anyhow::Result<String> {
     for kind in kinds() {
         let (mut alone, mut beside) = (Histogram::<u64>::new(3)?, Histogram::<u64>::new(3)?);
         let closed = number(&mut honest, "evicted_clients")?;
-        let before = memory(pid)?;
+        let before = own_memory(pid)?;
         let (mut most, mut account) = (0, 0);
         for _ in 0..ROUNDS {
             watch(&mut honest, &mut alone, pid)?;
@@ -149,13 +150,13 @@ fn connect(kind: &Kind, address: &str) -> Vec<Wire> {
 }
 
 /// Watches the honest client for a round: the most memory that annexd had.
-fn watch(honest: &mut Wire, latency: &mut Histogram<u64>, pid: i32) -> anyhow::Result<usize> {
+fn watch(honest: &mut Wire, latency: &mut Histogram<u64>, pid: i32) -> anyhow::Result<u64> {
     let (began, mut most) = (Instant::now(), 0);
     while began.elapsed() < ROUND {
         let asked = Instant::now();
         honest.ask(&["GET", "small"])?;
         latency.record(asked.elapsed().as_nanos() as u64)?;
-        most = most.max(memory(pid)?);
+        most = most.max(own_memory(pid)?);
         thread::sleep(EVERY.saturating_sub(asked.elapsed()));
     }
     Ok(most)
@@ -165,16 +166,6 @@ fn number(honest: &mut Wire, field: &str) -> anyhow::Result<usize> {
     let info = String::from_utf8_lossy(&honest.ask(&["INFO", "everything"])?).into_owned();
     let value = info.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
     Ok(value.with_context(|| format!("no {field} in INFO"))?.parse()?)
-}
-
-/// Bytes of memory that a process has for itself.
-///
-/// # Errors
-/// It has ended.
-pub fn memory(pid: i32) -> anyhow::Result<usize> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).context("no RssAnon")?;
-    Ok(line.trim().trim_end_matches(" kB").parse::<usize>()? << 10)
 }
 
 fn send(wire: &mut Wire, bytes: &[u8]) -> std::io::Result<()> {
