@@ -128,11 +128,15 @@ fn mend(space: &Space, lookup: &Lookup, registered: (u64, u64)) -> io::Result<bo
     if space.app.region().is_some() {
         return Ok(false);
     }
+    let staging = space.staging.lock().0;
     let mut mended = false;
     for is_upper in [false, true] {
         let mut at = if is_upper { registered.1 } else { registered.0 };
         for _ in 0..MOST_LOOKED_AT {
             let Some((below, above)) = lookup.meet(at)? else { break };
+            if [below.start, above.start].contains(&staging) {
+                break;
+            }
             let is_done = space.uffd.register(below.start, above.end - below.start).is_ok();
             // Two that stay two were no halves of one.
             if !is_done || lookup.at(at)?.is_none_or(|m| m.start == at) {
