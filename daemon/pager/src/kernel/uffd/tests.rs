@@ -104,7 +104,6 @@ fn a_page_that_a_stopped_move_took_along_is_found_in_staging() {
     const ROUNDS: u32 = 100_000;
     // On a busy host each handing over takes milliseconds.
     const ENOUGH: Duration = Duration::from_secs(30);
-    const END: u32 = u32::MAX;
     let uffd = context(FEATURES);
     let (source, staging) =
         (memmap2::MmapMut::map_anon(PAGE).expect("memory"), memmap2::MmapMut::map_anon(PAGE).expect("memory"));
@@ -113,7 +112,7 @@ fn a_page_that_a_stopped_move_took_along_is_found_in_staging() {
     uffd.register_missing(dst, PAGE as u64).expect("staging is registered");
     let mut pagemap = Pagemap::open(std::process::id() as i32).expect("our pagemap");
     let (turn, done, over) = (AtomicU32::new(0), AtomicU32::new(0), AtomicBool::new(false));
-    let (mut miscounted, mut moved_in_all, mut rounds) = (0, 0, 0);
+    let (mut miscounted, mut moved_in_all, mut round) = (0, 0, 0);
     std::thread::scope(|threads| {
         threads.spawn(|| {
             // Serves the writer that comes when the page has left.
@@ -130,11 +129,9 @@ fn a_page_that_a_stopped_move_took_along_is_found_in_staging() {
         });
         threads.spawn(|| {
             let mut last = 0;
-            loop {
+            while !over.load(SeqCst) {
                 let round = turn.load(SeqCst);
-                if round == END {
-                    break;
-                } else if round == last {
+                if round == last {
                     std::thread::yield_now();
                     continue;
                 }
@@ -146,9 +143,8 @@ fn a_page_that_a_stopped_move_took_along_is_found_in_staging() {
             }
         });
         let began = Instant::now();
-        while rounds < ROUNDS && (rounds < ROUNDS / 100 || began.elapsed() < ENOUGH) {
-            rounds += 1;
-            let round = rounds;
+        while round < ROUNDS && (round < ROUNDS / 100 || began.elapsed() < ENOUGH) {
+            round += 1;
             // SAFETY: the page is as long as said.
             assert_eq!(unsafe { uffd.copy(src, page_of(round).as_ptr(), PAGE as u64, true, true) }, Installed::Done);
             turn.store(round, SeqCst);
@@ -177,8 +173,7 @@ fn a_page_that_a_stopped_move_took_along_is_found_in_staging() {
             }
         }
         over.store(true, SeqCst);
-        turn.store(END, SeqCst);
     });
-    println!("{moved_in_all} of {rounds} moved, {miscounted} of them though the kernel counted none");
-    assert!(moved_in_all > rounds / 10);
+    println!("{moved_in_all} of {round} moved, {miscounted} of them though the kernel counted none");
+    assert!(moved_in_all > round / 10);
 }
