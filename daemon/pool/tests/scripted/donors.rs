@@ -1,7 +1,7 @@
 //! Donors that are lost, away, back, recalled, added and removed, and what becomes of their
 //! replicas.
 
-use super::donor_of;
+use super::{donor_of, never_away};
 use annex_fabric::ErrorKind;
 use annex_host::events::{self, Ring};
 use annex_pool::{IoError, SlotRun};
@@ -386,7 +386,7 @@ fn a_restarted_donor_is_never_read_for_what_it_held_before() {
 
 #[test]
 fn a_broken_control_connection_alone_loses_nothing() {
-    let bed = Bed::with(&[8, 8], 2, |c| c.lost_after = TimeSpan(Duration::from_secs(8)));
+    let bed = Bed::with(&[8, 8], 2, never_away);
     let mut lane = bed.lane();
     let runs = bed.reserve(16);
     write(&mut lane, &runs, 1).unwrap();
