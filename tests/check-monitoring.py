@@ -3,7 +3,8 @@
 
 Each metric and label that an alert or a panel asks for must stand in docs/metrics.md, which a test
 holds against the code. Each condition of `annex status` has an alert, and each alert a line in the
-manual and a test. promtool, whose path is given, judges rules, tests and every expression.
+manual and a test. promtool, whose path is given, judges rules, tests, every expression, and the
+names, types and descriptions of all metrics.
 """
 
 import json
@@ -15,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = ROOT / "packaging/monitoring"
-ROW = re.compile(r"^\| `(annex\w+)` \| (\w+) \| [^|]* \| ([^|]*) \|", re.M)
+ROW = re.compile(r"^\| `(annex\w+)` \| (\w+) \| [^|]* \| ([^|]*) \| ([^|\n]*) \|", re.M)
 METRIC = re.compile(r"\bannexd?_\w+")
 # Every metric has these from Prometheus or from its type.
 ALWAYS = {"instance", "job", "le"}
@@ -27,7 +28,7 @@ problems = []
 def known_metrics():
     """Each series' labels, by its name."""
     known = {}
-    for name, kind, labels in ROW.findall((ROOT / "docs/metrics.md").read_text()):
+    for name, kind, labels, _ in ROW.findall((ROOT / "docs/metrics.md").read_text()):
         for end in ("_bucket", "_sum", "_count") if kind == "histogram" else ("",):
             known[name + end] = set(re.findall(r"`(\w+)`", labels))
     return known
@@ -101,8 +102,18 @@ def check_dashboard(known):
     return rules
 
 
-def promtool(tool, *arguments):
-    ran = subprocess.run([tool, *arguments], cwd=SHIPPED, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def shown():
+    """One sample of each metric, as a daemon that has them all would show them."""
+    for name, kind, _, text in ROW.findall((ROOT / "docs/metrics.md").read_text()):
+        yield f"# HELP {name} {text}\n# TYPE {name} {kind}"
+        if kind == "histogram":
+            yield f'{name}_bucket{{le="+Inf"}} 1\n{name}_sum 1\n{name}_count 1'
+        else:
+            yield f"{name} 1"
+
+
+def promtool(tool, *arguments, read=None):
+    ran = subprocess.run([tool, *arguments], cwd=SHIPPED, input=read, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if ran.returncode != 0:
         problems.append(f"promtool {' '.join(arguments)}:\n{ran.stdout}")
 
@@ -113,6 +124,7 @@ def main(tool):
     panels = check_dashboard(known)
     promtool(tool, "check", "rules", "alerts.yml")
     promtool(tool, "test", "rules", "alerts-test.yml")
+    promtool(tool, "check", "metrics", read="\n".join(shown()) + "\n")
     with tempfile.NamedTemporaryFile("w", suffix=".yml") as rules:
         rules.write("\n".join(panels) + "\n")
         rules.flush()
