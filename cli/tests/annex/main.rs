@@ -15,9 +15,11 @@ use annex_shared::api::{ApiError, AppInfo, ErrorCode, Limit, SlabInfo, Status};
 use annexd::{Annexd, NOBODY, Said};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use std::io::{BufRead, BufReader};
+use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
 
 #[test]
 fn donors_are_listed_added_and_removed() {
@@ -67,10 +69,11 @@ fn a_run_command_gets_its_input_arguments_and_app_id() {
 fn a_signal_kills_the_command_itself() {
     let annexd = Annexd::start();
     for signal in [Signal::SIGTERM, Signal::SIGINT] {
-        let mut command = annexd.command(&["run", "--", "sh", "-c", "echo ready; exec sleep 60"]);
-        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let mut child = annexd.command(&["run", "--", "sleep", "1000"]).spawn().unwrap();
+        while fs::read_to_string(format!("/proc/{}/comm", child.id())).unwrap() != "sleep\n" {
+            assert_eq!(child.try_wait().unwrap(), None);
+            thread::sleep(Duration::from_millis(5));
+        }
         kill(Pid::from_raw(child.id() as i32), signal).unwrap();
         assert_eq!(child.wait().unwrap().signal(), Some(signal as i32));
     }
