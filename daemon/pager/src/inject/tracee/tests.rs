@@ -134,3 +134,37 @@ fn a_stopped_thread_is_stopped_afterwards() {
     disturb(child.pid()).expect("it can be borrowed");
     child.await_state('T');
 }
+
+/// SIGSTOP can't be blocked; one that came while a thread made a call for us was lost.
+#[test]
+fn a_process_that_is_stopped_while_it_makes_a_call_for_us_is_stopped_afterwards() {
+    let child = Child::run(|| {
+        loop {
+            std::thread::sleep(Duration::from_secs(60));
+        }
+    });
+    let pid = child.pid();
+    // SAFETY: our own child.
+    let stop = move || unsafe { libc::kill(pid, libc::SIGSTOP) };
+    let made_to = |act: fn(&mut Tracee, &dyn Fn() -> i32)| {
+        std::thread::spawn(move || {
+            let (mut tracee, _) = borrow(pid).unwrap();
+            act(&mut tracee, &stop);
+            tracee.release().unwrap();
+        })
+        .join()
+        .unwrap();
+        child.await_state('T');
+        // SAFETY: our own child.
+        unsafe { libc::kill(pid, libc::SIGCONT) };
+        child.await_state('S');
+    };
+    made_to(|tracee, stop| {
+        stop();
+        assert_eq!(tracee.syscall(libc::SYS_getpid, [0; 6]).unwrap(), i64::from(tracee.tid()));
+    });
+    made_to(|tracee, stop| {
+        assert_eq!(tracee.syscall(libc::SYS_getpid, [0; 6]).unwrap(), i64::from(tracee.tid()));
+        stop();
+    });
+}
