@@ -27,7 +27,7 @@ fn what_no_donor_has_room_for_lies_in_the_file_and_moves_to_donors_that_are_adde
     write(&mut lane, &runs, 1).unwrap();
     assert!(all_right(&mut lane, &runs, 1));
     assert_eq!(bed.pool.info().spilled, 2 * EXTENT);
-    assert!(file(&bed.pool).slabs_held >= 2);
+    eventually("the file's slabs are told", || file(&bed.pool).slabs_held >= 2);
     let warnings = bed.pool.warnings();
     assert!(warnings.iter().any(|w| w.contains("the last tier is in use: 512 KiB")), "{warnings:?}");
 
