@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 
 /// How long a task goes on before the others have their turn. A step comes on top.
 const TURN: Duration = Duration::from_micros(250);
+/// The same for one that goes on from the line: it is long, and small requests wait for it.
+const NEXT_TURN: Duration = Duration::from_micros(100);
 
 /// So many small things need not ask for a turn each.
 pub const STEP: usize = 16;
@@ -78,7 +80,7 @@ pub async fn in_turns<F: Future>(task: F) -> F::Output {
         if place.as_ref().is_some_and(|place| !place.is_first()) {
             return Poll::Pending;
         }
-        END.set(None);
+        END.set(place.is_some().then(|| Instant::now() + NEXT_TURN));
         IS_OVER.set(false);
         let polled = task.as_mut().poll(context);
         let goes_on = polled.is_pending() && IS_OVER.get();
@@ -97,6 +99,11 @@ pub fn is_over() -> bool {
     let is_over = now >= end;
     IS_OVER.set(is_over || IS_OVER.get());
     is_over
+}
+
+/// Whether some tasks' turn was over before they were done.
+pub fn is_lined_up() -> bool {
+    LINE.with_borrow(|line| !line.is_empty())
 }
 
 /// Has the task polled again when the others had their turn.

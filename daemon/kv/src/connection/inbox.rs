@@ -12,7 +12,7 @@ use std::task::{Context, Poll, ready};
 
 /// What a read is given room for, at least and, if the client keeps filling it, at most.
 const READ: usize = 16 << 10;
-const MAX_READ: usize = 256 << 10;
+const MAX_READ: usize = 64 << 10;
 /// What a client is given that has not authenticated.
 const READ_STRANGER: usize = 1 << 10;
 /// An empty buffer that is larger by this factor than what is going to be read is given back.

@@ -6,6 +6,7 @@ use crate::reply::Reply;
 use crate::resp::{Limits, Peeked, ProtocolError};
 use crate::server::Statistics;
 use crate::store::{Soon, TOGETHER};
+use crate::turn;
 use annex_host::repeated;
 use bytes::Bytes;
 use std::io;
@@ -27,14 +28,15 @@ impl Connection {
     }
 
     /// Adds hints for what the next requests will need, so that it is looked for together. False:
-    /// there is nothing, or one request only, which may not wait for others.
+    /// there is nothing, or one request only, which may not wait for others. Nor is it to wait
+    /// where some of these are long.
     pub fn add_prefetch_hints(&mut self, may_wait: bool) -> bool {
         let (server, db) = (&self.session.server, self.session.client.db.get());
         let peeked = self.inbox.peek().filter(|_| !self.session.must_authenticate());
         let Some(peeked) = peeked else { return false };
         let next = peeked.take(TOGETHER).map_while(wanted);
         self.hinted = next.clone().count();
-        let has_company = self.hinted > 1 || (may_wait && server.clients.borrow().len() > 1);
+        let has_company = self.hinted > 1 || (may_wait && server.clients.borrow().len() > 1 && !turn::is_lined_up());
         if self.hinted == 0 || !has_company {
             return false;
         }

@@ -15,6 +15,7 @@ use tokio::sync::watch;
 
 /// Commands that begin in one round: none of them may have to wait.
 const AT_ONCE: usize = 64;
+
 /// Rounds a busy connection may take before others have their turn.
 const ROUNDS: u32 = 8;
 
@@ -128,7 +129,8 @@ impl Connection {
             let is_done = self.flights.is_empty() && self.streaming.is_none() && self.outbox.is_empty();
             return if is_done { Poll::Ready(Event::Closed) } else { Poll::Pending };
         }
-        if self.rounds >= ROUNDS || (self.rounds > 1 && turn::is_over()) {
+        let reads_on = self.rounds >= ROUNDS && !self.backlog;
+        if reads_on || (self.rounds > u32::from(!self.backlog) && turn::is_over()) {
             self.rounds = 0;
             turn::again(context);
             return Poll::Pending;

@@ -47,6 +47,12 @@ impl Wire {
     fn is_silent(&self) -> bool {
         self.stream.try_read(&mut [0]).is_err_and(|error| error.kind() == WouldBlock)
     }
+
+    /// Reads what there is, and says how much that was.
+    fn drain(&self) -> usize {
+        let mut answers = vec![0; 1 << 20];
+        std::iter::from_fn(|| self.stream.try_read(&mut answers).ok()).sum()
+    }
 }
 
 fn server(alone: &Alone) -> Rc<Server> {
@@ -97,6 +103,36 @@ fn a_pipeline_of_slow_requests_gives_way_to_others() {
             before = begun();
         }
         assert!(most <= MANY / 2, "{most} of {MANY} in one turn");
+    });
+}
+
+#[test]
+fn a_small_request_waits_for_one_pipeline_not_for_all() {
+    const PIPELINES: usize = 8;
+    let alone = Alone::new();
+    alone.block_on(async {
+        let server = server(&alone);
+        let mut small = Wire::new(&server);
+        small.send("SET key value\r\n").await;
+        small.expect("+OK\r\n").await;
+        let pipelines: Vec<Wire> = (0..PIPELINES).map(|_| Wire::new(&server)).collect();
+        let requests = "GET key\r\n".repeat(1000);
+        for wire in &pipelines {
+            wire.stream.writable().await.unwrap();
+            while wire.stream.try_write(requests.as_bytes()).is_ok() {}
+        }
+        while server.stats.commands.get() < 1000 * PIPELINES as u64 {
+            tokio::task::yield_now().await;
+        }
+        for _ in 0..20 {
+            pipelines.iter().for_each(|wire| {
+                wire.drain();
+            });
+            small.send("GET key\r\n").await;
+            small.expect("$5\r\nvalue\r\n").await;
+            let went_first = pipelines.iter().filter(|wire| wire.drain() > 0).count();
+            assert!(went_first <= 2, "{went_first} of {PIPELINES} pipelines went first");
+        }
     });
 }
 

@@ -1,10 +1,13 @@
 //! A connection's socket. Shared: while the KV API's thread reads, an I/O thread may send.
 
-use bytes::BytesMut;
+use bytes::{BufMut, BytesMut};
 use std::io::{self, ErrorKind, IoSlice};
 use std::task::{Context, Poll, ready};
 use tokio::io::Interest;
 use tokio::net::{TcpStream, UnixStream};
+
+/// Bytes of one read: copying more takes long.
+const AT_ONCE: usize = 256 << 10;
 
 pub enum Stream {
     Tcp(TcpStream),
@@ -19,15 +22,17 @@ impl Stream {
         }
     }
 
-    /// Reads into the room that there is. A read that does not fill it has emptied the socket: the
-    /// next one waits for the kernel's word, without asking for nothing first.
+    /// Reads into the room that there is, [`AT_ONCE`] at a time. A read that does not fill that has
+    /// emptied the socket: the next one waits for the kernel's word, without asking for nothing
+    /// first.
     pub fn poll_read(&self, into: &mut BytesMut, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
         loop {
             ready!(self.poll_readable(context))?;
-            let room = into.capacity() - into.len();
+            let room = (into.capacity() - into.len()).min(AT_ONCE);
+            let mut into = into.limit(AT_ONCE);
             let read = match self {
-                Stream::Tcp(stream) => stream.try_read_buf(into),
-                Stream::Unix(stream) => stream.try_read_buf(into),
+                Stream::Tcp(stream) => stream.try_read_buf(&mut into),
+                Stream::Unix(stream) => stream.try_read_buf(&mut into),
             };
             match read {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
