@@ -4,5 +4,6 @@ mod conditions;
 pub mod config;
 pub mod control;
 pub mod flags;
+pub mod heap;
 pub mod metrics;
 pub mod web;

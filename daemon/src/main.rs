@@ -7,6 +7,7 @@ use annex_daemon::control::{
     Apps, BindError, Control, ControlSocket, Donors, Operators, host, running, server, stop, watchdog,
 };
 use annex_daemon::flags::{Command, Flags, WaitFlag};
+use annex_daemon::heap::Heap;
 use annex_daemon::web;
 use annex_host::fd_keeper::{self, FdKeeper, Inheritance, Kept};
 use annex_host::{event, events, failpoint, log};
@@ -34,6 +35,9 @@ use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{Receiver, channel};
+
+#[global_allocator]
+static HEAP: Heap = Heap;
 
 /// The group whose members may manage all apps.
 const OPERATORS: &str = "annex";

@@ -4,6 +4,7 @@
 //! memory is locked (as it is touched, so that sparse tables stay sparse), and it is the last
 //! process the kernel should kill to make room.
 
+use crate::heap;
 use nix::sys::mman::{MlockAllFlags, mlockall};
 use nix::sys::resource::{RLIM_INFINITY, Resource, UsageWho, getrlimit, getrusage, setrlimit};
 use std::fs;
@@ -57,7 +58,7 @@ pub fn check() -> Result<(), HostError> {
 /// killer's list. Returns what could not be had and is not vital.
 pub fn settle_in() -> Result<Vec<String>, HostError> {
     let mut warnings = Vec::new();
-    annex_host::heap::settle_in();
+    heap::settle_in();
     let memlock = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
     if memlock.is_err() && !has(effective_capabilities().unwrap_or(0), 14) {
         // With a limit and no CAP_IPC_LOCK the lock would hold now and fail some later allocation.

@@ -11,12 +11,10 @@
 //! - [`repeats`]: lines of a log that one incident yields by the hundred.
 //! - [`rights`]: descriptors over Unix sockets.
 //! - [`sentinel`]: a thread that panics takes its daemon with it.
-//! - [`heap`]: which memory the C library gives back.
 
 pub mod events;
 pub mod failpoint;
 pub mod fd_keeper;
-pub mod heap;
 pub mod latency;
 pub mod log;
 pub mod mapped;

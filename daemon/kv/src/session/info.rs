@@ -157,7 +157,7 @@ fn memory(server: &Server) -> String {
         ("mem_clients_normal", &server.memory.held()),
         ("mem_cluster_links", &0),
         ("mem_aof_buffer", &0),
-        ("mem_allocator", &"libc"),
+        ("mem_allocator", &"jemalloc"),
         ("active_defrag_running", &0),
         ("lazyfree_pending_objects", &facts.freeing),
         ("lazyfreed_objects", &facts.freed),
