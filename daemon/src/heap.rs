@@ -1,7 +1,7 @@
 //! annexd's heap: what is free in it goes back to the host.
 //!
-//! annexd's memory is locked, so what the heap keeps is lost to the host, and only by unmapping it
-//! can it be given back: MADV_DONTNEED, on which most allocators depend, is refused. jemalloc unmaps
+//! annexd's memory is locked, so what the heap keeps is lost to the host. It can be given back by
+//! unmapping it only: MADV_DONTNEED, on which most allocators depend, is refused. jemalloc unmaps
 //! what has been free for a second, on a thread of its own.
 //!
 //! Large buffers are the C library's: it maps each by itself, unmaps it when it is freed, and has
