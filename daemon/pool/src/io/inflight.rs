@@ -214,6 +214,10 @@ impl<T> Table<T> {
         Some(value)
     }
 
+    pub fn get(&self, at: u32) -> Option<&T> {
+        self.entries.get(at as usize)?.value.as_ref()
+    }
+
     /// What a completion will be recognised by.
     pub fn tag(&self, at: u32) -> u64 {
         u64::from(self.entries[at as usize].serial) << 32 | u64::from(at)

@@ -151,6 +151,8 @@ impl World<'_> {
                 return self.end_read(at, n);
             }
             read.attempts.remove(n);
+            // The older one is late, and has no company any more.
+            read.attempts[..n].iter_mut().for_each(|older| older.is_hedged = false);
             read.asked.tries[usize::from(attempt.index)] += 1;
             let hangs = self.donors[attempt.donor].absence.hang.is_some();
             if found.is_none() && !is_broken && !hangs {

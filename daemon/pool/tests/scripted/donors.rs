@@ -2,7 +2,7 @@
 //! replicas.
 
 use super::{are_whole, donor_of, never_away};
-use annex_fabric::ErrorKind;
+use annex_fabric::{ErrorKind, OpKind};
 use annex_host::events::{self, Ring};
 use annex_pool::{IoError, SlotRun};
 use annex_pool_testbed::{Bed, Fate, SLOTS, eventually, finish, post_write, read, write};
@@ -353,6 +353,40 @@ fn a_read_that_takes_too_long_is_answered_by_another_replica() {
     // nothing was lost.
     let all = lane.alloc(256).expect("some pages of the arena are gone");
     lane.free(all);
+}
+
+/// The first one is silent, the second one fails: the read waited for the first although the third
+/// had the page.
+#[test]
+fn a_late_read_whose_company_fails_gets_other_company() {
+    let bed = Bed::with(&[8, 8, 8], 3, |c| c.read_timeout = TimeSpan(Duration::from_millis(30)));
+    let mut lane = bed.lane();
+    let run = bed.reserve(1)[0];
+    write(&mut lane, &[run], 1).unwrap();
+    // Which one is asked first is not known.
+    for silent in [0, 1, 2].into_iter().cycle().take(60) {
+        let fails = Arc::new(AtomicBool::new(true));
+        for agent in &bed.agents {
+            let fails = fails.clone();
+            agent.script(move |op| match op.kind == OpKind::Read && fails.swap(false, SeqCst) {
+                true => Fate::Fail(ErrorKind::RemoteOperation),
+                false => Fate::Do,
+            });
+        }
+        bed.agents[silent].hold(true);
+        let before = bed.pool.info().hedged_reads;
+        assert_eq!(read(&mut lane, run, 1), Ok(true));
+        if bed.pool.info().hedged_reads >= before + 2 {
+            return;
+        }
+        fails.store(false, SeqCst);
+        bed.agents[silent].hold(false);
+        eventually("late answers are taken", || {
+            lane.poll(&mut Vec::new());
+            lane.pages_out() == 0
+        });
+    }
+    panic!("no read had company twice");
 }
 
 #[test]

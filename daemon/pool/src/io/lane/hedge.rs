@@ -32,6 +32,22 @@ pub(super) fn hedge(lane: &mut LaneState, now: Instant) {
     }
 }
 
+/// An attempt of this job has ended. The one that is left, if it is late, has no company any more:
+/// it gets other company.
+pub(super) fn attempt_ended(lane: &mut LaneState, job: u32, now: Instant) {
+    let Some(Work::Read(read)) = lane.jobs.get(job).map(|job| job.work) else { return };
+    let [left, NIL] = read.attempts else { return };
+    if left == NIL {
+        return;
+    }
+    let patience = patience(lane);
+    let end = &mut lane.ends[usize::from(lane.ops[left].donor.0)];
+    if now >= patience.due(lane.ops[left].time, end.quantile.late_ns()) {
+        end.reads.remove(&mut lane.ops, left);
+        second(lane, left, now);
+    }
+}
+
 fn second(lane: &mut LaneState, op: u32, now: Instant) {
     let job = lane.ops[op].job;
     if job == NIL {

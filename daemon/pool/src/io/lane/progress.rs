@@ -2,7 +2,7 @@
 
 use super::end::End;
 use super::state::LaneState;
-use super::{posting, read, silence, spare, write};
+use super::{hedge, posting, read, silence, spare, write};
 use crate::coordinator::news::News;
 use crate::io::inflight::{Direction, NIL};
 use crate::io::mailbox::Delivery;
@@ -69,6 +69,7 @@ fn complete(lane: &mut LaneState, end_at: usize, completion: Completion, now: In
                     Ok(()) => read::verify(lane, op, now),
                     Err(kind) => read::read_failed(lane, op, kind, now),
                 }
+                hedge::attempt_ended(lane, op.job, now);
             }
         }
         (Direction::Write, Ok(())) => {
@@ -188,6 +189,7 @@ fn keep_or_drop(lane: &mut LaneState, at: u32, now: Instant) {
             spare::attempt_completed(lane, op.job, at);
             spare::drop_spare(lane, &op);
             read::read_on(lane, op.job, now);
+            hedge::attempt_ended(lane, op.job, now);
         }
         _ => lane.ends[usize::from(op.donor.0)].waiting.push(&mut lane.ops, at),
     }
