@@ -286,7 +286,7 @@ fn replace(pid: i32) -> anyhow::Result<()> {
 
 /// Ends this annexd at once, as a kill would: the next one finds everything with the keeper.
 fn hand_over() -> ! {
-    tracing::info!("handing over to the next annexd; programs go on when it has started");
+    event!(INFO, HandedOver of events::DAEMON, "hands over to the next annexd; programs go on when it has started");
     stop::notify(&[NotifyState::Status("handed over to the next annexd")]);
     // SAFETY: ends the process; nothing here needs to be taken down, and no destructor may let go
     // of what programs depend on.

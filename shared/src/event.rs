@@ -85,6 +85,8 @@ kinds! {
     AppStopped = 19 "app_stopped",
     /// The disk under the spill file gave an error, or had no room.
     SpillFailed = 20 "spill_failed",
+    /// annexd ended for the next one to take over.
+    HandedOver = 21 "handed_over",
 }
 
 impl EventKind {

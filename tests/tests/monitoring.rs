@@ -74,6 +74,9 @@ fn a_donor_that_goes_and_comes_is_told_of_after_a_kill_of_annexd_too() {
     // What happens again within a minute is counted where it stands.
     let what = |events: &[Event]| -> Vec<_> { events.iter().map(|e| (e.seq, e.kind, e.subject.clone())).collect() };
     assert_eq!(what(&after)[..before.len()], what(&before), "events of the annexd before are missing");
+    assert!(!has(&bed, EventKind::HandedOver), "it was killed");
+    bed.take_over();
+    wait_for("the annexd before to have handed over", MINUTE, || has(&bed, EventKind::HandedOver));
     job.signal(Signal::SIGUSR1);
     job.wait(2 * MINUTE).succeeded();
     wait_for("the end of the app", MINUTE, || has(&bed, EventKind::AppEnded));
