@@ -25,10 +25,15 @@ SEVERITIES = {"critical", "warning", "info"}
 problems = []
 
 
+def rows():
+    """Each metric's name, type, labels and description."""
+    return ROW.findall((ROOT / "docs/metrics.md").read_text())
+
+
 def known_metrics():
     """Each series' labels, by its name."""
     known = {}
-    for name, kind, labels, _ in ROW.findall((ROOT / "docs/metrics.md").read_text()):
+    for name, kind, labels, _ in rows():
         for end in ("_bucket", "_sum", "_count") if kind == "histogram" else ("",):
             known[name + end] = set(re.findall(r"`(\w+)`", labels))
     return known
@@ -104,7 +109,7 @@ def check_dashboard(known):
 
 def shown():
     """One sample of each metric, as a daemon that has them all would show them."""
-    for name, kind, _, text in ROW.findall((ROOT / "docs/metrics.md").read_text()):
+    for name, kind, _, text in rows():
         yield f"# HELP {name} {text}\n# TYPE {name} {kind}"
         if kind == "histogram":
             yield f'{name}_bucket{{le="+Inf"}} 1\n{name}_sum 1\n{name}_count 1'

@@ -6,8 +6,8 @@
 //! one turn.
 //!
 //! Tasks whose turn was over before they were done stand in one line: one of them goes on at a
-//! time, then all that is ready has its turn, and the sockets are looked at. So a small request
-//! waits for one turn, however many long ones are under way.
+//! time, for [`NEXT_TURN`]; then all that is ready has its turn, and the sockets are looked at. So
+//! a small request waits for one turn, however many long ones are under way.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;

@@ -15,8 +15,7 @@ use tokio::sync::watch;
 
 /// Commands that begin in one round: none of them may have to wait.
 const AT_ONCE: usize = 64;
-
-/// Rounds a busy connection may take before others have their turn.
+/// Rounds that a connection which reads on may take before others have their turn.
 const ROUNDS: u32 = 8;
 
 /// What woke the connection.
@@ -129,8 +128,11 @@ impl Connection {
             let is_done = self.flights.is_empty() && self.streaming.is_none() && self.outbox.is_empty();
             return if is_done { Poll::Ready(Event::Closed) } else { Poll::Pending };
         }
-        let reads_on = self.rounds >= ROUNDS && !self.backlog;
-        if reads_on || (self.rounds > u32::from(!self.backlog) && turn::is_over()) {
+        let gives_way = match self.backlog {
+            true => self.rounds > 0 && turn::is_over(),
+            false => self.rounds >= ROUNDS || (self.rounds > 1 && turn::is_over()),
+        };
+        if gives_way {
             self.rounds = 0;
             turn::again(context);
             return Poll::Pending;

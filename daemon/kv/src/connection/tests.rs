@@ -125,9 +125,9 @@ fn a_small_request_waits_for_one_pipeline_not_for_all() {
             tokio::task::yield_now().await;
         }
         for _ in 0..20 {
-            pipelines.iter().for_each(|wire| {
+            for wire in &pipelines {
                 wire.drain();
-            });
+            }
             small.send("GET key\r\n").await;
             small.expect("$5\r\nvalue\r\n").await;
             let went_first = pipelines.iter().filter(|wire| wire.drain() > 0).count();

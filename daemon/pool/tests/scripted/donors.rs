@@ -4,7 +4,7 @@
 use super::{are_whole, donor_of, never_away};
 use annex_fabric::{ErrorKind, OpKind};
 use annex_host::events::{self, Ring};
-use annex_pool::{IoError, SlotRun};
+use annex_pool::{IoError, Lane, SlotRun};
 use annex_pool_testbed::{Bed, Fate, SLOTS, eventually, finish, post_write, read, write};
 use annex_shared::api::{DonorState, Limit};
 use annex_shared::config::{ByteSize, TimeSpan};
@@ -328,6 +328,13 @@ fn a_donor_is_added_and_another_removed_under_pages_that_stay() {
     assert!(runs.iter().all(|r| read(&mut lane, *r, 1) == Ok(true)));
 }
 
+fn take_late_answers(lane: &mut Lane) {
+    eventually("late answers are taken", || {
+        lane.poll(&mut Vec::new());
+        lane.pages_out() == 0
+    });
+}
+
 #[test]
 fn a_read_that_takes_too_long_is_answered_by_another_replica() {
     let bed = Bed::with(&[8, 8], 2, |c| c.read_timeout = TimeSpan(Duration::from_millis(30)));
@@ -343,10 +350,7 @@ fn a_read_that_takes_too_long_is_answered_by_another_replica() {
             assert_eq!(read(&mut lane, run, 1), Ok(true));
         }
         bed.agents[silent].hold(false);
-        eventually("late answers are taken", || {
-            lane.poll(&mut Vec::new());
-            lane.pages_out() == 0
-        });
+        take_late_answers(&mut lane);
     }
     assert!(bed.pool.info().hedged_reads > 0);
     // The arena is whole: nothing was given away that a late answer could still write to, and
@@ -381,10 +385,7 @@ fn a_late_read_whose_company_fails_gets_other_company() {
         }
         fails.store(false, SeqCst);
         bed.agents[silent].hold(false);
-        eventually("late answers are taken", || {
-            lane.poll(&mut Vec::new());
-            lane.pages_out() == 0
-        });
+        take_late_answers(&mut lane);
     }
     panic!("no read had company twice");
 }

@@ -62,13 +62,9 @@ impl Tracee {
     /// Makes the thread execute one system call; the raw result (negative errno on failure).
     pub fn syscall(&mut self, number: i64, args: [u64; 6]) -> Result<i64, TraceError> {
         self.set_registers(&self.registers_for(number, args))?;
-        let mut passed_on = 0;
         for _entry_then_exit in 0..2 {
             loop {
-                ptrace(libc::PTRACE_SYSCALL, self.tid, 0, passed_on).map_err(|_| TraceError::Died { tid: self.tid })?;
-                let status = wait(self.tid)?;
-                passed_on = to_pass_on(status);
-                match libc::WSTOPSIG(status) {
+                match libc::WSTOPSIG(self.next_stop(libc::PTRACE_SYSCALL)?) {
                     SYSCALL_STOP => break,
                     // Of the instruction itself, for all others are blocked: it would come again
                     // and again.
@@ -115,14 +111,21 @@ impl Tracee {
         // then stops before any instruction of the program's runs.
         self.set_registers(&self.registers_for(libc::SYS_getpid, [0; 6]))?;
         ptrace(libc::PTRACE_INTERRUPT, self.tid, 0, 0).map_err(died)?;
-        let mut passed_on = 0;
+        while self.next_stop(libc::PTRACE_CONT)? >> 16 != PTRACE_EVENT_STOP {}
+        self.detach()
+    }
+
+    /// Lets the thread go on by this request until it stops. SIGSTOP, which can't be blocked, is
+    /// passed on: it stops the process's other threads, and this one when it is let go.
+    fn next_stop(&self, request: libc::c_uint) -> Result<i32, TraceError> {
+        let mut signal = 0;
         loop {
-            ptrace(libc::PTRACE_CONT, self.tid, 0, passed_on).map_err(died)?;
+            ptrace(request, self.tid, 0, signal as usize).map_err(|_| TraceError::Died { tid: self.tid })?;
             let status = wait(self.tid)?;
-            if status >> 16 == PTRACE_EVENT_STOP {
-                return self.detach();
+            if status >> 16 != 0 || libc::WSTOPSIG(status) != libc::SIGSTOP {
+                return Ok(status);
             }
-            passed_on = to_pass_on(status);
+            signal = libc::SIGSTOP;
         }
     }
 
@@ -157,10 +160,4 @@ impl Tracee {
         ptrace(libc::PTRACE_SETREGS, self.tid, 0, std::ptr::from_ref(regs) as usize)
             .map_err(|_| TraceError::Died { tid: self.tid })
     }
-}
-
-/// The signal of a stop, if it has to reach the thread: SIGSTOP, which can't be blocked. It stops
-/// the process's other threads, and this one when it is let go.
-fn to_pass_on(status: i32) -> usize {
-    if status >> 16 == 0 && libc::WSTOPSIG(status) == libc::SIGSTOP { libc::SIGSTOP as usize } else { 0 }
 }

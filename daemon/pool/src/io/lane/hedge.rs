@@ -11,22 +11,18 @@ use crate::io::inflight::{NIL, Work};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-fn patience(lane: &LaneState) -> Patience {
-    Patience { most: lane.core.config.read_timeout.0, least: lane.core.config.hedge_after.0 }
+/// When an attempt is late.
+fn due(lane: &LaneState, op: u32) -> Instant {
+    let patience = Patience { most: lane.core.config.read_timeout.0, least: lane.core.config.hedge_after.0 };
+    let attempt = &lane.ops[op];
+    patience.due(attempt.time, lane.ends[usize::from(attempt.donor.0)].quantile.late_ns())
 }
 
 /// Gives company to reads whose time is up.
 pub(super) fn hedge(lane: &mut LaneState, now: Instant) {
     lane.timer.quiet(now);
-    let patience = patience(lane);
     for at in 0..lane.ends.len() {
-        let late_ns = lane.ends[at].quantile.late_ns();
-        while let Some(op) = lane.ends[at].reads.oldest() {
-            if now < patience.due(lane.ops[op].time, late_ns) {
-                break;
-            }
-            // Taken off the list: each attempt gets company once.
-            lane.ends[at].reads.remove(&mut lane.ops, op);
+        while let Some(op) = lane.ends[at].reads.oldest().filter(|op| now >= due(lane, *op)) {
             second(lane, op, now);
         }
     }
@@ -37,18 +33,14 @@ pub(super) fn hedge(lane: &mut LaneState, now: Instant) {
 pub(super) fn attempt_ended(lane: &mut LaneState, job: u32, now: Instant) {
     let Some(Work::Read(read)) = lane.jobs.get(job).map(|job| job.work) else { return };
     let [left, NIL] = read.attempts else { return };
-    if left == NIL {
-        return;
-    }
-    let patience = patience(lane);
-    let end = &mut lane.ends[usize::from(lane.ops[left].donor.0)];
-    if now >= patience.due(lane.ops[left].time, end.quantile.late_ns()) {
-        end.reads.remove(&mut lane.ops, left);
+    if left != NIL && now >= due(lane, left) {
         second(lane, left, now);
     }
 }
 
 fn second(lane: &mut LaneState, op: u32, now: Instant) {
+    // Off the list of those that may become late: company comes once, while it lasts.
+    lane.ends[usize::from(lane.ops[op].donor.0)].reads.remove(&mut lane.ops, op);
     let job = lane.ops[op].job;
     if job == NIL {
         return;
@@ -88,12 +80,8 @@ fn second(lane: &mut LaneState, op: u32, now: Instant) {
 
 /// Has the owner woken when the next read's time is up.
 pub(super) fn set_timer(lane: &mut LaneState) {
-    let patience = patience(lane);
-    let due = |at: usize| {
-        let op = lane.ends[at].reads.oldest()?;
-        Some(patience.due(lane.ops[op].time, lane.ends[at].quantile.late_ns()))
-    };
-    if let Some(at) = (0..lane.ends.len()).filter_map(due).min() {
+    let oldest = lane.ends.iter().filter_map(|end| end.reads.oldest());
+    if let Some(at) = oldest.map(|op| due(lane, op)).min() {
         let now = Instant::now();
         lane.timer.set(at.max(now), now);
     }
