@@ -1,8 +1,8 @@
 //! The tables: which program, what is done to it, and what it must come to.
 
 use crate::scene::Step::{
-    Attach, AttachOr, AttachOther, Cycles, Detach, Evicted, Exits, Faults, Go, KillAnnexd, KillStubs, Native, Run,
-    Says, StopAnnexd, TakeOver, Within,
+    Attach, AttachOr, AttachOther, Cycles, Detach, Evicted, Exits, Faults, Go, KillAnnexd, KillStubs, Native, Refused,
+    Run, Says, StopAnnexd, TakeOver, Within,
 };
 use crate::scene::{Case, Comes, Step};
 
@@ -77,7 +77,17 @@ pub const LIVES: &[Case] = &[
     right(
         "next-child-begins-a-namespace",
         &["begins_namespace"],
-        &[Native, Says("ready"), AttachOr("unshare(CLONE_NEWPID)"), Go],
+        &[Native, Says("ready"), Refused("unshare(CLONE_NEWPID)"), Go],
+    ),
+    right(
+        "the-namespace-of-its-children-has-ended",
+        &["begins_namespace", "ended"],
+        &[Native, Says("ready"), Refused("makes its processes in another PID namespace"), Go],
+    ),
+    right(
+        "scheduled-by-deadline",
+        &["chrt", "-d", "-T", "5000000", "-D", "20000000", "-P", "20000000", "0", "./holds", "40"],
+        &[Native, Says("ready"), Refused("SCHED_DEADLINE"), Go],
     ),
     right("main-thread-in-vfork", &["main_thread_in_vfork"], &[Native, Says("ready"), AttachOr("vfork"), Go]),
 ];

@@ -10,6 +10,7 @@
 //! not log.
 
 use crate::inject::stub::{Pause, STAGING, Seed, Stub, StubError};
+use crate::inject::tracee::TraceError;
 use crate::inject::{stub, tracee};
 use crate::kernel::process;
 use crate::kernel::uffd::Uffd;
@@ -35,7 +36,10 @@ enum Report {
         traces: StubTraces,
         pause_ns: u64,
     },
-    Failed(String),
+    Failed {
+        why: String,
+        is_the_programs: bool,
+    },
     /// What threads answered, and which one it was.
     Answers(Vec<(i32, Option<u64>)>),
 }
@@ -74,7 +78,7 @@ impl Drop for NewStub {
 /// Puts a stub into process `pid`, around the context behind `seed` or, if that is
 /// `/dev/userfaultfd`, a new one.
 pub fn inject(pid: i32, seed: BorrowedFd<'_>, is_device: bool) -> Result<NewStub, StubError> {
-    let failed = |error| StubError::Apart(format!("failed to start a tracing process: {error}"));
+    let failed = |error| apart(format!("failed to start a tracing process: {error}"), false);
     let (heard, word) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC).map_err(|errno| failed(errno.into()))?;
     let (said, tracer) = run(&[seed.as_raw_fd(), heard.as_raw_fd()], |mut report| {
         let seed = if is_device { Seed::Device(seed) } else { Seed::Inherited(seed) };
@@ -84,7 +88,12 @@ pub fn inject(pid: i32, seed: BorrowedFd<'_>, is_device: bool) -> Result<NewStub
                 let pause_ns = injected.pause.0.as_nanos() as u64;
                 Report::Injected { traces: injected.stub.traces(), pause_ns }
             }
-            Err(error) => Report::Failed(format!("{error}{}", hint(error))),
+            Err(error) => {
+                let hint = hint(pid, error);
+                let is_namespace = matches!(error, StubError::Trace(TraceError::BeginsNamespace { .. }));
+                let why = format!("{error}{}", hint.unwrap_or_default());
+                Report::Failed { why, is_the_programs: hint.is_some() || is_namespace }
+            }
         });
         drop(report);
         if let Ok(mut injected) = injected {
@@ -106,24 +115,31 @@ pub fn inject(pid: i32, seed: BorrowedFd<'_>, is_device: bool) -> Result<NewStub
         Ok(Report::Injected { traces, pause_ns }) => {
             return Ok(NewStub { traces, pause: Pause(Duration::from_nanos(pause_ns)), word: Some(word), tracer });
         }
-        Ok(Report::Failed(why)) => why,
-        Ok(Report::Answers(_)) | Err(_) => "the tracing process ended without a word".into(),
+        Ok(Report::Failed { why, is_the_programs }) => apart(why, is_the_programs),
+        Ok(Report::Answers(_)) | Err(_) => apart("the tracing process ended without a word".into(), false),
     };
     collect(tracer);
-    Err(StubError::Apart(why))
+    Err(why)
 }
 
-/// What to do about a failure that the program's own limits explain.
-fn hint(error: &StubError) -> &'static str {
-    let errno = match error {
-        StubError::Trace(error) => error.errno(),
-        _ => None,
-    };
-    match errno {
-        Some(libc::EMFILE | libc::EAGAIN | libc::ENOMEM) => {
-            "; the program's resource limits (prlimit -p PID) leave no room for it, and annexd can lift them with CAP_SYS_RESOURCE only"
+fn apart(why: String, is_the_programs: bool) -> StubError {
+    StubError::Apart { why, is_the_programs }
+}
+
+/// What of the program explains that it could not make the stub.
+fn hint(pid: i32, error: &StubError) -> Option<&'static str> {
+    let StubError::Trace(error) = error else { return None };
+    match error.errno()? {
+        libc::EAGAIN if process::has_deadlines(pid) => {
+            Some("; it is scheduled by deadline (SCHED_DEADLINE), and the kernel lets such a thread make no process")
         }
-        _ => "",
+        libc::ENOMEM if process::makes_processes_elsewhere(pid) => Some(
+            "; it makes its processes in another PID namespace (unshare, setns), whose first process may have ended",
+        ),
+        libc::EMFILE | libc::EAGAIN | libc::ENOMEM => Some(
+            "; the program's resource limits (prlimit -p PID) leave no room for it, and annexd can lift them with CAP_SYS_RESOURCE only",
+        ),
+        _ => None,
     }
 }
 

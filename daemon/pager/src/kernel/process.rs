@@ -192,6 +192,19 @@ pub fn begins_a_namespace(tid: i32) -> bool {
     namespace("pid").is_ok() && namespace("pid_for_children").is_err_and(|e| e.kind() == io::ErrorKind::NotFound)
 }
 
+/// Whether the processes that this one makes are in another PID namespace than it is itself
+/// (`unshare(CLONE_NEWPID)`, `setns`).
+pub fn makes_processes_elsewhere(pid: i32) -> bool {
+    let namespace = |of: &str| fs::read_link(format!("/proc/{pid}/ns/{of}")).ok();
+    namespace("pid") != namespace("pid_for_children")
+}
+
+/// Whether it is scheduled by deadline: such a thread can't make another process.
+pub fn has_deadlines(pid: i32) -> bool {
+    // SAFETY: no pointers.
+    unsafe { libc::sched_getscheduler(pid) & !libc::SCHED_RESET_ON_FORK == libc::SCHED_DEADLINE }
+}
+
 fn is_in_our_user_namespace(pid: i32) -> bool {
     let namespace = |of: &str| fs::read_link(format!("/proc/{of}/ns/user")).ok();
     namespace(&pid.to_string()) == namespace("self")

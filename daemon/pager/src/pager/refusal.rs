@@ -1,6 +1,7 @@
 //! What somebody who asked for something impossible reads.
 
 use crate::inject::attach::AttachError;
+use crate::inject::stub::StubError;
 use annex_shared::api::{ApiError, ErrorCode};
 
 pub fn error(kind: ErrorCode, message: String, remedy: &str) -> ApiError {
@@ -23,6 +24,9 @@ pub fn refused(e: AttachError) -> ApiError {
         AttachError::Foreign { .. } => (ErrorCode::Unsuitable, "end the other user of userfaultfd"),
         AttachError::NoRegion { .. } | AttachError::Waiters { .. } => {
             (ErrorCode::BadRequest, "use an annex-client library of annexd's version")
+        }
+        AttachError::Stub { source: StubError::Apart { is_the_programs: true, .. }, .. } => {
+            (ErrorCode::Unsuitable, "the program is unharmed; attach it again when that has changed")
         }
         AttachError::Stub { .. } | AttachError::System { .. } => {
             (ErrorCode::Internal, "the program is unharmed; see annexd's log")

@@ -43,9 +43,9 @@ pub enum StubError {
     Trace(#[from] TraceError),
     #[error("failed to {what}: {source}")]
     System { what: &'static str, source: io::Error },
-    /// As the tracing process said it.
-    #[error("{0}")]
-    Apart(String),
+    /// As the tracing process said it, and whether it is for something that the program did.
+    #[error("{why}")]
+    Apart { why: String, is_the_programs: bool },
     #[error("the stub does not answer")]
     Silent,
 }
