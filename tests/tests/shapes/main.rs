@@ -45,6 +45,15 @@ fn mappings_that_grow_while_they_are_registered_stay_whole() {
     play(bed_that_lingers("mapping-looked-up:10000"), 1, &[growing]);
 }
 
+/// Staging goes with the rest, and with it pages that have moved there and are not read yet: nobody
+/// misses them. annexd lingers between.
+#[test]
+fn who_unmaps_everything_during_an_eviction_is_not_stopped_for_it() {
+    let case = FAMILIES.iter().find(|case| case.name == "a-child-unmaps-everything").expect("it is in the table");
+    let several = ["first", "second", "third", "fourth", "fifth", "sixth"].map(|name| Case { name, ..*case });
+    play(bed_that_lingers("batch-moved:20000"), 3, &several);
+}
+
 #[test]
 fn families_stay_together_and_see_no_stranger() {
     play(bed(), 3, FAMILIES);

@@ -22,6 +22,6 @@ mod young;
 
 pub use changes::change;
 pub use guard_regions::{drop_guarded, heed_guards, look_for_guards};
-pub use settle::{drain, grows_up, settle_changes};
+pub use settle::{drain, grows_up, is_told_all, settle_changes};
 pub use window::Window;
 pub use young::bequeath;

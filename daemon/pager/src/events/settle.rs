@@ -46,6 +46,12 @@ pub fn grows_up(space: &Space, shared: &Shared) -> bool {
     !space.is_young()
 }
 
+/// Whether annexd has read all that has changed in the address space until now. (Who holds the
+/// core's lock and has applied what it read then knows that the records are right.)
+pub fn is_told_all(space: &Space) -> bool {
+    matches!(space.uffd.is_registered(NOWHERE), Probe::Registered | Probe::NotRegistered)
+}
+
 /// Closes the window if no change is unread any more, and settles what is ambiguous. False:
 /// something stays so, and nothing may be served, installed or evicted yet.
 pub fn settle_changes(space: &Space, core: &mut Core, shared: &Shared) -> bool {

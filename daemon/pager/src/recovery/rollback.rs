@@ -11,11 +11,11 @@
 //! can't be had, the pages raise SIGBUS, and the app is stopped.
 
 use crate::app::App;
-use crate::events::{drain, grows_up, settle_changes};
+use crate::events::{drain, grows_up, is_told_all, settle_changes};
 use crate::evict::{Batch, CutShort, Done, Moved, Outcome, ReadError};
 use crate::fault::{Fault, put_back};
 use crate::recovery::staged::{RollbackError, staged};
-use crate::space::{Record, Registry, Shared, Space, Table};
+use crate::space::{Intent, Record, Registry, Shared, Space, Table};
 use annex_shared::ids::SlotIdx;
 use annex_shared::page::PAGE_SIZE;
 use std::collections::{HashMap, HashSet};
@@ -69,19 +69,42 @@ fn bring_back_or_condemn(batch: &Batch<'_>) {
 /// Pages have moved that can't be written: no record may name a slot that holds nothing. Whoever
 /// touches one of them gets SIGBUS, and the app is stopped.
 fn condemn_unread(batch: &Batch<'_>, moved: &Moved, error: &ReadError) {
-    let Batch { space, shared, registry, .. } = batch;
-    let pool = &shared.pool;
-    moved.pages.iter().filter_map(|page| page.copy).for_each(|copy| pool.release(copy));
-    if let ReadError::Staging(_) = error {
-        // If the kernel says that the address space is gone, nobody misses what it had, except a
-        // child that was forked since the pages moved.
-        let is_missed = moved.pages.iter().any(|page| pool.references(page.slot) > 2);
-        if space.uffd.is_dead() && !is_missed {
-            return;
+    let Batch { space, shared, registry, workers, .. } = batch;
+    moved.pages.iter().filter_map(|page| page.copy).for_each(|copy| shared.pool.release(copy));
+    let slots = moved.pages.iter().map(|page| page.slot).collect();
+    if is_missed(registry, shared, &space.app, &slots, &|faults| workers.serve(faults)) {
+        condemn(registry, shared, &space.app, &slots);
+        space.app.stop(&error.to_string());
+    }
+}
+
+/// Whether somebody of the app still has a page in one of these slots, once all is known that has
+/// happened before. A program that ends, or that unmaps all that it has, unmaps staging as well.
+fn is_missed(registry: &Registry, shared: &Shared, app: &App, slots: &HashSet<SlotIdx>, serve: Serve<'_>) -> bool {
+    // A fork that is read on the way brings a child that may have them too.
+    let mut done = HashSet::new();
+    while let Some(space) = registry.of_app(app.id).into_iter().find(|space| !done.contains(&space.id)) {
+        done.insert(space.id);
+        for turn in 0..=PATIENCE {
+            grows_up(&space, shared);
+            let mut core = space.core();
+            let mut faults = Vec::new();
+            drain(&space, &mut core, shared, Instant::now(), &mut faults);
+            let has_some = !space.uffd.is_dead() && names_any(&core.table, |slot| slots.contains(&slot));
+            let is_settled = has_some && settle_changes(&space, &mut core, shared) && is_told_all(&space);
+            let has_some = has_some && names_any(&core.table, |slot| slots.contains(&slot));
+            drop(core);
+            serve(faults.into_iter().map(|f| (space.clone(), f)).collect());
+            if !has_some {
+                break;
+            }
+            if is_settled || turn == PATIENCE {
+                return true;
+            }
+            std::thread::sleep(Duration::from_micros(200));
         }
     }
-    condemn(registry, shared, &space.app, &moved.pages.iter().map(|page| page.slot).collect());
-    space.app.stop(&error.to_string());
+    false
 }
 
 /// No record of the app names one of these slots any more, which hold nothing: its page raises
@@ -105,45 +128,46 @@ fn condemn(registry: &Registry, shared: &Shared, app: &App, slots: &HashSet<Slot
     }
 }
 
-/// Brings the pages of the space's intent back and concludes it. Nothing to do without one.
+/// Brings the pages of the space's intent back and concludes it. Nothing to do without one. Bytes
+/// that can't be had are a failure only if somebody misses them.
 pub fn bring_back(
     registry: &Registry,
     shared: &Shared,
     space: &Arc<Space>,
     serve: Serve<'_>,
 ) -> Result<(), RollbackError> {
-    let (intent, staging) = {
-        let core = space.core();
-        let Some(intent) = core.table.intent() else { return Ok(()) };
-        let staging = core.table.stub().ok_or(RollbackError::NoProcess)?.staging;
-        (intent, staging)
-    };
+    let Some(intent) = space.core().table.intent() else { return Ok(()) };
     let slots = intent.slots();
-    let named = |space: &Arc<Space>| names_any(&space.core().table, &slots);
+    let named = |space: &Arc<Space>| names_any(&space.core().table, |slot| slots.contains_key(&slot));
     if registry.of_app(space.app.id).iter().any(named) {
-        let mm = space.mm();
-        let staged = staged(&space.core().table, &space.uffd, mm.as_deref());
-        let staged = match staged {
-            Err(RollbackError::Ended) => {
-                let mut faults = Vec::new();
-                drain(space, &mut space.core(), shared, Instant::now(), &mut faults);
-                let missed = registry.of_app(space.app.id).iter().any(|other| other.id != space.id && named(other));
-                return if missed { Err(RollbackError::Ended) } else { Ok(()) };
-            }
-            staged => staged?,
-        };
-        let mm = mm.ok_or(RollbackError::NoProcess)?;
-        let mut bytes = vec![0; intent.victims.len() * PAGE_SIZE];
-        for (victim, page) in intent.victims.iter().zip(bytes.chunks_mut(PAGE_SIZE)) {
-            if staged.contains(&victim.staged_at) {
-                let at = staging.0 + victim.staged_at * PAGE_SIZE as u64;
-                mm.read(at, page).map_err(RollbackError::Staging)?;
+        match bytes_of(space, &intent) {
+            Ok(bytes) => give_back(registry, shared, &space.app, &slots, &bytes, serve),
+            Err(error) => {
+                let slots = slots.into_keys().collect();
+                if is_missed(registry, shared, &space.app, &slots, serve) {
+                    return Err(error);
+                }
             }
         }
-        give_back(registry, shared, &space.app, &slots, &bytes, serve);
     }
     space.core().table.conclude();
     Ok(())
+}
+
+/// What staging holds of the intent's pages, zeros for those that have not moved.
+fn bytes_of(space: &Space, intent: &Intent) -> Result<Vec<u8>, RollbackError> {
+    let staging = space.core().table.stub().ok_or(RollbackError::NoProcess)?.staging;
+    let mm = space.mm();
+    let staged = staged(&space.core().table, &space.uffd, mm.as_deref())?;
+    let mm = mm.ok_or(RollbackError::NoProcess)?;
+    let mut bytes = vec![0; intent.victims.len() * PAGE_SIZE];
+    for (victim, page) in intent.victims.iter().zip(bytes.chunks_mut(PAGE_SIZE)) {
+        if staged.contains(&victim.staged_at) {
+            let at = staging.0 + victim.staged_at * PAGE_SIZE as u64;
+            mm.read(at, page).map_err(RollbackError::Staging)?;
+        }
+    }
+    Ok(bytes)
 }
 
 /// Puts bytes back wherever a record of the app names their slot: `slots` says which page of
@@ -194,9 +218,9 @@ fn give_back(
     }
 }
 
-fn names_any(table: &Table, slots: &HashMap<SlotIdx, usize>) -> bool {
+fn names_any(table: &Table, is_one: impl Fn(SlotIdx) -> bool) -> bool {
     let mut named = false;
     let (start, end) = Table::everything();
-    table.walk(start, end, |_, record| named |= matches!(record, Record::Evicted(slot) if slots.contains_key(&slot)));
+    table.walk(start, end, |_, record| named |= matches!(record, Record::Evicted(slot) if is_one(slot)));
     named
 }
