@@ -130,6 +130,12 @@ pub const MAPPINGS: &[Case] = &[
         &[Run, Says("ready"), Evicted(24), Go, Says("filled"), Faults(5000), Within(16), Go],
     ),
     case("shared-memory-over-what-is-out", &["shm_remap"], PAGED, Comes::Right("first out\nthen out\nright\n")),
+    case(
+        "shared-memory-over-what-is-all-out",
+        &["shm_remap", "all"],
+        PAGED,
+        Comes::Right("first out\nthen out\nright\n"),
+    ),
     right("guards-beside-what-is-touched", &["guards"], PAGED),
     right("what-was-protected-in-part-moves", &["moves_what_was_protected"], PAGED),
     right("what-was-inaccessible-in-part-moves", &["moves_what_was_protected", "none"], PAGED),

@@ -107,7 +107,8 @@ pub fn bed() -> Testbed {
     bed_of(if tcp { Donor::tcp } else { Donor::shm })
 }
 
-/// A short lease: what a dead annexd had under way rests for one and a half times as long.
+/// A short lease: what a dead annexd had under way rests for one and a half times as long. Not so
+/// short that it ends while annexd is started twice on a machine that is busy.
 pub fn bed_of(donor: fn() -> Donor) -> Testbed {
     builder_of(donor).start()
 }
@@ -118,7 +119,7 @@ pub fn bed_that_lingers(place: &'static str) -> Testbed {
 }
 
 fn builder_of(donor: fn() -> Donor) -> Builder {
-    let donor = || donor().capacity("1G").lease_ttl("10s");
+    let donor = || donor().capacity("1G").lease_ttl("20s");
     Testbed::builder().donor(donor()).donor(donor())
 }
 

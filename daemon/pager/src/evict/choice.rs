@@ -4,14 +4,14 @@
 //! What mappings there are is read anew now and then, and with it where guards are and what must
 //! stay.
 
-use crate::events::look_for_guards;
+use crate::events::{look_for_guards, settle_changes};
 use crate::evict::clock::{Clock, Victims};
 use crate::evict::outcome::Outcome;
 use crate::evict::policy;
 use crate::inject::stub::Stub;
 use crate::kernel::{Run, process};
 use crate::page::PageIdx;
-use crate::space::{Core, Record, Shared, Space, region};
+use crate::space::{Core, Record, Shared, Space, forget_if_vanished, region};
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -64,7 +64,13 @@ pub fn choose(
             clock.hand = region.end;
             continue;
         };
-        let stopped_at = take_cold(&mut space.core(), PageIdx::of(region.start), &clock.runs, want, &mut victims);
+        let (core, at, mut stale) = (&mut space.core(), PageIdx::of(region.start), false);
+        let stopped_at = take_cold(core, at, &clock.runs, want, &mut victims, &mut stale);
+        if stale && settle_changes(space, core, shared) {
+            // Nobody else would look: where all records are of memory that is no more, no page is
+            // ever chosen, and so the mapping is never registered.
+            forget_if_vanished(space, core, task, clock, &region)?;
+        }
         clock.hand = stopped_at.map_or(if next >= end { region.end } else { next }, PageIdx::addr);
         if stopped_at.is_some() {
             break;
@@ -113,8 +119,16 @@ fn list_regions(space: &Space, task: i32, stub: &Stub) -> io::Result<()> {
 }
 
 /// The hand passes these runs. Where it stopped, if it has enough. A whole huge page is a batch of
-/// its own: it moves in one piece.
-fn take_cold(core: &mut Core, region: PageIdx, runs: &[Run], want: usize, victims: &mut Victims) -> Option<PageIdx> {
+/// its own: it moves in one piece. `stale`: a page was there of which the records say that it is
+/// away.
+fn take_cold(
+    core: &mut Core,
+    region: PageIdx,
+    runs: &[Run],
+    want: usize,
+    victims: &mut Victims,
+    stale: &mut bool,
+) -> Option<PageIdx> {
     for run in runs {
         let mut page = run.first;
         while page < run.end() {
@@ -139,6 +153,7 @@ fn take_cold(core: &mut Core, region: PageIdx, runs: &[Run], want: usize, victim
                     core.table.set_policy(page, cooled);
                 }
             }
+            *stale |= matches!(core.table.record(page), Record::Evicted(_));
             page = page.plus(1);
         }
     }

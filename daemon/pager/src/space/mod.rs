@@ -25,7 +25,7 @@ pub use address_space::{Evicting, Space};
 pub use core::{Core, GuardRegions};
 pub use guard::SpaceGuard;
 pub use identity::{Identity, SpaceId};
-pub use registration::prepare;
+pub use registration::{forget_if_vanished, prepare};
 pub use registry::Registry;
 pub use shared::{Shared, Watch};
 pub use table::{

@@ -169,6 +169,24 @@ fn forget_what_vanished(space: &Space, core: &mut Core, (start, end): (u64, u64)
     Ok(())
 }
 
+/// Pages are there of which the records say that they are away: if those were of memory that is no
+/// more, they are forgotten, and pages are to be chosen anew. All changes must have been applied.
+pub fn forget_if_vanished(
+    space: &Space,
+    core: &mut Core,
+    task: i32,
+    clock: &mut Clock,
+    region: &Region,
+) -> Result<(), Outcome> {
+    let (start, end) = region.mapping;
+    let found = Lookup::open(task).and_then(|lookup| lookup.at(start)).map_err(|_| Outcome::Dead)?;
+    if found.is_none_or(|m| (m.start, m.end) != (start, end)) {
+        clock.forget_regions();
+        return Ok(());
+    }
+    forget_what_vanished(space, core, region.mapping)
+}
+
 /// What is registered with a mapping: its run, if that is there still, and the gap above it, into
 /// which it may be growing right now. (All of the gap: what grows beyond the end of what is
 /// registered is split there.)
