@@ -1,0 +1,219 @@
+//! What is found, as people read it: 80 columns, the commands to copy, and what is to be known.
+
+use super::estimate::Verdict;
+use super::report::{Omitted, Program, Report};
+use crate::listing::wrap;
+use crate::table::{Column, draw};
+use annex_shared::api::{format_bytes, format_seconds, format_share};
+use annex_shared::printable::printable;
+
+/// Rows for programs, and for processes within one. What else there is is summed up.
+const MOST_PROGRAMS: usize = 20;
+const MOST_PROCESSES: usize = 4;
+/// Of the programs that are left out, so many are named.
+const MOST_NAMED: usize = 10;
+/// Characters of a name.
+const NAME: usize = 28;
+/// What stays is told from so many bytes on.
+const NOTABLE: u64 = 16 << 20;
+/// A clearing that held up page faults so long is told, in milliseconds.
+const NOTABLE_PAUSE: f64 = 50.0;
+
+impl Report {
+    pub fn text(&self, width: Option<u16>) -> String {
+        let mut text = String::new();
+        let time = format_seconds(self.seconds.round() as u64);
+        let interrupted = if self.interrupted { ", until it was interrupted" } else { "" };
+        wrap(&mut text, width, "", &format!("looked for {time}{interrupted}; cold is what was not touched meanwhile"));
+        if self.programs.is_empty() {
+            text.push_str("\nno program to tell of\n");
+        } else {
+            text.push('\n');
+            text.push_str(&self.table());
+            self.advice(&mut text, width);
+        }
+        self.details(&mut text, width);
+        text
+    }
+
+    fn table(&self) -> String {
+        let columns = [
+            Column::Text("PROGRAM"),
+            Column::Number("RSS"),
+            Column::Number("CAN GO"),
+            Column::Number("COLD"),
+            Column::Number("LIMIT"),
+            Column::Number("LOST"),
+        ];
+        let mut rows = Vec::new();
+        for program in self.programs.iter().take(MOST_PROGRAMS) {
+            rows.push(row(program));
+            if program.processes.len() > 1 {
+                for member in program.processes.iter().take(MOST_PROCESSES) {
+                    let name = short(&format!("  {} {}", member.pid, member.name));
+                    let empty = String::new;
+                    rows.push(vec![name, size(member.rss), size(member.takeable), size(member.cold), empty(), empty()]);
+                }
+                let others = program.processes.iter().skip(MOST_PROCESSES);
+                if others.len() > 0 {
+                    let sum = others.clone().fold((0, 0, 0), |s, m| (s.0 + m.rss, s.1 + m.takeable, s.2 + m.cold));
+                    rows.push(rest(&format!("  {} more", others.len()), sum));
+                }
+            }
+        }
+        let others = self.programs.iter().skip(MOST_PROGRAMS);
+        if others.len() > 0 {
+            let sum = others.clone().fold((0, 0, 0), |s, p| (s.0 + p.rss, s.1 + p.takeable, s.2 + p.cold));
+            rows.push(rest(&format!("{} more", others.len()), sum));
+        }
+        draw(&columns, rows, None)
+    }
+
+    /// What to type.
+    fn advice(&self, text: &mut String, width: Option<u16>) {
+        text.push('\n');
+        let worth: Vec<&Program> = self.programs.iter().filter(|program| program.command.is_some()).collect();
+        if worth.is_empty() {
+            wrap(text, width, "", "nothing here is worth an attach: no program has enough cold memory that could go");
+            return;
+        }
+        let gain = worth.iter().map(|program| program.estimate.gain).sum();
+        wrap(text, width, "", &format!("to move {} to donors:", format_bytes(gain)));
+        for program in worth {
+            // Never broken: it is to be copied.
+            text.push_str(&format!("    {}\n", printable(program.command.as_deref().unwrap_or_default())));
+        }
+        if self.programs.iter().any(|program| program.command.is_some() && program.estimate.verdict == Verdict::Auto) {
+            let why = "annexd finds the limit, since what is cold changes fast: a fixed one would cost more than 1 % \
+                       of the time";
+            wrap(text, width, "auto:", why);
+        }
+    }
+
+    fn details(&self, text: &mut String, width: Option<u16>) {
+        text.push('\n');
+        for program in self.programs.iter().take(MOST_PROGRAMS) {
+            for note in notes(program) {
+                wrap(text, width, &format!("{}:", printable(&program.name)), &note);
+            }
+        }
+        self.omitted(text, width);
+        if self.small.processes > 0 {
+            let Small { processes, anonymous } = Small::of(self);
+            wrap(
+                text,
+                width,
+                "small:",
+                &format!("{processes} processes with {anonymous} of anonymous memory together"),
+            );
+        }
+        for note in &self.notes {
+            wrap(text, width, "note:", note);
+        }
+        if self.programs.iter().any(|program| program.command.is_some()) {
+            let cost = format!(
+                "the share of one thread's time that waits at that limit, a fault taking {:.0} µs ({})",
+                self.cost.us,
+                self.cost.words()
+            );
+            wrap(text, width, "lost:", &cost);
+        }
+    }
+
+    fn omitted(&self, text: &mut String, width: Option<u16>) {
+        let (others, named): (Vec<&Omitted>, Vec<&Omitted>) =
+            self.left_out.iter().partition(|omitted| omitted.kind == "not_allowed");
+        for omitted in named.iter().take(MOST_NAMED) {
+            let Omitted { name, pid, anonymous, why, .. } = omitted;
+            let lead = format!("left out: {name} ({pid}, {})", format_bytes(*anonymous));
+            wrap(text, width, &lead, why);
+        }
+        if named.len() > MOST_NAMED {
+            wrap(text, width, "left out:", &format!("{} more (--json names them)", named.len() - MOST_NAMED));
+        }
+        if !others.is_empty() {
+            let bytes = format_bytes(others.iter().map(|omitted| omitted.anonymous).sum());
+            let said = format!("{} with {bytes} belong to other users: ask as root", programs(others.len()));
+            wrap(text, width, "left out:", &said);
+        }
+    }
+}
+
+/// The sum of small processes as it is printed.
+struct Small {
+    processes: u64,
+    anonymous: String,
+}
+
+impl Small {
+    fn of(report: &Report) -> Small {
+        Small { processes: report.small.processes, anonymous: format_bytes(report.small.anonymous) }
+    }
+}
+
+fn programs(count: usize) -> String {
+    if count == 1 { "1 program".into() } else { format!("{count} programs") }
+}
+
+fn row(program: &Program) -> Vec<String> {
+    let name = match (&program.unit, &program.container) {
+        (Some(unit), _) => unit.clone(),
+        (None, Some(container)) => format!("{} {} {container}", program.pid, program.name),
+        (None, None) => format!("{} {}", program.pid, program.name),
+    };
+    let (limit, lost) = match program.estimate.verdict {
+        Verdict::Leave => ("-".into(), "-".into()),
+        verdict => {
+            let limit = if verdict == Verdict::Auto { "auto".into() } else { size(program.estimate.limit) };
+            (limit, program.estimate.lost.map_or_else(|| "?".into(), format_share))
+        }
+    };
+    vec![short(&name), size(program.rss), size(program.takeable), size(program.cold), limit, lost]
+}
+
+fn rest(name: &str, (rss, takeable, cold): (u64, u64, u64)) -> Vec<String> {
+    vec![name.into(), size(rss), size(takeable), size(cold), String::new(), String::new()]
+}
+
+fn notes(program: &Program) -> Vec<String> {
+    let mut notes = Vec::new();
+    let stays: u64 = program.untakeable.iter().map(|stays| stays.bytes).sum();
+    if stays >= NOTABLE && (stays >= program.rss / 10 || program.is_mostly_untakeable()) {
+        let mut parts: Vec<_> = program.untakeable.iter().filter(|part| part.bytes >= stays / 20).collect();
+        parts.sort_by_key(|part| std::cmp::Reverse(part.bytes));
+        let parts: Vec<_> = parts.iter().map(|part| format!("{} {}", format_bytes(part.bytes), part.why)).collect();
+        notes.push(format!("{} can't go: {}", format_bytes(stays), parts.join(", ")));
+    }
+    if program.huge >= NOTABLE && program.huge >= program.takeable / 10 {
+        let huge = format_bytes(program.huge);
+        notes.push(format!("{huge} are in huge pages, where one touch makes 2 MiB hot: more may be cold"));
+    }
+    let ended: Vec<_> = program.missed.iter().filter(|missed| missed.kind == "ended").collect();
+    if !ended.is_empty() {
+        let bytes = format_bytes(ended.iter().map(|missed| missed.anonymous).sum());
+        notes.push(format!("{} of its processes ended meanwhile ({bytes}); they are not counted", ended.len()));
+    }
+    for missed in program.missed.iter().filter(|missed| missed.kind != "ended").take(2) {
+        notes.push(format!("process {} {}", missed.pid, missed.why));
+    }
+    if program.paused_ms >= NOTABLE_PAUSE {
+        notes.push(format!("page faults waited up to {:.0} ms when looking began", program.paused_ms));
+    }
+    notes
+}
+
+/// At most eight characters: `1.5 GiB`, `1023 MiB`.
+fn size(bytes: u64) -> String {
+    let text = format_bytes(bytes);
+    match text.split_once(' ') {
+        Some((number, unit)) if text.len() > 8 => {
+            format!("{:.0} {unit}", number.parse::<f64>().unwrap_or_default())
+        }
+        _ => text,
+    }
+}
+
+fn short(name: &str) -> String {
+    let name = printable(name);
+    if name.chars().count() <= NAME { name.into_owned() } else { name.chars().take(NAME - 1).chain(['…']).collect() }
+}
