@@ -206,3 +206,66 @@ fn wait(interrupted: &Receiver<()>, bar: &ProgressBar, began: Instant, until: In
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn process(pid: i32, parent: i32, name: &str, mib: u64) -> Process {
+        Process {
+            pid,
+            parent,
+            name: name.into(),
+            anonymous: mib * MIB,
+            uid: Uid::effective().as_raw(),
+            ..Process::default()
+        }
+    }
+
+    fn args(pids: &[i32]) -> AdviseArgs {
+        AdviseArgs { pids: pids.to_vec(), time: Duration::from_secs(1), least: 64 * MIB }
+    }
+
+    fn left_out(chosen: &Chosen) -> Vec<(i32, &'static str)> {
+        chosen.left_out.iter().map(|omitted| (omitted.pid, omitted.kind)).collect()
+    }
+
+    /// Numbers that no process has.
+    const BASE: i32 = 1 << 28;
+
+    #[test]
+    fn what_is_never_paged_is_told_of_if_it_was_asked_for() {
+        let all = vec![
+            process(BASE + 1, 1, "shell", 90),
+            process(BASE + 2, BASE + 1, "annexd", 100),
+            process(BASE + 3, 1, "annex-agent", 100),
+            process(BASE + 4, 1, "db", 200),
+            process(BASE + 5, 1, "tiny", 3),
+        ];
+        let known = Known::of(None, all);
+        let chosen = Chosen::of(&known, &args(&[]));
+        let looked: Vec<i32> = chosen.groups.iter().map(|group| group.members[0].pid).collect();
+        assert_eq!(looked, [BASE + 4, BASE + 1]);
+        assert_eq!((left_out(&chosen), chosen.small.processes), (vec![], 1));
+        let asked = Chosen::of(&known, &args(&[BASE + 3, BASE + 5]));
+        assert_eq!(left_out(&asked), [(BASE + 3, "exempt")]);
+        assert_eq!(asked.groups.len(), 1, "however little it has");
+    }
+
+    #[test]
+    fn a_program_is_left_out_if_one_of_its_processes_can_not_be_taken() {
+        let traced = Process { tracer: 8, ..process(BASE + 2, BASE + 1, "worker", 5) };
+        let all = vec![
+            process(BASE + 1, 1, "db", 200),
+            traced,
+            process(BASE + 3, 1, "web", 200),
+            // A stub tells where annexd can't.
+            process(BASE + 4, BASE + 3, "annex-stub", 0),
+        ];
+        let chosen = Chosen::of(&Known::of(None, all), &args(&[]));
+        assert_eq!(left_out(&chosen), [(BASE + 1, "traced"), (BASE + 3, "attached")]);
+        assert!(chosen.groups.is_empty());
+    }
+}

@@ -94,18 +94,14 @@ impl Report {
         text.push('\n');
         for program in self.programs.iter().take(MOST_PROGRAMS) {
             for note in notes(program) {
-                wrap(text, width, &format!("{}:", printable(&program.name)), &note);
+                wrap(text, width, &format!("{}:", title(program)), &note);
             }
         }
         self.omitted(text, width);
         if self.small.processes > 0 {
-            let Small { processes, anonymous } = Small::of(self);
-            wrap(
-                text,
-                width,
-                "small:",
-                &format!("{processes} processes with {anonymous} of anonymous memory together"),
-            );
+            let (processes, anonymous) = (self.small.processes, format_bytes(self.small.anonymous));
+            let said = format!("{processes} processes with {anonymous} of anonymous memory together");
+            wrap(text, width, "small:", &said);
         }
         for note in &self.notes {
             wrap(text, width, "note:", note);
@@ -139,28 +135,20 @@ impl Report {
     }
 }
 
-/// The sum of small processes as it is printed.
-struct Small {
-    processes: u64,
-    anonymous: String,
-}
-
-impl Small {
-    fn of(report: &Report) -> Small {
-        Small { processes: report.small.processes, anonymous: format_bytes(report.small.anonymous) }
-    }
-}
-
 fn programs(count: usize) -> String {
     if count == 1 { "1 program".into() } else { format!("{count} programs") }
 }
 
-fn row(program: &Program) -> Vec<String> {
-    let name = match (&program.unit, &program.container) {
+/// As the row says it.
+fn title(program: &Program) -> String {
+    match (&program.unit, &program.container) {
         (Some(unit), _) => unit.clone(),
         (None, Some(container)) => format!("{} {} {container}", program.pid, program.name),
         (None, None) => format!("{} {}", program.pid, program.name),
-    };
+    }
+}
+
+fn row(program: &Program) -> Vec<String> {
     let (limit, lost) = match program.estimate.verdict {
         Verdict::Leave => ("-".into(), "-".into()),
         verdict => {
@@ -168,7 +156,7 @@ fn row(program: &Program) -> Vec<String> {
             (limit, program.estimate.lost.map_or_else(|| "?".into(), format_share))
         }
     };
-    vec![short(&name), size(program.rss), size(program.takeable), size(program.cold), limit, lost]
+    vec![short(&title(program)), size(program.rss), size(program.takeable), size(program.cold), limit, lost]
 }
 
 fn rest(name: &str, (rss, takeable, cold): (u64, u64, u64)) -> Vec<String> {
@@ -216,4 +204,109 @@ fn size(bytes: u64) -> String {
 fn short(name: &str) -> String {
     let name = printable(name);
     if name.chars().count() <= NAME { name.into_owned() } else { name.chars().take(NAME - 1).chain(['…']).collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::advise::cost::Cost;
+    use crate::advise::estimate::Estimate;
+    use crate::advise::report::{Member, Small, Stays};
+    use annex_shared::mapping::Obstacle;
+
+    const MIB: u64 = 1 << 20;
+
+    fn program(name: &str, pid: i32, verdict: Verdict) -> Program {
+        let estimate =
+            Estimate { limit: 1023 * MIB, gain: 300 * MIB, faults_per_s: Some(120.0), lost: Some(0.006), verdict };
+        Program {
+            name: name.into(),
+            unit: None,
+            container: None,
+            pid,
+            rss: 2000 * MIB,
+            takeable: 1500 * MIB,
+            hot: 900 * MIB,
+            cold: 600 * MIB,
+            huge: 0,
+            untakeable: vec![
+                Stays { why: Obstacle::Shared, bytes: 480 * MIB },
+                Stays { why: Obstacle::Stack, bytes: MIB },
+            ],
+            estimate,
+            command: (verdict != Verdict::Leave).then(|| format!("annex attach {pid} --local 1023M")),
+            paused_ms: 3.0,
+            looks: Vec::new(),
+            processes: Vec::new(),
+            missed: Vec::new(),
+        }
+    }
+
+    fn report(programs: Vec<Program>) -> Report {
+        Report {
+            seconds: 59.9,
+            interrupted: false,
+            cost: Cost::known(None),
+            programs,
+            left_out: Vec::new(),
+            small: Small { processes: 0, anonymous: 0 },
+            notes: Vec::new(),
+        }
+    }
+
+    fn omitted(kind: &'static str, why: &str) -> Omitted {
+        Omitted { name: "postgres".into(), pid: 7, anonymous: 90 * MIB, kind, why: why.into() }
+    }
+
+    #[test]
+    fn a_row_says_what_to_type_and_what_stays() {
+        let text =
+            report(vec![program("redis", 4711, Verdict::Attach), program("busy", 9, Verdict::Leave)]).text(Some(80));
+        let row = text.lines().find(|line| line.starts_with("4711 redis")).expect("a row");
+        let cells: Vec<&str> = row.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect();
+        assert_eq!(cells, ["4711 redis", "2 GiB", "1.5 GiB", "600 MiB", "1023 MiB", "0.6 %"], "{text}");
+        assert!(text.contains("looked for 59 s;") || text.contains("looked for 1 min;"), "{text}");
+        assert!(text.contains("\nto move 300 MiB to donors:\n    annex attach 4711 --local 1023M\n"), "{text}");
+        assert!(text.contains("4711 redis: 481 MiB can't go: 480 MiB shared memory\n"), "{text}");
+        assert!(text.lines().any(|line| line.starts_with("9 busy") && line.ends_with('-')), "{text}");
+        assert!(text.contains("a fault taking 50 µs"), "{text}");
+    }
+
+    #[test]
+    fn the_table_fits_80_columns_whatever_names_are_in_it() {
+        let mut unit = program("x", 1, Verdict::Auto);
+        unit.unit = Some("a-service-with-a-very-long-name-indeed-and-an-escape-\x1b[2J.service".into());
+        let sized = |pid| Member {
+            pid,
+            name: "a-long-process-name-and-more".into(),
+            rss: 1023 * MIB,
+            takeable: 1023 * MIB + MIB / 2,
+            hot: 0,
+            cold: 1023 * MIB + MIB / 2,
+        };
+        unit.processes = (4_194_300..4_194_310).map(sized).collect();
+        let mut all = vec![unit];
+        all.extend((10..40).map(|pid| program("p", pid, Verdict::Leave)));
+        let text = report(all).text(Some(80));
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        assert!(text.contains("…") && text.contains("  6 more") && text.contains("\n11 more"), "{text}");
+        assert!(text.contains("auto:"), "{text}");
+    }
+
+    #[test]
+    fn what_is_left_out_is_told_with_its_reason() {
+        let mut found = report(Vec::new());
+        found.left_out = vec![
+            omitted("not_allowed", "belongs to another user"),
+            omitted("traced", "can't be taken while process 8 traces it"),
+            omitted("not_allowed", "belongs to another user"),
+        ];
+        found.small = Small { processes: 12, anonymous: 50 * MIB };
+        found.interrupted = true;
+        let text = found.text(Some(80));
+        assert!(text.contains("until it was interrupted") && text.contains("no program to tell of"), "{text}");
+        assert!(text.contains("left out: postgres (7, 90 MiB) can't be taken while process 8 traces it\n"), "{text}");
+        assert!(text.contains("left out: 2 programs with 180 MiB belong to other users: ask as root\n"), "{text}");
+        assert!(text.contains("small: 12 processes with 50 MiB"), "{text}");
+    }
 }

@@ -47,21 +47,14 @@ pub struct Slowed {
     pub percent: f64,
     /// By the CPU time that they took.
     pub cpu_percent: f64,
-    /// Of windows without a look beside others without one: what the machine does by itself.
+    /// How far two windows without a look are apart: what the machine does by itself.
     pub noise_percent: f64,
+    pub cpu_noise_percent: f64,
 }
 
 impl Report {
     pub fn worst(&self) -> f64 {
         self.programs.iter().map(|slowed| slowed.percent).fold(f64::NEG_INFINITY, f64::max)
-    }
-
-    pub fn worst_of_cpu(&self) -> f64 {
-        self.programs.iter().map(|slowed| slowed.cpu_percent).fold(f64::NEG_INFINITY, f64::max)
-    }
-
-    pub fn worst_of_noise(&self) -> f64 {
-        self.programs.iter().map(|slowed| slowed.noise_percent).fold(f64::NEG_INFINITY, f64::max)
     }
 }
 
@@ -78,7 +71,7 @@ pub fn measure(plan: Plan) -> anyhow::Result<Report> {
     let mut programs = Vec::new();
     for (size, hot) in PROGRAMS {
         let mut command = Command::new(bins::find("annex-access"));
-        command.args(["part", "--size", &format!("{size}M"), "--hot", &format!("{hot}M"), "--rest", "20"]);
+        command.args(["part", "--size", &format!("{size}M"), "--hot", &format!("{hot}M"), "--rest", "5"]);
         programs.push(Process::start("part", command, folder.path()));
     }
     for program in &mut programs {
@@ -141,13 +134,16 @@ impl Slowed {
             let alone = (mean(round.alone[0], time) + mean(round.alone[1], time)) / 2.0;
             (mean(round.looked, time) / alone - 1.0) * 100.0
         };
-        let noise = |round: &Round| (mean(round.alone[0], wall) / mean(round.alone[1], wall) - 1.0).abs() * 100.0;
+        let noise = |round: &Round, time: fn(&Pass) -> u64| {
+            (mean(round.alone[0], time) / mean(round.alone[1], time) - 1.0).abs() * 100.0
+        };
         Slowed {
             size: size << 20,
             hot: hot << 20,
             percent: middle(rounds.iter().map(|round| beside(round, wall)).collect()),
             cpu_percent: middle(rounds.iter().map(|round| beside(round, |pass| pass.cpu)).collect()),
-            noise_percent: middle(rounds.iter().map(noise).collect()),
+            noise_percent: middle(rounds.iter().map(|round| noise(round, wall)).collect()),
+            cpu_noise_percent: middle(rounds.iter().map(|round| noise(round, |pass| pass.cpu)).collect()),
         }
     }
 }

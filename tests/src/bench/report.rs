@@ -68,7 +68,7 @@ fn advise(report: &advise::Report) -> String {
     let mut text = format!(
         "## annex advise\n\nBy how much each of {} programs was slower while annex advise looked for {} s, medians of {} rounds; \
          and how far two windows without a look are apart.\n\n\
-         | has | uses | slower, % | CPU time, % | the machine alone, % |\n| --- | --- | --- | --- | --- |\n",
+         | has | uses | slower, % | CPU time, % | the machine alone, % | CPU time, % |\n| --- | --- | --- | --- | --- | --- |\n",
         report.programs.len(),
         report.seconds,
         report.rounds
@@ -77,8 +77,8 @@ fn advise(report: &advise::Report) -> String {
         let (size, hot) = (format_bytes(slowed.size), format_bytes(slowed.hot));
         let _ = writeln!(
             text,
-            "| {size} | {hot} | {:.2} | {:.2} | {:.2} |",
-            slowed.percent, slowed.cpu_percent, slowed.noise_percent
+            "| {size} | {hot} | {:.2} | {:.2} | {:.2} | {:.2} |",
+            slowed.percent, slowed.cpu_percent, slowed.noise_percent, slowed.cpu_noise_percent
         );
     }
     text.push('\n');
