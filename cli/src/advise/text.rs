@@ -264,7 +264,7 @@ mod tests {
             report(vec![program("redis", 4711, Verdict::Attach), program("busy", 9, Verdict::Leave)]).text(Some(80));
         let row = text.lines().find(|line| line.starts_with("4711 redis")).expect("a row");
         let cells: Vec<&str> = row.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect();
-        assert_eq!(cells, ["4711 redis", "2 GiB", "1.5 GiB", "600 MiB", "1023 MiB", "0.6 %"], "{text}");
+        assert_eq!(cells, ["4711 redis", "2.0 GiB", "1.5 GiB", "600 MiB", "1023 MiB", "0.6 %"], "{text}");
         assert!(text.contains("looked for 59 s;") || text.contains("looked for 1 min;"), "{text}");
         assert!(text.contains("\nto move 300 MiB to donors:\n    annex attach 4711 --local 1023M\n"), "{text}");
         assert!(text.contains("4711 redis: 481 MiB can't go: 480 MiB shared memory\n"), "{text}");
