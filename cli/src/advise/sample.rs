@@ -1,8 +1,8 @@
 //! Looks at processes several times over a while, without harming them.
 //!
-//! The accessed bits of a process's anonymous pages are cleared once. Nothing else of it changes: no
-//! page is unmapped or protected, and soft-dirty bits stay. What it touches from then on has the bit
-//! again, and each look at /proc/PID/smaps counts those pages. The looks clear nothing.
+//! The accessed bits of a process's anonymous pages are cleared once. Nothing else of it changes:
+//! no page is unmapped or protected, and soft-dirty bits stay. What it touches from then on has the
+//! bit again, and each look at /proc/PID/smaps counts those pages. The looks clear nothing.
 //!
 //! Clearing holds the process's memory map for about 30 ms a GiB of small pages (measured on a
 //! virtual machine, Linux 6.18). A thread that makes a page fault or maps memory just then waits so

@@ -99,7 +99,10 @@ impl Args {
             rounds: self.rounds.unwrap_or(if self.quick { 1 } else { 5 }),
             contenders,
             cells,
-            advise: (!self.no_advise).then_some(if self.quick { advise::Plan::QUICK } else { advise::Plan::USUAL }),
+            advise: (!self.no_advise).then(|| {
+                let usual = if self.quick { advise::Plan::QUICK } else { advise::Plan::USUAL };
+                advise::Plan { rounds: self.rounds.unwrap_or(usual.rounds), ..usual }
+            }),
             pause: (!self.no_pause).then_some(if self.quick { pause::Plan::QUICK } else { pause::Plan::USUAL }),
             programs: (!self.no_programs).then_some(programs),
             umap: self.umap,
