@@ -84,6 +84,12 @@ pub enum Command {
     /// Each check is ok, WARN or FAIL, with what to do. Changes nothing, and works without annexd.
     /// Exits with 1 if something fails.
     Doctor(DoctorArgs),
+    /// Find programs with cold memory, before anything is attached
+    ///
+    /// Looks at what running programs touch for a while, and tells which of them to attach with
+    /// what limit. It needs no annexd and no donors. Root sees all programs, a user their own.
+    /// Programs are not stopped and not changed.
+    Advise(AdviseArgs),
     /// Measure what programs would see: memory touched in RAM, and with a part of it resident
     ///
     /// Uses the donors that annexd has now, and checks every page. Takes about two minutes unless
@@ -286,6 +292,19 @@ pub struct DoctorArgs {
 }
 
 #[derive(Debug, Args)]
+pub struct AdviseArgs {
+    /// Look at these processes and their children only
+    #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
+    pub pids: Vec<i32>,
+    /// How long to look, 1s to 24h. Memory that is not touched meanwhile is cold
+    #[arg(long = "for", value_name = "TIME", default_value = "60s", value_parser = sampling)]
+    pub time: Duration,
+    /// Leave out programs with less anonymous memory than this, unless their PID is given
+    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = size)]
+    pub least: u64,
+}
+
+#[derive(Debug, Args)]
 pub struct BenchArgs {
     /// Memory that is touched
     #[arg(long, default_value = "512M", value_parser = size)]
@@ -325,9 +344,18 @@ fn size(text: &str) -> Result<u64, &'static str> {
 }
 
 fn interval(text: &str) -> Result<Duration, String> {
+    span(text, 3600, "give 1s to 1h")
+}
+
+fn sampling(text: &str) -> Result<Duration, String> {
+    span(text, 24 * 3600, "give 1s to 24h")
+}
+
+/// From a second to so many.
+fn span(text: &str, most: u64, otherwise: &str) -> Result<Duration, String> {
     let span: TimeSpan = text.parse().map_err(|bad: UnitError| bad.to_string())?;
-    let bounds = Duration::from_secs(1)..=Duration::from_secs(3600);
-    if bounds.contains(&span.0) { Ok(span.0) } else { Err("give 1s to 1h".into()) }
+    let bounds = Duration::from_secs(1)..=Duration::from_secs(most);
+    if bounds.contains(&span.0) { Ok(span.0) } else { Err(otherwise.into()) }
 }
 
 fn seconds(text: &str) -> Result<f64, &'static str> {

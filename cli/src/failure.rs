@@ -71,6 +71,10 @@ pub enum Failure {
     BundleExists { path: PathBuf },
     #[error("failed to read the request {}: {why}", .path.display())]
     Csr { path: PathBuf, why: String },
+    #[error("there is no process {0}, or it has no memory of its own")]
+    NoProcess(i32),
+    #[error("this kernel does not tell which memory is cold: it has no /proc/PID/clear_refs")]
+    NoClearRefs,
 }
 
 /// What each of several addresses has led to.
@@ -84,7 +88,8 @@ impl Failure {
             Failure::Refused(error) => error.kind,
             Failure::NotRunning { .. } | Failure::Lost(_) => ErrorCode::Unavailable,
             Failure::Connect { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => ErrorCode::Forbidden,
-            Failure::Ended(_) | Failure::Exec { .. } => ErrorCode::NotFound,
+            Failure::Ended(_) | Failure::Exec { .. } | Failure::NoProcess(_) => ErrorCode::NotFound,
+            Failure::NoClearRefs => ErrorCode::Unsupported,
             Failure::Ca(error) => match error {
                 CaError::Missing(_) | CaError::Refused(Refusal::NameUnknown(_)) => ErrorCode::NotFound,
                 CaError::File(FileError::Read { source, .. } | FileError::Write { source, .. })
@@ -148,6 +153,9 @@ impl Failure {
             }
             Failure::Unsaved { host, .. } => {
                 format!("mend that, annex ca revoke {} beside the CA, and join with a new token", host.host)
+            }
+            Failure::NoClearRefs => {
+                "use one with CONFIG_PROC_PAGE_MONITOR, which distributions have; or attach with --local auto".into()
             }
             Failure::Ca(CaError::Exists(_)) => "use it, or give another folder with --dir".into(),
             _ => String::new(),

@@ -1,5 +1,5 @@
 //! SIGINT while annexd works on what was asked: the command ends, annexd goes on, and the user
-//! is told so.
+//! is told so. Or while the command itself looks at something: it tells what it has so far.
 
 use crate::failure::Failure;
 use annex_shared::printable::printable;
@@ -7,6 +7,7 @@ use nix::sys::signal::{SigSet, Signal};
 use parking_lot::Mutex;
 use std::io::IsTerminal;
 use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver};
 
 /// As a shell tells that a command ended by SIGINT.
 const INTERRUPTED: i32 = 130;
@@ -19,6 +20,23 @@ impl Notice {
     pub fn set(&self, text: String) {
         *self.0.lock() = text;
     }
+}
+
+/// From now on the first SIGINT is told to whoever holds the receiver, and the second one ends this
+/// process. Call it before there are other threads.
+pub fn hear() -> Result<Receiver<()>, Failure> {
+    let interrupt = SigSet::from_iter([Signal::SIGINT]);
+    interrupt.thread_block().map_err(|errno| Failure::Setup(errno.into()))?;
+    let (tell, heard) = mpsc::channel();
+    let wait = move || {
+        let is_heard = interrupt.wait().is_ok() && tell.send(()).is_ok();
+        // Nobody hears it any more once the answer is being written.
+        if !is_heard || interrupt.wait().is_ok() {
+            std::process::exit(INTERRUPTED);
+        }
+    };
+    std::thread::Builder::new().name("annex-interrupt".into()).spawn(wait).map_err(Failure::Setup)?;
+    Ok(heard)
 }
 
 /// From now on SIGINT ends this process with 130 after `text` was said. Call it before there are

@@ -376,7 +376,7 @@ fn notes(text: &mut String, apps: &[AppInfo], width: Option<u16>) {
 }
 
 /// Adds a paragraph: `lead` and the words, further lines set in by four.
-fn wrap(out: &mut String, width: Option<u16>, lead: &str, words: &str) {
+pub fn wrap(out: &mut String, width: Option<u16>, lead: &str, words: &str) {
     let mut line = printable(lead).into_owned();
     for word in printable(words).split_whitespace() {
         if width.is_some_and(|width| line.chars().count() + 1 + word.chars().count() > usize::from(width)) {

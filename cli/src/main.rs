@@ -13,8 +13,10 @@
 //! - [`ca`]: a CA's folder. Neither speaks to annexd.
 //! - [`mod@doctor`]: looks for what is wrong, and works without annexd.
 //! - [`mod@top`]: the same live, what hurts most first.
+//! - [`mod@advise`]: which running programs hold cold memory.
 //! - [`output`]: prints what annexd answered.
 
+mod advise;
 mod attach;
 mod bench;
 mod ca;
@@ -77,6 +79,7 @@ fn dispatch(cli: &Cli) -> Result<ExitCode, Failure> {
         Command::Top(args) => return top::top(&client, args, &cli.socket, cli.json),
         Command::Doctor(args) => return doctor::doctor(args, &cli.socket, cli.json),
         Command::Events(args) => events::events(&client, args, cli.json),
+        Command::Advise(args) => advise::advise(&client, args, cli.json),
         Command::Bench(args) => bench::bench(&client, args, &cli.socket, cli.json),
         Command::BenchPattern(args) => bench::pattern(args),
         Command::Join(args) => join::join(args, cli.json),

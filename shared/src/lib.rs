@@ -9,6 +9,8 @@
 //! - [`condition`]: how annexd stands, as one list.
 //! - [`event`]: what happened.
 //! - [`limit`]: sizes and times as people write them.
+//! - [`mapping`]: a program's mappings, and which of them can be paged.
+//! - [`process`]: what is asked of the kernel about processes.
 //! - [`config`]: strict TOML loading.
 //! - [`donor`]: how people name a donor on a command line.
 //! - [`printable`]: text from others, as it may go to a terminal or a log.
@@ -24,10 +26,12 @@ pub mod event;
 pub mod futex;
 pub mod ids;
 pub mod limit;
+pub mod mapping;
 pub mod memfd;
 pub mod page;
 pub mod preamble;
 pub mod printable;
+pub mod process;
 pub mod rates;
 pub mod remedy;
 pub mod ring;

@@ -4,11 +4,13 @@
 //! - [`floor`]: the least that any userfaultfd pager must pay. [`bare`]: the least that one fault,
 //!   and one answer over TCP, cost.
 //! - [`graph`]: PageRank, as a program by itself.
+//! - [`part`]: a program that uses a part of its memory only.
 //! - [`series`], [`ticks`]: what a program sees while something happens to it.
 
 pub mod bare;
 pub mod floor;
 pub mod graph;
+pub mod part;
 pub mod series;
 pub mod ticks;
 

@@ -92,6 +92,8 @@ pub fn judge(results: &Results) -> Vec<Bar> {
     let slower = pause(|p| (1.0 - p.within_limit_share) * 100.0);
     bar("within its limit, slower than native by".into(), Bound::AtMost(1.0), "%", slower);
     bar("attach pause, p50".into(), Bound::AtMost(500.0), "µs", pause(|p| p.attach_pause_p50_us));
+    let looked_at = Ratio::of(results.advise.iter().map(super::advise::Report::worst).collect());
+    bar("slower while annex advise looks, the worst of ten".into(), Bound::AtMost(1.0), "%", looked_at);
     bar("redis at 50 %, beside native".into(), Bound::AtLeast(0.85), "×", redis(results));
     bar("annexd's memory for an evicted page, 25 % resident".into(), Bound::AtMost(16.0), "bytes", overhead(results));
     bars

@@ -6,6 +6,7 @@
 //!   down. [`annexd`]: what annexd counts meanwhile.
 //! - [`pause`]: how long an attach stops a program; what a program pays that stays within its
 //!   limit; annexd at rest.
+//! - [`advise`]: what programs pay while `annex advise` looks at them.
 //! - [`programs`]: real programs from beginning to end.
 //! - [`results`]: what was measured. [`ratio`]: one figure over another. [`bars`]: what annex is
 //!   held to. [`report`]: all of it to be read; [`chart`], [`curves`]: to be looked at.
@@ -13,6 +14,7 @@
 //! Contenders take turns within each round, so that the machine's moods hit all alike; medians over
 //! rounds are reported, and a ratio is the median of each round's own.
 
+pub mod advise;
 pub mod annexd;
 pub mod bars;
 pub mod chart;
@@ -83,6 +85,10 @@ pub fn run(plan: &Plan) -> anyhow::Result<Results> {
     }
     if let Some(how) = plan.pause {
         results.pause = Some(pause::measure(how)?);
+        write(&plan.results, &results)?;
+    }
+    if let Some(how) = plan.advise {
+        results.advise = Some(advise::measure(how)?);
         write(&plan.results, &results)?;
     }
     results.programs = plan.programs.as_ref().map(programs::run).transpose()?;

@@ -1,7 +1,7 @@
 //! What is to be measured.
 
 use super::contender::Contender;
-use super::{pause, programs};
+use super::{advise, pause, programs};
 use crate::access::Pattern;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -16,6 +16,7 @@ pub struct Plan {
     pub contenders: Vec<Contender>,
     pub cells: Vec<Cell>,
     pub pause: Option<pause::Plan>,
+    pub advise: Option<advise::Plan>,
     pub programs: Option<programs::Plan>,
     /// The program that is the contender of that name.
     pub umap: Option<PathBuf>,
@@ -98,6 +99,7 @@ mod tests {
             contenders: Contender::ALL.to_vec(),
             cells: Cell::usual(),
             pause: None,
+            advise: None,
             programs: None,
             umap: None,
             results: PathBuf::new(),

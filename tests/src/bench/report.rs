@@ -1,5 +1,6 @@
 //! All of it to be read: `report.md`.
 
+use super::advise;
 use super::bars::{Bar, Bound, judge};
 use super::programs::{self, End, place::Kind};
 use super::ratio::Ratio;
@@ -58,7 +59,29 @@ pub fn markdown(results: &Results) -> String {
             pause.idle_cpu_percent
         );
     }
+    text.extend(results.advise.iter().map(advise));
     text.extend(results.programs.iter().map(programs));
+    text
+}
+
+fn advise(report: &advise::Report) -> String {
+    let mut text = format!(
+        "## annex advise\n\nBy how much each of {} programs was slower while annex advise looked for {} s, medians of {} rounds; \
+         and how far two windows without a look are apart.\n\n\
+         | has | uses | slower, % | CPU time, % | the machine alone, % | CPU time, % |\n| --- | --- | --- | --- | --- | --- |\n",
+        report.programs.len(),
+        report.seconds,
+        report.rounds
+    );
+    for slowed in &report.programs {
+        let (size, hot) = (format_bytes(slowed.size), format_bytes(slowed.hot));
+        let _ = writeln!(
+            text,
+            "| {size} | {hot} | {:.2} | {:.2} | {:.2} | {:.2} |",
+            slowed.percent, slowed.cpu_percent, slowed.noise_percent, slowed.cpu_noise_percent
+        );
+    }
+    text.push('\n');
     text
 }
 

@@ -5,7 +5,7 @@ use super::contender::Contender;
 use super::plan::{Cell, Plan};
 use super::ratio::{Ratio, middle};
 use super::ready::Run;
-use super::{Machine, machine, pause, programs};
+use super::{Machine, advise, machine, pause, programs};
 use crate::access::Measured;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -21,6 +21,7 @@ pub struct Results {
     /// Who could not run, and why.
     pub skipped: BTreeMap<String, String>,
     pub pause: Option<pause::Report>,
+    pub advise: Option<advise::Report>,
     pub programs: Option<programs::Report>,
 }
 
@@ -62,6 +63,7 @@ impl Results {
             rows: Vec::new(),
             skipped: BTreeMap::new(),
             pause: None,
+            advise: None,
             programs: None,
         }
     }
@@ -158,6 +160,7 @@ pub mod tests {
             contenders: Vec::new(),
             cells: Vec::new(),
             pause: None,
+            advise: None,
             programs: None,
             umap: None,
             results: Default::default(),

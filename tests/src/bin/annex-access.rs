@@ -3,7 +3,7 @@
 use annex_client::{Limit, Options, Region};
 use annex_shared::api::parse_bytes;
 use annex_tests::access::floor::{self, Ahead};
-use annex_tests::access::{self, Memory, Pattern, bare, graph, series, ticks};
+use annex_tests::access::{self, Memory, Pattern, bare, graph, part, series, ticks};
 use annex_tests::stress::content::PAGE;
 use anyhow::Context;
 use clap::{Parser, Subcommand};
@@ -81,6 +81,25 @@ enum Mode {
         #[arg(long, default_value = "512M", value_parser = bytes)]
         size: u64,
     },
+    /// Use a part of the memory again and again until SIGTERM, and print when each pass was.
+    Part {
+        #[arg(long, default_value = "128M", value_parser = bytes)]
+        size: u64,
+        #[arg(long, default_value = "32M", value_parser = bytes)]
+        hot: u64,
+        /// Locked memory beside it, which is not used.
+        #[arg(long, default_value = "0", value_parser = bytes)]
+        locked: u64,
+        /// Shared memory beside it, which is not used.
+        #[arg(long, default_value = "0", value_parser = bytes)]
+        shared: u64,
+        /// In huge pages, if the kernel has any.
+        #[arg(long)]
+        huge: bool,
+        /// Milliseconds of rest between two passes.
+        #[arg(long, default_value_t = 10)]
+        rest: u64,
+    },
     /// Read the clock until SIGTERM and print the gaps.
     Ticks {
         #[arg(long, default_value = "64M", value_parser = bytes)]
@@ -147,6 +166,12 @@ fn main() -> anyhow::Result<()> {
             let memory = Memory::plain(size as usize / PAGE)?;
             eprintln!("ready");
             println!("{}", serde_json::to_string(&series::watch(&memory, 1, || STOP.load(Relaxed))?)?);
+        }
+        Mode::Part { size, hot, locked, shared, huge, rest } => {
+            stop_on_sigterm()?;
+            let plan = part::Plan { size, hot: hot.min(size), locked, shared, huge, rest: Duration::from_millis(rest) };
+            let passes = part::watch(plan, || eprintln!("ready"), || STOP.load(Relaxed))?;
+            println!("{}", serde_json::to_string(&passes)?);
         }
         Mode::Ticks { size } => {
             stop_on_sigterm()?;

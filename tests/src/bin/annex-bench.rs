@@ -6,7 +6,7 @@ use annex_tests::access::Pattern;
 use annex_tests::bench::contender::Contender;
 use annex_tests::bench::plan::{Cell, Plan};
 use annex_tests::bench::programs::program::Program;
-use annex_tests::bench::{self, pause, programs, report};
+use annex_tests::bench::{self, advise, pause, programs, report};
 use clap::Parser;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
@@ -49,6 +49,12 @@ struct Args {
     /// Leave out the attach pause, the cost within the limit and the idle CPU.
     #[arg(long)]
     no_pause: bool,
+    /// Leave out what programs pay while annex advise looks at them.
+    #[arg(long)]
+    no_advise: bool,
+    /// Measure that alone.
+    #[arg(long, conflicts_with = "no_advise")]
+    only_advise: bool,
     /// Real programs to run; all unless named.
     #[arg(long, value_delimiter = ',')]
     programs: Vec<Program>,
@@ -93,6 +99,10 @@ impl Args {
             rounds: self.rounds.unwrap_or(if self.quick { 1 } else { 5 }),
             contenders,
             cells,
+            advise: (!self.no_advise).then(|| {
+                let usual = if self.quick { advise::Plan::QUICK } else { advise::Plan::USUAL };
+                advise::Plan { rounds: self.rounds.unwrap_or(usual.rounds), ..usual }
+            }),
             pause: (!self.no_pause).then_some(if self.quick { pause::Plan::QUICK } else { pause::Plan::USUAL }),
             programs: (!self.no_programs).then_some(programs),
             umap: self.umap,
@@ -117,7 +127,12 @@ fn end_by_error_when_interrupted() -> anyhow::Result<()> {
 }
 
 fn main() -> anyhow::Result<()> {
-    let plan = Args::parse().plan();
+    let args = Args::parse();
+    let only_advise = args.only_advise;
+    let mut plan = args.plan();
+    if only_advise {
+        plan = Plan { rounds: 0, pause: None, programs: None, ..plan };
+    }
     end_by_error_when_interrupted()?;
     let results = bench::run(&plan)?;
     print!("{}", report::markdown(&results));

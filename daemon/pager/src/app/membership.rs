@@ -10,6 +10,7 @@ use crate::inject::stub;
 use crate::kernel::process;
 use crate::kernel::process::Stat;
 use annex_shared::api::{APP_MARK, Target};
+use annex_shared::mapping::NEVER_PAGED;
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -148,8 +149,7 @@ fn by_mark(apps: &[Arc<App>], pid: i32) -> Option<Arc<App>> {
 /// Whether a process is never managed, whoever its parent is: the host's first one, annexd and its
 /// helpers and ancestors, and agents, whose memory must never be waited for.
 pub fn is_exempt(pid: i32, stat: &Stat) -> bool {
-    const OURS: [&str; 6] = ["annexd", "annexd-fdkeeper", "annex-agent", "agent-fdkeeper", "annex-tracer", stub::NAME];
-    pid == 1 || OURS.contains(&stat.comm.as_str()) || is_ancestor(pid)
+    pid == 1 || NEVER_PAGED.contains(&stat.comm.as_str()) || is_ancestor(pid)
 }
 
 /// Whether annexd descends from the process, or is it.
@@ -205,4 +205,14 @@ pub fn members_of(cgroup: &Path) -> Vec<i32> {
         pids.extend(members_of(&entry.path()));
     }
     pids
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stub_is_never_paged() {
+        assert!(NEVER_PAGED.contains(&stub::NAME));
+    }
 }

@@ -1,5 +1,6 @@
 //! What /proc says about a process. Everything here is a snapshot.
 
+use annex_shared::mapping;
 use annex_shared::printable::printable;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -13,52 +14,8 @@ use std::os::unix::fs::{DirEntryExt, FileExt};
 use std::time::Duration;
 
 pub use annex_host::pidfd::{pidfd_getfd, pidfd_kill, pidfd_open};
-
-/// A line of /proc/PID/maps.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mapping {
-    pub start: u64,
-    pub end: u64,
-    /// `rwxp` or `rwxs`, as four bytes.
-    pub access: [u8; 4],
-    pub inode: u64,
-    /// The path or `[heap]`, `[stack]`, `[anon:name]`…; empty for anonymous memory.
-    pub name: String,
-}
-
-impl Mapping {
-    pub fn parse(line: &str) -> Option<Mapping> {
-        let mut fields = line.splitn(6, ' ');
-        let (start, end) = fields.next()?.split_once('-')?;
-        let access = fields.next()?.as_bytes().try_into().ok()?;
-        let (_offset, _device) = (fields.next()?, fields.next()?);
-        let inode = fields.next()?.parse().ok()?;
-        let name = fields.next().unwrap_or("").trim().to_owned();
-        let start = u64::from_str_radix(start, 16).ok()?;
-        Some(Mapping { start, end: u64::from_str_radix(end, 16).ok()?, access, inode, name })
-    }
-
-    /// Private, writable, anonymous: of the kind that could be paged (its flags in smaps decide
-    /// further).
-    pub fn is_private_anonymous(&self) -> bool {
-        self.is_readable_anonymous() && self.access == *b"rw-p"
-    }
-
-    /// Private, anonymous, and not executable; it may be read-only.
-    pub fn is_readable_anonymous(&self) -> bool {
-        matches!(&self.access, b"rw-p" | b"r--p") && self.is_anonymous()
-    }
-
-    /// Private, anonymous, and not accessible now.
-    pub fn is_inaccessible_anonymous(&self) -> bool {
-        self.access == *b"---p" && self.is_anonymous()
-    }
-
-    /// No file, and nothing of the kernel's.
-    pub fn is_anonymous(&self) -> bool {
-        self.inode == 0 && (self.name.is_empty() || self.name == "[heap]" || self.name.starts_with("[anon:"))
-    }
-}
+pub use annex_shared::mapping::{HAS_PAGES, Mapping};
+pub use annex_shared::process::same_address_space;
 
 /// Memory mappings, at least one: a task that has just ended shows none, which says nothing of the
 /// memory that it shared.
@@ -70,27 +27,10 @@ fn some<T>(mappings: Vec<T>) -> io::Result<Vec<T>> {
     if mappings.is_empty() { Err(io::Error::other("it shows no mapping")) } else { Ok(mappings) }
 }
 
-/// What [`flagged_maps`] adds to the kernel's flags where a mapping has pages of its own, swapped
-/// out or not.
-pub const HAS_PAGES: [u8; 2] = *b"++";
-
 /// [`maps`] with the kernel's two-letter flags (`VmFlags` of smaps), and [`HAS_PAGES`].
 pub fn flagged_maps(pid: i32) -> io::Result<Vec<(Mapping, Vec<[u8; 2]>)>> {
     let text = read(format!("/proc/{pid}/smaps"))?;
-    let mut found = Vec::new();
-    let (mut current, mut has_pages) = (None, false);
-    for line in text.lines() {
-        if let Some(flags) = line.strip_prefix("VmFlags:") {
-            let flags = flags.split_ascii_whitespace().filter_map(|f| f.as_bytes().try_into().ok());
-            let flags = flags.chain(std::mem::take(&mut has_pages).then_some(HAS_PAGES)).collect();
-            found.extend(current.take().map(|mapping| (mapping, flags)));
-        } else if let Some(size) = line.strip_prefix("Anonymous:").or_else(|| line.strip_prefix("Swap:")) {
-            has_pages |= size.trim() != "0 kB";
-        } else if line.as_bytes().first().is_some_and(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(b)) {
-            current = Mapping::parse(line);
-        }
-    }
-    some(found)
+    some(mapping::smaps(&text).into_iter().map(|entry| (entry.mapping, entry.flags)).collect())
 }
 
 /// The fields of /proc/PID/stat that the pager looks at.
@@ -377,16 +317,6 @@ pub fn is_32_bit(pid: i32) -> bool {
     read.is_ok() && header[..4] == *b"\x7fELF" && header[4] != 2
 }
 
-/// True if the two processes have one address space.
-pub fn same_address_space(a: i32, b: i32) -> Option<bool> {
-    const KCMP_VM: libc::c_int = 1;
-    // SAFETY: kcmp takes numbers only.
-    match Errno::result(unsafe { libc::syscall(libc::SYS_kcmp, a, b, KCMP_VM, 0, 0) }) {
-        Ok(order) => Some(order == 0),
-        Err(_) => None,
-    }
-}
-
 /// True if two processes' descriptors are of one open file.
 pub fn same_file((a, fd_a): (i32, RawFd), (b, fd_b): (i32, RawFd)) -> Option<bool> {
     const KCMP_FILE: libc::c_int = 0;
@@ -469,17 +399,6 @@ mod tests {
         assert_eq!(Identity { is_capable: true, ..plain }.owner(), None);
     }
 
-    #[test]
-    fn map_lines_read_as_the_kernel_writes_them() {
-        let heap =
-            Mapping::parse("55d0c0a00000-55d0c0b21000 rw-p 00000000 00:00 0                          [heap]").unwrap();
-        assert_eq!((heap.start, heap.end, heap.name.as_str()), (0x55d0_c0a0_0000, 0x55d0_c0b2_1000, "[heap]"));
-        assert!(heap.is_private_anonymous());
-        let file = Mapping::parse("7f0000000000-7f0000001000 rw-p 00001000 08:01 1234 /usr/lib/with space.so").unwrap();
-        assert_eq!((file.inode, file.name.as_str()), (1234, "/usr/lib/with space.so"));
-        assert!(!file.is_private_anonymous());
-    }
-
     /// Such a program was taken for one that is not there.
     #[test]
     fn a_name_that_is_no_utf8_hides_nothing() {
@@ -498,15 +417,5 @@ mod tests {
         let hostile = format!("{}(a\x1b[2J\u{202e}{}", &text[..open], &text[close..]);
         assert_eq!(Stat::parse(&hostile).unwrap().comm, r"a\u{1b}[2J\u{202e}");
         assert_eq!(Stat::parse(&odd).unwrap().parent, Stat::parse(&text).unwrap().parent);
-    }
-
-    #[test]
-    fn a_process_shares_its_address_space_with_itself_only() {
-        let me = std::process::id() as i32;
-        let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-        let (with_me, with_other) = (same_address_space(me, me), same_address_space(me, other.id() as i32));
-        other.kill().unwrap();
-        other.wait().unwrap();
-        assert_eq!((with_me, with_other), (Some(true), Some(false)));
     }
 }

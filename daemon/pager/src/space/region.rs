@@ -5,19 +5,12 @@
 //! it names is probed before it is moved, what it misses is found at the next scan.
 
 use crate::kernel::process::{self, Mapping};
+use annex_shared::mapping;
 use std::io;
-
-/// Mappings smaller than this are left alone: they cost more than they bring.
-const SMALLEST: u64 = 64 << 10;
 
 /// Looks at the mappings (of which there are two a second at most) after which a refused one is
 /// tried again: a mapping that was locked for a moment looks as it did before.
 const RESPITE: u8 = 8;
-
-/// Flags in smaps that make a mapping none of our business: locked, I/O, raw PFNs, huge-page file,
-/// grows down (stack), wiped or dropped on fork (secrets), memory tagging, shadow stack, not to be
-/// dumped or copied for a reason.
-const SPECIAL: [&[u8; 2]; 9] = [b"lo", b"io", b"pf", b"ht", b"gd", b"wf", b"mt", b"ss", b"sl"];
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Region {
@@ -128,7 +121,7 @@ pub fn scan(pid: i32, ours: &[(u64, u64)]) -> io::Result<Vec<Region>> {
         // neighbour again.
         let has_been_used = flags.contains(b"ac") || flags.contains(&process::HAS_PAGES);
         let is_withheld = mapping.is_inaccessible_anonymous() && has_been_used;
-        let special = flags.iter().any(|f| SPECIAL.contains(&f));
+        let special = mapping::special(flags).is_some();
         let mine = ours.iter().any(|(at, len)| start < at + len && *at < end);
         if !(mapping.is_readable_anonymous() || is_withheld) || special || mine {
             continue;
@@ -137,7 +130,7 @@ pub fn scan(pid: i32, ours: &[(u64, u64)]) -> io::Result<Vec<Region>> {
             Some(run) if run.1 == start => run.1 = end,
             _ => runs.push((start, end)),
         }
-        if mapping.is_private_anonymous() && end - start >= SMALLEST {
+        if mapping.obstacle(flags).is_none() {
             let spared_top = if guard_ends_at == start { 2 * 4096 } else { 0 };
             let mapping = (start, end);
             found.push(Region { start, end, mapping, spared_top, ..Region::default() });
