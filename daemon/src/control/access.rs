@@ -114,12 +114,17 @@ impl Authority {
     /// [`Caller::uid`].
     pub fn may_attach(self, target: &Target) -> Result<(), ApiError> {
         let Authority::Own(uid) = self else { return Ok(()) };
-        match target {
-            Target::Unit(unit) => Err(ApiError {
+        let of_root = |what: &str, name: &str, all: &str| {
+            Err(ApiError {
                 kind: ErrorCode::Forbidden,
-                message: format!("may not attach unit {unit}: units belong to root"),
+                message: format!("may not attach {what} {name}: {all} belong to root"),
                 remedy: "ask as root or as a member of group annex".into(),
-            }),
+            })
+        };
+        match target {
+            Target::Unit(unit) => of_root("unit", unit, "units"),
+            Target::Cgroup(folder) => of_root("cgroup", folder, "cgroups"),
+            Target::Container(name) => of_root("container", name, "containers"),
             Target::Pid(pid) | Target::Launch(pid) | Target::Region { pid, .. } => {
                 let owner = ProcessOwner::of(*pid)?;
                 if owner.is_wholly(uid) {
