@@ -204,6 +204,15 @@ mod tests {
     }
 
     #[test]
+    fn cgroups_whatever_names_them_are_roots() {
+        for target in [Target::Unit("a".into()), Target::Cgroup("a".into()), Target::Container("a".into())] {
+            let refused = Authority::Own(1000).may_attach(&target).unwrap_err();
+            assert!(refused.kind == ErrorCode::Forbidden && refused.message.ends_with("belong to root"), "{refused}");
+            assert_eq!(Authority::Everything.may_attach(&target), Ok(()));
+        }
+    }
+
+    #[test]
     fn a_set_user_id_process_is_nobodys_but_roots() {
         let sudo = ProcessOwner::parse("Name:\tsudo\nUid:\t1000\t0\t0\t0\n").unwrap();
         let dropped = ProcessOwner::parse("Uid:\t1000\t1000\t0\t1000\n").unwrap();

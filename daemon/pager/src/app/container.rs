@@ -259,8 +259,8 @@ impl Names {
     }
 }
 
-/// What `POD_NAMESPACE_NAME-ID.log` says: the container's name alone, within its pod, and within its
-/// namespace.
+/// What `POD_NAMESPACE_NAME-ID.log` says: the container's name alone, within its pod, and within
+/// its namespace.
 fn of_log(link: &str) -> Option<[(String, String); 3]> {
     let (rest, id) = link.strip_suffix(".log")?.rsplit_once('-')?;
     let mut parts = rest.splitn(3, '_');

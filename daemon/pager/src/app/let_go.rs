@@ -2,8 +2,9 @@
 //! app takes it in, until somebody attaches it by hand.
 //!
 //! A process is known by its PID and its start, a cgroup by its folder and the kernel's number for
-//! it. Either counts as long as that very process or cgroup is there. The list lies in a file beside
-//! annexd's socket, so that it outlives annexd however that ends. After a reboot it is nobody's.
+//! it. Either counts as long as that very process or cgroup is there. The list lies in a file
+//! beside annexd's socket, so that it outlives annexd however that ends. After a reboot it is
+//! nobody's.
 
 use crate::kernel::cgroup;
 use crate::kernel::process::Stat;

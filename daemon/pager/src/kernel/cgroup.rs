@@ -1,8 +1,8 @@
 //! The cgroup file system: which cgroups there are, and which processes are in them.
 //!
-//! A cgroup is known by its folder. systemd's own hierarchy is looked at, and the unified one beside
-//! it; on a host with version 2 alone these are one. Whatever somebody names is taken only if it is
-//! a folder of such a file system in the end: see [`resolve`].
+//! A cgroup is known by its folder. systemd's own hierarchy is looked at, and the unified one
+//! beside it; on a host with version 2 alone these are one. Whatever somebody names is taken only
+//! if it is a folder of such a file system in the end: see [`resolve`].
 
 use nix::sys::statfs::{CGROUP_SUPER_MAGIC, CGROUP2_SUPER_MAGIC, statfs};
 use std::collections::VecDeque;

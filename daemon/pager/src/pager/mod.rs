@@ -69,8 +69,8 @@ pub struct Pager {
 }
 
 impl Pager {
-    /// Starts the pager's threads on a host that [`probe::host`] found fit. `detached`: the file that
-    /// tells what was detached by hand.
+    /// Starts the pager's threads on a host that [`probe::host`] found fit. `detached`: the file
+    /// that tells what was detached by hand.
     pub fn start(
         (config, users): (&PagerConfig, &UsersConfig),
         default_local: Local,

@@ -120,7 +120,8 @@ impl RuleConfig {
                 return Err(RuleError::Path { number, pattern: pattern.clone() });
             }
             "cgroup" => Selector::Cgroup(glob(pattern)?),
-            // A name, in which nothing stands for something else. It is as little empty as a pattern.
+            // A name, in which nothing stands for something else. It is as little empty as a
+            // pattern.
             "container" => glob(&pattern.replace('[', "")).map(|_| Selector::Container(pattern.clone()))?,
             _ => Selector::Command { glob: glob(pattern)?, user: self.user.clone() },
         };
