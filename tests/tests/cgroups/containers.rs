@@ -34,6 +34,9 @@ fn a_container_is_found_by_the_beginning_of_its_id_and_again_when_it_is_restarte
     end(first);
     payload.end();
     container.end();
+    bed.wait_app(&one[..12], MINUTE, |app| app.pids.is_empty());
+    // Longer than annexd takes to see that the cgroup is gone.
+    std::thread::sleep(Duration::from_secs(2));
     // The same container once more.
     let container = Cgroup::called(&scope);
     let again = start(&bed, "again", stress(), &container);
