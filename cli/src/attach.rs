@@ -1,4 +1,4 @@
-//! `annex attach`: has annexd take a process or unit, and shows the first eviction.
+//! `annex attach`: has annexd take a process or all of a cgroup, and shows the first eviction.
 //!
 //! annexd answers as soon as it has the processes; the memory above the limit leaves in the
 //! background. What is shown is read off the app's own numbers, until it is down to its limit or
@@ -22,10 +22,12 @@ const STILL: Duration = Duration::from_secs(2);
 const NOTICEABLE: u64 = 1 << 20;
 
 pub fn attach(client: &Client, args: &AttachArgs, json: bool) -> Result<(), Failure> {
-    let target = match (&args.unit, args.pid) {
-        (Some(unit), _) if unit.contains('.') => Target::Unit(unit.clone()),
-        (Some(unit), _) => Target::Unit(format!("{unit}.service")),
-        (None, pid) => Target::Pid(pid.unwrap_or_default()),
+    let target = match (&args.unit, &args.container, &args.cgroup) {
+        (Some(unit), ..) if unit.contains('.') => Target::Unit(unit.clone()),
+        (Some(unit), ..) => Target::Unit(format!("{unit}.service")),
+        (_, Some(container), _) => Target::Container(container.clone()),
+        (.., Some(cgroup)) => Target::Cgroup(cgroup.clone()),
+        _ => Target::Pid(args.pid.unwrap_or_default()),
     };
     let (name, local, require_donors) = (args.app.name.clone(), args.app.local, args.app.require_donors);
     let request = AttachRequest { target, name, program: None, local, require_donors };

@@ -6,7 +6,7 @@ use annex_identity::token::Address;
 use annex_shared::api::{Limit, Local, SOCKET, parse_bytes};
 use annex_shared::config::{TimeSpan, UnitError};
 use annex_shared::donor::{DonorSpec, TransportChoice};
-use clap::{Args, Parser, Subcommand};
+use clap::{ArgGroup, Args, Parser, Subcommand};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -45,8 +45,8 @@ pub enum Command {
     /// The command takes this process's place: its exit code, signals and terminal are its own. Its
     /// children belong to the app too.
     Run(RunArgs),
-    /// Take a running process or a systemd unit
-    #[command(override_usage = "annex attach [OPTIONS] <PID|--unit <UNIT>>")]
+    /// Take a running process, a systemd unit, a container or a cgroup
+    #[command(override_usage = "annex attach [OPTIONS] <PID|--unit <UNIT>|--container <NAME>|--cgroup <PATH>>")]
     Attach(AttachArgs),
     /// Bring all memory of an app back and let go of it
     Detach {
@@ -364,13 +364,20 @@ fn seconds(text: &str) -> Result<f64, &'static str> {
 
 #[derive(Debug, Args)]
 #[group(skip)]
+#[command(group(ArgGroup::new("what").required(true).args(["pid", "unit", "container", "cgroup"])))]
 pub struct AttachArgs {
     /// The process
-    #[arg(value_parser = clap::value_parser!(i32).range(1..), required_unless_present = "unit", conflicts_with = "unit")]
+    #[arg(value_parser = clap::value_parser!(i32).range(1..))]
     pub pid: Option<i32>,
     /// A systemd unit: all processes of its cgroup
     #[arg(long, value_name = "UNIT")]
     pub unit: Option<String>,
+    /// A container, by its name, its id, or 4 digits and more of its id: all its processes
+    #[arg(long, value_name = "NAME")]
+    pub container: Option<String>,
+    /// A cgroup and those below it: its folder, or its path as /proc/PID/cgroup shows it
+    #[arg(long, value_name = "PATH")]
+    pub cgroup: Option<String>,
     #[command(flatten)]
     pub app: AppArgs,
     /// Return at once instead of waiting until the app is down to its limit
@@ -423,9 +430,9 @@ mod tests {
             let takes_value = |arg: &&clap::Arg| arg.get_long().is_some() && arg.get_action().takes_values();
             for option in command.get_arguments().filter(takes_value) {
                 let help = option.get_help().map(ToString::to_string).unwrap_or_default();
-                // There is no usual unit.
-                let tells =
-                    option.get_id() == "unit" || help.contains("[default: ") || !option.get_default_values().is_empty();
+                // There is no usual target.
+                let is_target = ["unit", "container", "cgroup"].contains(&option.get_id().as_str());
+                let tells = is_target || help.contains("[default: ") || !option.get_default_values().is_empty();
                 assert!(tells && !help.is_empty(), "{} --{}: {help}", command.get_name(), option.get_id());
             }
             commands.extend(command.get_subcommands().filter(|sub| !sub.is_hide_set()).cloned());
@@ -453,11 +460,14 @@ mod tests {
     }
 
     #[test]
-    fn an_attach_needs_a_process_or_a_unit_and_not_both() {
+    fn an_attach_needs_one_target() {
         assert!(parse(&["annex", "attach"]).is_err());
         assert!(parse(&["annex", "attach", "0"]).is_err());
         assert!(parse(&["annex", "attach", "7", "--unit", "a.service"]).is_err());
+        assert!(parse(&["annex", "attach", "--container", "web", "--cgroup", "/a"]).is_err());
         assert!(parse(&["annex", "attach", "7", "--no-wait"]).is_ok());
+        assert!(parse(&["annex", "attach", "--container", "web"]).is_ok());
+        assert!(parse(&["annex", "attach", "--cgroup", "/system.slice/a.service"]).is_ok());
         assert!(parse(&["annex", "attach", "--unit", "a.service", "--local", "25%"]).is_ok());
     }
 }

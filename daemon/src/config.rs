@@ -23,7 +23,7 @@ use annex_host::log;
 use annex_identity::config::{TlsConfig, TlsConfigError};
 use annex_kv::KvConfig;
 use annex_metrics::MetricsConfig;
-use annex_pager::{PagerConfig, UsersConfig};
+use annex_pager::{PagerConfig, RuleConfig, RuleError, UsersConfig, parse_rules};
 use annex_pool::{PoolConfig, SpillConfig};
 use annex_shared::api::{Limit, Local, SOCKET};
 use annex_shared::config::{ByteSize, ConfigError as FileError, LogFormat, TimeSpan, load};
@@ -58,6 +58,8 @@ pub struct Config {
     pub spill: SpillConfig,
     pub pager: PagerConfig,
     pub users: UsersConfig,
+    /// What is attached as it appears.
+    pub app: Vec<RuleConfig>,
     pub kv: KvConfig,
     pub metrics: MetricsConfig,
     pub web: WebConfig,
@@ -76,6 +78,7 @@ impl Default for Config {
             spill: SpillConfig::default(),
             pager: PagerConfig::default(),
             users: UsersConfig::default(),
+            app: Vec::new(),
             kv: KvConfig::default(),
             metrics: MetricsConfig::default(),
             web: WebConfig::default(),
@@ -119,6 +122,8 @@ pub enum ConfigError {
     #[error("socket is empty: give a path such as {SOCKET}")]
     NoSocket,
     #[error(transparent)]
+    Rule(#[from] RuleError),
+    #[error(transparent)]
     Log(#[from] log::FilterError),
 }
 
@@ -139,6 +144,7 @@ impl Config {
         self.tls.files()?;
         self.spill.check()?;
         self.kv.check()?;
+        parse_rules(&self.app)?;
         if self.pager.busy_poll_us > MAX_BUSY_POLL_US {
             return Err(ConfigError::BusyPoll(self.pager.busy_poll_us));
         }
@@ -223,6 +229,7 @@ mod tests {
             ("[[pool.donor]]\nadress = 'a:1'", "adress", "address"),
             ("[spill]\nsiz = '1G'", "spill.siz", "size"),
             ("[users]\napp = 1", "users.app", "apps"),
+            ("[[app]]\nunti = 'a'", "app[0].unti", "unit"),
             ("[pager]\nfault_worker = 1", "pager.fault_worker", "fault_workers"),
         ] {
             let error = parse(text).unwrap_err();
@@ -248,6 +255,10 @@ mod tests {
             ("local = '50'", "give a share (50%) or a unit (50M)"),
             ("[[pool.donor]]\naddress = 'a:0'", "donor address 'a:0'"),
             ("socket = ''", "socket is empty"),
+            ("[[app]]\nunit = 'a'\n[[app]]\nlocal = '1G'", "[[app]] number 2 says nothing of what to attach"),
+            ("[[app]]\nunit = 'a'\ncommand = 'b'", "[[app]] number 1 has unit and command"),
+            ("[[app]]\nunit = 'a[.service'", "bad pattern unit = \"a[.service\" in [[app]] number 1"),
+            ("[[app]]\nunit = 'a'\nlocal = '12Q'", "bad limit '12Q'"),
             ("[web]\nlisten = 'localhost:9502'", "invalid socket address"),
             (
                 "[metrics]\nlisten = '127.0.0.1:9500'\n[web]\nlisten = '127.0.0.1:9500'",

@@ -16,7 +16,7 @@ use annex_identity::names::Role;
 use annex_kv::store::LogPageTable;
 use annex_kv::{Kv, KvFlag};
 use annex_metrics::export;
-use annex_pager::{Pager, PreviousState, PreviousStateError, probe};
+use annex_pager::{Pager, PreviousState, PreviousStateError, parse_rules, probe};
 use annex_pool::{Pool, PoolError, PoolState, Spill};
 use annex_shared::api::DonorState;
 use annex_shared::ids::SlotIdx;
@@ -414,10 +414,14 @@ fn start(config: &Config, keeper: Arc<FdKeeper>) -> Result<Running, Failure> {
         None => None,
     };
     let previous = previous.zip(inheritance.as_ref().map(Inheritance::generation));
-    let pager = Pager::start((&config.pager, &config.users), config.local, host, pool.clone(), keeper, previous);
+    let (settings, detached) = ((&config.pager, &config.users), config.socket.with_extension("detached"));
+    let pager = Pager::start(settings, config.local, host, pool.clone(), keeper, previous, detached);
     let pager = Arc::new(pager.context("failed to start the pager")?);
     if let Some(inheritance) = inheritance {
         inheritance.settle();
     }
+    pager
+        .follow(parse_rules(&config.app).map_err(unusable)?)
+        .context("failed to start the thread that follows rules")?;
     Ok((pool, spill, pager, kv))
 }

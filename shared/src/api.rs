@@ -58,9 +58,21 @@ pub enum Target {
     Launch(i32),
     /// All processes of a systemd unit's cgroup.
     Unit(String),
+    /// All processes of a cgroup and of those below it: its folder, or its path from the root of
+    /// the cgroups on. annexd writes the folder down.
+    Cgroup(String),
+    /// All processes of a container: its name, its id, or the beginning of its id.
+    Container(String),
     /// A region of a process that takes its faults itself (`annex-client`), and nothing else of it.
     /// Addresses in bytes.
     Region { pid: i32, address: u64, length: u64 },
+}
+
+impl Target {
+    /// Whether it is all that a cgroup has, now and later.
+    pub fn is_cgroup(&self) -> bool {
+        matches!(self, Target::Unit(_) | Target::Cgroup(_) | Target::Container(_))
+    }
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -12,6 +12,7 @@
 //! | [`inject`] | the stub, and how it gets into a program |
 //! | [`recovery`] | take-over, rollback, restore |
 //! | [`app`] | processes that are managed as one, and their limit |
+//! | [`rules`] | what is attached without anybody asking for it |
 //!
 //! # The way of a page
 //! - *Out*: an app grows over its limit → the evictor lets its clock hand choose cold pages of a
@@ -38,6 +39,7 @@ mod kernel;
 mod page;
 mod pager;
 mod recovery;
+mod rules;
 mod sched;
 mod space;
 
@@ -46,4 +48,5 @@ pub use control::{Apps, Caller};
 pub use kernel::probe;
 pub use pager::{Pager, StartError};
 pub use recovery::takeover::{PreviousState, PreviousStateError};
+pub use rules::{Rule, RuleConfig, RuleError, parse as parse_rules};
 pub use sched::waiting::Wait;

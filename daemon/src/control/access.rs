@@ -114,12 +114,17 @@ impl Authority {
     /// [`Caller::uid`].
     pub fn may_attach(self, target: &Target) -> Result<(), ApiError> {
         let Authority::Own(uid) = self else { return Ok(()) };
-        match target {
-            Target::Unit(unit) => Err(ApiError {
+        let of_root = |what: &str, name: &str, all: &str| {
+            Err(ApiError {
                 kind: ErrorCode::Forbidden,
-                message: format!("may not attach unit {unit}: units belong to root"),
+                message: format!("may not attach {what} {name}: {all} belong to root"),
                 remedy: "ask as root or as a member of group annex".into(),
-            }),
+            })
+        };
+        match target {
+            Target::Unit(unit) => of_root("unit", unit, "units"),
+            Target::Cgroup(folder) => of_root("cgroup", folder, "cgroups"),
+            Target::Container(name) => of_root("container", name, "containers"),
             Target::Pid(pid) | Target::Launch(pid) | Target::Region { pid, .. } => {
                 let owner = ProcessOwner::of(*pid)?;
                 if owner.is_wholly(uid) {
@@ -196,6 +201,15 @@ mod tests {
     fn anyone_else_is_confined_to_their_own() {
         assert_eq!(peer(1000, 1000, &[5]).authority(Some(77)), Authority::Own(1000));
         assert_eq!(peer(1000, 0, &[0]).authority(None), Authority::Own(1000));
+    }
+
+    #[test]
+    fn cgroups_whatever_names_them_are_roots() {
+        for target in [Target::Unit("a".into()), Target::Cgroup("a".into()), Target::Container("a".into())] {
+            let refused = Authority::Own(1000).may_attach(&target).unwrap_err();
+            assert!(refused.kind == ErrorCode::Forbidden && refused.message.ends_with("belong to root"), "{refused}");
+            assert_eq!(Authority::Everything.may_attach(&target), Ok(()));
+        }
     }
 
     #[test]

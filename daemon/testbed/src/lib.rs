@@ -146,7 +146,7 @@ impl Apps for ScriptedApps {
     fn attach(&self, request: &AttachRequest, caller: Caller) -> Result<AppInfo, ApiError> {
         let (pid, made_up) = match &request.target {
             Target::Pid(pid) | Target::Launch(pid) => (*pid, format!("app{pid}")),
-            Target::Unit(unit) => (1, unit.clone()),
+            Target::Unit(name) | Target::Cgroup(name) | Target::Container(name) => (1, name.clone()),
             Target::Region { pid, .. } => (*pid, format!("region{pid}")),
         };
         {

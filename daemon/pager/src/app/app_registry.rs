@@ -1,6 +1,8 @@
 //! The apps that there are, and what wakes the manager.
 
 use crate::app::application::App;
+use crate::app::let_go::LetGo;
+use crate::app::sightings::Sightings;
 use crate::recovery::Ledger;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::{Mutex, RwLock};
@@ -18,12 +20,16 @@ pub struct AppRegistry {
     /// Held from the look whether a process and a name are free until they are an app's: never for
     /// as long as a program is waited for.
     pub admitting: Mutex<()>,
+    /// What was detached by hand.
+    pub let_go: LetGo,
+    /// What the manager has seen of the host's processes.
+    pub sightings: Sightings,
     /// Held from the look at all apps until the ledger has them.
     writing: Mutex<()>,
 }
 
 impl AppRegistry {
-    pub fn new(ledger: Ledger) -> io::Result<AppRegistry> {
+    pub fn new(ledger: Ledger, let_go: LetGo) -> io::Result<AppRegistry> {
         let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         Ok(AppRegistry {
             apps: RwLock::default(),
@@ -31,6 +37,8 @@ impl AppRegistry {
             stop: AtomicBool::new(false),
             ledger,
             admitting: Mutex::new(()),
+            let_go,
+            sightings: Sightings::default(),
             writing: Mutex::new(()),
         })
     }

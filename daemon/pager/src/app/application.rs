@@ -30,12 +30,47 @@ pub struct Member {
     kept: Option<Kept>,
     /// Not before this is another attempt to give it a stub of any use.
     pub retry_at: Option<Instant>,
+    /// How many attempts have failed in a row, and the reason that was told last.
+    failures: (u32, String),
     pub resident: u64,
 }
 
+/// After a failed attempt to give a process a stub; twice as long after each that follows, up to 16
+/// times that.
+const RETRY: Duration = Duration::from_secs(1);
+const LONGEST_DOUBLED: u32 = 4;
+
 impl Member {
     pub fn new(pid: i32, started: u64, pidfd: OwnedFd) -> Member {
-        Member { pid, started, pidfd, space: None, kept: None, retry_at: None, resident: 0 }
+        Member {
+            pid,
+            started,
+            pidfd,
+            space: None,
+            kept: None,
+            retry_at: None,
+            failures: (0, String::new()),
+            resident: 0,
+        }
+    }
+
+    /// An attempt to give it a stub has failed: there is another later. Whether anybody is to be
+    /// told: not at first, since short-lived processes end in the middle of it, and of a reason
+    /// once.
+    pub fn failed(&mut self, why: &str, now: Instant) -> bool {
+        let (times, told) = &mut self.failures;
+        self.retry_at = Some(now + RETRY * (1 << (*times).min(LONGEST_DOUBLED)));
+        *times += 1;
+        let is_news = *times > 1 && told != why;
+        if is_news {
+            why.clone_into(told);
+        }
+        is_news
+    }
+
+    /// It has one.
+    pub fn succeeded(&mut self) {
+        (self.retry_at, self.failures) = (None, (0, String::new()));
     }
 
     /// Whether its last thread has ended.
@@ -511,6 +546,21 @@ mod tests {
         assert_eq!(marks, Watermarks { limit: 131_072, high: 131_072 - 2048, low: 131_072 - 4096 });
         let share = Watermarks::of(Limit::Percent(25), 100_000, 300_000);
         assert!(share.low < share.high && share.high < 100_000);
+    }
+
+    #[test]
+    fn a_process_that_gets_no_stub_is_tried_ever_more_seldom_and_told_of_once() {
+        let pid = std::process::id() as i32;
+        let mut member = Member::new(pid, 0, process::pidfd_open(pid).unwrap());
+        let now = Instant::now();
+        let mut fail = |why: &str| (member.failed(why, now), (member.retry_at.unwrap() - now).as_secs());
+        assert_eq!(fail("traced"), (false, 1), "it may just have ended");
+        let later: Vec<(bool, u64)> = (0..5).map(|_| fail("traced")).collect();
+        assert_eq!(later, [(true, 2), (false, 4), (false, 8), (false, 16), (false, 16)]);
+        assert_eq!(fail("32-bit"), (true, 16));
+        member.succeeded();
+        assert_eq!(member.retry_at, None);
+        assert!(!member.failed("traced", now));
     }
 
     #[test]

@@ -16,13 +16,11 @@ use annex_host::sentinel::Sentinel;
 use annex_shared::api::AppState;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// A process smaller than this (8 MiB, in pages) gets no stub of its own: it would cost more than
 /// it brings.
 pub const WORTH_A_STUB: u64 = 2048;
-/// After a failed attempt to give a process a stub.
-const RETRY: Duration = Duration::from_secs(1);
 
 /// The threads that give stubs, one for an app at most.
 #[derive(Default)]
@@ -102,6 +100,7 @@ fn give_stub(context: &AttachContext, app: &Arc<App>, pid: i32) {
         Ok((space, pause)) => {
             tracing::info!(app = app.name, pid, pause = ?pause.0, "process attached");
             member.space = Some(space.identity.clone());
+            member.succeeded();
             member.keep(&context.registry.keeper);
             app.running();
         }
@@ -110,11 +109,9 @@ fn give_stub(context: &AttachContext, app: &Arc<App>, pid: i32) {
             members.retain(|m| m.pid != pid);
         }
         Err(error) => {
-            // Short-lived processes end in the middle of it; only what fails again is somebody's
-            // concern.
-            let again = member.retry_at.replace(Instant::now() + RETRY).is_some();
+            let is_news = member.failed(&error.to_string(), Instant::now());
             drop(members);
-            if again {
+            if is_news {
                 tracing::warn!(app = app.name, pid, "{error}");
                 app.note(error.to_string());
             }
@@ -136,13 +133,16 @@ fn replace_stub(context: &AttachContext, app: &Arc<App>, pid: i32, space: &Arc<S
         context.registry.unfurnish(space);
         context.clear_away(space, pid, &dead.traces());
     }
-    if let Err(error) = context.refurnish(space, pid) {
+    let result = context.refurnish(space, pid);
+    let mut members = app.members.lock();
+    let Some(member) = members.iter_mut().find(|m| m.pid == pid) else { return };
+    let Err(error) = result else { return member.succeeded() };
+    let is_news = member.failed(&error.to_string(), Instant::now());
+    drop(members);
+    if is_news {
         tracing::warn!(app = app.name, pid, "{error}");
-        app.note(error.to_string());
-        if let Some(member) = app.members.lock().iter_mut().find(|m| m.pid == pid) {
-            member.retry_at = Some(Instant::now() + RETRY);
-        }
     }
+    app.note(error.to_string());
 }
 
 fn may_retry(app: &App, pid: i32) -> bool {

@@ -9,7 +9,8 @@ use crate::app::app_registry::AppRegistry;
 use crate::app::application::{App, Member};
 use crate::app::furnish::Furnishers;
 use crate::app::membership;
-use crate::app::membership::ProcessScan;
+use crate::app::membership::{Beside, ProcessScan};
+use crate::app::sightings;
 use crate::events::bequeath;
 use crate::inject::{AttachContext, stub, tracer_process};
 use crate::kernel::Mark;
@@ -20,7 +21,7 @@ use crate::space::Space;
 use annex_host::event;
 use annex_host::priority::Precedence;
 use annex_host::sentinel::Sentinel;
-use annex_shared::api::{AppState, Target};
+use annex_shared::api::AppState;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::collections::HashSet;
 use std::os::fd::AsFd;
@@ -36,10 +37,9 @@ const QUIET: Duration = Duration::from_millis(100);
 /// Without a change for so long an app is calm.
 const UNTIL_CALM: Duration = Duration::from_secs(1);
 
-/// Whether all known processes of an app have ended. A unit may have none for a while: its cgroup
-/// tells when one comes.
+/// Whether all known processes of an app have ended.
 fn has_nobody(app: &App) -> bool {
-    app.members.lock().is_empty() && !matches!(app.target, Target::Unit(_))
+    app.members.lock().is_empty()
 }
 
 pub struct Manager {
@@ -89,10 +89,8 @@ impl Manager {
                 self.bury(app);
             }
             watched.begin("looking for new processes");
-            let stubs: HashSet<i32> = self.context.registry.all().iter().filter_map(|s| s.stub_pid()).collect();
-            // A program that has put itself into the background has ended, and goes on as another
-            // process.
-            self.process_scan.update(&apps, &stubs, apps.iter().any(|app| has_nobody(app)));
+            self.look_for_new(&stubs_of(&self.context));
+            let apps = self.app_registry.all();
             apps.iter().filter(|app| app.is_stopped()).for_each(|app| {
                 let spaces = self.context.registry.of_app(app.id);
                 app.kill_all(&spaces.iter().map(|space| space.identity.clone()).collect::<Vec<_>>());
@@ -108,14 +106,26 @@ impl Manager {
         self.furnishers.join();
     }
 
+    /// Nobody else makes a process a member of another app meanwhile.
+    fn look_for_new(&mut self, stubs: &HashSet<i32>) {
+        let _admitting = self.app_registry.admitting.lock();
+        let apps = self.app_registry.all();
+        // A program that has put itself into the background has ended, and goes on as another
+        // process. A cgroup tells by itself when one comes.
+        let is_left = apps.iter().any(|app| has_nobody(app) && !app.target.is_cgroup());
+        let AppRegistry { sightings, let_go, .. } = &*self.app_registry;
+        self.process_scan.update(&apps, Beside { stubs, sightings, let_go }, is_left);
+    }
+
     /// Until a process ends, somebody rings, or it is time to look.
     fn sleep(&mut self, apps: &[Arc<App>]) {
         let near = apps.iter().any(|a| a.state() != AppState::Detaching && a.is_near());
         let is_calm = self.motion.is_calm(apps.iter().map(|a| a.estimate()).sum());
         let pause = match (apps.is_empty(), near) {
-            (true, _) => PollTimeout::NONE,
-            (_, false) => PollTimeout::from(QUIET.as_millis() as u8),
-            (_, true) => PollTimeout::from(if is_calm { CALM } else { BUSY }.as_millis() as u8),
+            (true, _) if !self.app_registry.sightings.is_wanted() => PollTimeout::NONE,
+            (true, _) => PollTimeout::from(sightings::OFTEN.as_millis() as u16),
+            (_, false) => PollTimeout::from(QUIET.as_millis() as u16),
+            (_, true) => PollTimeout::from(if is_calm { CALM } else { BUSY }.as_millis() as u16),
         };
         // Who has ended of an app that somebody is at is buried later: that must not wake this
         // thread again and again.
@@ -205,7 +215,8 @@ impl Manager {
 
     /// Drops an app of which nothing is left.
     fn retire(&self, app: &Arc<App>) {
-        if has_nobody(app) && app.state() != AppState::Detaching && self.context.registry.of_app(app.id).is_empty() {
+        let is_over = has_nobody(app) && self.process_scan.is_over(app);
+        if is_over && app.state() != AppState::Detaching && self.context.registry.of_app(app.id).is_empty() {
             let Some(_changing) = app.changing.try_lock() else { return };
             if self.app_registry.find(app.id).is_none() {
                 return;
@@ -250,6 +261,10 @@ impl Manager {
             self.context.registry.wake_evictor();
         }
     }
+}
+
+fn stubs_of(context: &AttachContext) -> HashSet<i32> {
+    context.registry.all().iter().filter_map(|space| space.stub_pid()).collect()
 }
 
 /// A program that unmaps all that it has, and ends by that, unmaps what tells its stub from others

@@ -1,18 +1,20 @@
 //! Which processes belong to which app.
 //!
 //! A process belongs to an app if its parent does, or if it has the mark of the app's `annex run`
-//! (a daemon that has left its parents), or if it is in the unit's cgroup. Processes that share a
+//! (a daemon that has left its parents), or if it is in the app's cgroup. Processes that share a
 //! member's address space (the stub, a vfork child that has not yet called exec) are not members of
-//! their own.
+//! their own. Who belongs to one app already stays there.
 
 use crate::app::application::{App, Member};
+use crate::app::let_go::LetGo;
+use crate::app::sightings::{Looked, Sightings};
+use crate::app::whereabouts::Whereabouts;
 use crate::inject::stub;
-use crate::kernel::process;
 use crate::kernel::process::Stat;
+use crate::kernel::{cgroup, process};
 use annex_shared::api::{APP_MARK, Target};
 use annex_shared::mapping::NEVER_PAGED;
 use std::collections::{HashMap, HashSet};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -21,12 +23,24 @@ use std::time::Instant;
 pub struct ProcessScan {
     seen: HashSet<(i32, u64)>,
     last_pid: Option<u64>,
-    /// Where each unit's cgroup was found.
-    cgroups: HashMap<String, PathBuf>,
+    /// Where each cgroup is.
+    whereabouts: Whereabouts,
     /// Somebody was passed over who may yet become a member.
     look_again: bool,
     /// Not before this are all processes of the host looked at again.
     rests_until: Option<Instant>,
+    looked: Looked,
+}
+
+/// What a look at the host's processes knows beside the apps.
+#[derive(Clone, Copy)]
+pub struct Beside<'a> {
+    /// Never members.
+    pub stubs: &'a HashSet<i32>,
+    /// Who wants to know what was seen.
+    pub sightings: &'a Sightings,
+    /// What was let go of by hand: no cgroup's app takes it in.
+    pub let_go: &'a LetGo,
 }
 
 /// Looking at all processes of a host with many takes at most one part in this many of the time.
@@ -34,46 +48,60 @@ const SHARE: u32 = 100;
 
 impl ProcessScan {
     /// Adds to each app the processes that have joined it since the last call: of all processes in
-    /// any case if it `must` know, else when there may be new ones. `stubs` are never members.
-    pub fn update(&mut self, apps: &[Arc<App>], stubs: &HashSet<i32>, must: bool) {
-        for app in apps {
-            if let Target::Unit(unit) = &app.target
-                && let Some(cgroup) = self.cgroup(unit)
-            {
-                let others = |pid: &i32| !stubs.contains(pid) && !has_region(apps, *pid);
-                members_of(&cgroup).into_iter().filter(others).for_each(|pid| {
-                    if let Some(stat) = Stat::read(pid) {
-                        self.admit(app, pid, &stat);
-                    }
-                });
-            }
-        }
+    /// any case if it `must` know, else when there may be new ones.
+    pub fn update(&mut self, apps: &[Arc<App>], beside: Beside<'_>, must: bool) {
+        self.whereabouts.retain(apps);
+        self.look_at_cgroups(apps, beside);
         let last_pid = process::last_pid();
-        let may_be_new = last_pid.is_none() || last_pid != self.last_pid || self.look_again;
+        let is_new = last_pid.is_none() || last_pid != self.last_pid;
+        if is_new {
+            self.looked.newest = Instant::now();
+        }
+        let is_due = beside.sightings.is_due(self.looked.at.elapsed(), self.looked.newest.elapsed());
+        let is_worth_it = (is_new && !apps.is_empty()) || self.look_again || is_due;
         let rests = self.rests_until.is_some_and(|t| Instant::now() < t);
-        if !must && (!may_be_new || rests) {
+        if !must && (!is_worth_it || rests) {
             return;
         }
         (self.last_pid, self.look_again) = (last_pid, false);
         let before = process::own_cpu_time();
-        self.look_at_all(apps, stubs);
+        self.look_at_all(apps, beside);
+        self.looked.at = Instant::now();
         self.rests_until = Some(Instant::now() + (process::own_cpu_time() - before) * SHARE);
     }
 
-    fn look_at_all(&mut self, apps: &[Arc<App>], stubs: &HashSet<i32>) {
+    fn look_at_cgroups(&mut self, apps: &[Arc<App>], beside: Beside<'_>) {
+        if !apps.iter().any(|app| app.target.is_cgroup()) {
+            return;
+        }
+        let mut owner = owners(apps);
+        for app in apps {
+            let Some(folder) = self.whereabouts.find(app) else { continue };
+            for pid in cgroup::members_of(&folder) {
+                if beside.stubs.contains(&pid) || owner.contains_key(&pid) {
+                    continue;
+                }
+                let Some(stat) = Stat::read(pid).filter(can_be_member) else { continue };
+                // The child of another app's program is that app's, and has its memory from there.
+                let is_anothers = owner.get(&stat.parent).is_some_and(|of| of.id != app.id && of.region().is_none());
+                if !is_anothers && !beside.let_go.has_process(pid, &stat) && self.admit(app, pid, &stat) {
+                    owner.insert(pid, app.clone());
+                }
+            }
+        }
+    }
+
+    fn look_at_all(&mut self, apps: &[Arc<App>], beside: Beside<'_>) {
         let mut now = process::processes();
         // Parents before children, mostly: a family that appeared since the last look is found in
         // one.
         now.sort_by_key(|(_, stat)| stat.started);
         let alive: HashSet<(i32, u64)> = now.iter().map(|(pid, stat)| (*pid, stat.started)).collect();
         self.seen.retain(|known| alive.contains(known));
-        let mut owner: HashMap<i32, Arc<App>> = HashMap::new();
-        for app in apps {
-            owner.extend(app.members.lock().iter().map(|m| (m.pid, app.clone())));
-        }
-        for (pid, stat) in now {
-            let stub = stubs.contains(&pid) || stat.comm == stub::NAME;
-            if owner.contains_key(&pid) || stub || stat.is_zombie() || !stat.has_memory {
+        let mut owner = owners(apps);
+        for &(pid, ref stat) in &now {
+            let stub = beside.stubs.contains(&pid) || stat.comm == stub::NAME;
+            if owner.contains_key(&pid) || stub || !can_be_member(stat) {
                 continue;
             }
             // A child has nothing of its parent's region.
@@ -83,21 +111,17 @@ impl ProcessScan {
                 None => by_mark(apps, pid),
             };
             if let Some(app) = app
-                && self.admit(&app, pid, &stat)
+                && self.admit(&app, pid, stat)
             {
                 owner.insert(pid, app);
             }
         }
+        beside.sightings.put(|| now);
     }
 
-    /// A unit's cgroup, searched for only if it is not where it was.
-    fn cgroup(&mut self, unit: &str) -> Option<PathBuf> {
-        if let Some(known) = self.cgroups.get(unit).filter(|known| known.exists()) {
-            return Some(known.clone());
-        }
-        let found = cgroup_of(unit)?;
-        self.cgroups.insert(unit.to_owned(), found.clone());
-        Some(found)
+    /// Whether nothing of the app can come any more once its processes have ended.
+    pub fn is_over(&self, app: &App) -> bool {
+        self.whereabouts.is_over(app)
     }
 
     fn admit(&mut self, app: &App, pid: i32, stat: &Stat) -> bool {
@@ -120,9 +144,15 @@ impl ProcessScan {
     }
 }
 
-/// Whether a region of the process is an app: then the process as a whole is not.
-fn has_region(apps: &[Arc<App>], pid: i32) -> bool {
-    apps.iter().any(|app| app.region().is_some() && app.members.lock().iter().any(|member| member.pid == pid))
+/// Whose each process is.
+fn owners(apps: &[Arc<App>]) -> HashMap<i32, Arc<App>> {
+    let of = |app: &Arc<App>| app.members.lock().iter().map(|m| (m.pid, app.clone())).collect::<Vec<_>>();
+    apps.iter().flat_map(of).collect()
+}
+
+/// It runs, and is no thread of the kernel's.
+pub fn can_be_member(stat: &Stat) -> bool {
+    !stat.is_zombie() && stat.has_memory
 }
 
 /// Makes the process a member.
@@ -172,39 +202,6 @@ pub fn descendants(root: i32) -> Vec<(i32, Stat)> {
         next += 1;
     }
     found
-}
-
-/// The cgroup directory of a systemd unit, in the unified hierarchy or systemd's own.
-pub fn cgroup_of(unit: &str) -> Option<PathBuf> {
-    ["/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup"]
-        .iter()
-        .map(Path::new)
-        .filter(|root| root.join("cgroup.procs").exists())
-        .find_map(|root| find_below(root, unit, 5))
-}
-
-fn find_below(dir: &Path, unit: &str, depth: u32) -> Option<PathBuf> {
-    let here = dir.join(unit);
-    if here.join("cgroup.procs").exists() {
-        return Some(here);
-    }
-    if depth == 0 {
-        return None;
-    }
-    let entries = std::fs::read_dir(dir).ok()?;
-    let folders = entries.flatten().filter(|e| e.file_type().is_ok_and(|t| t.is_dir()));
-    folders.into_iter().find_map(|e| find_below(&e.path(), unit, depth - 1))
-}
-
-/// The processes in a cgroup and below it.
-pub fn members_of(cgroup: &Path) -> Vec<i32> {
-    let text = std::fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
-    let mut pids: Vec<i32> = text.lines().filter_map(|l| l.parse().ok()).collect();
-    let below = std::fs::read_dir(cgroup).into_iter().flatten().flatten();
-    for entry in below.filter(|e| e.file_type().is_ok_and(|t| t.is_dir())) {
-        pids.extend(members_of(&entry.path()));
-    }
-    pids
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 //! A region's [`Waiters`] stand here, too. Where the kernel sends no messages and wakes nobody,
 //! they take the questions and wake those that asked, as part of the userfaultfd.
 
+pub mod cgroup;
 pub mod host_memory;
 mod lookup;
 mod mm;

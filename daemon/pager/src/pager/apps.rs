@@ -1,13 +1,13 @@
 //! What the control plane asks for.
 
 use super::Pager;
+use super::by::By;
 use super::refusal::{error, no_app, refused};
-use crate::app::membership;
+use crate::app::{membership, whereabouts};
 use crate::control::{Apps, Caller};
 use crate::inject::attach;
 use crate::inject::attach::AttachError;
 use crate::kernel::process;
-use crate::kernel::process::Stat;
 use crate::recovery::restore::RestoreError;
 use crate::recovery::{restore, takeover};
 use annex_host::event;
@@ -18,14 +18,14 @@ use annex_shared::api::{
 use annex_shared::page::PAGE_SIZE;
 use std::sync::Arc;
 
-impl Apps for Pager {
-    fn attach(&self, request: &AttachRequest, caller: Caller) -> Result<AppInfo, ApiError> {
+impl Pager {
+    pub(super) fn attach_as(&self, request: &AttachRequest, caller: Caller, by: By) -> Result<AppInfo, ApiError> {
         let _one = self.under_way.begin(caller)?;
         let new = |name, uid| {
             self.new_app(name, uid, request.target.clone(), request.local).of_ordinary_user(caller.confined)
         };
         self.may_have_programs(caller)?;
-        let app = match &request.target {
+        match &request.target {
             Target::Pid(pid) | Target::Launch(pid) => {
                 let stat = attach::check(*pid).map_err(refused)?;
                 let admitting = self.app_registry.admitting.lock();
@@ -48,45 +48,90 @@ impl Apps for Pager {
                     self.furnish(&app, *pid, |app| self.context.attach(app, *pid))?;
                     self.attach_descendants(&app, *pid)?;
                 }
-                return Ok(self.told(&app));
+                if by == By::Hand && !self.app_registry.let_go.is_empty() {
+                    let family = membership::descendants(*pid).into_iter().chain([(*pid, stat)]);
+                    self.app_registry.let_go.remove(family.map(|(pid, stat)| (pid, stat.started)), None);
+                }
+                Ok(self.told(&app))
             }
-            Target::Unit(unit) => {
-                let found = membership::cgroup_of(unit).filter(|c| !membership::members_of(c).is_empty());
-                let cgroup = found.ok_or_else(|| {
-                    error(
-                        ErrorCode::NotFound,
-                        format!("unit {unit} has no running process"),
-                        "name a running unit as systemctl shows it, with its suffix (X.service)",
-                    )
-                })?;
-                let _admitting = self.app_registry.admitting.lock();
-                let pids = membership::members_of(&cgroup);
-                if let Some(owner) = pids.iter().find_map(|pid| self.owner_of(*pid)) {
-                    return Err(error(
-                        ErrorCode::AlreadyAttached,
-                        format!("processes of unit {unit} are managed already, as app '{}'", owner.name),
-                        &format!("run 'annex detach {}' first", owner.name),
-                    ));
-                }
-                let app = Arc::new(new(self.unique_name(request.name.as_deref(), unit, pids[0])?, caller.uid));
-                for pid in pids {
-                    if let Some(stat) = Stat::read(pid).filter(|stat| !membership::is_exempt(pid, stat)) {
-                        membership::join(&app, pid, &stat);
-                    }
-                }
-                self.app_registry.add(app.clone());
-                app
+            Target::Unit(_) | Target::Cgroup(_) | Target::Container(_) => {
+                self.attach_cgroup(request, by).map(|app| self.told(&app))
             }
             // Only its process itself can have that.
-            Target::Region { .. } => {
-                return Err(error(
-                    ErrorCode::BadRequest,
-                    "a region of a process can't be attached".into(),
-                    "the process itself opens it, with annex-client",
-                ));
+            Target::Region { .. } => Err(error(
+                ErrorCode::BadRequest,
+                "a region of a process can't be attached".into(),
+                "the process itself opens it, with annex-client",
+            )),
+        }
+    }
+
+    /// Brings an app back and strikes it off.
+    fn release(&self, id: u64, progress: &mut dyn FnMut(Progress)) -> Result<(), ApiError> {
+        let app = self.app_registry.find(id).ok_or_else(|| no_app(id))?;
+        {
+            let _changing = app.changing.lock();
+            app.set_detaching(true);
+        }
+        let result = restore::restore(&self.context, &app, progress);
+        match result {
+            Ok(()) => {
+                self.finish(&app);
+                event!(INFO, AppDetached of &app.name, uid app.uid, "detached: all its memory is back");
+                Ok(())
             }
-        };
-        Ok(self.told(&app))
+            Err(RestoreError::Lost { lost }) => {
+                self.finish(&app);
+                let lost = RestoreError::Lost { lost }.to_string();
+                event!(WARN, AppDetached of &app.name, uid app.uid, "detached, but {lost}");
+                Err(error(
+                    ErrorCode::Internal,
+                    format!("app '{}' was let go, but {lost}", app.name),
+                    "end it before it touches one of them; annexd's log says which donor went, and when",
+                ))
+            }
+            Err(e) => {
+                app.set_detaching(false);
+                let (code, remedy) = match &e {
+                    RestoreError::NoRoom(room) => (ErrorCode::NoMemory, room.remedy()),
+                    _ => (ErrorCode::Internal, "resume its processes if they are stopped, and try again".into()),
+                };
+                Err(error(
+                    code,
+                    format!("failed to detach app '{}': {e}", app.name),
+                    &format!("the app goes on as before; {remedy}"),
+                ))
+            }
+        }
+    }
+
+    fn release_all(&self, progress: &mut dyn FnMut(Progress)) -> Result<(), ApiError> {
+        let apps = self.app_registry.all();
+        let pages: u64 = apps.iter().map(|app| restore::evicted(&self.context, app)).sum();
+        restore::check_room(&self.context, apps.iter().map(Arc::as_ref)).map_err(|e| {
+            error(
+                ErrorCode::NoMemory,
+                format!(
+                    "annexd can't stop: {} of program memory are in the pool, and {e}",
+                    format_bytes(pages * PAGE_SIZE as u64)
+                ),
+                &format!("{}; or end programs that annex manages (annex apps), then stop annexd again", e.remedy()),
+            )
+        })?;
+        for app in apps {
+            match self.release(app.id, progress) {
+                // It has ended by itself meanwhile.
+                Err(error) if error.kind == ErrorCode::NotFound => {}
+                detached => detached?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Apps for Pager {
+    fn attach(&self, request: &AttachRequest, caller: Caller) -> Result<AppInfo, ApiError> {
+        self.attach_as(request, caller, By::Hand)
     }
 
     fn open_region(&self, request: &RegionRequest, caller: Caller) -> Result<AppInfo, ApiError> {
@@ -126,40 +171,19 @@ impl Apps for Pager {
 
     fn detach(&self, id: u64, progress: &mut dyn FnMut(Progress)) -> Result<(), ApiError> {
         let app = self.app_registry.find(id).ok_or_else(|| no_app(id))?;
-        {
-            let _changing = app.changing.lock();
-            app.set_detaching(true);
+        if app.region().is_some() {
+            return self.release(id, progress);
         }
-        let result = restore::restore(&self.context, &app, progress);
-        match result {
-            Ok(()) => {
-                self.finish(&app);
-                event!(INFO, AppDetached of &app.name, uid app.uid, "detached: all its memory is back");
-                Ok(())
-            }
-            Err(RestoreError::Lost { lost }) => {
-                self.finish(&app);
-                let lost = RestoreError::Lost { lost }.to_string();
-                event!(WARN, AppDetached of &app.name, uid app.uid, "detached, but {lost}");
-                Err(error(
-                    ErrorCode::Internal,
-                    format!("app '{}' was let go, but {lost}", app.name),
-                    "end it before it touches one of them; annexd's log says which donor went, and when",
-                ))
-            }
-            Err(e) => {
-                app.set_detaching(false);
-                let (code, remedy) = match &e {
-                    RestoreError::NoRoom(room) => (ErrorCode::NoMemory, room.remedy()),
-                    _ => (ErrorCode::Internal, "resume its processes if they are stopped, and try again".into()),
-                };
-                Err(error(
-                    code,
-                    format!("failed to detach app '{}': {e}", app.name),
-                    &format!("the app goes on as before; {remedy}"),
-                ))
-            }
+        // Before it is let go of, so that nobody takes it in between.
+        let processes: Vec<(i32, u64)> = app.members.lock().iter().map(|m| (m.pid, m.started)).collect();
+        let folder = whereabouts::locate(&app.target);
+        let let_go = &self.app_registry.let_go;
+        let_go.add(processes.iter().copied(), folder.as_deref());
+        let released = self.release(id, progress);
+        if released.is_err() && self.app_registry.find(id).is_some() {
+            let_go.remove(processes, folder.as_deref());
         }
+        released
     }
 
     fn set_limit(&self, id: u64, local: Local) -> Result<AppInfo, ApiError> {
@@ -209,25 +233,7 @@ impl Apps for Pager {
     }
 
     fn detach_all(&self, progress: &mut dyn FnMut(Progress)) -> Result<(), ApiError> {
-        let apps = self.app_registry.all();
-        let pages: u64 = apps.iter().map(|app| restore::evicted(&self.context, app)).sum();
-        restore::check_room(&self.context, apps.iter().map(Arc::as_ref)).map_err(|e| {
-            error(
-                ErrorCode::NoMemory,
-                format!(
-                    "annexd can't stop: {} of program memory are in the pool, and {e}",
-                    format_bytes(pages * PAGE_SIZE as u64)
-                ),
-                &format!("{}; or end programs that annex manages (annex apps), then stop annexd again", e.remedy()),
-            )
-        })?;
-        for app in apps {
-            match self.detach(app.id, progress) {
-                // It has ended by itself meanwhile.
-                Err(error) if error.kind == ErrorCode::NotFound => {}
-                detached => detached?,
-            }
-        }
-        Ok(())
+        self.gate.close();
+        self.release_all(progress).inspect_err(|_| self.gate.open())
     }
 }

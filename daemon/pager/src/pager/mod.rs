@@ -1,11 +1,15 @@
 //! The pager as a whole: its threads, and how an app comes to be and ends.
 
 mod apps;
+mod by;
+mod cgroups;
 mod refusal;
+mod rules;
 mod under_way;
 
 use crate::app::app_registry::AppRegistry;
 use crate::app::auto::governor::Governor;
+use crate::app::let_go::LetGo;
 use crate::app::manager::{Manager, Motion};
 use crate::app::quota::Quotas;
 use crate::app::{App, furnish, membership};
@@ -21,6 +25,7 @@ use crate::kernel::uffd::Proof;
 use crate::kernel::{host_memory, probe, process};
 use crate::recovery::takeover::{PreviousState, PreviousStateError};
 use crate::recovery::{Ledger, LedgerError, restore};
+use crate::rules::gate::Gate;
 use crate::sched::watchdog;
 use crate::sched::watchdog::Watchdog;
 use crate::space::{Registry, Shared, Space, Watch};
@@ -30,6 +35,7 @@ use annex_shared::api::{ApiError, AppInfo, ErrorCode, Limit, Local, Target};
 use annex_shared::printable::{as_name, is_control, printable};
 use refusal::{error, refused};
 use std::io;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak, mpsc};
 use std::thread::JoinHandle;
@@ -55,13 +61,16 @@ pub struct Pager {
     default_local: Local,
     under_way: UnderWay,
     evictors: Arc<Evictors>,
+    /// Rules are followed while it is open.
+    gate: Arc<Gate>,
     threads: Vec<JoinHandle<()>>,
     /// Dropped first: ends the threads that watch the others and find limits.
     watched: Option<[mpsc::Sender<()>; 2]>,
 }
 
 impl Pager {
-    /// Starts the pager's threads on a host that [`probe::host`] found fit.
+    /// Starts the pager's threads on a host that [`probe::host`] found fit. `detached`: the file
+    /// that tells what was detached by hand.
     pub fn start(
         (config, users): (&PagerConfig, &UsersConfig),
         default_local: Local,
@@ -69,6 +78,7 @@ impl Pager {
         pool: Arc<Pool>,
         keeper: Arc<FdKeeper>,
         previous: Option<(PreviousState, u64)>,
+        detached: PathBuf,
     ) -> Result<Pager, StartError> {
         let registry = Arc::new(Registry::new(keeper)?);
         let first_id = previous.as_ref().map_or(1, |(previous, _)| previous.next_id());
@@ -94,7 +104,7 @@ impl Pager {
         });
         let ledger = Ledger::create()?;
         registry.keeper.keep(Kept::Ledger, ledger.fd());
-        let app_registry = Arc::new(AppRegistry::new(ledger)?);
+        let app_registry = Arc::new(AppRegistry::new(ledger, LetGo::open(detached))?);
         match previous {
             Some((previous, generation)) => previous.adopt(&context, &app_registry, generation)?,
             None => registry.keeper.complete(1),
@@ -131,6 +141,7 @@ impl Pager {
             default_local,
             under_way,
             evictors,
+            gate: Arc::default(),
             threads,
             watched: Some([watched, steered]),
         })
@@ -146,7 +157,7 @@ impl Pager {
 
     fn unique_name(&self, wanted: Option<&str>, command: &str, pid: i32) -> Result<String, ApiError> {
         // An app whose processes have all ended is about to go.
-        let lives = |a: &App| matches!(a.target, Target::Unit(_)) || !a.has_ended();
+        let lives = |a: &App| a.target.is_cgroup() || !a.has_ended();
         let taken = |name: &str| self.app_registry.all().iter().any(|a| a.name == name && lives(a));
         let command = as_name(command);
         match wanted {
@@ -189,7 +200,12 @@ impl Pager {
     /// Those of a process's descendants that are worth a stub now: all of them, or none of the
     /// whole tree.
     fn attach_descendants(&self, app: &Arc<App>, root: i32) -> Result<(), ApiError> {
-        for (pid, stat) in membership::descendants(root) {
+        self.attach_large(app, membership::descendants(root))
+    }
+
+    /// Those of these processes that are worth a stub now: all of them, or nothing of the app.
+    fn attach_large(&self, app: &Arc<App>, processes: Vec<(i32, Stat)>) -> Result<(), ApiError> {
+        for (pid, stat) in processes {
             let has_space = |m: &crate::app::Member| m.pid == pid && m.space.is_some();
             let admitting = self.app_registry.admitting.lock();
             let is_large = process::resident_pages(pid).is_some_and(|pages| pages >= furnish::WORTH_A_STUB);
