@@ -1,7 +1,8 @@
-//! Which processes are taken as one: a systemd unit, or a process with its children. Pure.
+//! Which processes are taken as one: a systemd unit, a container, or a process with its children.
+//! Pure.
 //!
-//! `annex attach` takes a unit's processes, or a process with all its children. So a row of the
-//! table is one of these two. A container is a process tree: it is attached by its first process.
+//! `annex attach` takes one of these, and so a row of the table is one. Units and containers are
+//! root's to attach: a user's own processes in them are process trees.
 
 use super::process::Process;
 use std::collections::{HashMap, HashSet};
@@ -10,6 +11,8 @@ use std::collections::{HashMap, HashSet};
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Target {
     Unit(String),
+    /// Its name, or the beginning of its id.
+    Container(String),
     /// A process, with its children.
     Process(i32),
 }
@@ -34,8 +37,15 @@ impl Group {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Home {
     Unit(String),
-    Container(String),
+    Container(Container),
     None,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Container {
+    engine: String,
+    /// What `annex attach --container` takes.
+    key: String,
 }
 
 impl Home {
@@ -46,8 +56,8 @@ impl Home {
         let Some(path) = of("0::").or(named) else { return Home::None };
         let parts: Vec<&str> = path.split('/').collect();
         let above = |i: usize| i.checked_sub(1).and_then(|above| parts.get(above)).copied().unwrap_or_default();
-        if let Some(name) = parts.iter().enumerate().find_map(|(i, part)| container(part, above(i))) {
-            return Home::Container(name);
+        if let Some(container) = parts.iter().enumerate().find_map(|(i, part)| container(part, above(i))) {
+            return Home::Container(container);
         }
         let is_unit = |part: &&&str| part.ends_with(".service") || part.ends_with(".scope");
         match parts.iter().rev().find(is_unit) {
@@ -60,9 +70,10 @@ impl Home {
 }
 
 /// The container that a cgroup of this name is, below one of that name.
-fn container(part: &str, above: &str) -> Option<String> {
+fn container(part: &str, above: &str) -> Option<Container> {
+    let called = |engine: &str, key: &str| Container { engine: engine.into(), key: key.into() };
     if let Some(name) = part.strip_prefix("lxc.payload.") {
-        return Some(format!("lxc {name}"));
+        return Some(called("lxc", name));
     }
     let name = part.strip_suffix(".scope").unwrap_or(part);
     let (engine, id) = name.rsplit_once('-').unwrap_or((above, name));
@@ -76,11 +87,12 @@ fn container(part: &str, above: &str) -> Option<String> {
         _ => "container",
     };
     let is_id = id.len() == 64 && id.bytes().all(|b| b.is_ascii_hexdigit());
-    is_id.then(|| format!("{engine} {}", &id[..12]))
+    is_id.then(|| called(engine, &id[..12]))
 }
 
 /// The groups of those processes: of the `wanted` ones with their children; or, if none is, all
-/// with at least so much anonymous memory. With `by_unit` the processes of a unit are one.
+/// with at least so much anonymous memory. With `by_unit` the processes of a unit are one, and those
+/// of a container.
 pub fn groups(processes: &[Process], wanted: &[i32], least: u64, by_unit: bool) -> Vec<Group> {
     let by_pid: HashMap<i32, &Process> = processes.iter().map(|process| (process.pid, process)).collect();
     let homes: HashMap<i32, Home> = processes.iter().map(|process| (process.pid, Home::of(&process.cgroup))).collect();
@@ -98,12 +110,11 @@ pub fn groups(processes: &[Process], wanted: &[i32], least: u64, by_unit: bool) 
         }
         match home(process.pid) {
             Home::Unit(unit) if by_unit => Some(Target::Unit(unit.clone())),
-            // All of a container that has one first process. Else what is large itself, and its
-            // children: not the shell above it.
+            Home::Container(Container { key, .. }) if by_unit => Some(Target::Container(key.clone())),
+            // What is large itself, and its children: not the shell above it.
             own => {
                 let alike = line(process.pid).take_while(|at| home(at.pid) == own);
-                let is_root = |at: &&Process| matches!(own, Home::Container(_)) || at.anonymous >= least;
-                Some(Target::Process(alike.filter(is_root).last()?.pid))
+                Some(Target::Process(alike.filter(|at| at.anonymous >= least).last()?.pid))
             }
         }
     };
@@ -113,12 +124,9 @@ pub fn groups(processes: &[Process], wanted: &[i32], least: u64, by_unit: bool) 
         let Some(target) = target(process) else { continue };
         let place = *places.entry(target.clone()).or_insert(found.len());
         if place == found.len() {
-            let of = match &target {
-                Target::Process(root) => home(*root),
-                Target::Unit(_) => &Home::None,
-            };
-            let container = match of {
-                Home::Container(name) => Some(name.clone()),
+            let root = if let Target::Process(root) = target { root } else { process.pid };
+            let container = match home(root) {
+                Home::Container(Container { engine, key }) => Some(format!("{engine} {key}")),
                 Home::Unit(_) | Home::None => None,
             };
             found.push(Group { target, container, members: Vec::new() });
@@ -185,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_is_attached_by_its_first_process() {
+    fn a_containers_processes_are_one_whoever_their_parents_are() {
         let paths = [
             (format!("/system.slice/docker-{ID}.scope"), "docker"),
             (format!("/machine.slice/libpod-{ID}.scope/container"), "podman"),
@@ -200,15 +208,22 @@ mod tests {
                 process(9, 1, 200, "/system.slice/shim.service"),
                 process(10, 9, 1, &path),
                 process(11, 10, 99, &path),
+                process(12, 1, 80, &path),
             ];
             let found = groups(&all, &[], 64 * MIB, true);
             let inside = found.iter().find(|group| group.container.is_some()).expect("a container");
             assert_eq!(inside.container, Some(format!("{engine} 4d5e6f708192")), "{path}");
-            assert_eq!((&inside.target, inside.members[0].pid, inside.members.len()), (&Target::Process(10), 10, 2));
+            let members: Vec<i32> = inside.members.iter().map(|member| member.pid).collect();
+            assert_eq!((&inside.target, &members[..]), (&Target::Container("4d5e6f708192".into()), &[11, 12, 10][..]));
+            // An ordinary user can't attach containers.
+            let found = groups(&all, &[], 64 * MIB, false);
+            let inside: Vec<&Target> = found.iter().filter(|g| g.container.is_some()).map(|g| &g.target).collect();
+            assert_eq!(inside, [&Target::Process(11), &Target::Process(12)], "{path}");
         }
         let monitor = format!("/machine.slice/libpod-conmon-{ID}.scope");
         assert!(matches!(Home::of(&format!("0::{monitor}")), Home::Unit(_)));
-        assert_eq!(Home::of("0::/lxc.payload.web/x\n"), Home::Container("lxc web".into()));
+        let web = Container { engine: "lxc".into(), key: "web".into() };
+        assert_eq!(Home::of("0::/lxc.payload.web/x\n"), Home::Container(web));
     }
 
     #[test]

@@ -36,7 +36,7 @@ pub struct Program {
     pub unit: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub container: Option<String>,
-    /// The process that brings the others; of a unit the largest.
+    /// The process that brings the others; of a unit or a container the largest.
     pub pid: i32,
     pub rss: u64,
     pub takeable: u64,
@@ -114,7 +114,9 @@ impl Omitted {
 fn name(group: &Group) -> String {
     match &group.target {
         Target::Unit(unit) => unit.clone(),
-        Target::Process(_) => group.members.first().map_or_else(String::new, |member| member.name.clone()),
+        Target::Process(_) | Target::Container(_) => {
+            group.members.first().map_or_else(String::new, |member| member.name.clone())
+        }
     }
 }
 
@@ -132,12 +134,13 @@ impl Program {
         let gone = || Omitted::group(group, &ends());
         let (last, estimate) = looks.last().zip(estimate::estimate(&looks, fault)).ok_or_else(gone)?;
         // Who is left of a unit may be another than was the largest.
-        let first = tracks.iter().find(|track| track.is_whole()).ok_or_else(gone)?;
+        let first = tracks.iter().find(|track| track.is_whole()).ok_or_else(gone)?.process.pid;
         let (unit, pid) = match &group.target {
-            Target::Unit(unit) => (Some(unit.clone()), first.process.pid),
+            Target::Unit(unit) => (Some(unit.clone()), first),
+            Target::Container(_) => (None, first),
             Target::Process(pid) => (None, *pid),
         };
-        let is_there = unit.is_some() || first.process.pid == pid;
+        let is_there = pid == first;
         Ok(Program {
             name: name(group),
             container: group.container.clone(),
@@ -147,7 +150,7 @@ impl Program {
             cold: last.cold(),
             huge: last.huge,
             untakeable: last.untakeable.iter().map(|(&why, &bytes)| Stays { why, bytes }).collect(),
-            command: is_there.then(|| command(unit.as_deref(), pid, &estimate)).flatten(),
+            command: is_there.then(|| command(&group.target, &estimate)).flatten(),
             estimate,
             paused_ms: sampled.paused().as_secs_f64() * 1e3,
             looks: looks.iter().map(|look| Point { seconds: look.after.as_secs_f64(), hot: look.hot }).collect(),
@@ -173,13 +176,17 @@ impl Member {
 }
 
 /// As a shell takes it.
-fn command(unit: Option<&str>, pid: i32, estimate: &Estimate) -> Option<String> {
+fn command(target: &Target, estimate: &Estimate) -> Option<String> {
     let local = match estimate.verdict {
         Verdict::Attach => format!("{}M", estimate.limit / MIB),
         Verdict::Auto => "auto".into(),
         Verdict::Leave => return None,
     };
-    let target = unit.map_or_else(|| pid.to_string(), |unit| format!("--unit {}", quoted(unit)));
+    let target = match target {
+        Target::Unit(unit) => format!("--unit {}", quoted(unit)),
+        Target::Container(id) => format!("--container {}", quoted(id)),
+        Target::Process(pid) => pid.to_string(),
+    };
     Some(format!("annex attach {target} --local {local}"))
 }
 
@@ -198,14 +205,14 @@ mod tests {
 
     #[test]
     fn the_command_is_what_a_shell_takes() {
-        let told = |unit, verdict| command(unit, 4711, &estimate(verdict));
-        assert_eq!(told(None, Verdict::Attach).as_deref(), Some("annex attach 4711 --local 512M"));
-        assert_eq!(
-            told(Some("db@1.service"), Verdict::Auto).as_deref(),
-            Some("annex attach --unit db@1.service --local auto")
-        );
-        let odd = told(Some(r"a\x2db.service"), Verdict::Attach);
-        assert_eq!(odd.as_deref(), Some(r"annex attach --unit 'a\x2db.service' --local 512M"));
-        assert_eq!(told(None, Verdict::Leave), None);
+        let told = |target: Target, verdict| command(&target, &estimate(verdict)).unwrap_or_default();
+        let unit = |name: &str| Target::Unit(name.into());
+        assert_eq!(told(Target::Process(4711), Verdict::Attach), "annex attach 4711 --local 512M");
+        assert_eq!(told(unit("db@1.service"), Verdict::Auto), "annex attach --unit db@1.service --local auto");
+        let odd = told(unit(r"a\x2db.service"), Verdict::Attach);
+        assert_eq!(odd, r"annex attach --unit 'a\x2db.service' --local 512M");
+        let container = told(Target::Container("4d5e6f708192".into()), Verdict::Attach);
+        assert_eq!(container, "annex attach --container 4d5e6f708192 --local 512M");
+        assert_eq!(command(&unit("a"), &estimate(Verdict::Leave)), None);
     }
 }
