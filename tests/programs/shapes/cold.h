@@ -82,13 +82,16 @@ UNUSED static void fill(void) {
     }
 }
 
-/* How many pages of the filler are wrong. */
-UNUSED static size_t wrong(void) {
+/* How many pages of a part of the filler are wrong. */
+UNUSED static size_t wrong_in(size_t from, size_t to) {
     size_t bad = 0;
-    for (size_t at = 0; at < filler_len; at += PAGE)
+    for (size_t at = from; at < to && at < filler_len; at += PAGE)
         bad += *(volatile size_t *)(filler + at) != at / PAGE + 1 || *(volatile size_t *)(filler + at + PAGE - 8) != ~(at / PAGE);
     return bad;
 }
+
+/* How many of all of it. */
+UNUSED static size_t wrong(void) { return wrong_in(0, filler_len); }
 
 /* Goes through the filler until the stage has come, and once more: how many pages were wrong. */
 UNUSED static size_t wrong_until(int stage) {
@@ -109,27 +112,24 @@ UNUSED static int is_out(const void *at) {
     return !(entry >> 63);
 }
 
-/* Goes through the filler until the page is out: "out". "in" if that does not come. */
-UNUSED static const char *chill(const void *at) {
+/* Goes through the filler, so many times and for so long at most, until the page is out: "out".
+   "in" if that does not come. It looks again and again on the way: what lies beside the filler's end
+   may be brought in each time that that is read. */
+UNUSED static const char *cool(const void *at, int passes, double seconds) {
     if (!getenv("SHAPES_GO")) return "in";
-    for (double end = now() + 60; now() < end;) {
-        if (is_out(at)) return "out";
-        if (wrong()) return "in, and the filler is wrong";
-    }
+    for (double end = now() + seconds; passes > 0 && now() < end; passes--)
+        for (size_t from = 0; from < filler_len; from += MIB) {
+            if (is_out(at)) return "out";
+            if (wrong_in(from, from + MIB)) return "in, and the filler is wrong";
+        }
     return "in";
 }
 
-/* The same of a page that is to stay, whose going is not waited for as long, on a slow machine
-   neither. */
-UNUSED static const char *linger(const void *at) {
-    if (!getenv("SHAPES_GO")) return "in";
-    double end = now() + 20;
-    for (int pass = 0; pass < 60 && now() < end; pass++) {
-        if (is_out(at)) return "out";
-        if (wrong()) return "in, and the filler is wrong";
-    }
-    return "in";
-}
+/* Of a page that is to go. */
+UNUSED static const char *chill(const void *at) { return cool(at, 1 << 30, 60); }
+
+/* Of a page that is to stay, whose going is not waited for as long, on a slow machine neither. */
+UNUSED static const char *linger(const void *at) { return cool(at, 60, 20); }
 
 /* Waits until some of the filler is out, as it is once there is more than the limit. */
 UNUSED static void until_paged(void) {
