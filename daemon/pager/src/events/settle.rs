@@ -8,14 +8,11 @@ use crate::events::messages::{read_and_wake, read_messages};
 use crate::events::young::{Read, release_children, release_orphans, release_patient_children};
 use crate::fault::Fault;
 use crate::kernel::process;
-use crate::kernel::uffd::Probe;
+use crate::kernel::uffd::{NOWHERE, Probe};
 use crate::page::{PageIdx, Range};
 use crate::space::{Core, Shared, Space, SpaceGuard};
 use std::sync::Arc;
 use std::time::Instant;
-
-/// An address that nobody maps.
-const NOWHERE: u64 = 1 << 16;
 
 /// Reads all messages (while a stub moves pages: only faults), applies the changes among
 /// them, and appends the faults to `faults`; they have waited at least since `since`. A young

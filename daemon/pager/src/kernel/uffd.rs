@@ -260,6 +260,9 @@ pub struct Uffd {
     ring: Option<Waiters>,
 }
 
+/// An address that nobody maps, for answers that are about no mapping.
+pub const NOWHERE: u64 = 1 << 16;
+
 impl Uffd {
     /// Takes a fresh descriptor through the handshake. Fails with the missing features' bits if the
     /// kernel lacks any.
@@ -401,17 +404,27 @@ impl Uffd {
         }
     }
 
-    /// Asks whether a page lies in a mapping registered with any context, by a COPY whose source
-    /// can't be read: changes nothing, whether the page is there or not.
+    /// Asks whether a page lies in a mapping registered with any context. Changes nothing, whether
+    /// the page is there or not.
+    ///
+    /// The kernel looks first whether a change is unread, and then for the mapping. One that moves
+    /// away in between is not found, although nobody has been told yet: so it is asked once more.
+    /// Whoever reads the messages, or keeps others from it, has an answer to rely on.
     pub fn is_registered(&self, addr: u64) -> Probe {
+        final_word(self.copy_of_nothing(addr), || self.copy_of_nothing(NOWHERE))
+    }
+
+    /// A COPY whose source can't be read.
+    fn copy_of_nothing(&self, addr: u64) -> Probe {
         let mut arg = CopyArg { dst: addr, src: unreadable(), len: 4096, mode: COPY_MODE_DONTWAKE, copied: 0 };
         // SAFETY: `arg` is the struct this ioctl takes; its source is mapped without access, which
         // the kernel reports and does not follow.
         match unsafe { uffdio_copy(self.as_raw_fd(), &mut arg) } {
             Ok(_) | Err(Errno::EFAULT | Errno::EEXIST) => Probe::Registered,
-            Err(Errno::EAGAIN) => Probe::TryAgain,
             Err(Errno::ESRCH) => Probe::Dead,
-            Err(_) => Probe::NotRegistered,
+            Err(Errno::ENOENT | Errno::EINVAL) => Probe::NotRegistered,
+            // A change is unread; or the kernel has no memory, which says nothing of the mapping.
+            Err(_) => Probe::TryAgain,
         }
     }
 
@@ -526,6 +539,17 @@ fn unreadable() -> u64 {
         // had.
         if page == libc::MAP_FAILED { 1 << 46 } else { page as u64 }
     })
+}
+
+/// What holds, when the kernel has said this of an address and that of one nobody maps.
+fn final_word(said: Probe, of_nowhere: impl FnOnce() -> Probe) -> Probe {
+    match said {
+        Probe::NotRegistered => match of_nowhere() {
+            nothing @ (Probe::TryAgain | Probe::Dead) => nothing,
+            Probe::Registered | Probe::NotRegistered => Probe::NotRegistered,
+        },
+        said => said,
+    }
 }
 
 fn sys(result: userfaultfd::Result<()>) -> Result<(), Errno> {

@@ -54,6 +54,20 @@ fn reading_never_waits(uffd: &Uffd) {
     assert!(flags.contains(OFlag::O_NONBLOCK), "it is polled again: {flags:?}");
 }
 
+/// A mapping that moves away between the kernel's two looks is not found where it was. Its page
+/// was forgotten, and read as zeros where it had moved to.
+#[test]
+fn what_may_just_have_moved_is_never_said_not_to_be_registered() {
+    use Probe::{Dead, NotRegistered, Registered, TryAgain};
+    assert_eq!(final_word(NotRegistered, || TryAgain), TryAgain);
+    assert_eq!(final_word(NotRegistered, || Dead), Dead);
+    assert_eq!(final_word(NotRegistered, || NotRegistered), NotRegistered);
+    assert_eq!(final_word(NotRegistered, || Registered), NotRegistered, "somebody maps that address");
+    for said in [Registered, TryAgain, Dead] {
+        assert_eq!(final_word(said, || unreachable!("it is final")), said);
+    }
+}
+
 #[test]
 fn reading_never_waits_whatever_others_make_of_the_descriptor() {
     reading_never_waits(&context(FEATURES));
