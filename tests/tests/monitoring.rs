@@ -89,7 +89,8 @@ fn a_drain_of_one_of_two_donors_is_stuck_and_says_so() {
     let mut job = bed.run("stays", "32M", filler("96"));
     job.wait_says("forked", 2 * MINUTE);
     bed.wait_app("stays", MINUTE, |app| app.evicted > 40 << 20);
-    assert!(is_so(&bed, ConditionKind::Healthy), "{:?}", bed.status().conditions);
+    // On a busy machine a donor may just miss a write, or be slow.
+    wait_for("all to be well", 2 * MINUTE, || is_so(&bed, ConditionKind::Healthy));
     let drain = |args: &[&str]| {
         let mut drain = Command::new(bins::find("annex-agent"));
         drain.arg("--control-socket").arg(bed.places[0].control_socket(&bed)).arg("drain").args(args);
