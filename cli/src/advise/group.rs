@@ -91,8 +91,8 @@ fn container(part: &str, above: &str) -> Option<Container> {
 }
 
 /// The groups of those processes: of the `wanted` ones with their children; or, if none is, all
-/// with at least so much anonymous memory. With `by_unit` the processes of a unit are one, and those
-/// of a container.
+/// with at least so much anonymous memory. With `by_unit` the processes of a unit are one, and
+/// those of a container.
 pub fn groups(processes: &[Process], wanted: &[i32], least: u64, by_unit: bool) -> Vec<Group> {
     let by_pid: HashMap<i32, &Process> = processes.iter().map(|process| (process.pid, process)).collect();
     let homes: HashMap<i32, Home> = processes.iter().map(|process| (process.pid, Home::of(&process.cgroup))).collect();
