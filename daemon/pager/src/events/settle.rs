@@ -8,7 +8,7 @@ use crate::events::messages::{read_and_wake, read_messages};
 use crate::events::young::{Read, release_children, release_orphans, release_patient_children};
 use crate::fault::Fault;
 use crate::kernel::process;
-use crate::kernel::uffd::{NOWHERE, Probe};
+use crate::kernel::uffd::Probe;
 use crate::page::{PageIdx, Range};
 use crate::space::{Core, Shared, Space, SpaceGuard};
 use std::sync::Arc;
@@ -46,7 +46,7 @@ pub fn grows_up(space: &Space, shared: &Shared) -> bool {
 /// Whether annexd has read all that has changed in the address space until now. (Who holds the
 /// core's lock and has applied what it read then knows that the records are right.)
 pub fn is_told_all(space: &Space) -> bool {
-    matches!(space.uffd.is_registered(NOWHERE), Probe::Registered | Probe::NotRegistered)
+    matches!(space.uffd.changes(), Probe::Registered | Probe::NotRegistered)
 }
 
 /// Closes the window if no change is unread any more, and settles what is ambiguous. False:
@@ -59,7 +59,7 @@ pub fn settle_changes(space: &Space, core: &mut Core, shared: &Shared) -> bool {
         return true;
     }
     // What counts is that the answer is not EAGAIN.
-    match space.uffd.is_registered(NOWHERE) {
+    match space.uffd.changes() {
         Probe::TryAgain => {
             release_patient_children(space, core, shared);
             return core.window.ambiguous.is_empty();
@@ -159,7 +159,7 @@ fn evidence(space: &Space, unmap: &AmbiguousUnmap) -> Result<Option<(Vec<Range>,
     let mut pages_there = present.iter().flat_map(|run| run.first.0..run.end().0).map(PageIdx);
     let any_present = pages_there.any(|page| space.uffd.is_registered(page.addr()) == Probe::Registered);
     // What was seen holds only if nothing has changed meanwhile.
-    match space.uffd.is_registered(NOWHERE) {
+    match space.uffd.changes() {
         other @ (Probe::TryAgain | Probe::Dead) => Err(other),
         _ => Ok(Some((mappings.iter().map(|m| pages(m.start, m.end)).collect(), any_present))),
     }

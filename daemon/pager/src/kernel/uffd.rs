@@ -260,9 +260,6 @@ pub struct Uffd {
     ring: Option<Waiters>,
 }
 
-/// An address that nobody maps, for answers that are about no mapping.
-pub const NOWHERE: u64 = 1 << 16;
-
 impl Uffd {
     /// Takes a fresh descriptor through the handshake. Fails with the missing features' bits if the
     /// kernel lacks any.
@@ -411,7 +408,15 @@ impl Uffd {
     /// away in between is not found, although nobody has been told yet: so it is asked once more.
     /// Whoever reads the messages, or keeps others from it, has an answer to rely on.
     pub fn is_registered(&self, addr: u64) -> Probe {
-        final_word(self.copy_of_nothing(addr), || self.copy_of_nothing(NOWHERE))
+        final_word(self.copy_of_nothing(addr), || self.changes())
+    }
+
+    /// Asks whether a change is unread: [`Probe::TryAgain`] until all are read, [`Probe::Dead`]
+    /// where nothing changes any more.
+    pub fn changes(&self) -> Probe {
+        /// Nobody maps that address, as a rule: the answer is about no mapping.
+        const NOWHERE: u64 = 1 << 16;
+        self.copy_of_nothing(NOWHERE)
     }
 
     /// A COPY whose source can't be read.
@@ -541,10 +546,10 @@ fn unreadable() -> u64 {
     })
 }
 
-/// What holds, when the kernel has said this of an address and that of one nobody maps.
-fn final_word(said: Probe, of_nowhere: impl FnOnce() -> Probe) -> Probe {
+/// What holds, when the kernel has said this of an address and that of changes.
+fn final_word(said: Probe, of_changes: impl FnOnce() -> Probe) -> Probe {
     match said {
-        Probe::NotRegistered => match of_nowhere() {
+        Probe::NotRegistered => match of_changes() {
             nothing @ (Probe::TryAgain | Probe::Dead) => nothing,
             Probe::Registered | Probe::NotRegistered => Probe::NotRegistered,
         },
